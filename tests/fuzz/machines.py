@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from draco.agent.claims import cdi
+from draco.agent.containers.edits import ContainerEdits
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.capabilities import TABLE, Capabilities, CapabilityUnknown
 from draco.agent.hardware.fault_record import FaultRecord
@@ -311,7 +312,7 @@ def _records() -> list[str]:
 
 
 def _specs() -> list[str]:
-    made = cdi.spec(a_prepared_claim("claim"), "gpu.nvidia.com", cdi.NodeFiles(), boot_id="boot")
+    made = cdi.spec(a_prepared_claim("claim"), "gpu.nvidia.com", cdi.NodeFiles(), ContainerEdits(), boot_id="boot")
     return [text_of(msgspec.json.encode(made))]
 
 

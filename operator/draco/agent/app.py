@@ -92,6 +92,7 @@ class Agent:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._features: Features | None = None
         self._asked = asyncio.Event()  # what the cluster can do is known
+        self._read = asyncio.Event()  # the GPUs were read
         self.parts: Final = AgentParts(settings, client, nvml, self, clock=clock, random=random, files=files)
 
     async def run(self) -> None:
@@ -118,6 +119,7 @@ class Agent:
             tasks.create_task(self.parts.hardware.run(), name="hardware")
             tasks.create_task(self.parts.events.run(), name="events")
             tasks.create_task(self._report(), name="gpunode")
+            tasks.create_task(self._keep_edits(), name="edits")
             tasks.create_task(self._publish(), name="slices")
             tasks.create_task(self.parts.startup.name(), name="names")
             await self.parts.hardware.ready.wait()
@@ -130,6 +132,17 @@ class Agent:
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers(self._give_up).run(), name="leftovers")
             self.parts.claim_reporter.touch_all()
+
+    async def _keep_edits(self) -> None:
+        """Find out what containers get of the driver, whenever another was read: in a thread, for it may take seconds."""
+        edits = self.parts.common_edits
+        while True:
+            await self._read.wait()
+            self._read.clear()
+            driver = self.parts.hardware.view.driver
+            if driver is not None and await asyncio.to_thread(edits.outdated, driver.driver_version):
+                await asyncio.to_thread(edits.refresh, driver.driver_version)
+                self.report_changed()
 
     def _endpoints(self) -> AbstractAsyncContextManager[object]:
         if self._settings.listen is None:
@@ -221,6 +234,7 @@ class Agent:
         self.parts.offers.touch()
         self.parts.dividing.keeper.seen(view)
         self.parts.startup.seen(view)
+        self._read.set()
         self.report_changed()
 
     def _take_health(self) -> None:
@@ -301,6 +315,7 @@ class Agent:
             claims=node_status.prepared(self.parts.checkpoint.claims),
             divisions=self.parts.dividing.divisions if self.parts.startup.recovered.is_set() else {},
             features=self._features,
+            edits_problem=self.parts.common_edits.problem,
         )
 
     def _lacking(self) -> list[str]:

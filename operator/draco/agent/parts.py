@@ -12,6 +12,7 @@ from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.leftovers import KUBELET_RECORD, Leftovers, denies
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
+from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.files import Files
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
 from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
@@ -116,6 +117,7 @@ class AgentParts:
         # The record, and what is written for containers
         self.checkpoint: Final = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
         self.lanes: Final = Lanes(calling=lambda: nvml.calling, reach=nvml.reach, clock=clock)
+        self.common_edits: Final = CommonEdits(settings.installed, hook_folder=settings.state_folder)
         self._cdi: Final = self._cdi_folder()
         # The GPUs: their instances, names and health
         self.dividing: Final = self._instances()
@@ -152,9 +154,9 @@ class AgentParts:
             self._files,
             driver=self._settings.driver,
             boot_id=self._boot_id,
+            common=self.common_edits,
             node=NodeFiles(
                 device_root=self._settings.device_root,
-                driver=self._settings.installed,
                 proc=self._settings.proc_root,
             ),
         )

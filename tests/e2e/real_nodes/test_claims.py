@@ -41,6 +41,19 @@ def test_a_container_sees_its_gpu_and_no_other(bench: Bench) -> None:
     assert gpu_uuids(bench, "one") != gpu_uuids(bench, "two")
 
 
+def test_a_container_has_the_nodes_driver_where_any_image_looks_for_it(bench: Bench) -> None:
+    bench.start("one")
+    libraries = bench.inside("one", "ls", "/usr/lib/x86_64-linux-gnu").split()
+    assert {"libcuda.so", "libcuda.so.1", "libcuda.so.580.95.05", "libnvidia-ml.so.1"} <= set(libraries)
+    assert "simulated" in bench.inside("one", "nvidia-smi")
+    assert "gsp_ga10x.bin" in bench.inside("one", "ls", "/lib/firmware/nvidia/580.95.05")
+    [told] = [
+        each for each in bench.kube.get("gpunode", bench.node)["status"]["conditions"] if each["type"] == "ToolkitUsed"
+    ]
+    assert (told["status"], told["reason"]) == ("False", "OwnEdits")
+    assert "install the NVIDIA Container Toolkit" in told["message"]
+
+
 def test_an_example_runs_as_it_is_written_without_a_registry(bench: Bench) -> None:
     documents = list(yaml.safe_load_all((EXAMPLES / "one-gpu-by-memory" / "claim.yaml").read_text()))
     (example,) = [each for each in documents if each["kind"] == "Pod"]

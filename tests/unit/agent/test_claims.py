@@ -17,7 +17,6 @@ from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError
 from draco.agent.files import TEMPORARY, LocalFiles
-from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, PreparationState
@@ -343,21 +342,6 @@ def test_on_a_real_node_a_device_is_where_containers_see_it(desk: Desk) -> None:
 def test_a_device_that_a_claim_got_twice_is_in_its_spec_once(desk: Desk) -> None:
     desk.prepare(a_claim("c", on=["node-0/gpu-0", "node-0/gpu-0"], admin_access=True))
     assert len(desk.spec(a_claim("c"))["devices"]) == 1
-
-
-def test_driver_libraries_are_mounted_from_where_the_host_has_them(tmp_path: Path) -> None:
-    libraries = tmp_path / "root" / "usr" / "lib64"
-    libraries.mkdir(parents=True)
-    for name in ("libcuda.so.1", "libcuda.so.580.95.05", "libnvidia-ml.so.1", "libc.so.6", "libnvidia-ml.so"):
-        (libraries / name).touch()
-    desk = Desk(tmp_path, driver=DriverRoot(Path("/run/nvidia"), tmp_path / "root"))
-    desk.prepare(ONE)
-    mounts = desk.spec(ONE)["containerEdits"]["mounts"]
-    assert {(one["hostPath"], one["containerPath"]) for one in mounts} == {
-        (f"/run/nvidia/usr/lib64/{name}", f"/usr/local/nvidia/lib64/{name}")
-        for name in ("libcuda.so.1", "libcuda.so.580.95.05", "libnvidia-ml.so.1")
-    }
-    assert all("ro" in one["options"] for one in mounts)
 
 
 def test_files_of_others_in_the_cdi_folder_are_never_touched(tmp_path: Path) -> None:

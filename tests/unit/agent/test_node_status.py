@@ -84,6 +84,14 @@ def test_whether_partitions_can_be_published_is_said_once_it_is_known_and_is_no_
     assert "Partitionable" not in conditions(node_report(features=unknown))
 
 
+def test_whose_edits_containers_get_is_told_and_keeps_no_node_from_being_ready() -> None:
+    assert "ToolkitUsed" not in conditions(node_report())
+    assert conditions(node_report(edits_problem=""))["ToolkitUsed"] == ("True", "EditsTaken", "")
+    told = conditions(node_report(edits_problem="It is not there."))
+    assert told["ToolkitUsed"] == ("False", "OwnEdits", "It is not there.")
+    assert told["Ready"][0] == conditions(node_report())["Ready"][0]
+
+
 def test_ready_says_everything_that_is_lacking() -> None:
     told = conditions(
         node_report(published=None, problem="No Node.", registration=RegistrationState(error="Kubelet says no."))

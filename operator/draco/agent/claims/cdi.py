@@ -5,8 +5,7 @@ Owns the spec files, one per claim, their names and their content. Does not deci
 A container may use a whole claim or only some of its requests; kubelet passes the CDI device names of exactly those. So what is
 about one device stands in that device's edits, and what every container needs stands at the top of the spec. The runtime merges
 environment variables of one name by taking the last, so a variable that lists devices cannot be right for every container:
-each device has a variable of its own, `DRACO_DEVICE_GPU_0=<GPU uuid>`, and `NVIDIA_VISIBLE_DEVICES=void` tells NVIDIA's own
-runtime hook to add nothing. CUDA sees the GPUs whose device nodes are there.
+each device has a variable of its own, `DRACO_DEVICE_GPU_0=<GPU uuid>`. CUDA sees the GPUs whose device nodes are there.
 
 Source: Container Device Interface specification; NVIDIA's DRA driver uses the same kind, k8s.gpu.nvidia.com/claim.
 """
@@ -20,10 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from draco.agent.containers.common_edits import VOID, CommonEdits
+from draco.agent.containers.edits import ContainerEdits, DeviceNode
 from draco.agent.files import TEMPORARY, Files
 from draco.agent.hardware import capabilities
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
-from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
 from draco.resources.api.foreign import read
 from draco.resources.names import ClaimUid
@@ -38,33 +38,6 @@ CHECKSUM = "draco.dev/checksum"
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Shared by all GPUs; given where the node has them."""
-
-LIBRARIES = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z0-9-]+|nvoptix)\.so(\.[0-9]+)+")
-LIBRARY_FOLDER = "/usr/local/nvidia/lib64"
-"""Where a container finds the driver's libraries; CUDA images have it on their library path."""
-
-
-class DeviceNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A device node, under the same path in the container unless `host_path` says otherwise."""
-
-    path: str
-    host_path: str = ""
-
-
-class Mount(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A bind mount."""
-
-    host_path: str
-    container_path: str
-    options: list[str]
-
-
-class ContainerEdits(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What is added to a container."""
-
-    env: list[str] = []
-    device_nodes: list[DeviceNode] = []
-    mounts: list[Mount] = []
 
 
 class CdiDevice(msgspec.Struct, frozen=True, rename="camel"):
@@ -87,13 +60,11 @@ class CdiSpec(msgspec.Struct, frozen=True, rename="camel"):
 class NodeFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Where the node has what containers need.
 
-    `device_root` is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `driver` is where the driver is
-    searched; None when images bring what they need of it or another runtime hook adds that. `proc` is where the agent sees the
-    node's /proc.
+    `device_root` is "/" but where device nodes are kept elsewhere (tests, simulated nodes). `proc` is where the
+    agent sees the node's /proc.
     """
 
     device_root: Path = Path("/")
-    driver: DriverRoot | None = None
     proc: Path = Path("/proc")
 
     @property
@@ -126,8 +97,8 @@ def kind(driver: str) -> str:
     return f"k8s.{driver}/claim"
 
 
-def spec(claim: PreparedClaim, driver: str, node: NodeFiles, *, boot_id: str = "") -> CdiSpec:
-    """The spec of a claim, from what is on record for it and nothing else.
+def spec(claim: PreparedClaim, driver: str, node: NodeFiles, common: ContainerEdits, *, boot_id: str = "") -> CdiSpec:
+    """The spec of a claim, from what is on record for it and what every container gets of the node.
 
     Its annotations say what is on record, for when the record is lost. A device that the claim got twice (administrative access)
     is in it once.
@@ -140,10 +111,8 @@ def spec(claim: PreparedClaim, driver: str, node: NodeFiles, *, boot_id: str = "
         devices=[
             CdiDevice(device_name(name, claim.uid), _device_edits(device, node)) for name, device in devices.items()
         ],
-        container_edits=ContainerEdits(
-            env=["NVIDIA_VISIBLE_DEVICES=void"],
-            device_nodes=[node.node(path) for path in CONTROL_NODES if node.on_host(path).exists()],
-            mounts=_library_mounts(node),
+        container_edits=msgspec.structs.replace(
+            common, device_nodes=[node.node(path) for path in CONTROL_NODES if node.on_host(path).exists()]
         ),
     )
 
@@ -202,23 +171,20 @@ def variable(device: str) -> str:
     return "DRACO_DEVICE_" + re.sub(r"[^A-Z0-9]", "_", device.upper())
 
 
-def _library_mounts(node: NodeFiles) -> list[Mount]:
-    """One mount per library file, under each name it has: the containers' linker cache does not know them."""
-    driver = None if node.driver is None else next(node.driver.installed(), None)
-    if driver is None:
-        return []
-    names = sorted(path.name for path in (driver.view / driver.folder).iterdir())
-    return [
-        Mount(str(driver.host / driver.folder / name), f"{LIBRARY_FOLDER}/{name}", ["ro", "nosuid", "nodev", "bind"])
-        for name in names
-        if LIBRARIES.fullmatch(name)
-    ]
-
-
 class CdiFolder:
     """The spec files of one driver in the runtime's folder. Files of other names are never touched."""
 
-    def __init__(self, folder: Path, files: Files, *, driver: str, node: NodeFiles, boot_id: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        *,
+        driver: str,
+        node: NodeFiles,
+        common: CommonEdits | None = None,
+        boot_id: str = "",
+    ) -> None:
+        self._common = common or CommonEdits(None, hook_folder=folder)
         self._folder = folder
         self._files = files
         self._driver = driver
@@ -240,11 +206,31 @@ class CdiFolder:
         self._files.write_volatile(self.path(claim.uid), self._content(claim))
 
     def is_current(self, claim: PreparedClaim) -> bool:
-        """Whether the claim's spec is there and says what it should."""
+        """Whether the claim's spec is there and says what it should.
+
+        What it gives of the driver stays as it was written as long as all that is there: other edits by now, as after an upgrade
+        of the agent, are for claims to come, so that no container of a pod is restarted with others than it was started with.
+        """
         try:
-            return self._files.read(self.path(claim.uid)) == self._content(claim)
+            found = self._files.read(self.path(claim.uid))
+            wanted = self._spec(claim)
         except (OSError, CapabilityUnknown):
             return False
+        return found == _encoded(wanted) or self._good_still(found, wanted)
+
+    def _good_still(self, content: bytes, wanted: CdiSpec) -> bool:
+        """Whether a spec differs from the wanted one only in edits of the driver that can still be made."""
+        try:
+            found = msgspec.json.decode(content, type=CdiSpec)
+        except (msgspec.DecodeError, UnicodeError):
+            return False
+        edits = found.container_edits
+        whole = content == _encoded(found)  # else there is something in it that we never wrote
+        as_wanted = msgspec.structs.replace(
+            found,
+            container_edits=msgspec.structs.replace(wanted.container_edits, device_nodes=edits.device_nodes),
+        )
+        return whole and as_wanted == wanted and VOID in edits.env and self._common.all_there(edits)
 
     def remove(self, uid: ClaimUid) -> None:
         """Remove the claim's spec, if it has one."""
@@ -298,6 +284,11 @@ class CdiFolder:
         ]
 
     def _content(self, claim: PreparedClaim) -> bytes:
-        return msgspec.json.format(
-            msgspec.json.encode(spec(claim, self._driver, self._node, boot_id=self._boot_id)), indent=1
-        )
+        return _encoded(self._spec(claim))
+
+    def _spec(self, claim: PreparedClaim) -> CdiSpec:
+        return spec(claim, self._driver, self._node, self._common.current(), boot_id=self._boot_id)
+
+
+def _encoded(one: CdiSpec) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(one), indent=1)

@@ -48,6 +48,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     divisions: Mapping[GpuUuid, GpuMigView] = {}
     features: Features | None = None
     """What the cluster can do, once that is known."""
+    edits_problem: str | None = None
+    """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
 
 
 def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
@@ -113,7 +115,8 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
     lacking = [part for part in needed if part.status != "True"]
     sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
-    return [ready, *parts, exclusive, *_partitionable(node_report.features)]
+    further = [*_partitionable(node_report.features), *_toolkit_used(node_report.edits_problem)]
+    return [ready, *parts, exclusive, *further]
 
 
 def _exclusive(conflict: str) -> Condition:
@@ -127,6 +130,11 @@ def _partitionable(features: Features | None) -> list[Condition]:
         return []
     why = " ".join(f"{each.consequence} {each.remedy}" for each in features.missing if each.name == PARTITIONABLE)
     return [_condition(CONDITION_PARTITIONABLE, not why, "CountersKept", "CountersNotKept", why)]
+
+
+def _toolkit_used(problem: str | None) -> list[Condition]:
+    """A node without NVIDIA's toolkit is as ready as any other: our own edits do."""
+    return [] if problem is None else [_condition("ToolkitUsed", not problem, "EditsTaken", "OwnEdits", problem)]
 
 
 def _condition(name: str, holds: object, why: str, why_not: str, message: str) -> Condition:

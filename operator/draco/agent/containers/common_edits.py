@@ -1,0 +1,91 @@
+"""The edits that every container gets now: the toolkit's, or our own and the reason for that.
+
+Owns which of both hold, and when they are found out anew: at start, and when another driver is installed. The toolkit is never
+asked while kubelet waits: until its first answer, ours hold. All methods block; `current` on a few files only.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from draco.agent.containers import driver_files, toolkit
+from draco.agent.containers.edits import ContainerEdits
+from draco.agent.containers.toolkit import ToolkitFailed
+from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
+
+log = structlog.get_logger()
+
+VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
+"""Tells NVIDIA's own runtime hook to add nothing."""
+
+
+class CommonEdits:
+    """What containers get of the driver below `root`; nothing where that is None. `hook_folder` is one that the node sees too."""
+
+    def __init__(self, root: DriverRoot | None, *, hook_folder: Path) -> None:
+        self._root = root
+        self._hook_folder = hook_folder
+        self._edits: ContainerEdits | None = None
+        self._found_for: tuple[InstalledDriver, str] | None = None
+        self.problem: str | None = None
+        """Why the edits are our own, as a sentence; "" when they are the toolkit's, None as long as that is not known."""
+
+    def current(self) -> ContainerEdits:
+        """The edits as they can be made now: a container does not start if one file of them is gone."""
+        if self._edits is None:
+            self._edits = self._own()
+        found = self._edits
+        hooks = [each for each in found.hooks if self._there(each.path)]
+        mounts = [each for each in found.mounts if self._there(each.host_path)]
+        return ContainerEdits(env=list(dict.fromkeys([*found.env, VOID])), hooks=hooks, mounts=mounts)
+
+    def all_there(self, edits: ContainerEdits) -> bool:
+        """Whether everything is there that these edits, perhaps written by an earlier version, need of the node."""
+        paths = [*(each.path for each in edits.hooks), *(each.host_path for each in edits.mounts)]
+        return all(map(self._there, paths))
+
+    def outdated(self, driver_version: str) -> bool:
+        """Whether they have to be found out again, now that the driver has this version."""
+        return self._root is not None and self._found_for != (self._driver(), driver_version)
+
+    def refresh(self, driver_version: str) -> None:
+        """Find them out again."""
+        driver = self._driver()
+        if self._root is None or driver is None:
+            return
+        hook = self._hook()
+        try:
+            found, why = toolkit.edits(self._root, driver, hook=hook), ""
+        except ToolkitFailed as error:
+            found, why = driver_files.edits(driver, hook), str(error)
+        self._edits = found
+        self.problem = why and (
+            f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
+            "driver by itself; install the NVIDIA Container Toolkit on the node, or repair it."
+        )
+        self._found_for = (driver, driver_version)
+        log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)
+
+    def _own(self) -> ContainerEdits:
+        driver = self._driver()
+        return ContainerEdits() if driver is None else driver_files.edits(driver, self._hook())
+
+    def _hook(self) -> Path | None:
+        try:
+            return None if self._root is None else toolkit.hook(self._root, keep_in=self._hook_folder)
+        except OSError as error:
+            log.warning("edits.no_hook", error=str(error))
+            return None
+
+    def _driver(self) -> InstalledDriver | None:
+        return None if self._root is None else next(self._root.installed(), None)
+
+    def _there(self, path: str) -> bool:
+        """Whether the node has a file. What the agent does not see is taken to be there."""
+        if self._root is None or Path(path).is_relative_to(self._hook_folder):
+            return Path(path).exists()
+        if not Path(path).is_relative_to(self._root.host):
+            return True
+        seen = self._root.view / Path(path).relative_to(self._root.host)
+        return seen.exists() or seen.is_symlink()

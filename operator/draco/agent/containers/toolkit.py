@@ -1,0 +1,123 @@
+"""Asks NVIDIA's container toolkit what containers need: `nvidia-ctk cdi generate`.
+
+Owns which of its programs are used and how their answer is read. The node's own toolkit comes first, run with the node's root as
+its root, for it fits the node; then the one that the agent's image carries. It is another process with a deadline: it asks NVML,
+which may hang, and its memory is given back.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from draco.agent.containers.edits import ContainerEdits, Hook, Mount
+from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
+from draco.resources.errors import DracoError
+
+DEADLINE_S: Final = 10.0
+CTK: Final = "nvidia-ctk"
+HOOK: Final = "nvidia-cdi-hook"
+FOLDERS: Final = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit")
+"""Where a node has the toolkit: from a package, or from the GPU operator."""
+MODES: Final = ("nvml", "management")
+"""How it looks: by all GPUs, with what graphics need; and without asking NVML, where that fails."""
+
+
+class ToolkitFailed(DracoError):
+    """The toolkit is not there, or did not answer."""
+
+
+class _Generated(msgspec.Struct, rename="camel"):
+    container_edits: ContainerEdits = ContainerEdits()
+
+
+def hook(root: DriverRoot, *, keep_in: Path) -> Path | None:
+    """The node's path of the program that CDI's hooks run; one that the image carries is copied to `keep_in`, which both see.
+
+    OSError when it cannot be.
+    """
+    for folder in FOLDERS:
+        if (root.view / folder / HOOK).is_file():
+            return root.host / folder / HOOK
+    carried = shutil.which(HOOK)
+    if carried is None:
+        return None
+    kept = keep_in / HOOK
+    content = Path(carried).read_bytes()
+    if not kept.exists() or kept.read_bytes() != content:
+        fresh = keep_in / f".{HOOK}.tmp"
+        fresh.write_bytes(content)
+        fresh.chmod(0o755)
+        fresh.replace(kept)
+    return kept
+
+
+def edits(root: DriverRoot, driver: InstalledDriver, *, hook: Path | None) -> ContainerEdits:
+    """What the toolkit adds to every container, by a hook that the node has. Raises ToolkitFailed."""
+    if hook is None:
+        raise ToolkitFailed(f"there is no {HOOK} on the node and none in the image")
+    failed = []
+    for command, seen in _commands(root, driver):
+        for mode in MODES:
+            try:
+                return _read(_run([*command, "--mode", mode, "--nvidia-cdi-hook-path", str(hook)]), seen, driver)
+            except ToolkitFailed as error:
+                failed.append(str(error))
+    if not failed:
+        raise ToolkitFailed(f"there is no {CTK} on the node and none in the image")
+    raise ToolkitFailed("; ".join(dict.fromkeys(failed)))
+
+
+def _commands(root: DriverRoot, driver: InstalledDriver) -> Iterator[tuple[list[str], Path]]:
+    """Command lines, each with the driver's root as that command sees it."""
+    generate = ["--quiet", "cdi", "generate", "--format", "json"]
+    chroot = shutil.which("chroot", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    for folder in FOLDERS:
+        if chroot is not None and os.access(root.view / folder / CTK, os.X_OK):
+            own = [chroot, str(root.view), f"/{folder}/{CTK}", *generate]
+            yield [*own, "--driver-root", str(driver.host), "--dev-root", "/"], driver.host
+    carried = shutil.which(CTK)
+    if carried is not None:
+        yield [carried, *generate, "--driver-root", str(driver.view), "--dev-root", "/"], driver.view
+
+
+def _run(command: list[str]) -> bytes:
+    try:
+        done = subprocess.run(  # noqa: S603 - a program of the node's or of our image, its arguments are paths
+            command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ToolkitFailed(f"{CTK} did not answer within {DEADLINE_S:.0f} s") from error
+    except OSError as error:
+        raise ToolkitFailed(f"{CTK} cannot be run ({error.strerror})") from error
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ToolkitFailed(f"{CTK} failed ({said[-1][:300] if said else f'exit status {done.returncode}'})")
+    return done.stdout
+
+
+def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
+    """Its common edits with the node's own paths. Device nodes are ours to give: which ones depends on the claim."""
+    try:
+        generated = msgspec.json.decode(answer, type=_Generated).container_edits
+    except msgspec.DecodeError as error:
+        raise ToolkitFailed(f"{CTK} wrote no CDI spec ({error})") from error
+    if not generated.mounts:
+        raise ToolkitFailed(f"{CTK} found no files of the driver")
+    return ContainerEdits(
+        env=sorted(generated.env),
+        hooks=[Hook(each.hook_name, each.path, each.args, each.env) for each in generated.hooks],
+        mounts=[
+            Mount(_on_host(each.host_path, seen, driver), each.container_path, each.options)
+            for each in generated.mounts
+        ],
+    )
+
+
+def _on_host(path: str, seen: Path, driver: InstalledDriver) -> str:
+    found = Path(path)
+    return str(driver.host / found.relative_to(seen)) if found.is_relative_to(seen) else path

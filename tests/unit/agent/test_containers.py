@@ -1,0 +1,277 @@
+"""What containers get of the driver: NVIDIA's toolkit's edits, or our own; and for how long a claim keeps them."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
+from draco.agent.containers import driver_files, toolkit
+from draco.agent.containers.common_edits import VOID, CommonEdits
+from draco.agent.containers.edits import ContainerEdits
+from draco.agent.hardware.driver_root import DriverRoot
+from draco.agent.record.checkpoint import PreparationState, PreparedClaim, PreparedDevice
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
+from tests.doubles.files import FullDisk
+from tests.unit.agent.driver_on_disk import FOLDER, VERSION, a_driver
+
+HOOK = Path("/usr/bin/nvidia-cdi-hook")
+BY_NVIDIA = Path(__file__).with_name("nvidia_ctk.json")
+"""What nvidia-ctk 1.20.1 writes for `a_driver` at /driver on a node with a simulated GPU, in mode nvml, less device nodes."""
+
+
+def nvidias() -> ContainerEdits:
+    return msgspec.json.decode(BY_NVIDIA.read_bytes(), type=_Spec).container_edits
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    container_edits: ContainerEdits
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> DriverRoot:
+    """A node whose driver root is /driver; nothing of this machine's own toolkit is found."""
+    a_driver(tmp_path / "node")
+    return DriverRoot(Path("/driver"), tmp_path / "node")
+
+
+@pytest.fixture(autouse=True)
+def no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of programs that is the only one on the path."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    return programs
+
+
+def own(root: DriverRoot, hook: Path | None = HOOK) -> ContainerEdits:
+    return driver_files.edits(next(root.installed()), hook)
+
+
+def mounts(edits: ContainerEdits) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {each.container_path: (each.host_path, tuple(each.options)) for each in edits.mounts}
+
+
+def test_our_own_edits_mount_file_by_file_what_nvidias_toolkit_mounts(root: DriverRoot) -> None:
+    assert mounts(own(root)) == mounts(nvidias())
+
+
+def test_our_own_hooks_make_the_links_and_the_linker_cache(root: DriverRoot) -> None:
+    ours = {each.args[1]: each for each in own(root).hooks}
+    theirs = {each.args[1]: each for each in nvidias().hooks if each.args[1] == "update-ldcache"}
+    assert set(ours) == {"create-symlinks", "update-ldcache"}
+    assert sorted(ours["update-ldcache"].args) == sorted(theirs["update-ldcache"].args)
+    assert f"libcuda.so.1::/{FOLDER}/libcuda.so" in ours["create-symlinks"].args
+    assert all(each.path == str(HOOK) and each.hook_name == "createContainer" for each in ours.values())
+
+
+def test_without_a_hook_libraries_are_there_under_the_names_that_programs_ask_for(root: DriverRoot) -> None:
+    edits = own(root, None)
+    assert not edits.hooks
+    found = mounts(edits)
+    file = f"/driver/{FOLDER}/libcuda.so.{VERSION}"
+    for folder in (f"/{FOLDER}", "/usr/local/nvidia/lib64"):
+        for name in ("libcuda.so", "libcuda.so.1", f"libcuda.so.{VERSION}"):
+            assert found[f"{folder}/{name}"][0] == file
+    assert not [path for path in found if "libc.so" in path]
+
+
+def test_a_driver_in_a_container_of_its_own_is_mounted_at_the_same_place_as_any_other(tmp_path: Path) -> None:
+    a_driver(tmp_path / "node/run/nvidia/driver")
+    found = mounts(own(DriverRoot(Path("/"), tmp_path / "node")))
+    name = f"/{FOLDER}/libcuda.so.{VERSION}"
+    assert found[name][0] == f"/run/nvidia/driver{name}"
+
+
+def test_libraries_behind_links_are_mounted_where_they_lie(tmp_path: Path) -> None:
+    """As Debian's packages have them."""
+    a_driver(tmp_path)
+    real = tmp_path / FOLDER / "nvidia" / "current"
+    real.mkdir(parents=True)
+    for name in (f"libnvidia-ml.so.{VERSION}", f"libcuda.so.{VERSION}"):
+        (tmp_path / FOLDER / name).rename(real / name)
+        (tmp_path / FOLDER / name).symlink_to(f"nvidia/current/{name}")
+    edits = own(DriverRoot(Path("/"), tmp_path))
+    assert f"/{FOLDER}/nvidia/current/libcuda.so.{VERSION}" in mounts(edits)
+    [cache] = [each for each in edits.hooks if "update-ldcache" in each.args]
+    assert f"/{FOLDER}/nvidia/current" in cache.args
+
+
+# Asking NVIDIA's toolkit
+
+
+def a_program(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+def answering(root: DriverRoot, content: bytes | None = None) -> str:
+    """A script that says what nvidia-ctk says of a driver root that it sees as the agent does."""
+    said = root.view.parent / "said.json"
+    said.write_bytes(content or BY_NVIDIA.read_bytes().replace(b"/driver/", f"{root.view}/".encode()))
+    return f'echo "$@" >> {root.view.parent}/asked; exec /bin/cat {said}'
+
+
+def asked(root: DriverRoot) -> list[str]:
+    return (root.view.parent / "asked").read_text().splitlines()
+
+
+def test_the_images_toolkit_is_asked_and_its_paths_are_the_nodes(root: DriverRoot, no_toolkit: Path) -> None:
+    a_program(no_toolkit, "nvidia-ctk", answering(root))
+    a_program(no_toolkit, "nvidia-cdi-hook", "")
+    common = CommonEdits(root, hook_folder=no_toolkit.parent)
+    common.refresh(VERSION)
+    assert common.problem == ""
+    found = common.current()
+    assert mounts(found) == mounts(nvidias())
+    assert VOID in found.env
+    assert f"--nvidia-cdi-hook-path {no_toolkit.parent}/nvidia-cdi-hook" in asked(root)[0]
+    assert f"--driver-root {root.view}" in asked(root)[0]
+
+
+def test_the_images_hook_is_put_where_the_runtime_finds_it(root: DriverRoot, no_toolkit: Path, tmp_path: Path) -> None:
+    program = a_program(no_toolkit, "nvidia-cdi-hook", "first")
+    kept = toolkit.hook(root, keep_in=tmp_path)
+    assert kept == tmp_path / "nvidia-cdi-hook"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o755
+    program.write_text("second")
+    toolkit.hook(root, keep_in=tmp_path)
+    assert kept.read_text() == "second"
+
+
+def test_the_nodes_own_hook_comes_first(root: DriverRoot, no_toolkit: Path, tmp_path: Path) -> None:
+    a_program(no_toolkit, "nvidia-cdi-hook", "")
+    a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
+    assert toolkit.hook(root, keep_in=tmp_path) == Path("/driver/usr/bin/nvidia-cdi-hook")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 'level=error msg=\"no driver\"' >&2; exit 1", 'nvidia-ctk failed (level=error msg="no driver")'),
+        ("echo nonsense", "nvidia-ctk wrote no CDI spec"),
+        ("echo '{}'", "nvidia-ctk found no files of the driver"),
+        ("exec /bin/sleep 60", "nvidia-ctk did not answer within 0 s"),
+        ("", "nvidia-ctk wrote no CDI spec"),
+    ],
+)
+def test_where_the_toolkit_fails_our_own_edits_hold_and_the_reason_is_told(
+    script: str, why: str, root: DriverRoot, no_toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolkit, "DEADLINE_S", 0.3)
+    a_program(no_toolkit, "nvidia-ctk", script)
+    a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
+    common = CommonEdits(root, hook_folder=no_toolkit.parent)
+    common.refresh(VERSION)
+    assert why in (common.problem or "")
+    assert "install the NVIDIA Container Toolkit on the node" in (common.problem or "")
+    assert mounts(common.current()) == mounts(own(root, Path("/driver/usr/bin/nvidia-cdi-hook")))
+
+
+def test_a_toolkit_that_cannot_ask_nvml_is_asked_again_without(root: DriverRoot, no_toolkit: Path) -> None:
+    a_program(no_toolkit, "nvidia-ctk", f'case "$*" in *"mode nvml"*) exit 1;; esac; {answering(root)}')
+    a_program(no_toolkit, "nvidia-cdi-hook", "")
+    common = CommonEdits(root, hook_folder=no_toolkit.parent)
+    common.refresh(VERSION)
+    assert common.problem == ""
+    assert ["--mode management" in line for line in asked(root)] == [True]
+
+
+def test_until_the_toolkit_has_answered_our_own_edits_hold(root: DriverRoot, tmp_path: Path) -> None:
+    common = CommonEdits(root, hook_folder=tmp_path)
+    assert common.problem is None
+    assert f"/{FOLDER}/libcuda.so.{VERSION}" in mounts(common.current())
+
+
+def test_another_driver_is_asked_about_once(root: DriverRoot, tmp_path: Path) -> None:
+    common = CommonEdits(root, hook_folder=tmp_path)
+    assert common.outdated(VERSION)
+    common.refresh(VERSION)
+    assert not common.outdated(VERSION)
+    for path in list((root.view / FOLDER).glob(f"**/*.so.{VERSION}")):
+        path.unlink()
+    a_driver(root.view, version="595.58.03")
+    assert common.outdated("595.58.03")
+    common.refresh("595.58.03")
+    assert f"/{FOLDER}/libcuda.so.595.58.03" in mounts(common.current())
+    assert not [path for path in mounts(common.current()) if path.endswith(VERSION)]
+
+
+def test_a_socket_that_is_gone_keeps_no_container_from_starting(root: DriverRoot, tmp_path: Path) -> None:
+    common = CommonEdits(root, hook_folder=tmp_path)
+    common.refresh(VERSION)
+    assert "/run/nvidia-persistenced/socket" in mounts(common.current())
+    (root.view / "run/nvidia-persistenced/socket").unlink()
+    assert "/run/nvidia-persistenced/socket" not in mounts(common.current())
+
+
+def test_where_no_driver_is_to_be_given_nobody_is_asked(tmp_path: Path) -> None:
+    common = CommonEdits(None, hook_folder=tmp_path)
+    assert not common.outdated(VERSION)
+    assert common.current() == ContainerEdits(env=[VOID])
+
+
+# What a claim keeps
+
+CLAIM = PreparedClaim(
+    uid=ClaimUid("1"),
+    namespace="default",
+    name="one",
+    state=PreparationState.PREPARED,
+    devices=[PreparedDevice(device="gpu-0", gpu=GpuUuid("GPU-1"), minor=0, request="gpu", pool="node-0")],
+)
+
+
+def a_folder(root: DriverRoot, tmp_path: Path) -> CdiFolder:
+    common = CommonEdits(root, hook_folder=tmp_path)
+    return CdiFolder(tmp_path / "cdi", FullDisk(), driver=NVIDIA_DRIVER, node=NodeFiles(), common=common)
+
+
+def test_a_claims_edits_stay_when_the_agent_finds_others(root: DriverRoot, tmp_path: Path, no_toolkit: Path) -> None:
+    """As after an upgrade of the agent: a container of the pod that is started again finds what it found before."""
+    a_folder(root, tmp_path).write(CLAIM)
+    a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
+    after = a_folder(root, tmp_path)
+    assert after.is_current(CLAIM)
+    after.write(CLAIM)
+    assert "update-ldcache" in after.path(CLAIM.uid).read_text()
+
+
+def test_a_spec_of_an_earlier_agent_is_good_while_its_files_are_there(root: DriverRoot, tmp_path: Path) -> None:
+    folder = a_folder(root, tmp_path)
+    folder.write(CLAIM)
+    written: Any = json.loads(folder.path(CLAIM.uid).read_text())
+    library = f"/driver/{FOLDER}/libcuda.so.{VERSION}"
+    inside = f"/usr/local/nvidia/lib64/libcuda.so.{VERSION}"
+    written["containerEdits"]["mounts"] = [{"hostPath": library, "containerPath": inside, "options": ["ro", "bind"]}]
+    folder.path(CLAIM.uid).write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
+    assert folder.is_current(CLAIM)
+    (root.view / FOLDER / f"libcuda.so.{VERSION}").unlink()
+    assert not folder.is_current(CLAIM)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ("/dev/nvidia0", "/dev/nvidia1"),
+        ("GPU-1", "GPU-2"),
+        (VOID, "NVIDIA_VISIBLE_DEVICES=all"),
+        ('"hooks"', '"unknown"'),
+        ("draco.dev/boot-id", "draco.dev/boot"),
+    ],
+)
+def test_a_spec_that_says_anything_else_is_not_current(
+    was: str, becomes: str, root: DriverRoot, tmp_path: Path
+) -> None:
+    a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
+    folder = a_folder(root, tmp_path)
+    folder.write(CLAIM)
+    content = folder.path(CLAIM.uid).read_text()
+    assert was in content
+    folder.path(CLAIM.uid).write_text(content.replace(was, becomes))
+    assert not folder.is_current(CLAIM)
