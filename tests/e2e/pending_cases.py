@@ -97,7 +97,7 @@ def _load(path: Path, number: int) -> Case:
         text = text.replace(f"gpu.{domain}", f"c{number:02}.{domain}")
     namespace = _namespace_of(number)
     head, given, waiting = _parse(text, namespace=namespace)
-    expected = next(yaml.safe_load_all(original))
+    expected = next(yaml.load_all(original, yaml.CSafeLoader))
     head |= {key: expected[key] for key in _SAID if key in expected}
     fix = head.pop("fix", {})
     changed: list[Manifest] = []
@@ -127,7 +127,7 @@ def _namespace_of(number: int) -> str:
 
 
 def _parse(text: str, *, namespace: str) -> tuple[dict[str, Any], list[Manifest], list[Manifest]]:
-    head, *manifests = yaml.safe_load_all(text)
+    head, *manifests = yaml.load_all(text, yaml.CSafeLoader)
     for each in manifests:
         if each["kind"] in _NAMESPACED:
             each["metadata"]["namespace"] = namespace

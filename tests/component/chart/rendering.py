@@ -1,5 +1,6 @@
 """What the real helm makes of the chart, without a cluster."""
 
+import functools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,14 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def render(*arguments: str) -> list[dict[str, Any]]:
     """Documents of the chart for these values."""
+    return [document for document in yaml.load_all(_rendered(*arguments), yaml.CSafeLoader) if document]
+
+
+@functools.cache
+def _rendered(*arguments: str) -> str:
     done = helm("template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests", *arguments)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return done.stdout
 
 
 def refusal(*arguments: str) -> str:

@@ -20,7 +20,7 @@ PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 def policies(*arguments: str) -> dict[str, dict[str, Any]]:
     command = [str(binaries.find("helm")["helm"]), "template", "type-checked", str(CHART), *arguments]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    documents = [document for document in yaml.load_all(rendered, yaml.CSafeLoader) if document]
     return {each["metadata"]["name"]: each for each in documents if each["kind"] == POLICY}
 
 

@@ -152,7 +152,7 @@ def test_the_notes_warn_of_what_is_dangerous() -> None:
 
 def test_helm_test_runs_the_check_as_nobody_and_removes_its_rights() -> None:
     done = helm("template", "draco", CHART, "--show-only", "templates/tests/check.yaml")
-    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    documents = [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document]
     assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in documents} == {"test"}
     policy = {each["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for each in documents}
     assert policy == {"before-hook-creation,hook-succeeded"}

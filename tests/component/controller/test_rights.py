@@ -52,7 +52,7 @@ def installed(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     command = [str(binaries.find("helm")["helm"]), "template", "draco", str(CHART)]
     command += [word for value in values for word in ("--set", value)]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [document for document in yaml.safe_load_all(rendered) if document]
+    return [document for document in yaml.load_all(rendered, yaml.CSafeLoader) if document]
 
 
 @pytest.fixture
