@@ -53,6 +53,20 @@ def test_every_module_that_a_page_for_contributors_names_is_there() -> None:
     assert [each for each in sorted(named) if not any((home / each[1]).exists() for home in homes)] == []
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = {
+        name for page in (ROOT / "docs").rglob("*.md") for name in re.findall(r"`(test_\w+)`", page.read_text("utf-8"))
+    }
+    files = (ROOT / "tests").rglob("test_*.py")
+    there = {
+        name
+        for file in files
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text("utf-8"), re.MULTILINE)
+    }
+    assert len(named) > 20
+    assert named - there == set()
+
+
 @pytest.mark.parametrize(
     ("target", "leads"),
     [
