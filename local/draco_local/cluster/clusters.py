@@ -138,7 +138,7 @@ def _running_as_wanted(record: Record, wanted: ClusterSpec, progress: Progress) 
     recorded = record.read()
     processes = Processes(record.folder)
     alive = {each.name: processes.alive(each) for each in processes.records()}
-    if recorded.phase == "ready" and any(alive.values()):
+    if recorded.phase == "ready" and _provided(record, recorded.wanted).runs():
         dead = sorted(name for name, lives in alive.items() if not lives)
         again = f"run `draco cluster down --name {record.name}` first"
         if dead:

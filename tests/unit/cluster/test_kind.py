@@ -1,19 +1,22 @@
 """The kind provider, with a `kind` and a `docker` that write down what they are told, and nothing else on PATH."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from draco_local.cluster import clusters, state
 from draco_local.cluster.errors import ClusterError, MissingRequirement
 from draco_local.cluster.kindnode.docker import Docker
 from draco_local.cluster.kindnode.engine import PrivateEngine
 from draco_local.cluster.kindnode.machines import KindMachines
-from draco_local.cluster.progress import SilentProgress
+from draco_local.cluster.progress import Progress, SilentProgress
+from draco_local.cluster.providers import kind
 from draco_local.cluster.providers.kind import config, kubelet_config
-from draco_local.cluster.state import ClusterSpec, Record
+from draco_local.cluster.state import ClusterSpec, ClusterState, Record
 
 WANTED = ClusterSpec(provider="kind", kubernetes="1.36.3", nodes=0, real_nodes=2, operator=False)
 
@@ -157,6 +160,48 @@ def test_a_killed_up_has_its_kind_cluster_deleted_even_if_the_state_is_damaged(p
     (record.folder / "cluster.json").write_text("{")
     clusters.down("a", progress=SilentProgress())
     assert told.read_text().startswith("delete cluster --name draco-a")
+
+
+def recorded(name: str, wanted: ClusterSpec = WANTED) -> Record:
+    """A cluster as it is recorded when it is up."""
+    record = Record(name)
+    record.write(ClusterState(name=name, phase="ready", wanted=wanted, created=datetime.now(UTC)))
+    (record.folder / "kind.yaml").write_text("kind: Cluster\n")
+    return record
+
+
+def test_a_cluster_that_runs_in_containers_alone_is_not_made_again(path: Path, tmp_path: Path) -> None:
+    put(path, "docker", f'echo "$@" >> {tmp_path / "told"}')
+    wanted = replace(WANTED, board="H100-80GB")
+    recorded("a", wanted)
+    clusters.up("a", wanted, progress=SilentProgress(), wait_s=0)
+    assert (tmp_path / "told").read_text() == "exec draco-a-control-plane true\n"
+
+
+def test_a_cluster_is_deleted_from_an_engine_that_died_too(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    put(path, "kind", f'echo "kind $1" >> {told}')
+
+    class Died:
+        def used_by(self, _cluster: Path) -> bool:
+            return True
+
+        def acquire(self, _cluster: Path, _progress: Progress) -> Docker:
+            with told.open("a") as file:
+                file.write("started\n")
+            return Docker()
+
+        def release(self, _cluster: Path, _progress: Progress) -> None:
+            with told.open("a") as file:
+                file.write("released\n")
+
+    monkeypatch.setattr(kind, "PrivateEngine", Died)
+    recorded("a")
+    clusters.down("a", progress=SilentProgress())
+    assert told.read_text().splitlines() == ["started", "kind delete", "released"]
+    assert state.names() == []
 
 
 def test_nodes_are_kinds_workers(path: Path) -> None:

@@ -3,6 +3,6 @@
 Owns both, and what makes kind's nodes GPU nodes. Must not decide which engine a cluster uses: the provider does.
 
 Rooms: `docker` (an engine's client), `engine` (the private engine), `machines` (kind's nodes: their GPUs, power and images),
-`node_image` (what is in a node image, and that it is there), `rootfs` (its files, of Debian's packages), `archive` (the layout of
-images).
+`images` (which node images an engine has), `node_image` (what is in one), `rootfs` (its files, of Debian's packages),
+`archive` (the layout of images).
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from draco_local.cluster.errors import ClusterError
+from draco_local.cluster.errors import ClusterError, MissingRequirement
 
 _ANSWERS_WITHIN_S: Final = 20.0
 _OTHER_WAYS: Final = ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "KIND_EXPERIMENTAL_PROVIDER")
@@ -68,6 +68,8 @@ class Docker:
     def _start(
         self, command: Sequence[str | Path], *, given: Path | None = None, timeout_s: float | None = None
     ) -> "subprocess.CompletedProcess[str]":
+        if not shutil.which(command[0]):
+            raise MissingRequirement(f"There is no program {command[0]} on PATH: install it.")
         with (given or Path(os.devnull)).open("rb") as standard_input:
             return subprocess.run(
                 [*self.enter, *map(str, command)],

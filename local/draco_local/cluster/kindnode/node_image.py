@@ -1,20 +1,17 @@
 """Kind's node image, made of our own programs where none can be pulled.
 
-Owns what is in it and when it has to be made again: its name carries what it was made of. Kind itself puts it together, offline,
-from a base image and from an archive laid out as a release of Kubernetes. Must not start an engine.
+Owns what is in it. Kind itself puts it together, offline, from a base image and from an archive laid out as a release of
+Kubernetes. Must not know which images an engine has already: that is in `images`.
 """
 
 import gzip
-import hashlib
 import re
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from draco_local.cluster import locks
 from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.kindnode import archive, rootfs
 from draco_local.cluster.kindnode.archive import Image, Layer
@@ -36,44 +33,10 @@ _BASE: Final = "localhost/draco-kind-base:made"
 """Kind tries to pull its base image first; there is nothing behind this name to wait for."""
 
 
-def official(kubernetes: str) -> str:
-    """Return the name of the image that kind publishes for a version of Kubernetes."""
-    return f"kindest/node:v{kubernetes}"
-
-
-def name_of(kubernetes: str) -> str:
-    """Return the name of the image that is made here: another one when anything that goes into it is another."""
-    hashed = hashlib.sha256()
-    for program in PROGRAMS:
-        hashed.update(binaries.module_of(program, kubernetes=kubernetes).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.name in {"archive.py", "node_image.py", "rootfs.py"}:
-            hashed.update(path.read_bytes())
-    return f"{official(kubernetes)}-draco.{hashed.hexdigest()[:8]}"
-
-
-def ensure(docker: Docker, kubernetes: str, programs: Mapping[str, Path], *, folder: Path, progress: Progress) -> str:
-    """Have the engine have the image, and return its name; `folder` is for what is made on the way."""
-    name = name_of(kubernetes)
-    told: list[str] = []
-
-    def waiting(holder: str) -> None:
-        if not told:
-            told.append(holder)
-            progress.note(f" • Waiting for process {holder}, which makes a node image ...")
-
-    with locks.waited_for(folder / ".image.lock", waiting):
-        if not docker.has_image(name):
-            for left_over in folder.glob("making.*"):
-                _remove(left_over)
-            with tempfile.TemporaryDirectory(prefix="making.", dir=folder) as making:
-                _make(docker, kubernetes, programs, Path(making), progress)
-            _forget_older(docker, name, kubernetes)
-    return name
-
-
-def _make(docker: Docker, kubernetes: str, programs: Mapping[str, Path], folder: Path, progress: Progress) -> None:
-    name = name_of(kubernetes)
+def make(
+    docker: Docker, name: str, kubernetes: str, *, programs: Mapping[str, Path], folder: Path, progress: Progress
+) -> None:
+    """Have the engine have the image under this name; `folder` is for this alone."""
     with progress.step(f"Making the files of a node from Debian packages ({rootfs.DEBIAN}; usually a minute, once)"):
         files = programs[binaries.KIND_FILES] / "images/base/files"
         rootfs.write_node(folder / "node.tar", files=files, programs=programs, folder=folder)
@@ -198,16 +161,3 @@ def image_names(kubernetes: str, programs: Mapping[str, Path]) -> dict[str, str]
     for image in (*listed.stdout.split(), *sandbox, *manifests):  # the pause image is the one that the runtime asks for
         named[image.rpartition(":")[0].rpartition("/")[2]] = image
     return named
-
-
-def _forget_older(docker: Docker, name: str, kubernetes: str) -> None:
-    """Remove the images that an older Draco made of this version; those that a cluster runs stay."""
-    repository, _, _ = name.partition(":")
-    listed = docker.run(["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository])
-    for other in listed.split():
-        if other.startswith(f"{official(kubernetes)}-draco.") and other != name:
-            docker.has("image", "rm", other)
-
-
-def _remove(folder: Path) -> None:
-    subprocess.run(["rm", "-rf", "--one-file-system", folder], check=False, capture_output=True)

@@ -49,6 +49,10 @@ class ExistingCluster:
         """The simulated nodes."""
         return attach.simulated_node_names(self._wanted)
 
+    def runs(self) -> bool:
+        """Whether one of its processes does."""
+        return any(self._processes.alive(each) for each in self._processes.records())
+
     def check(self) -> None:
         """The kubeconfig must be there."""
         if not self.kubeconfig.is_file():

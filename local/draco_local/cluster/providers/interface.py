@@ -20,6 +20,9 @@ class Cluster(Protocol):
     def nodes(self) -> list[str]:
         """The names of the nodes that Draco made, simulated ones first."""
 
+    def runs(self) -> bool:
+        """Whether anything of it runs; what was started with it and has died is another matter."""
+
     def check(self) -> None:
         """Raise unless this machine has what the cluster needs; nothing is made, so that a refusal leaves nothing behind."""
 

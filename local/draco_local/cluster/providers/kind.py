@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from draco_local.cluster import attach, chart
 from draco_local.cluster.files import write_atomically
-from draco_local.cluster.kindnode import node_image
+from draco_local.cluster.kindnode import images, node_image
 from draco_local.cluster.kindnode.docker import Docker
 from draco_local.cluster.kindnode.engine import PrivateEngine
 from draco_local.cluster.kindnode.machines import KindMachines
@@ -97,6 +97,12 @@ class KindCluster:
         """Kind's workers, for what only they can do."""
         return self._machines(self._docker())
 
+    def runs(self) -> bool:
+        """Whether kind's control plane runs."""
+        if self._engine.used_by(self._record.folder) and not self._engine.running():
+            return False
+        return self._docker().has("exec", f"{self._name}-control-plane", "true")
+
     def check(self) -> None:
         """Some Docker must answer, or one must be startable here."""
         if not Docker().answers():
@@ -126,15 +132,17 @@ class KindCluster:
         """Stop our processes, have kind delete its cluster, and let go of the private engine: it ends with the last one."""
         self._attached().detach()
         private = self._engine.used_by(self._record.folder)
-        if (self._record.folder / CONFIG).exists() and (not private or self._engine.running()):
+        if (self._record.folder / CONFIG).exists():
+            # An engine that died, or went with the machine's last boot, still has the cluster.
+            docker = self._engine.acquire(self._record.folder, progress) if private else Docker()
             kind = self._kind(progress)
-            self._docker().run([kind, "delete", "cluster", "--name", self._name, "--kubeconfig", self.kubeconfig])
+            docker.run([kind, "delete", "cluster", "--name", self._name, "--kubeconfig", self.kubeconfig])
         if private:
             self._engine.release(self._record.folder, progress)
 
     def _prepared(self, progress: Progress) -> tuple[Docker, str, str | Path]:
         """The engine, the node image that it has, and the `kind` that goes with it."""
-        docker, image_ = Docker(), node_image.official(self._wanted.kubernetes)
+        docker, image_ = Docker(), images.official(self._wanted.kubernetes)
         if docker.answers():
             if docker.has_image(image_):
                 return docker, image_, self._kind(progress)
@@ -146,9 +154,7 @@ class KindCluster:
             self._engine.check()
         programs = self._programs(*node_image.PROGRAMS, progress=progress)
         docker = self._engine.acquire(self._record.folder, progress)
-        made = node_image.ensure(
-            docker, self._wanted.kubernetes, programs, folder=self._engine.folder, progress=progress
-        )
+        made = images.ensure(docker, self._wanted.kubernetes, programs, folder=self._engine.folder, progress=progress)
         return docker, made, programs["kind"]
 
     def _install(self, progress: Progress, machines: KindMachines, *, within_s: float) -> None:

@@ -51,6 +51,10 @@ class LocalCluster:
         """The real nodes, for what only they can do."""
         return self._real
 
+    def runs(self) -> bool:
+        """Whether one of its processes does."""
+        return any(self._processes.alive(each) for each in self._processes.records())
+
     def check(self) -> None:
         """Real nodes need root and some programs: said before minutes are spent on building others."""
         if self._wanted.real_nodes:
