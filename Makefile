@@ -61,6 +61,18 @@ image-test: setup ## Test what is in the image; install one with simulated GPUs 
 	@$(BIN)/python -m scripts.image --target simulated --output build/simulated.tar $(IMAGE_ARGS)
 	@$(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
 
+.PHONY: package
+package: setup ## Check the chart with helm, and write it to build/
+	@$(BIN)/python -m scripts.release package
+
+.PHONY: release-check
+release-check: setup ## Is everything of the version that TAG says, such as v1.2.3?
+	@$(BIN)/python -m scripts.release check "$${TAG:-}"
+
+.PHONY: publish
+publish: setup ## Push the image that `make image` built, and a chart that names it by digest (REGISTRY=ghcr.io/OWNER)
+	@$(BIN)/python -m scripts.release publish "$${REGISTRY:-}"
+
 .PHONY: rights
 rights: setup ## Show which rights the chart grants, which of them nothing uses, and which are missing
 	@scripts/test tests/component/chart/test_rights_used.py $(PYTEST_ARGS)

@@ -36,11 +36,11 @@ def main() -> None:
     parser.add_argument(
         "--base", default="", help="image with Python, or debian to make one [default: the Dockerfile's]"
     )
-    parser.add_argument("--tag", default=__version__, help="[default: the version]")
+    parser.add_argument("--tag", help="[default: the version, and -simulated where it has simulated GPUs]")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "draco.tar", help="[default: build/draco.tar]")
     asked = parser.parse_args()
     asked.output.parent.mkdir(parents=True, exist_ok=True)
-    name = f"{NAME}:{asked.tag}"
+    name = f"{NAME}:{asked.tag or __version__ + ('' if asked.target == 'draco' else f'-{asked.target}')}"
     engine = engine_here()
     base = base_in(engine, asked.base)
     engine.build(name, asked.target, arguments(base))
@@ -78,6 +78,15 @@ class Docker:
         """Take an image's name away, and what no other has."""
         quietly([*self.command, "rmi", image])
 
+    def push(self, image: str, to: str) -> str:
+        """Push an image to a registry under another name; returns its digest there."""
+        quietly([*self.command, "tag", image, to])
+        quietly([*self.command, "push", "--quiet", to])
+        shown = [*self.command, "image", "inspect", "--format", "{{range .RepoDigests}}{{println .}}{{end}}", to]
+        digests = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.split()
+        [digest] = [each.rpartition("@")[2] for each in digests if each.startswith(f"{to.rpartition(':')[0]}@")]
+        return digest
+
     def save(self, image: str, archive: Path) -> None:
         """Write an image as a file."""
         quietly([*self.command, "save", "--output", str(archive), image])
@@ -113,6 +122,13 @@ class Buildah(Docker):
         seen = [word for path in MACHINES_OWN if path.exists() for word in ("--volume", f"{path}:{path}:ro")]
         options = ["--layers", "--timestamp", "0", "--isolation", "chroot", *seen, *arguments]
         quietly([*self.command, "build", "--quiet", *options, "--target", target, "--tag", image, str(ROOT)])
+
+    def push(self, image: str, to: str) -> str:
+        """Push an image to a registry under another name; returns its digest there. One on this machine may speak no TLS."""
+        local = ["--tls-verify=false"] if to.startswith(("127.0.0.1:", "localhost:")) else []
+        with tempfile.NamedTemporaryFile() as digest:
+            quietly([*self.command, "push", "--quiet", *local, "--digestfile", digest.name, image, f"docker://{to}"])
+            return Path(digest.name).read_text(encoding="utf-8").strip()
 
     def save(self, image: str, archive: Path) -> None:
         """Write an image as a file."""
