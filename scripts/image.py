@@ -23,6 +23,7 @@ ROOT: Final = Path(__file__).parent.parent
 NAME: Final = "draco-dra/draco"
 DEBIAN: Final = "trixie"
 PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
+COMPILER: Final = ("gcc", "libc6-dev")
 MACHINES_OWN: Final = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pip.conf"))
 """How this machine reaches package indexes. The build sees these files, the image does not have them."""
 
@@ -43,7 +44,7 @@ def main() -> None:
     name = f"{NAME}:{asked.tag or __version__ + ('' if asked.target == 'draco' else f'-{asked.target}')}"
     engine = engine_here()
     base = base_in(engine, asked.base)
-    engine.build(name, asked.target, arguments(base))
+    engine.build(name, asked.target, arguments(base, compiler_in(engine, asked.base)))
     asked.output.unlink(missing_ok=True)
     engine.save(name, asked.output)
     print(f"{asked.output}: {name}, {asked.output.stat().st_size / 2**20:.0f} MiB")
@@ -63,10 +64,10 @@ class Docker:
         """Whether the engine has an image."""
         return answers(*self.command, "image", "inspect", image)
 
-    def make_base(self, image: str) -> None:
-        """Make an image of Debian's packages."""
+    def make_base(self, image: str, further: Sequence[str] = ()) -> None:
+        """Make an image of Debian's packages: those that every base has, and further ones."""
         with tempfile.TemporaryDirectory() as folder:
-            debian(Path(folder) / "base.tar")
+            debian(Path(folder) / "base.tar", further)
             (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
             quietly([*self.command, "build", "--quiet", "--tag", image, folder])
 
@@ -135,13 +136,22 @@ class Buildah(Docker):
         quietly([*self.command, "push", "--quiet", image, f"docker-archive:{archive}:{image}"])
 
 
-def debian(archive: Path) -> None:
+def debian(archive: Path, further: Sequence[str]) -> None:
     """Write a root file system with Python, of Debian's packages."""
     if not shutil.which("mmdebstrap"):
         sys.exit(
             "A base of Debian's packages needs mmdebstrap: run `apt-get install --no-install-recommends mmdebstrap`."
         )
-    quietly(["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, str(archive)])
+    quietly(
+        [
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+            f"--include={','.join((*PACKAGES, *further))}",
+            DEBIAN,
+            str(archive),
+        ]
+    )
 
 
 def engine_here() -> Docker:
@@ -151,16 +161,24 @@ def engine_here() -> Docker:
 
 def base_in(engine: Docker, wanted: str) -> str:
     """The name of the wanted base, "" for the Dockerfile's own; "debian" is made where the engine does not have it."""
-    if wanted != "debian":
-        return wanted
-    name = f"localhost/draco-base:{DEBIAN}"
+    return made_of_debian(engine, "base") if wanted == "debian" else wanted
+
+
+def compiler_in(engine: Docker, wanted: str) -> str:
+    """The name of the base with a compiler, "" for the Dockerfile's own."""
+    return made_of_debian(engine, "compiler", COMPILER) if wanted == "debian" else ""
+
+
+def made_of_debian(engine: Docker, kind: str, further: Sequence[str] = ()) -> str:
+    """The name of an image of Debian's packages, which is made where the engine does not have it."""
+    name = f"localhost/draco-{kind}:{DEBIAN}"
     if not engine.has(name):
-        engine.make_base(name)
+        engine.make_base(name, further)
     return name
 
 
-def arguments(base: str) -> list[str]:
-    """The Dockerfile's arguments: its base, unless that is "", and the commit that the image is made of."""
+def arguments(base: str, compiler: str = "") -> list[str]:
+    """The Dockerfile's arguments: its bases, unless they are "", and the commit that the image is made of."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
@@ -169,6 +187,7 @@ def arguments(base: str) -> list[str]:
         "REVISION": git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"),
         "COMMITTED": git("log", "-1", "--format=%ct") or "0",
         **({"BASE": base} if base else {}),
+        **({"COMPILER": compiler} if compiler else {}),
     }
     return [word for name, value in given.items() for word in ("--build-arg", f"{name}={value}")]
 

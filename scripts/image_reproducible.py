@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--base", default="", help="as for `make image`")
     asked = parser.parse_args()
     engine = image.engine_here()
-    options = [*image.arguments(image.base_in(engine, asked.base)), "--no-cache"]
+    options = [*image.arguments(image.base_in(engine, asked.base), image.compiler_in(engine, asked.base)), "--no-cache"]
     with tempfile.TemporaryDirectory() as folder:
         built = []
         for time in ("first", "second"):

@@ -1,7 +1,8 @@
 """List what the image is made of, as CycloneDX: the Dockerfile runs this and puts the list into the image.
 
-Owns what is listed: the Python packages, each with the hash of the very file that pip installed, Python itself, and the Debian
-packages of the base. The format is cyclonedx-python-lib's. One image has one list, to the byte: nothing in it is drawn or timed.
+Owns what is listed: the Python packages, each with the hash of the very file that pip installed, Python itself, the Go modules of
+NVIDIA's programs, and the Debian packages of the base. The format is cyclonedx-python-lib's. One image has one list, to the byte:
+nothing in it is drawn or timed.
 """
 
 import argparse
@@ -33,16 +34,18 @@ def main() -> None:
     parser.add_argument(
         "--report", type=Path, action="append", default=[], help="pip's report of what it installed there"
     )
+    parser.add_argument("--modules", type=Path, required=True, help="what `go version -m` says of NVIDIA's programs")
     parser.add_argument("--root", type=Path, required=True, help="the base's root file system")
     parser.add_argument("--made", type=int, required=True, help="when its source was committed, in seconds since 1970")
     asked = parser.parse_args()
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in asked.report]
-    sys.stdout.write(sbom(asked.packages, reports, asked.root, datetime.fromtimestamp(asked.made, UTC)))
+    modules = asked.modules.read_text(encoding="utf-8")
+    sys.stdout.write(sbom(asked.packages, reports, modules, asked.root, datetime.fromtimestamp(asked.made, UTC)))
 
 
-def sbom(packages: Path, reports: Sequence[Any], root: Path, made: datetime) -> str:
+def sbom(packages: Path, reports: Sequence[Any], modules: str, root: Path, made: datetime) -> str:
     """The list, as JSON."""
-    found = [*python_packages(packages, hashes(reports)), *debian_packages(root)]
+    found = [*python_packages(packages, hashes(reports)), *go_modules(modules), *debian_packages(root)]
     [ours] = [each for each in found if each.name == OURS]
     ours.type = ComponentType.APPLICATION
     rest = [python(), *(each for each in found if each is not ours)]
@@ -90,6 +93,21 @@ def python() -> Component:
         purl=PackageURL("generic", None, "python", version),
         bom_ref="cpython",
     )
+
+
+def go_modules(said: str) -> Iterator[Component]:
+    """The modules that a Go program says it was built from."""
+    for line in said.splitlines():
+        kind, name, version, *_ = [*line.split(), "", "", ""][:3]
+        if kind == "dep":
+            namespace, _, short = name.rpartition("/")
+            yield Component(
+                type=ComponentType.LIBRARY,
+                name=name,
+                version=version,
+                purl=PackageURL("golang", namespace, short, version),
+                bom_ref=f"golang/{name}",
+            )
 
 
 def debian_packages(root: Path) -> Iterator[Component]:

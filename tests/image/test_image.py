@@ -83,6 +83,31 @@ def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl, nodes: list[str]) -> 
     eventually(free, what="the claim is free")
 
 
+def test_any_image_finds_the_nodes_driver_in_its_linker_cache(kube: Kubectl, cluster: Kubectl) -> None:
+    """This one has no library path, and its libraries are not those of the node."""
+    [told] = [
+        each for each in cluster.get("gpunode", "real-1")["status"]["conditions"] if each["type"] == "ToolkitUsed"
+    ]
+    assert (told["status"], told.get("message", "")) == ("True", "")
+    [agent] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == "real-1"]
+    wanted = pod("worker", node="real-1", claims="one")
+    wanted["spec"]["containers"][0] |= {
+        "image": agent["spec"]["containers"][0]["image"],
+        "command": ["python3", "-c", "import time; time.sleep(600)"],
+    }
+    kube.apply_objects(claim("one"), wanted)
+    kube.running("worker")
+    program = "import ctypes, os; print(ctypes.CDLL('libcuda.so.1').cuInit(0), os.environ.get('LD_LIBRARY_PATH'))"
+    assert kube.run("exec", "worker", "--", "python3", "-c", program).stdout.split() == ["100", "None"]
+    cached = kube.run("exec", "worker", "--", "ldconfig", "-p").stdout
+    assert "libcuda.so.1 (" in cached
+    assert "simulated" in kube.run("exec", "worker", "--", "nvidia-smi").stdout
+    assert (
+        kube.run("exec", "worker", "--", "readlink", "/usr/lib/x86_64-linux-gnu/libcuda.so").stdout == "libcuda.so.1\n"
+    )
+    kube.run("delete", "pod", "worker", "--grace-period=0", "--force")
+
+
 def test_a_waiting_claim_is_explained(kube: Kubectl, nodes: list[str]) -> None:
     wanted = claim("too-big")
     wanted["spec"]["devices"]["requests"][0]["exactly"]["count"] = GPUS + 1

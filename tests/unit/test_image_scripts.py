@@ -33,6 +33,13 @@ Version: 1
 """
 
 
+MODULES = """/out/nvidia-ctk: go1.27.3
+\tpath\tgithub.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk
+\tdep\tgithub.com/NVIDIA/go-nvml\tv0.13.4-0\th1:abc=
+\tbuild\tCGO_ENABLED=1
+"""
+
+
 def an_archive(path: Path, *layers: dict[str, tuple[bytes, float]]) -> ImageArchive:
     """The archive of an image with these layers: content and time of change by the file's name."""
 
@@ -75,7 +82,7 @@ def listed(tmp_path: Path) -> dict[str, Any]:
             for name in ("draco-dra", "some_package")
         ]
     }
-    texts = {sbom.sbom(tmp_path / "packages", [report], tmp_path / "root", MADE) for _ in range(2)}
+    texts = {sbom.sbom(tmp_path / "packages", [report], MODULES, tmp_path / "root", MADE) for _ in range(2)}
     assert len(texts) == 1, "the same image is listed in the same words"
     [text] = texts
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
@@ -89,6 +96,11 @@ def test_python_packages_are_listed_with_the_hash_of_what_was_installed(listed: 
     assert (ours["name"], ours["licenses"]) == ("draco-dra", [{"license": {"id": "Apache-2.0"}}])
     assert other["purl"] == "pkg:pypi/some-package@1.0"
     assert ours["hashes"] == other["hashes"] == [{"alg": "SHA-256", "content": HASH}]
+
+
+def test_go_modules_of_nvidias_programs_are_listed(listed: dict[str, Any]) -> None:
+    go = [each["purl"] for each in listed["components"] if each["purl"].startswith("pkg:golang/")]
+    assert go == ["pkg:golang/github.com/NVIDIA/go-nvml@v0.13.4-0"]
 
 
 def test_debian_packages_that_are_installed_are_listed(listed: dict[str, Any]) -> None:
