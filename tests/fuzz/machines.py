@@ -179,11 +179,14 @@ def kubelet(text: str) -> str:
         request.ParseFromString(raw(text))
     except DecodeError:
         return "none"
+    opened = asyncio.Event()
+    opened.set()
     service = DraService(
         _NoServer(),  # type: ignore[arg-type]
         _NoServer(),  # type: ignore[arg-type]
         driver="gpu.nvidia.com",
         changed=lambda _: None,
+        opened=opened,
         metrics=AgentMetrics(),
         clock=SystemClock(),
         random=Random(1),

@@ -1,55 +1,8 @@
 """The image with simulated GPUs on real nodes, installed by helm: what users run, where they run it."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from draco_local.cluster import clusters
-from draco_local.cluster.programs import binaries
-from draco_local.cluster.realnode.config import LABEL_REAL
-from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
-from tests.e2e.real_nodes.conftest import draco
 from tests.e2e.real_nodes.pods import claim, pod
-
-SYSTEM = "draco-system"
-NODES, GPUS = 2, 2
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Kubectl]:
-    """Two real nodes with two GPUs each, and Draco as helm installs it."""
-    name = f"image-{os.getpid()}"
-    equipment = ("--nodes", "0", "--real-nodes", str(NODES), "--gpus", str(GPUS))
-    try:
-        draco("cluster", "up", "--name", name, *equipment, *provider.installed())
-        yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=clusters.opened(name).kubeconfig)
-    finally:
-        draco("cluster", "down", "--name", name)
-
-
-@pytest.fixture
-def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
-    """A namespace of the test's own."""
-    name = request.node.name.replace("_", "-")[:50].strip("-")
-    cluster.run("create", "namespace", name)
-    yield cluster.in_namespace(name, tmp_path)
-    cluster.run("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
-    cluster.run("delete", "namespace", name, "--wait=false")
-
-
-def system_pods(cluster: Kubectl, component: str) -> list[dict[str, Any]]:
-    """The pods of the operator or of the agent."""
-    return cluster.objects("pods", namespace=SYSTEM, labels=f"app.kubernetes.io/component={component}")
-
-
-@pytest.fixture(scope="session")
-def nodes(cluster: Kubectl) -> list[str]:
-    """The nodes that run Draco, by name."""
-    return sorted(each["metadata"]["name"] for each in cluster.objects("nodes", labels=f"{LABEL_REAL}=true"))
+from tests.image.installed import GPUS, SYSTEM, system_pods
 
 
 def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl, nodes: list[str]) -> None:

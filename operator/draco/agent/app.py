@@ -20,7 +20,9 @@ from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
 from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
+from draco.agent.plugin.handover import POLL_S, NextAgent, hand_over
 from draco.agent.plugin.registration import PluginConflict, RegistrationState
+from draco.agent.plugin.unix_sockets import SocketTaken
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.agent.report import node_status
 from draco.agent.report.node_status import NodeReport
@@ -91,16 +93,20 @@ class Agent:
         self._log = log.bind(node=settings.node_name)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._features: Features | None = None
+        self._standing_by = False
         self._asked = asyncio.Event()  # what the cluster can do is known
         self._read = asyncio.Event()  # the GPUs were read
         self.parts: Final = AgentParts(settings, client, nvml, self, clock=clock, random=random, files=files)
 
     async def run(self) -> None:
         """Start, serve until cancelled, and stop: sockets removed, threads ended, slices left in place."""
+        plugin, registry = self.parts.plugin, self.parts.sockets.registration.parent
+        lock = ProcessLock(self._settings.state_folder / "agent.lock")
         try:
-            with ProcessLock(self._settings.state_folder / "agent.lock"):
-                await refuse_beside_others(self.parts.sockets.registration.parent, self._settings.driver)
-                await self._serve()
+            async with self._endpoints():
+                await self._take_place(lock)
+                await refuse_beside_others(registry, self._settings.driver, ours=plugin.identities)
+                await self._serve_until_followed()
         except AnotherPlugin as refusal:
             self._log.error("agent.refused", error=str(refusal))
             self.tell("AnotherPlugin", "Start", str(refusal))
@@ -110,12 +116,57 @@ class Agent:
             await self.parts.events.flush(REFUSAL_S)
             raise
         finally:
+            await plugin.withdraw()
+            lock.release()
             self.parts.lanes.close()
+
+    async def _take_place(self, lock: ProcessLock) -> None:
+        """Become the node's agent: at once, or, where that is wanted, when the one that is there ends."""
+        try:
+            lock.acquire()
+        except AnotherPlugin as there:
+            if not self._settings.takes_over:
+                raise
+            with NextAgent(self._settings.state_folder) as place:
+                await self._stand_by(lock, place, there)
+
+    async def _stand_by(self, lock: ProcessLock, place: NextAgent, there: AnotherPlugin) -> None:
+        plugin, deadline = self.parts.plugin, self._clock.monotonic() + self._settings.stand_by_s
+        self._log.info("agent.standing_by", agent=str(there))
+        self._standing_by = True
+        while True:
+            try:
+                lock.acquire()
+            except AnotherPlugin:
+                if self._clock.monotonic() > deadline:
+                    raise
+            else:
+                self._standing_by = False
+                self._log.info("agent.taking_over")
+                return
+            if place.called and not plugin.identities:
+                with suppress(SocketTaken):
+                    await plugin.register_early()
+            if plugin.registration.accepted:
+                place.has_registered()
+            await self._clock.sleep(POLL_S)
+
+    async def _serve_until_followed(self) -> None:
+        """Serve. When this agent is told to end, everything goes on until the one that follows has registered."""
+        serving = asyncio.create_task(self._serve(), name="serving")
+        try:
+            await asyncio.wait({serving})
+        finally:
+            if not serving.done():
+                self.parts.plugin.leave()
+                await hand_over(self._settings.state_folder, self._clock)
+                serving.cancel()
+            await serving
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.parts.hardware.subscribe(self._hardware_read)
-        async with self._endpoints(), asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.parts.hardware.run(), name="hardware")
             tasks.create_task(self.parts.events.run(), name="events")
             tasks.create_task(self._report(), name="gpunode")
@@ -319,7 +370,12 @@ class Agent:
         )
 
     def _lacking(self) -> list[str]:
-        """What keeps the agent from being ready. That kubelet has not registered us is its own business."""
+        """What keeps the agent from being ready. That kubelet has not registered us is its own business.
+
+        One that stands by is: the next thing to happen is that the other one is ended.
+        """
+        if self._standing_by:
+            return []
         sentences = [] if self.parts.plugin.serving.is_set() else ["Kubelet's sockets are not served yet."]
         if self.parts.hardware.view.hang is not None:
             sentences.append(self.parts.hardware.view.fault)

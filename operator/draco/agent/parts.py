@@ -258,6 +258,7 @@ class AgentParts:
             self.work,
             driver=self._settings.driver,
             changed=self._listener.claim_changed,
+            opened=self.startup.trusted,
             hindrance=self._listener.giving_way,
             metrics=self.metrics,
             clock=self._clock,

@@ -77,6 +77,13 @@ OPTIONS = (
         default=10.0,
         help="Seconds between two readings of the GPUs.",
     ),
+    _option(
+        "--take-over",
+        "takes_over",
+        is_flag=True,
+        help="Where another agent of Draco serves the node, stand by until it ends, instead of refusing to start: for "
+        "upgrades during which kubelet always has a plugin.",
+    ),
     _option("--kubeconfig", type=_FILE, help="Kubeconfig to use. Default: the pod's service account."),
     _option(
         "--service-account", type=_FOLDER, default=SERVICE_ACCOUNT, help="Folder of the service account's token and CA."

@@ -25,7 +25,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     time, and so how long stopping may take; 0 reads the GPUs at intervals only. `nvml_limit_s` is how late a reading may be
     before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45; `health_timeout_s` is after how long without
     news kubelet calls a device Unknown. Every `rediscover_s` the agent finds out again what the cluster can do; a change is
-    looked at again after each of some `confirm_s` before it counts.
+    looked at again after each of some `confirm_s` before it counts. `takes_over`: where another agent of Draco serves the node,
+    stand by until it ends, for `stand_by_s` at most, instead of refusing to start.
     """
 
     node_name: str
@@ -48,6 +49,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     health_timeout_s: int = TIMEOUT_S
     rediscover_s: float = 300.0
     confirm_s: float = 10.0
+    takes_over: bool = False
+    stand_by_s: float = 600.0
 
     @property
     def installed(self) -> DriverRoot | None:

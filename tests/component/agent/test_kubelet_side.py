@@ -181,6 +181,23 @@ async def test_a_damaged_record_is_rebuilt_from_the_api_server(node: SimulatedNo
     await eventually(lambda: node.events("CheckpointDamaged"))
 
 
+async def test_the_record_of_a_newer_agent_is_set_aside_and_what_it_holds_is_kept(node: SimulatedNode) -> None:
+    """As after a rollback over a change of the format: nothing is unprepared, and nothing prepared twice."""
+    held, rival = await node.claim("gpu-0"), await node.claim("gpu-0")
+    async with node.running():
+        await node.prepare(held)
+    specs = node.specs()
+    newer = node.checkpoint.read_bytes().replace(b'"version":3', b'"version":4')
+    node.checkpoint.write_bytes(newer)
+    async with node.running():
+        assert node.specs() == specs
+        assert "still prepared for claim" in (await node.prepare(rival))[rival.metadata.uid].error
+        assert (await node.unprepare(held))[held.metadata.uid].error == ""
+        [event] = await eventually(lambda: node.events("CheckpointDamaged"))
+    assert "has version 4, but this agent reads only version 3" in event.message
+    assert node.checkpoint.with_name("checkpoint.json.corrupt-1").read_bytes() == newer
+
+
 async def test_a_claim_whose_container_runs_is_known_again_without_record_and_without_the_claim(
     node: SimulatedNode,
 ) -> None:

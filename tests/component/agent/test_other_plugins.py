@@ -68,7 +68,7 @@ async def test_to_a_plugin_that_was_first_the_agent_gives_way_and_keeps_what_run
     async with node.running():
         await node.prepare(running)
 
-    async def overlooked(_registry: Path, _driver: str) -> None:
+    async def overlooked(_registry: Path, _driver: str, *, ours: object) -> None:
         return
 
     monkeypatch.setattr(app, "refuse_beside_others", overlooked)

@@ -58,6 +58,17 @@ def test_a_priority_class_can_be_chosen_or_left_out(kind: str, value: str, usual
     assert "priorityClassName" not in pod_of(render("--set", f"{value}.priorityClassName="), kind)
 
 
+def test_an_upgrade_starts_the_next_agent_before_it_ends_the_one_that_serves_unless_told_otherwise() -> None:
+    def strategy(*arguments: str) -> tuple[dict[str, Any], str]:
+        documents = render("--set", "agent.maxUnavailable=3", *arguments)
+        [container] = pod_of(documents, "DaemonSet")["containers"]
+        [takes_over] = [each["value"] for each in container["env"] if each["name"] == "DRACO_TAKE_OVER"]
+        return only(documents, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"], takes_over
+
+    assert strategy() == ({"maxSurge": 3, "maxUnavailable": 0}, "true")
+    assert strategy("--set", "agent.seamlessUpgrades=false") == ({"maxUnavailable": 3}, "false")
+
+
 def policies(*arguments: str) -> dict[str, dict[str, Any]]:
     documents = render("--set", "networkPolicy.enabled=true", *arguments)
     return {

@@ -41,7 +41,7 @@ class DraService:
     """Behaviours of the DRAPlugin service, for every version of its messages.
 
     `changed` is called with each claim that was prepared or given up. `hindrance` says why no claim may be prepared now, "" when
-    nothing is in the way.
+    nothing is in the way. Calls wait until `opened` is set: before that the node's record is another agent's.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class DraService:
         *,
         driver: str,
         changed: Callable[[PreparedClaim], None],
+        opened: asyncio.Event,
         hindrance: Callable[[], str] = str,
         metrics: AgentMetrics,
         clock: Clock,
@@ -61,6 +62,7 @@ class DraService:
         self._work = work
         self._driver = driver
         self._changed = changed
+        self._opened = opened
         self._hindrance = hindrance
         self._metrics = metrics
         self._clock = clock
@@ -89,8 +91,9 @@ class DraService:
         started = self._clock.monotonic()
         error, devices = "", []
         try:
-            self._refuse_if_hindered(name)
             async with asyncio.timeout(self._deadline_s):
+                await self._opened.wait()
+                self._refuse_if_hindered(name)
                 allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
                 prepared = await self._work.prepare(allocated)
             devices = [self._device(prepared, index, messages) for index in range(len(prepared.devices))]
@@ -151,6 +154,7 @@ class DraService:
         error = ""
         try:
             async with asyncio.timeout(self._deadline_s):
+                await self._opened.wait()
                 known = await self._give_up(ClaimUid(claim.uid))
             if known is not None:
                 log.info("claim.unprepared", claim=name, uid=claim.uid)

@@ -56,9 +56,9 @@ async def peers(registry: Path, driver: str) -> list[OtherPlugin]:
     return [peer for _, peer in found if peer is not None]
 
 
-async def refuse_beside_others(registry: Path, driver: str) -> None:
-    """Raise AnotherPlugin, naming it, when somebody else serves the driver on this node."""
-    found = await peers(registry, driver)
+async def refuse_beside_others(registry: Path, driver: str, *, ours: Collection[SocketFile] = ()) -> None:
+    """Raise AnotherPlugin, naming it, when somebody else serves the driver on this node. `ours` are our own sockets."""
+    found = [peer for peer in await peers(registry, driver) if peer.identity not in ours]
     if found:
         raise AnotherPlugin(
             f"Driver {driver} is already served on this node by {'; '.join(map(str, found))}. Two plugins of one driver "
@@ -166,7 +166,8 @@ class ProcessLock:
         self._path = path
         self._descriptor = -1
 
-    def __enter__(self) -> Self:
+    def acquire(self) -> None:
+        """Take it; raises AnotherPlugin, which names the holder."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -176,13 +177,22 @@ class ProcessLock:
             os.close(descriptor)
             raise AnotherPlugin(
                 f"Another Draco agent (process {holder}) uses {self._path.parent}; stop it, or give this agent its own "
-                "state folder. A DaemonSet must end one agent before it starts the next: set maxSurge to 0.",
+                "state folder. An agent that is to follow another one waits for it with --take-over.",
                 ours=True,
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give it up, if it was taken."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+        self.release()

@@ -87,10 +87,12 @@ class HealthService:
         self._reports: list[DeviceReport] = []
         self._changed = asyncio.Event()
         self._open = True
+        self._told = asyncio.Event()
 
     def close(self) -> None:
         """End every stream: the agent is going."""
         self._open = False
+        self._told.set()
         self._changed.set()
 
     @property
@@ -105,6 +107,7 @@ class HealthService:
         divisions: Mapping[GpuUuid, GpuMigView] = NO_DIVISIONS,
     ) -> None:
         """Take a new view, and what claims have of it; streams learn at once when a state or message differs."""
+        self._told.set()
         whole = reports(view)
         before, self._reports = self.reports, [*whole, *claimed_reports(whole, view, claims, divisions)]
         if self.reports != before:
@@ -115,6 +118,7 @@ class HealthService:
         """The service's method, answering in `messages` (health_v1_pb2 or health_v1alpha1_pb2)."""
 
         async def watch(_request: Any, _context: Any) -> AsyncIterator[Message]:
+            await self._told.wait()  # nothing is known yet: kubelet keeps what the agent before us has said
             while self._open:
                 changed = self._changed
                 yield self._response(messages)

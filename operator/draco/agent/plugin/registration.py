@@ -112,6 +112,7 @@ class Plugin:
         self._check_s = check_s
         self._on_registration = on_registration
         self._on_conflict = on_conflict
+        self._leaving = False
         self._on_stopping = on_stopping
         self._rivals = OtherPlugins(where.registration.parent, driver, clock=clock)
         self._seen: frozenset[SocketFile] = frozenset()
@@ -120,6 +121,27 @@ class Plugin:
         other = other_sockets(where)
         self._service = _Endpoint((where.service, other.service), services)
         self._registry = _Endpoint((where.registration, other.registration), [handlers(REGISTRATION, behaviours)])
+
+    @property
+    def identities(self) -> frozenset[SocketFile]:
+        """Our own socket in kubelet's registry folder."""
+        return self._registry.identities
+
+    async def register_early(self) -> None:
+        """Have kubelet call us from now on. SocketTaken when no path is free."""
+        self._rivals.begin()
+        await self._service.start()
+        await self._registry.start()
+        log.info("plugin.registering_early", driver=self._driver, socket=str(self._service.path))
+
+    def leave(self) -> None:
+        """Go on serving, and keep the node against nobody: another agent of ours registers, and this one ends soon."""
+        self._leaving = True
+
+    async def withdraw(self) -> None:
+        """Remove the sockets, the registration first, so that kubelet stops calling."""
+        await self._registry.stop(grace_s=0.0)
+        await self._service.stop(grace_s=STOP_GRACE_S)
 
     async def run(self) -> None:
         """Serve until cancelled; then remove both sockets, the registration first, so that kubelet stops calling."""
@@ -130,12 +152,12 @@ class Plugin:
             log.info("plugin.serving", driver=self._driver, socket=str(self._service.path))
             while True:
                 await self._clock.sleep(self._check_s)
-                await self._check()
+                if not self._leaving:
+                    await self._check()
         finally:
             self.serving.clear()
             self._on_stopping()
-            await self._registry.stop(grace_s=0.0)
-            await self._service.stop(grace_s=STOP_GRACE_S)
+            await self.withdraw()
 
     async def _check(self) -> None:
         """Be where kubelet finds us, unless somebody else was there first."""

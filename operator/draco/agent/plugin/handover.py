@@ -1,0 +1,99 @@
+"""How the agent that leaves a node and the one that follows keep kubelet served in between.
+
+An upgrade starts the next agent before it ends the one that serves (the DaemonSet's maxSurge). The next one stands by: it is
+Ready, and has neither the node's record nor a socket. When the other is told to end it says so, and the next one registers with
+kubelet, which calls it from then on; it holds those calls until the record is its own. So kubelet always has a plugin, it leaves
+the slices alone, and no call fails. An agent that dies has said nothing: the next one registers as soon as the record is free.
+
+Owns the two files by which they talk, beside the record: `agent.next`, which the next one holds locked and in which it says that
+it has registered, and `agent.leaving`. What is served, and when, is `registration`'s.
+"""
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+import structlog
+
+from draco.agent.errors import AnotherPlugin
+from draco.kube.clock import Clock
+
+log = structlog.get_logger()
+
+POLL_S: Final = 0.05
+WAIT_S: Final = 5.0
+"""How long an agent that leaves waits for the next one to register. A kubelet that has a backlog may take longer."""
+_NEXT: Final = "agent.next"
+_LEAVING: Final = "agent.leaving"
+_REGISTERED: Final = b"registered"
+
+
+class NextAgent:
+    """The place of the one agent that stands by, held while in the context."""
+
+    def __init__(self, folder: Path) -> None:
+        self._place = folder / _NEXT
+        self._leaving = folder / _LEAVING
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        """Raise AnotherPlugin when another one stands by."""
+        descriptor = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise AnotherPlugin(
+                f"Two Draco agents already run on this node: one serves, one stands by in {self._place}. End one of them.",
+                ours=True,
+            ) from None
+        os.ftruncate(descriptor, 0)
+        self._leaving.unlink(missing_ok=True)  # of an earlier handover, which ended by force
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leaving.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    @property
+    def called(self) -> bool:
+        """Whether the agent that serves has said that it leaves."""
+        return self._leaving.exists()
+
+    def has_registered(self) -> None:
+        """Tell the one that leaves that kubelet calls us now."""
+        os.pwrite(self._descriptor, _REGISTERED, 0)
+
+
+async def hand_over(folder: Path, clock: Clock) -> None:
+    """Call the next agent, if one stands by, and return when kubelet has registered it, or after a while."""
+    place, leaving = folder / _NEXT, folder / _LEAVING
+    if not stands_by(folder):
+        return
+    with suppress(OSError):  # a full disk costs a gap of a second, nothing else
+        leaving.touch()
+    log.info("plugin.handing_over", folder=str(folder))
+    deadline = clock.monotonic() + WAIT_S
+    while clock.monotonic() < deadline and stands_by(folder):
+        with suppress(OSError):
+            if place.read_bytes() == _REGISTERED:
+                return
+        await clock.sleep(POLL_S)
+
+
+def stands_by(folder: Path) -> bool:
+    """Whether an agent stands by."""
+    try:
+        descriptor = os.open(folder / _NEXT, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,184 @@
+"""One agent follows another on a node that kubelet watches: kubelet always has a plugin, and no call fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+import pytest
+
+from draco.agent.app import run_agent
+from draco.agent.errors import AnotherPlugin
+from draco.agent.plugin.guard import ProcessLock
+from draco.agent.plugin.handover import hand_over, stands_by
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid
+from draco_local.cluster import ports
+from draco_local.simulator.kubelet.ledger import ClaimRecord
+from draco_local.simulator.kubelet.plugins import Plugins
+from draco_local.simulator.nvml.library import SimulatedNvml
+from tests.agents import SimulatedNode, eventually
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+
+@pytest.fixture
+async def node(client: Client) -> AsyncIterator[SimulatedNode]:
+    node = SimulatedNode(client, gpus=2)
+    await node.create()
+    yield node
+    await node.delete()
+
+
+@asynccontextmanager
+async def kubelet_of(node: SimulatedNode) -> AsyncIterator[Plugins]:
+    """The plugin watcher of a kubelet, which calls whoever registered last."""
+    watcher = Plugins(node.folder, clock=SystemClock(), registered=lambda _: None, poll_s=0.02)
+    task = asyncio.create_task(watcher.run())
+    try:
+        yield watcher
+    finally:
+        await ended(task)
+
+
+def an_agent(node: SimulatedNode, **settings: Any) -> "asyncio.Task[None]":
+    return asyncio.create_task(
+        run_agent(node.settings(**settings), client=node.client, library=SimulatedNvml(node.gpus))
+    )
+
+
+async def ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def on_record(claim: ResourceClaim) -> ClaimRecord:
+    meta = claim.metadata
+    return ClaimRecord(uid=ClaimUid(meta.uid), namespace=meta.namespace, name=meta.name, drivers=[NVIDIA_DRIVER])
+
+
+async def test_kubelet_always_has_a_plugin_and_no_call_fails(node: SimulatedNode) -> None:
+    held, *others = [await node.claim("gpu-0"), *[await node.claim("gpu-1") for _ in range(2)]]
+    missing = asyncio.Event()
+    async with kubelet_of(node) as kubelet:
+        first = an_agent(node)
+        await eventually(lambda: NVIDIA_DRIVER in kubelet.drivers())
+        assert await kubelet.prepare(NVIDIA_DRIVER, [on_record(held)]) == {}
+        specs = node.specs()
+
+        async def watched() -> None:
+            while True:
+                if NVIDIA_DRIVER not in kubelet.drivers():
+                    missing.set()
+                await asyncio.sleep(0)
+
+        rounds, agent = 0, first
+
+        async def worked() -> None:
+            nonlocal rounds
+            while True:
+                claim = on_record(others[rounds % 2])
+                assert await kubelet.prepare(NVIDIA_DRIVER, [claim]) == {}
+                assert await kubelet.unprepare(NVIDIA_DRIVER, [claim]) == {}
+                rounds += 1
+
+        watching, working = asyncio.create_task(watched()), asyncio.create_task(worked())
+        try:
+            for _ in range(3):
+                following = an_agent(node, takes_over=True)
+                await eventually(lambda: stands_by(node.folder / "agent"))
+                await ended(agent)
+                agent, before = following, rounds
+                await eventually(lambda before=before: working.done() or rounds > before + 2)
+            if working.done():
+                working.result()
+            assert not missing.is_set()
+            assert set(specs) <= set(node.specs())
+            assert await kubelet.unprepare(NVIDIA_DRIVER, [on_record(held)]) == {}
+        finally:
+            for task in (watching, working, agent):
+                task.cancel()
+            await asyncio.gather(watching, working, agent, return_exceptions=True)
+
+
+async def test_one_that_follows_an_agent_which_dies_serves_at_once(node: SimulatedNode) -> None:
+    with ProcessLock(node.folder / "agent" / "agent.lock"):  # the kernel gives it up with the process, as here
+        following = an_agent(node, takes_over=True)
+        await eventually(lambda: stands_by(node.folder / "agent"))
+    try:
+        await eventually(node.answers)
+        claim = await node.claim("gpu-0")
+        assert not (await node.prepare(claim))[claim.metadata.uid].error
+    finally:
+        await ended(following)
+
+
+async def test_calls_wait_for_an_agent_that_has_registered_and_is_not_the_nodes_yet(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+    lock = ProcessLock(node.folder / "agent" / "agent.lock")
+    lock.acquire()
+    following = an_agent(node, takes_over=True)
+    try:
+        await eventually(lambda: stands_by(node.folder / "agent"))
+        leaving = asyncio.create_task(hand_over(node.folder / "agent", SystemClock()))
+        await eventually(node.answers)
+        await node.register()
+        await leaving
+        asked = asyncio.create_task(node.prepare(claim))
+        done, _ = await asyncio.wait({asked}, timeout=0.3)
+        assert not done
+        assert node.specs() == []
+        lock.release()
+        assert not (await asked)[claim.metadata.uid].error
+        assert len(node.specs()) == 1
+    finally:
+        lock.release()
+        await ended(following)
+
+
+async def test_one_that_stands_by_is_ready_and_touches_nothing(node: SimulatedNode) -> None:
+    port = ports.pick()
+    async with node.running():
+        before = (node.checkpoint.read_bytes(), sorted(each.name for each in node.registration_socket.parent.iterdir()))
+        following = an_agent(node, takes_over=True, listen=("127.0.0.1", port))
+        try:
+            async with aiohttp.ClientSession() as session:
+
+                async def ready() -> bool:
+                    with suppress(aiohttp.ClientError):
+                        async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                            return answer.status == 200
+                    return False
+
+                await eventually(ready)
+            sockets = sorted(each.name for each in node.registration_socket.parent.iterdir())
+            assert (node.checkpoint.read_bytes(), sockets) == before
+        finally:
+            await ended(following)
+
+
+async def test_one_that_is_not_called_gives_up_and_says_who_serves(node: SimulatedNode) -> None:
+    async with node.running():
+        with pytest.raises(AnotherPlugin, match="Another Draco agent"):
+            await node.run(takes_over=True, stand_by_s=0.2)
+
+
+async def test_a_third_agent_is_refused(node: SimulatedNode) -> None:
+    async with node.running():
+        following = an_agent(node, takes_over=True)
+        try:
+            await eventually(lambda: stands_by(node.folder / "agent"))
+            with pytest.raises(AnotherPlugin, match="one serves, one stands by"):
+                await node.run(takes_over=True)
+        finally:
+            await ended(following)
+
+
+async def test_without_being_told_to_follow_it_refuses_to_start(node: SimulatedNode) -> None:
+    async with node.running():
+        with pytest.raises(AnotherPlugin, match="Another Draco agent"):
+            await node.run()
