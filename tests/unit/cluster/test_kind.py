@@ -61,7 +61,9 @@ def test_only_nodes_that_have_gpus_are_labelled_and_have_a_disk(tmp_path: Path) 
     assert control_plane == {"role": "control-plane"}
     for name, worker in zip(machines.nodes, workers, strict=True):
         assert worker["labels"] == {"draco.dev/real": "true", "nvidia.com/gpu.present": "true"}
-        disk, at_boot = worker["extraMounts"]
+        driver, disk, at_boot = worker["extraMounts"]
+        assert driver["containerPath"] == "/run/nvidia/driver"
+        assert Path(driver["hostPath"], "usr/bin/nvidia-smi").exists()
         assert disk["containerPath"] == "/var/lib/draco"
         assert name in disk["hostPath"]
         assert {"gpus.json", "boot.sh"} <= {path.name for path in Path(disk["hostPath"]).iterdir()}

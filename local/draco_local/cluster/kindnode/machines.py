@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.kindnode.docker import Docker
-from draco_local.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file
-from draco_local.cluster.realnode.config import gpu_devices
+from draco_local.cluster.realnode.agent import boot_gpus, create_gpus, gpu_state_file, install_driver
+from draco_local.cluster.realnode.config import DRIVER_ROOT, gpu_devices
 from draco_local.cluster.realnode.nodes import disk_of
 from draco_local.simulator.gpus import state
 
@@ -45,10 +45,11 @@ class KindMachines:
         self._docker = docker
 
     def prepare(self, *, board: str, gpus: int) -> None:
-        """Give each node its GPUs, before kind makes it."""
+        """Give each node its GPUs and their driver, before kind makes it. Raises NotCompiled without a C compiler."""
         for node in self.nodes:
             disk = disk_of(self.folder, node)
             create_gpus(disk, board=board, gpus=gpus, node=node)
+            install_driver(disk)
             script = _BOOT_SCRIPT.format(devices=shlex.join(gpu_devices(gpus)))
             (self._own_folder(node) / _BOOT).write_text(script)
             inside = state.ON_A_NODE.parent / _BOOT
@@ -56,7 +57,9 @@ class KindMachines:
 
     def mounts(self, node: str) -> list[dict[str, Any]]:
         """Return what kind's configuration of a node says of its disk."""
+        driver = disk_of(self.folder, node) / "fs" / DRIVER_ROOT.lstrip("/")
         return [
+            {"hostPath": str(driver), "containerPath": DRIVER_ROOT, "readOnly": True},
             {"hostPath": str(self._own_folder(node)), "containerPath": str(state.ON_A_NODE.parent)},
             {"hostPath": str(disk_of(self.folder, node) / "kubelet.conf"), "containerPath": _AT_BOOT, "readOnly": True},
         ]
