@@ -36,6 +36,15 @@ def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl, nodes: list[str]) -> 
     eventually(free, what="the claim is free")
 
 
+def test_the_agent_has_loaded_the_nodes_nvml_and_nothing_else_of_the_node(cluster: Kubectl) -> None:
+    [agent] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == "real-1"]
+    read = "print(*{line.split()[-1] for line in open('/proc/1/maps') if '.so' in line}, sep='\\n')"
+    mapped = cluster.run("exec", "-n", SYSTEM, agent["metadata"]["name"], "--", "python3", "-c", read).stdout.split()
+    of_the_node = [path for path in mapped if path.startswith("/driver-root")]
+    assert of_the_node == ["/driver-root/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05"]
+    assert [path for path in mapped if path.endswith("/libc.so.6")] == ["/usr/lib/x86_64-linux-gnu/libc.so.6"]
+
+
 def test_any_image_finds_the_nodes_driver_in_its_linker_cache(kube: Kubectl, cluster: Kubectl) -> None:
     """This one has no library path, and its libraries are not those of the node."""
     [told] = [

@@ -1,7 +1,8 @@
 """An agent on simulated GPUs: `python -m draco_local.simulator.agent --state FILE`, otherwise with the options of `draco agent`.
 
-Owns putting simulated NVML under the agent; the product has no switch for it. The node's sysfs and its
-part of /proc are written beside the state file.
+Owns putting simulated NVML under the agent; the product has no switch for it. Where the node has the simulated driver installed,
+the agent loads its library as on hardware; elsewhere the simulator is in the agent's own process. The node's sysfs and its part
+of /proc are written beside the state file.
 """
 
 from pathlib import Path
@@ -14,6 +15,7 @@ from draco.kube.connect import kubeconfig
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import connect_in_cluster
 from draco.resources.errors import DracoError
+from draco_local.simulator.driver.library import SOCKET
 from draco_local.simulator.gpus import procfs, state, sysfs
 from draco_local.simulator.nvml.library import SimulatedNvml
 
@@ -41,7 +43,8 @@ def main(state_file: Path, **options: Any) -> None:
         tree = sysfs.tree(state_file)
         sysfs.build(tree, gpus)
         roots = {"sysfs_root": tree, "proc_root": procfs.build(state_file, gpus)}
-        run(connect, library=SimulatedNvml(state_file), **{**options, **roots})
+        installed = options["driver_root"] is not None and Path(SOCKET).is_socket()
+        run(connect, library=None if installed else SimulatedNvml(state_file), **{**options, **roots})
     except* DracoError as errors:
         raise click.ClickException("; ".join(dict.fromkeys(_sentences(errors)))) from errors
 

@@ -1,4 +1,4 @@
-"""What the test image runs: `draco`, with simulated GPUs below the agent.
+"""What the test image runs: `draco`, on simulated GPUs.
 
 Owns that choice. The GPUs are those of the state file that the node has where `draco cluster` puts it.
 """

@@ -13,7 +13,7 @@ from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.common_edits import VOID, CommonEdits
 from draco.agent.containers.edits import ContainerEdits
 from draco.agent.hardware.driver_root import DriverRoot
-from draco.agent.record.checkpoint import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from tests.doubles.files import FullDisk
 from tests.unit.agent.driver_on_disk import FOLDER, VERSION, a_driver
@@ -134,6 +134,21 @@ def test_the_images_toolkit_is_asked_and_its_paths_are_the_nodes(root: DriverRoo
     assert f"--driver-root {root.view}" in asked(root)[0]
 
 
+def test_the_nodes_own_toolkit_comes_first_run_in_the_nodes_root(root: DriverRoot, no_toolkit: Path) -> None:
+    said = root.view.parent / "said.json"
+    said.write_bytes(BY_NVIDIA.read_bytes())
+    a_program(no_toolkit, "chroot", f'echo "$@" >> {root.view.parent}/asked; exec /bin/cat {said}')
+    a_program(no_toolkit, "nvidia-ctk", "exit 1")
+    for name in ("nvidia-ctk", "nvidia-cdi-hook"):
+        a_program(root.view / "usr/bin", name, "")
+    common = CommonEdits(root, hook_folder=no_toolkit.parent)
+    common.refresh(VERSION)
+    assert common.problem == ""
+    assert mounts(common.current()) == mounts(nvidias())
+    assert asked(root)[0].startswith(f"{root.view} /usr/bin/nvidia-ctk ")
+    assert "--driver-root /driver --dev-root /" in asked(root)[0]
+
+
 def test_the_images_hook_is_put_where_the_runtime_finds_it(root: DriverRoot, no_toolkit: Path, tmp_path: Path) -> None:
     program = a_program(no_toolkit, "nvidia-cdi-hook", "first")
     kept = toolkit.hook(root, keep_in=tmp_path)
@@ -230,6 +245,16 @@ CLAIM = PreparedClaim(
 def a_folder(root: DriverRoot, tmp_path: Path) -> CdiFolder:
     common = CommonEdits(root, hook_folder=tmp_path)
     return CdiFolder(tmp_path / "cdi", FullDisk(), driver=NVIDIA_DRIVER, node=NodeFiles(), common=common)
+
+
+def test_a_partition_gets_of_the_driver_what_a_whole_gpu_gets(root: DriverRoot, tmp_path: Path) -> None:
+    part = Partition(profile_id=9, start=0, size=4, gi=1, ci=0, uuid="MIG-1", profile="3g.40gb")
+    device = msgspec.structs.replace(CLAIM.devices[0], device="gpu-0-mig-3g40gb-0", partition=part)
+    folder = a_folder(root, tmp_path)
+    folder.write(CLAIM)
+    folder.write(msgspec.structs.replace(CLAIM, uid=ClaimUid("2"), devices=[device]))
+    whole, divided = (json.loads(folder.path(ClaimUid(uid)).read_text())["containerEdits"] for uid in "12")
+    assert whole == divided
 
 
 def test_a_claims_edits_stay_when_the_agent_finds_others(root: DriverRoot, tmp_path: Path, no_toolkit: Path) -> None:
