@@ -159,7 +159,7 @@ class Agent:
         finally:
             if not serving.done():
                 self.parts.plugin.leave()
-                await hand_over(self._settings.state_folder, self._clock)
+                await hand_over(self._settings.state_folder, self._clock, calls=lambda: self.parts.service.calls)
                 serving.cancel()
             await serving
 

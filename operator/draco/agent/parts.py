@@ -253,7 +253,7 @@ class AgentParts:
         )
 
     def _kubelet_plugin(self) -> Plugin:
-        service = DraService(
+        self.service = service = DraService(
             self._client,
             self.work,
             driver=self._settings.driver,

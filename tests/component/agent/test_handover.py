@@ -11,7 +11,7 @@ import pytest
 from draco.agent.app import run_agent
 from draco.agent.errors import AnotherPlugin
 from draco.agent.plugin.guard import ProcessLock
-from draco.agent.plugin.handover import hand_over, stands_by
+from draco.agent.plugin.handover import NextAgent, hand_over, stands_by
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
@@ -124,7 +124,7 @@ async def test_calls_wait_for_an_agent_that_has_registered_and_is_not_the_nodes_
     following = an_agent(node, takes_over=True)
     try:
         await eventually(lambda: stands_by(node.folder / "agent"))
-        leaving = asyncio.create_task(hand_over(node.folder / "agent", SystemClock()))
+        leaving = asyncio.create_task(hand_over(node.folder / "agent", SystemClock(), calls=lambda: 0))
         await eventually(node.answers)
         await node.register()
         await leaving
@@ -182,3 +182,18 @@ async def test_without_being_told_to_follow_it_refuses_to_start(node: SimulatedN
     async with node.running():
         with pytest.raises(AnotherPlugin, match="Another Draco agent"):
             await node.run()
+
+
+async def test_one_that_leaves_answers_its_calls_before_its_socket_goes(node: SimulatedNode) -> None:
+    folder = node.folder / "agent"
+    folder.mkdir(parents=True)
+    calls = 1
+    with NextAgent(folder) as place:
+        place.has_registered()
+        leaving = asyncio.create_task(hand_over(folder, SystemClock(), calls=lambda: calls))
+        done, _ = await asyncio.wait({leaving}, timeout=0.5)
+        assert place.called
+        assert not done
+        calls = 0
+        async with asyncio.timeout(5):
+            await leaving

@@ -5,7 +5,8 @@ The work itself is `claims.work`'s.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -68,23 +69,35 @@ class DraService:
         self._clock = clock
         self._random = random
         self._deadline_s = deadline_s
+        self.calls = 0
+        """Calls that have not been answered yet."""
 
     def behaviours(self, messages: ModuleType) -> Mapping[str, Callable[[Any, Any], Any]]:
         """The service's methods, answering in `messages` (dra_v1_pb2 or dra_v1beta1_pb2)."""
 
         async def prepare(request: Any, _context: Any) -> Message:
-            answers = await asyncio.gather(*(self._prepare(claim, messages) for claim in request.claims))
+            with self._counted():
+                answers = await asyncio.gather(*(self._prepare(claim, messages) for claim in request.claims))
             uids = [claim.uid for claim in request.claims]
             response: Message = messages.NodePrepareResourcesResponse(claims=dict(zip(uids, answers, strict=True)))
             return response
 
         async def unprepare(request: Any, _context: Any) -> Message:
-            answers = await asyncio.gather(*(self._unprepare(claim, messages) for claim in request.claims))
+            with self._counted():
+                answers = await asyncio.gather(*(self._unprepare(claim, messages) for claim in request.claims))
             uids = [claim.uid for claim in request.claims]
             response: Message = messages.NodeUnprepareResourcesResponse(claims=dict(zip(uids, answers, strict=True)))
             return response
 
         return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
 
     async def _prepare(self, claim: Any, messages: ModuleType) -> Message:
         name = f"{claim.namespace}/{claim.name}"

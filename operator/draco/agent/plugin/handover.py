@@ -11,6 +11,7 @@ it has registered, and `agent.leaving`. What is served, and when, is `registrati
 
 import fcntl
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -25,6 +26,10 @@ log = structlog.get_logger()
 POLL_S: Final = 0.05
 WAIT_S: Final = 5.0
 """How long an agent that leaves waits for the next one to register. A kubelet that has a backlog may take longer."""
+CALLS_S: Final = 10.0
+"""How long it waits for its own calls; whoever ends it waits 30 s."""
+QUIET_S: Final = 0.2
+"""For calls that kubelet was about to make when the next one registered."""
 _NEXT: Final = "agent.next"
 _LEAVING: Final = "agent.leaving"
 _REGISTERED: Final = b"registered"
@@ -68,8 +73,11 @@ class NextAgent:
         os.pwrite(self._descriptor, _REGISTERED, 0)
 
 
-async def hand_over(folder: Path, clock: Clock) -> None:
-    """Call the next agent, if one stands by, and return when kubelet has registered it, or after a while."""
+async def hand_over(folder: Path, clock: Clock, *, calls: Callable[[], int]) -> None:
+    """Call the next agent, if one stands by, and return when kubelet has registered it, or after a while.
+
+    Our own calls are answered by then. `calls` counts those that are not: kubelet drops them when a socket is removed.
+    """
     place, leaving = folder / _NEXT, folder / _LEAVING
     if not stands_by(folder):
         return
@@ -80,8 +88,14 @@ async def hand_over(folder: Path, clock: Clock) -> None:
     while clock.monotonic() < deadline and stands_by(folder):
         with suppress(OSError):
             if place.read_bytes() == _REGISTERED:
-                return
+                break
         await clock.sleep(POLL_S)
+    quiet_since = clock.monotonic()
+    deadline = quiet_since + CALLS_S
+    while clock.monotonic() < min(deadline, quiet_since + QUIET_S):
+        await clock.sleep(POLL_S)
+        if calls():
+            quiet_since = clock.monotonic()
 
 
 def stands_by(folder: Path) -> bool:
