@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from draco.agent.errors import AnotherPlugin
+from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.guard import SERVING_SINCE, OtherPlugins, ProcessLock, peers, refuse_beside_others
 from draco.agent.plugin.unix_sockets import identity
@@ -134,3 +134,14 @@ def test_the_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> 
         holder.wait()
     with ProcessLock(path):
         assert path.read_text() == str(os.getpid())
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(SettingsError, match=r"cannot be written \(not a directory\): mount it writable .* --state-dir"),
+        ProcessLock(tmp_path / "file" / "folder" / "agent.lock"),
+    ):
+        pass
+    with pytest.raises(SettingsError, match="/proc/1 cannot be written"), ProcessLock(Path("/proc/1/agent.lock")):
+        pass

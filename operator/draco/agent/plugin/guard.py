@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from draco.agent.errors import AnotherPlugin
+from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.unix_sockets import DIAL_TIMEOUT_S, SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
@@ -167,9 +167,15 @@ class ProcessLock:
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Take it; raises AnotherPlugin, which names the holder."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Take it; raises AnotherPlugin, which names the holder, and SettingsError where nothing can be written."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SettingsError(
+                f"The agent's folder {self._path.parent} cannot be written ({(error.strerror or str(error)).lower()}): mount it "
+                "writable from the node, where it survives reboots, or name another one with --state-dir."
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
