@@ -36,7 +36,7 @@ COPY operator operator
 RUN /opt/build/bin/python -m hatchling build -t wheel -d /dist \
  && /opt/build/bin/python -m pip --python /opt/draco/bin/python install --quiet --no-cache-dir --no-compile --no-deps --no-index \
       --report /dist/draco.json /dist/draco_dra-*.whl \
- && /opt/draco/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/draco/lib
+ && /opt/draco/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/draco/lib
 
 # The base as it is in the image, without what installs packages. It is changed in a folder: what an engine puts into the root of a
 # container that it runs a command in is not in the image.

@@ -50,7 +50,7 @@ image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian
 	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)
 
 .PHONY: image-reproducible
-image-reproducible: setup ## Build the image twice from nothing, and compare the layers
+image-reproducible: setup ## Build the image twice, the second time from nothing, and compare the layers
 	@$(BIN)/python -m scripts.image_reproducible $(IMAGE_ARGS)
 
 .PHONY: image-test

@@ -66,6 +66,13 @@ def test_it_has_nothing_that_compiles_or_installs(root: Path) -> None:
     assert found == []
 
 
+def test_all_code_is_compiled_and_no_clock_decides_whether_that_counts(root: Path) -> None:
+    compiled = {path: path.read_bytes()[4:8] for path in root.glob("opt/draco/lib/python3*/site-packages/**/*.pyc")}
+    assert len(compiled) > 1000
+    hashed_and_not_checked = b"\x01\x00\x00\x00"
+    assert {str(path) for path, flags in compiled.items() if flags != hashed_and_not_checked} == set()
+
+
 def test_no_program_gives_more_rights_than_its_user_has(root: Path) -> None:
     raising = [path for path in every(root) if path.is_file() and path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID)]
     assert raising == []
