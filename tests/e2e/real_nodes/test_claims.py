@@ -11,6 +11,7 @@ from draco_local.cluster.realnode.config import LABEL_REAL
 from tests.e2e.kubectl import eventually
 from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, Bench
 
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
 
 pytestmark = pytest.mark.real_node
@@ -118,6 +119,7 @@ def test_a_node_that_loses_its_power_comes_back_with_its_pods_claims_and_gpus(be
     devices = {name: bench.device(name) for name in ("one", "two")}
     uuids = {name: gpu_uuids(bench, name) for name in ("one", "two")}
 
+    boot_id = bench.on_node("cat", BOOT_ID)
     bench.nodes.power_off(bench.node)
     assert not bench.nodes.powered(bench.node)
     bench.nodes.power_on(bench.node)
@@ -133,6 +135,7 @@ def test_a_node_that_loses_its_power_comes_back_with_its_pods_claims_and_gpus(be
         assert gpu_uuids(bench, name) == uuids[name]
         assert bench.gpu_nodes(name) == {devices[name].replace("gpu-", "nvidia")}
     eventually(lambda: bench.published() == {"gpu-0", "gpu-1"}, within_s=STARTS_WITHIN_S, what="all GPUs are published")
+    assert bench.on_node("cat", BOOT_ID) != boot_id
 
 
 def test_a_pod_deleted_while_its_node_is_off_is_released_when_it_is_back(bench: Bench) -> None:
