@@ -45,6 +45,7 @@ def machine(engine: PrivateEngine) -> dict[str, Any]:
         ],
         "rules": [line for line in rules.splitlines() if "docker" in line.lower() or "FORWARD" in line],
         "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        "watchers": Path("/proc/sys/fs/inotify/max_user_instances").read_text(),
         "namespaces": network.cluster_namespaces(names),
         "cgroups": [root / names.cgroup for root in (*groups.roots, *groups.unified) if (root / names.cgroup).exists()],
         "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(engine.folder) in line],
@@ -62,6 +63,7 @@ def test_one_engine_serves_all_clusters_and_leaves_nothing_after_the_last(
     assert engine.acquire(other, SILENT) == client
     during = machine(engine)
     assert during["processes"]
+    assert int(during["watchers"]) >= 1024  # by default root has 128, for the nodes of all clusters
     assert (during["rules"], during["forwarding"]) == (before["rules"], before["forwarding"])
     engine.release(one, SILENT)
     assert client.answers()

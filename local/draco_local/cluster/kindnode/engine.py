@@ -35,6 +35,9 @@ _POLL_S: Final = 0.1
 _LAST_CAPABILITY: Final = Path("/proc/sys/kernel/cap_last_cap")
 _MADE_BY_THE_WAY: Final = (Path("/lib/modules"), Path("/run/containerd"), Path("/run/docker"))
 """Folders that the engine makes where they lack, and leaves empty."""
+_WATCHERS: Final = Path("/proc/sys/fs/inotify/max_user_instances")
+_ENOUGH_WATCHERS: Final = 1024
+"""A cluster of three nodes takes 110 of root's 128 by default; a kubelet that gets none registers no driver, and says so once."""
 _IN_ITS_NAMESPACES: Final = """
 for folder in /run/containerd /run/docker; do
   mkdir -p $folder
@@ -45,10 +48,11 @@ exec "$@"
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What is remembered of a started engine. `lacked` are the folders that were not there before."""
+    """What is remembered of a started engine: the folders that lacked before, and how many inotify instances root could have."""
 
     nodes_cidr: str
     lacked: list[str]
+    watchers: int = _ENOUGH_WATCHERS
 
 
 class PrivateEngine:
@@ -136,10 +140,14 @@ class PrivateEngine:
         names = self._names
         self._run.mkdir(mode=0o700)
         lacked = [str(folder) for folder in _MADE_BY_THE_WAY if not folder.exists()]
+        watchers = int(_WATCHERS.read_text())
         with network.changing():
             plan = network.choose_addresses(names, network.host_routes())
-            write_atomically(self._record, msgspec.json.encode(_Record(nodes_cidr=str(plan.nodes), lacked=lacked)))
+            record = _Record(nodes_cidr=str(plan.nodes), lacked=lacked, watchers=watchers)
+            write_atomically(self._record, msgspec.json.encode(record))
             network.create_control(names, plan)
+        if watchers < _ENOUGH_WATCHERS:
+            _WATCHERS.write_text(str(_ENOUGH_WATCHERS))
         settings = self._run / "daemon.json"
         settings.write_text("{}")  # not those of the machine's own engine
         namespace = network.NETNS_FOLDER / names.control_namespace
@@ -178,7 +186,10 @@ class PrivateEngine:
             network.delete_host_link(self._names)
         cgroup.remove(cgroup.mounted(), self._names.cgroup)
         if self._record.exists():
-            for folder in msgspec.json.decode(self._record.read_bytes(), type=_Record).lacked:
+            before = msgspec.json.decode(self._record.read_bytes(), type=_Record)
+            if before.watchers < _ENOUGH_WATCHERS == int(_WATCHERS.read_text()):  # nobody has set another number since
+                _WATCHERS.write_text(str(before.watchers))
+            for folder in before.lacked:
                 with contextlib.suppress(OSError):  # it never came, or somebody else put something into it
                     Path(folder).rmdir()
             self._record.unlink()
