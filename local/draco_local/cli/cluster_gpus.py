@@ -205,7 +205,7 @@ def reload_driver(path: Path, version: str | None) -> None:
 
     All instances and the programs that held GPUs are gone, and every NVML session is over.
     """
-    faults.reload_driver(path, version=version)
+    gpus.reload_driver(path, version=version)
 
 
 @command.command()

@@ -1,6 +1,7 @@
 """The simulated GPUs of a cluster's nodes: where their state is kept, for those who change it on purpose.
 
-Owns finding the file. What can be done to GPUs is in `faults` and `by_hand` of `draco_local.simulator.gpus`.
+Owns finding the file, and the driver that is installed beside it. What can be done to GPUs is in `faults` and `by_hand` of
+`draco_local.simulator.accidents`.
 """
 
 import difflib
@@ -9,9 +10,18 @@ from pathlib import Path
 from draco_local.cluster import attach, clusters
 from draco_local.cluster.errors import ClusterError
 from draco_local.cluster.providers import local
-from draco_local.cluster.realnode.agent import gpu_state_file
+from draco_local.cluster.realnode.agent import gpu_state_file, install_driver
 from draco_local.cluster.realnode.nodes import disk_of
 from draco_local.cluster.state import Record
+from draco_local.simulator.accidents import faults
+
+
+def reload_driver(state_file: Path, *, version: str | None) -> None:
+    """Reload a node's driver; another version is installed where the node has a driver that programs load."""
+    faults.reload_driver(state_file, version=version)
+    disk = next((each for each in state_file.parents if gpu_state_file(each) == state_file), None)
+    if version is not None and disk is not None:
+        install_driver(disk)
 
 
 def state_file(cluster: str, node: str) -> Path:

@@ -21,6 +21,8 @@ AGENT = "draco_local.simulator.image agent"
 class Machines(Protocol):
     """The real nodes of a cluster."""
 
+    folder: Path
+
     @property
     def nodes(self) -> list[str]:
         """Their names."""

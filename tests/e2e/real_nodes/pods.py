@@ -126,6 +126,10 @@ class Bench:
         """The names of the CDI specs on the node."""
         return self.on_node("ls", "/var/run/cdi")
 
+    def spec_files(self) -> list[str]:
+        """Where the CDI specs are on the node."""
+        return [f"/var/run/cdi/{name}" for name in self.specs().split()]
+
     def checkpoint(self) -> list[PreparedClaim]:
         """The claims that the agent holds prepared."""
         text = self.on_node("cat", f"/var/lib/kubelet/plugins/{DRIVER}/checkpoint.json")
@@ -181,6 +185,11 @@ class Bench:
         if not pods:
             return self.on_node("cat", token)
         return self.kube.run("exec", "--namespace=draco-system", pods[0], "--", "cat", token).stdout
+
+    def agent_is_a_pod(self) -> bool:
+        """Whether the agents were installed as users install them."""
+        agents = ["--namespace=draco-system", "-l", "app.kubernetes.io/component=agent"]
+        return bool(self.kube.run("get", "pods", *agents, "-o", "name").stdout)
 
     def kill(self, service: str) -> int:
         """Kill a service of the node and return which process it was."""
