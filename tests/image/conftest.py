@@ -11,6 +11,7 @@ from draco_local.cluster.programs import binaries
 from draco_local.cluster.providers.interface import Cluster
 from draco_local.cluster.realnode.config import LABEL_REAL
 from tests.e2e import provider
+from tests.e2e.conftest import pytest_collection_modifyitems  # noqa: F401 - pytest takes the hook from here
 from tests.e2e.kubectl import Kubectl
 from tests.e2e.real_nodes.conftest import draco
 from tests.image.installed import GPUS, NODES
