@@ -11,6 +11,7 @@ FUZZ_ARGS ?=
 IMAGE_ARGS ?=
 AUDIT_ARGS ?=
 SECONDS ?= 3600
+VERSIONS ?= 1.36.3 1.35.4 1.34.4
 ADVERSARY_ARGS ?=
 
 .PHONY: help
@@ -39,6 +40,11 @@ unit: setup ## Only the fast tests, in a minute
 .PHONY: e2e
 e2e: setup ## Only the tests on a whole cluster (PROVIDER=kind for one of kind's, IMAGE_ARGS as for make image)
 	@DRACO_TEST_PROVIDER=$(PROVIDER) IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/e2e $(PYTEST_ARGS)
+
+.PHONY: e2e-versions
+e2e-versions: setup ## The core of these on each version of Kubernetes that is supported (builds the older ones once: many minutes)
+	@for version in $(VERSIONS); do echo "Kubernetes $$version"; DRACO_TEST_KUBERNETES=$$version scripts/test \
+	  tests/e2e/test_missing_features.py tests/e2e/test_examples.py -k "not mig and not taint" $(PYTEST_ARGS); done
 
 .PHONY: e2e-kind
 e2e-kind: setup ## The core of these on kind, with Draco installed as users do (IMAGE_ARGS="--base debian" where no registry answers)

@@ -1,4 +1,4 @@
-"""Whose clusters the tests run on: our own, or with DRACO_TEST_PROVIDER=kind those of kind.
+"""Whose clusters the tests run on: our own, or with DRACO_TEST_PROVIDER=kind those of kind; and of which Kubernetes.
 
 Owns the choice, and what follows from it for a test: kind's nodes run Draco as its users do, from an image, installed by helm.
 """
@@ -7,9 +7,13 @@ import os
 from pathlib import Path
 from typing import Final
 
+from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
+
 PROVIDER: Final = os.environ.get("DRACO_TEST_PROVIDER", "local")
 assert PROVIDER in {"local", "kind"}, "DRACO_TEST_PROVIDER is local or kind"
 ON_KIND: Final = PROVIDER == "kind"
+
+KUBERNETES: Final = os.environ.get("DRACO_TEST_KUBERNETES", DEFAULT_KUBERNETES)
 
 ARCHIVE: Final = Path(__file__).parents[2] / "build" / "simulated.tar"
 """The image with simulated GPUs; `make image-test` and `scripts/test` with kind build it."""
@@ -17,7 +21,8 @@ ARCHIVE: Final = Path(__file__).parents[2] / "build" / "simulated.tar"
 
 def options() -> list[str]:
     """Of `draco cluster up`, for every cluster that a test makes."""
-    return ["--provider", PROVIDER]
+    version = [] if KUBERNETES == DEFAULT_KUBERNETES else ["--kubernetes", KUBERNETES]
+    return ["--provider", PROVIDER, *version]
 
 
 def installed() -> list[str]:
