@@ -33,8 +33,10 @@ def main() -> None:
 
 
 def _kind_lacks() -> list[str]:
-    """Nothing where Docker answers; it may have, or pull, what kind needs."""
-    return [] if Docker().answers() else engine.missing_packages()
+    """Nothing where Docker answers: it builds images, and may have, or pull, what kind needs."""
+    if Docker().answers():
+        return []
+    return [*engine.missing_packages(), *([] if shutil.which("buildah") else ["buildah"])]
 
 
 def quietly(command: list[str]) -> None:
