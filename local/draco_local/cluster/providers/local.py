@@ -58,7 +58,7 @@ class LocalCluster:
     def check(self) -> None:
         """Real nodes need root and some programs: said before minutes are spent on building others."""
         if self._wanted.real_nodes:
-            check.require(self._real.folder)
+            check.require(self._real.folder, self._wanted.real_nodes)
 
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Start everything; see `Cluster.create`."""

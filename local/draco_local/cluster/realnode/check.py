@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
+from ctypes import CDLL
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +17,15 @@ from draco_local.cluster.realnode.image import BUSYBOX_PROGRAM
 STDIO: Final = Path("/usr/include/stdio.h")
 CNI_BIN: Final = Path("/usr/lib/cni")
 _CAP_SYS_RESOURCE: Final = 24
+_WATCHERS: Final = Path("/proc/sys/fs/inotify/max_user_instances")
+_WATCHERS_OF_A_NODE: Final = 16
+"""Inotify instances of kubelet, containerd and what starts on a node, with some to spare."""
 _HIDDEN: Final = ("/run", "/dev", "/etc", "/proc", "/sys", "/var")
 """Folders of which a node sees its own: the cluster's state must lie outside them."""
 
 
-def require(state_dir: Path) -> None:
-    """Raise NotSupported with one sentence naming everything that is missing for real nodes with state in `state_dir`."""
+def require(state_dir: Path, nodes: int = 1) -> None:
+    """Raise MissingRequirement with one sentence for what is missing for so many real nodes with state in `state_dir`."""
     if platform.system() != "Linux":
         raise MissingRequirement("Real nodes run on Linux only: use simulated nodes (--nodes) here.")
     if os.geteuid() != 0:
@@ -38,6 +42,23 @@ def require(state_dir: Path) -> None:
             f"The state of a cluster with real nodes cannot lie below {hidden}, which every node replaces with its own: "
             "set XDG_STATE_HOME to another folder."
         )
+    if not can_watch(nodes * _WATCHERS_OF_A_NODE):
+        raise MissingRequirement(
+            f"Programs on this machine use nearly all inotify instances (fs.inotify.max_user_instances is "
+            f"{_WATCHERS.read_text().strip()}), and kubelet needs some: run `sysctl fs.inotify.max_user_instances=1024`."
+        )
+
+
+def can_watch(instances: int) -> bool:
+    """Whether this user may have so many more inotify instances."""
+    libc, made = CDLL(None), list[int]()
+    try:
+        while len(made) < instances and (descriptor := libc.inotify_init()) >= 0:
+            made.append(descriptor)
+        return len(made) == instances
+    finally:
+        for each in made:
+            os.close(each)
 
 
 def missing_packages(

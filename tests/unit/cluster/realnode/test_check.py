@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +41,28 @@ def test_state_that_a_node_could_not_see_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(check, "missing_packages", list)
     with pytest.raises(MissingRequirement, match="below /var"):
         require(Path("/var/lib/clusters/a"))
+
+
+def test_a_machine_on_which_nothing_more_can_be_watched_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(check, "missing_packages", list)
+    monkeypatch.setattr(check, "_HIDDEN", ())
+    asked: list[int] = []
+    monkeypatch.setattr(check, "can_watch", asked.append)
+    with pytest.raises(MissingRequirement, match=r"run `sysctl fs.inotify.max_user_instances=1024`"):
+        require(tmp_path, nodes=2)
+    assert asked == [32]
+
+
+def test_what_may_be_watched_is_tried_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_before = set(Path("/proc/self/fd").iterdir())
+    assert check.can_watch(1)
+    answers = iter([os.dup(0), -1])
+    monkeypatch.setattr(check, "CDLL", lambda _: SimpleNamespace(inotify_init=lambda: next(answers)))
+    assert not check.can_watch(2)
+    assert set(Path("/proc/self/fd").iterdir()) == open_before
 
 
 @pytest.mark.parametrize(("effective", "may"), [("000001ffffffffff", True), ("000001fffeffffff", False)])
