@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.kubectl import Kubectl, eventually
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = re.compile(r"make |export |git clone|cd |helm |(\.venv/bin/)?draco (cluster|demo)")
+LEFT_OUT = re.compile(r"make |export |git clone|cd |helm |docker |kind |(\.venv/bin/)?draco (cluster|demo)")
 """Commands about clusters themselves, and the shell's own settings."""
 
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)

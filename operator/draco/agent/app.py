@@ -116,9 +116,11 @@ class Agent:
             await self.parts.events.flush(REFUSAL_S)
             raise
         finally:
-            await plugin.withdraw()
-            lock.release()
-            self.parts.lanes.close()
+            try:
+                await plugin.withdraw()
+            finally:
+                lock.release()
+                self.parts.lanes.close()
 
     async def _take_place(self, lock: ProcessLock) -> None:
         """Become the node's agent: at once, or, where that is wanted, when the one that is there ends."""

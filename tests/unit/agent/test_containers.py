@@ -212,6 +212,7 @@ def test_another_driver_is_asked_about_once(root: DriverRoot, tmp_path: Path) ->
         path.unlink()
     a_driver(root.view, version="595.58.03")
     assert common.outdated("595.58.03")
+    assert f"/{FOLDER}/libcuda.so.595.58.03" in mounts(common.current()), "also before the toolkit is asked again"
     common.refresh("595.58.03")
     assert f"/{FOLDER}/libcuda.so.595.58.03" in mounts(common.current())
     assert not [path for path in mounts(common.current()) if path.endswith(VERSION)]

@@ -27,14 +27,19 @@ class CommonEdits:
         self._root = root
         self._hook_folder = hook_folder
         self._edits: ContainerEdits | None = None
+        self._edits_of: InstalledDriver | None = None
         self._found_for: tuple[InstalledDriver, str] | None = None
         self.problem: str | None = None
         """Why the edits are our own, as a sentence; "" when they are the toolkit's, None as long as that is not known."""
 
     def current(self) -> ContainerEdits:
-        """The edits as they can be made now: a container does not start if one file of them is gone."""
-        if self._edits is None:
-            self._edits = self._own()
+        """The edits as they can be made now: a container does not start if one file of them is gone.
+
+        Those of a driver that was replaced are not used, nor what is left of them: our own hold until the toolkit is asked again.
+        """
+        driver = self._driver()
+        if self._edits is None or driver != self._edits_of:
+            self._edits, self._edits_of = self._own(driver), driver
         found = self._edits
         hooks = [each for each in found.hooks if self._there(each.path)]
         mounts = [each for each in found.mounts if self._there(each.host_path)]
@@ -59,7 +64,7 @@ class CommonEdits:
             found, why = toolkit.edits(self._root, driver, hook=hook), ""
         except ToolkitFailed as error:
             found, why = driver_files.edits(driver, hook), str(error)
-        self._edits = found
+        self._edits, self._edits_of = found, driver
         self.problem = why and (
             f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
             "driver by itself; install the NVIDIA Container Toolkit on the node, or repair it."
@@ -67,8 +72,7 @@ class CommonEdits:
         self._found_for = (driver, driver_version)
         log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)
 
-    def _own(self) -> ContainerEdits:
-        driver = self._driver()
+    def _own(self, driver: InstalledDriver | None) -> ContainerEdits:
         return ContainerEdits() if driver is None else driver_files.edits(driver, self._hook())
 
     def _hook(self) -> Path | None:
