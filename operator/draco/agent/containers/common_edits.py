@@ -1,11 +1,11 @@
 """The edits that every container gets now: the toolkit's, or our own and the reason for that.
 
-Owns which of both hold, and when they are found out anew: at start, and when another driver is installed. The toolkit is never
+Owns which of both hold, and when they are found out again: at start, and when another driver is installed. The toolkit is never
 asked while kubelet waits: until its first answer, ours hold. All methods block; `current` on a few files only.
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -20,15 +20,21 @@ VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 """Tells NVIDIA's own runtime hook to add nothing."""
 
 
+class _Found(NamedTuple):
+    """The edits that were found for an installed driver of a version."""
+
+    driver: InstalledDriver
+    version: str
+    edits: ContainerEdits
+
+
 class CommonEdits:
     """What containers get of the driver below `root`; nothing where that is None. `hook_folder` is one that the node sees too."""
 
     def __init__(self, root: DriverRoot | None, *, hook_folder: Path) -> None:
         self._root = root
         self._hook_folder = hook_folder
-        self._edits: ContainerEdits | None = None
-        self._edits_of: InstalledDriver | None = None
-        self._found_for: tuple[InstalledDriver, str] | None = None
+        self._found: _Found | None = None
         self.problem: str | None = None
         """Why the edits are our own, as a sentence; "" when they are the toolkit's, None as long as that is not known."""
 
@@ -37,10 +43,8 @@ class CommonEdits:
 
         Those of a driver that was replaced are not used, nor what is left of them: our own hold until the toolkit is asked again.
         """
-        driver = self._driver()
-        if self._edits is None or driver != self._edits_of:
-            self._edits, self._edits_of = self._own(driver), driver
-        found = self._edits
+        driver, last = self._driver(), self._found
+        found = last.edits if last is not None and last.driver == driver else self._own(driver)
         hooks = [each for each in found.hooks if self._there(each.path)]
         mounts = [each for each in found.mounts if self._there(each.host_path)]
         return ContainerEdits(env=list(dict.fromkeys([*found.env, VOID])), hooks=hooks, mounts=mounts)
@@ -52,7 +56,9 @@ class CommonEdits:
 
     def outdated(self, driver_version: str) -> bool:
         """Whether they have to be found out again, now that the driver has this version."""
-        return self._root is not None and self._found_for != (self._driver(), driver_version)
+        if self._root is None:
+            return False
+        return self._found is None or (self._found.driver, self._found.version) != (self._driver(), driver_version)
 
     def refresh(self, driver_version: str) -> None:
         """Find them out again."""
@@ -64,12 +70,11 @@ class CommonEdits:
             found, why = toolkit.edits(self._root, driver, hook=hook), ""
         except ToolkitFailed as error:
             found, why = driver_files.edits(driver, hook), str(error)
-        self._edits, self._edits_of = found, driver
         self.problem = why and (
             f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
             "driver by itself; install the NVIDIA Container Toolkit on the node, or repair it."
         )
-        self._found_for = (driver, driver_version)
+        self._found = _Found(driver, driver_version, found)  # one write: `current` reads it in other threads
         log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)
 
     def _own(self, driver: InstalledDriver | None) -> ContainerEdits:
