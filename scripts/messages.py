@@ -35,6 +35,7 @@ PARTS = {
     "Shared by the programs": (
         "operator/draco/kube",
         "operator/draco/mig",
+        "operator/draco/certificates.py",
         "operator/draco/endpoints.py",
         "operator/draco/options.py",
         "operator/draco/resources",

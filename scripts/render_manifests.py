@@ -12,6 +12,8 @@ from draco_local.cluster.programs import binaries
 REPOSITORY = Path(__file__).parents[1]
 CHART = REPOSITORY / "charts" / "draco"
 NAMESPACE = "draco-system"
+VALUES = "metrics.secure.certificates=Existing"
+"""A key that everybody can read here is none."""
 HEAD = f"""\
 # Rendered from charts/draco by scripts/render_manifests.py; change the chart, not this file.
 # Install with: kubectl apply --server-side -f manifests/install/draco.yaml
@@ -30,10 +32,10 @@ def copy_crds() -> None:
 
 
 def render() -> str:
-    """The whole installation with default values."""
+    """The whole installation, with default values but for what must be each installation's own."""
     helm = binaries.find("helm")["helm"]
     rendered = subprocess.run(
-        [helm, "template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests"],
+        [helm, "template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests", "--set", VALUES],
         check=True,
         capture_output=True,
         text=True,

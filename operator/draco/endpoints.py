@@ -1,7 +1,8 @@
 """The HTTP endpoints of the operator and of the agent: /livez, /readyz and /metrics.
 
 Owns the server, which the webhook uses too, and the wording of its answers. What counts as alive and ready is asked of the
-program, each time. Why they are not Kopf's: docs/design/0001-kopf.md.
+program, each time; who may read metrics that are served over TLS is decided elsewhere. Why they are not Kopf's:
+docs/design/0001-kopf.md.
 """
 
 import logging
@@ -9,6 +10,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple, Protocol
 
 import structlog
 from aiohttp import web
@@ -23,6 +25,22 @@ log = structlog.get_logger(__name__)
 
 Check = Callable[[], list[str]]
 """What is wrong, one clause or sentence each; empty when all is well."""
+
+
+class Refusal(NamedTuple):
+    """Why somebody is not answered: the status of HTTP, and one sentence."""
+
+    status: int
+    sentence: str
+    retry_after_s: int = 0
+
+
+class Authorizer(Protocol):
+    """Decides who is answered."""
+
+    async def __call__(self, *, authorization: str, address: str, verb: str, path: str) -> Refusal | None:
+        """Why the caller is refused; None where it is not."""
+        ...
 
 
 _LARGEST_BYTES = 1024
@@ -40,8 +58,8 @@ class PortTaken(DracoError):
     """A port to serve on cannot be had."""
 
 
-def http_app(metrics: Callable[[], CollectorRegistry], *, alive: Check, ready: Check) -> web.Application:
-    """The endpoints as an application. `metrics` is called for each scrape."""
+def http_app(metrics: Callable[[], CollectorRegistry] | None, *, alive: Check, ready: Check) -> web.Application:
+    """The probes as an application, and the metrics, for anyone, unless None. `metrics` is called for each scrape."""
 
     async def livez(_: web.Request) -> web.Response:
         return _verdict(alive())
@@ -50,14 +68,29 @@ def http_app(metrics: Callable[[], CollectorRegistry], *, alive: Check, ready: C
         return _verdict(ready())
 
     async def scrape(request: web.Request) -> web.Response:
-        registry = metrics()
-        names = request.query.getall("name[]", [])
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        scraped = registry.restricted_registry(names) if names else registry
-        return web.Response(body=encode(scraped), headers={"Content-Type": content_type})
+        if metrics is None:
+            return web.Response(status=404, text="metrics are served over TLS, on a port of their own\n")
+        return _exposition(request, metrics())
 
     app = web.Application(client_max_size=_LARGEST_BYTES)
     app.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", scrape)])
+    return app
+
+
+def metrics_app(metrics: Callable[[], CollectorRegistry], authorizer: Authorizer) -> web.Application:
+    """The metrics as an application, for those who may read them."""
+
+    async def scrape(request: web.Request) -> web.Response:
+        refusal = await authorizer(
+            authorization=request.headers.get("Authorization", ""),
+            address=request.remote or "",
+            verb=request.method.lower(),
+            path=request.path,
+        )
+        return _exposition(request, metrics()) if refusal is None else _refused(refusal)
+
+    app = web.Application(client_max_size=_LARGEST_BYTES)
+    app.add_routes([web.get("/metrics", scrape)])
     return app
 
 
@@ -116,3 +149,17 @@ def _verdict(problems: list[str]) -> web.Response:
     if not problems:
         return web.Response(text="ok\n")
     return web.Response(status=503, text="".join(f"{problem}\n" for problem in problems))
+
+
+def _exposition(request: web.Request, registry: CollectorRegistry) -> web.Response:
+    names = request.query.getall("name[]", [])
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    scraped = registry.restricted_registry(names) if names else registry
+    return web.Response(body=encode(scraped), headers={"Content-Type": content_type})
+
+
+def _refused(refusal: Refusal) -> web.Response:
+    headers = {"Retry-After": str(refusal.retry_after_s)} if refusal.retry_after_s else {}
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.Response(status=refusal.status, text=f"{refusal.sentence}\n", headers=headers)

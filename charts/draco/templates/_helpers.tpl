@@ -69,3 +69,67 @@ matchConditions:
 {{- define "draco.runbook" -}}
 runbook_url: {{ printf "%s/alerts.md#%s" ((index . 0).Values.metrics.rules.runbookURL | default "docs/runbooks" | trimSuffix "/") (index . 1 | lower) }}
 {{- end -}}
+
+{{/* The name in the certificate of a component's metrics. Call with a dict of root and component. */}}
+{{- define "draco.metricsHost" -}}
+{{ printf "%s-%s-metrics.%s.svc" (include "draco.name" .root) .component .root.Release.Namespace }}
+{{- end -}}
+
+{{/* The components that are installed, in JSON. */}}
+{{- define "draco.components" -}}
+{{- $found := list }}
+{{- if .Values.operator.enabled }}{{ $found = append $found "operator" }}{{ end }}
+{{- if include "draco.agents" . }}{{ $found = append $found "agent" }}{{ end }}
+{{- toJson $found -}}
+{{- end -}}
+
+{{/* A program's environment for its endpoints. */}}
+{{- define "draco.endpointsEnv" -}}
+- name: DRACO_LISTEN
+  value: 0.0.0.0:{{ .Values.metrics.port }}
+{{- if .Values.metrics.secure.enabled }}
+- name: DRACO_METRICS_LISTEN
+  value: 0.0.0.0:{{ .Values.metrics.secure.port }}
+- name: DRACO_METRICS_CERTIFICATES
+  value: /etc/draco/metrics
+{{- end }}
+{{- end -}}
+
+{{/* The ports of its endpoints. */}}
+{{- define "draco.endpointsPorts" -}}
+- name: probes
+  containerPort: {{ .Values.metrics.port }}
+{{- if .Values.metrics.secure.enabled }}
+- name: metrics
+  containerPort: {{ .Values.metrics.secure.port }}
+{{- end }}
+{{- end -}}
+
+{{/* The port that metrics are served on. */}}
+{{- define "draco.metricsPort" -}}
+{{ ternary .Values.metrics.secure.port .Values.metrics.port .Values.metrics.secure.enabled }}
+{{- end -}}
+
+{{/* The certificate of a component's metrics, as a volume. No pod waits for it. Call with a dict of root and component. */}}
+{{- define "draco.metricsVolume" -}}
+- name: metrics
+  secret:
+    secretName: {{ include "draco.name" .root }}-{{ .component }}-metrics
+    optional: true
+    items:
+      - {key: tls.crt, path: tls.crt}
+      - {key: tls.key, path: tls.key}
+{{- end -}}
+
+{{/* What it takes to ask the API server who a scraper is. */}}
+{{- define "draco.reviewRules" -}}
+{{- if .Values.metrics.secure.enabled -}}
+# Who may read metrics is asked of the API server: whose token this is, and whether that user may get /metrics.
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
+{{- end }}
+{{- end -}}

@@ -184,9 +184,9 @@ class SimulatedNode:
                 log.exception("agent.failed", node=self.name, error=str(error), again_in_s=AGENT_RESTART_S)
             await self._clock.sleep(AGENT_RESTART_S)
 
-    async def run_agent(self) -> None:
-        """Run the node's agent once."""
-        settings = AgentSettings(
+    def agent_settings(self) -> AgentSettings:
+        """How the node's agent works."""
+        return AgentSettings(
             node_name=self.name,
             driver=self._nodes.driver,
             kubelet_dir=self.root,
@@ -194,8 +194,11 @@ class SimulatedNode:
             sysfs_root=self.root / "sys",
             proc_root=procfs.tree(self.gpus),
         )
+
+    async def run_agent(self) -> None:
+        """Run the node's agent once."""
         await run_agent(
-            settings,
+            self.agent_settings(),
             library=SimulatedNvml(self.gpus),
             client=self._agent_client,
             clock=self._clock,

@@ -5,8 +5,8 @@ agents, with different settings, can run in one process and one event loop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -34,6 +34,7 @@ from draco.kube.connect.retry import persistently
 from draco.kube.discovery import PARTITIONABLE, Features, discover, serves
 from draco.kube.errors import ApiError
 from draco.kube.rediscovery import differences, until_changed
+from draco.kube.secure_metrics import serving_metrics
 from draco.resources.api.core import ObjectReference
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import GpuUuid
@@ -197,11 +198,18 @@ class Agent:
                 await asyncio.to_thread(edits.refresh, driver.driver_version)
                 self.report_changed()
 
-    def _endpoints(self) -> AbstractAsyncContextManager[object]:
-        if self._settings.listen is None:
-            return nullcontext()
-        app = http_app(self._measured, alive=self.parts.lanes.stuck, ready=self._lacking)
-        return serving(app, *self._settings.listen)
+    @asynccontextmanager
+    async def _endpoints(self) -> AsyncIterator[None]:
+        secure = self._settings.secure_metrics
+        async with AsyncExitStack() as stack:
+            if self._settings.listen is not None:
+                plain = self._measured if secure is None else None
+                app = http_app(plain, alive=self.parts.lanes.stuck, ready=self._lacking)
+                await stack.enter_async_context(serving(app, *self._settings.listen))
+            if secure is not None:
+                metrics = serving_metrics(secure, self._measured, client=self._client, clock=self._clock)
+                await stack.enter_async_context(metrics)
+            yield
 
     async def _recover(self) -> None:
         await self.parts.startup.recover()

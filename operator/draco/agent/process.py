@@ -69,7 +69,17 @@ OPTIONS = (
     _option("--driver-root-view", type=_FOLDER, help="The same folder as the agent sees it, if that differs."),
     _option("--sysfs-root", type=_FOLDER, default=Path("/sys"), help="Where the host's /sys is seen."),
     _option("--proc-root", type=_FOLDER, default=Path("/proc"), help="Where the host's /proc is seen."),
-    _option("--listen", type=ListenAddress(), help="Address of /livez, /readyz and /metrics. Default: none."),
+    _option(
+        "--listen",
+        type=ListenAddress(),
+        help="Address of /livez and /readyz, and of /metrics unless it has one of its own. Default: none.",
+    ),
+    _option(
+        "--metrics-listen",
+        type=ListenAddress(),
+        help="Address of /metrics over TLS, for those whose token lets them get it. Default: anyone reads it at --listen.",
+    ),
+    _option("--metrics-certificates", type=_FOLDER, help="Folder with the tls.crt and tls.key of --metrics-listen."),
     _option(
         "--rescan",
         "rescan_s",
@@ -109,6 +119,8 @@ def run(
     **options: Any,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, maybe in groups."""
+    if (options["metrics_listen"] is None) is not (options["metrics_certificates"] is None):
+        raise click.UsageError("--metrics-listen and --metrics-certificates need each other.")
     configure_log(log_level)
     settings = AgentSettings(**options)
     asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library))

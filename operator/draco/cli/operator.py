@@ -23,6 +23,7 @@ from draco.controller.settings import OperatorSettings
 from draco.kube.connect.connection import Connect, Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
+from draco.kube.secure_metrics import MetricsSettings
 from draco.logs import LEVELS, configure_log
 from draco.options import ListenAddress
 
@@ -47,7 +48,19 @@ _DEFAULT = OperatorSettings(identity="")
     envvar="DRACO_LISTEN",
     type=ListenAddress(),
     default=f"{_DEFAULT.http_host}:{_DEFAULT.http_port}",
-    help="Address of /livez, /readyz and /metrics; port 0 takes a free one.",
+    help="Address of /livez and /readyz, and of /metrics unless it has one of its own; port 0 takes a free one.",
+)
+@click.option(
+    "--metrics-listen",
+    envvar="DRACO_METRICS_LISTEN",
+    type=ListenAddress(),
+    help="Address of /metrics over TLS, for those whose token lets them get it; by default anyone reads it at --listen.",
+)
+@click.option(
+    "--metrics-certificates",
+    envvar="DRACO_METRICS_CERTIFICATES",
+    type=click.Path(path_type=Path),
+    help="Folder with the tls.crt and tls.key of --metrics-listen.",
 )
 @click.option("--log-level", envvar="DRACO_LOG_LEVEL", type=click.Choice(LEVELS), default="info", help="Log level.")
 @click.option(
@@ -139,6 +152,8 @@ def command(
     namespace: str,
     identity: str,
     listen: tuple[str, int],
+    metrics_listen: tuple[str, int] | None,
+    metrics_certificates: Path | None,
     log_level: str,
     pending_after: float,
     settle: float,
@@ -166,8 +181,15 @@ def command(
         )
     if (webhook_listen is None) is not (webhook_certificates is None):
         raise click.UsageError("--webhook-listen and --webhook-certificates need each other.")
+    if (metrics_listen is None) is not (metrics_certificates is None):
+        raise click.UsageError("--metrics-listen and --metrics-certificates need each other.")
     configure_log(log_level)
     quiet_kopf()
+    metrics = None
+    if metrics_listen and metrics_certificates:
+        metrics = MetricsSettings(
+            host=metrics_listen[0] or _DEFAULT.http_host, port=metrics_listen[1], certificates=metrics_certificates
+        )
     webhook = None
     if webhook_listen and webhook_certificates:
         webhook = WebhookSettings(
@@ -192,6 +214,7 @@ def command(
         rediscover_s=rediscover,
         confirm_s=min(rediscover, _DEFAULT.confirm_s),
         webhook=webhook,
+        metrics=metrics,
     )
 
     async def connected() -> Connection:

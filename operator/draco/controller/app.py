@@ -7,7 +7,7 @@ holds the lease. Losing the lease ends the process, since another replica may be
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from random import Random
 from typing import Any
 
@@ -18,7 +18,7 @@ from draco.controller.claims.admission import Admission
 from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, PendingSubject
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
-from draco.controller.claims.webhook import Certificate, keep_fresh, serving_webhook, webhook_app
+from draco.controller.claims.webhook import serving_webhook, webhook_app
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge, register_view, register_workers
@@ -43,6 +43,7 @@ from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.rediscovery import differences, until_changed
+from draco.kube.secure_metrics import serving_metrics
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
@@ -194,17 +195,17 @@ class Operator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set."""
-        app = http_app(lambda: self.metrics.registry, alive=self.problems, ready=self.not_ready)
+        plain = None if self._settings.metrics else lambda: self.metrics.registry
+        app = http_app(plain, alive=self.problems, ready=self.not_ready)
         log.info("operator.starting", identity=self.election.identity)
         gc.freeze()  # what is loaded by now stays: collections during the first lists would walk it, a fifth of their time
         async with (
             serving(app, self._settings.http_host, self._settings.http_port),
-            self._webhook() as certificate,
+            self._secure_metrics(),
+            self._webhook(),
             asyncio.TaskGroup() as group,
         ):
             tasks = [group.create_task(each.run(), name=name) for name, each in self.view.collections.items()]
-            if certificate:
-                tasks.append(group.create_task(keep_fresh(certificate, self._clock), name="certificate"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
@@ -238,10 +239,10 @@ class Operator:
         return sentences + [f"{kind}: not listed yet" for kind in self.view.unsynced if kind not in unserved]
 
     @asynccontextmanager
-    async def _webhook(self) -> AsyncIterator[Certificate | None]:
+    async def _webhook(self) -> AsyncIterator[None]:
         settings = self._settings.webhook
         if settings is None:
-            yield None
+            yield
             return
         admission = Admission(
             self.view.followed,
@@ -250,8 +251,14 @@ class Operator:
             ready=lambda: not self.view.unsynced,
             within_s=_ADVICE_BY * settings.timeout_s,
         )
-        async with serving_webhook(settings, webhook_app(admission, self.metrics.admission_reviews)) as certificate:
-            yield certificate
+        async with serving_webhook(settings, webhook_app(admission, self.metrics.admission_reviews), self._clock):
+            yield
+
+    def _secure_metrics(self) -> AbstractAsyncContextManager[object]:
+        settings = self._settings.metrics
+        if settings is None:
+            return nullcontext()
+        return serving_metrics(settings, lambda: self.metrics.registry, client=self._client, clock=self._clock)
 
     async def _follow_features(self) -> None:
         """Stores, versions and rights are chosen by what the cluster can do: when that changes, so must the whole process."""

@@ -7,6 +7,7 @@ import msgspec
 
 from draco.controller.claims.webhook import WebhookSettings
 from draco.controller.workers.pool import WorkerSettings
+from draco.kube.secure_metrics import MetricsSettings
 from draco.resources.names import OPERATOR_LEASE
 
 
@@ -24,7 +25,9 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     http_host: str = "0.0.0.0"  # noqa: S104 - probes and scrapes come from other hosts
     http_port: int = 8080
-    """Port of /livez, /readyz and /metrics; 0 for any free port (it is logged)."""
+    """Port of /livez and /readyz, and of /metrics where `metrics` is None; 0 for any free port (it is logged)."""
+    metrics: MetricsSettings | None = None
+    """Where /metrics is served over TLS, for those who may read it; None: with the probes, for anyone."""
 
     pending_after_s: float = 10.0
     """How long a claim may wait before its causes are said, where no scheduler has refused its pod yet."""

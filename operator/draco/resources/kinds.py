@@ -11,6 +11,7 @@ from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaim
 from draco.resources.api.core import Event, Lease, Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reviews import SubjectAccessReview, TokenReview
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 
@@ -65,3 +66,7 @@ TAINT_RULES = tuple(
 GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
 DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)
 MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)
+TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, TokenReview)
+SUBJECT_ACCESS_REVIEWS = Kind(
+    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", False, SubjectAccessReview
+)

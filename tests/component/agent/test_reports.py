@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import ANY
 
 import aiohttp
 import pytest
@@ -24,10 +26,12 @@ from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco.resources.names import CONDITION_PARTITIONABLE, NVIDIA_DRIVER, ClaimUid, GpuUuid
+from draco_local.cluster.controlplane import ControlPlane
 from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.doubles.clock import ManualClock
 from tests.doubles.faultproxy import FaultProxy, answer
+from tests.scraping import Scraper, accounts_in
 
 
 async def gpu_node(node: SimulatedNode) -> GpuNode:
@@ -217,6 +221,31 @@ async def test_endpoints_tell_liveness_readiness_and_metrics(node: SimulatedNode
         "draco_agent_registered 1.0",
     ):
         assert line in text
+
+
+async def test_where_metrics_are_secure_they_are_for_those_who_may_read_them_and_probes_stay_plain(
+    node: SimulatedNode,
+    api_server: ControlPlane,
+    namespace: str,
+    tmp_path: Path,
+    unused_tcp_port_factory: Callable[[], int],
+) -> None:
+    plain, scraper, tokens = unused_tcp_port_factory(), Scraper(tmp_path), accounts_in(api_server, namespace)
+    scraper.port = unused_tcp_port_factory()
+    settings = {"metrics_listen": ("127.0.0.1", scraper.port), "metrics_certificates": tmp_path}
+    async with node.running(listen=("127.0.0.1", plain), **settings), aiohttp.ClientSession(trust_env=False) as session:
+        assert await scraper.scrape(tokens["prometheus"]) == (0, ANY), "an agent without a certificate serves kubelet"
+        scraper.show(scraper.authority)
+
+        async def scraped() -> str:
+            code, text = await scraper.scrape(tokens["prometheus"])
+            return text if code == 200 else ""
+
+        assert 'draco_agent_gpus{health="Healthy"} 2.0' in await eventually(scraped)
+        assert (await scraper.scrape(tokens["tenant"]))[0] == 403
+        for path, code in (("livez", 200), ("metrics", 404)):
+            async with session.get(f"http://127.0.0.1:{plain}/{path}") as response:
+                assert response.status == code
 
 
 @pytest.fixture

@@ -1,15 +1,19 @@
 """Whole scenarios under the chart's service accounts: nodes whose agents, and an operator, have the tokens of its pods."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
+import msgspec
 import yaml
 
+from draco.agent.settings import AgentSettings
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -30,6 +34,7 @@ from draco.resources.kinds import (
 )
 from draco.resources.names import NodeName
 from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.pki import Authority
 from draco_local.simulator.kubelet.podfeed import PodFeed
 from draco_local.simulator.nodes import SimulatedNode, SimulatedNodes
 from tests.component.chart.rendering import NAMESPACE
@@ -58,12 +63,42 @@ def token(plane: ControlPlane, account: str, node: str) -> str:
     return found
 
 
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+class ScrapedNode(SimulatedNode):
+    """A node whose agent serves metrics over TLS, on a port that was free."""
+
+    metrics_port = 0
+
+    def agent_settings(self) -> AgentSettings:
+        return msgspec.structs.replace(
+            super().agent_settings(),
+            metrics_listen=("127.0.0.1", self.metrics_port),
+            metrics_certificates=self.root.parent,
+        )
+
+
 class Cluster:
     """Two simulated nodes whose agents have the chart's account, and an administrator's client."""
 
     def __init__(self, plane: ControlPlane, client: Client, folder: Path) -> None:
         self.plane, self.client, self.folder = plane, client, folder
         self._tokens: dict[str, str] = {}
+        self.metrics_ports = _free_ports(1 + len(NODE_NAMES))
+        """Of the operator, and of the agents."""
+        issued = Authority.create("metrics").issue("metrics", hosts=["127.0.0.1"])
+        self.certificates.mkdir(parents=True, exist_ok=True)
+        (self.certificates / "tls.crt").write_bytes(issued.certificate)
+        (self.certificates / "tls.key").write_bytes(issued.key)
+
+    @property
+    def certificates(self) -> Path:
+        """What their metrics are served with."""
+        return self.folder / "n"
 
     def connection(self, account: str, node: str) -> Connection:
         tls = ssl.create_default_context(cafile=str(self.plane.pki / "ca.crt"))
@@ -81,12 +116,11 @@ class Cluster:
         starting = asyncio.Semaphore(8)
         async with AsyncExitStack() as stack:
             tasks = [asyncio.create_task(events.run()), asyncio.create_task(feed.run())]
-            for name in NODE_NAMES:
+            for name, port in zip(NODE_NAMES, self.metrics_ports[1:], strict=True):
                 await self.client.apply(NODES, ObjectKey("", name), {"metadata": {"name": name}}, manager="tests")
                 agent = await stack.enter_async_context(Client(self.connection("draco-agent", name)))
-                node = SimulatedNode(
-                    name, shape, self.client, feed=feed, clock=clock, random=random, agent_client=agent
-                )
+                node = ScrapedNode(name, shape, self.client, feed=feed, clock=clock, random=random, agent_client=agent)
+                node.metrics_port = port
                 stack.callback(node.leave)
                 tasks.append(asyncio.create_task(node.run(starting)))
             try:
@@ -248,6 +282,17 @@ async def a_gpu_is_partitioned_and_an_idle_claim_gives_way(cluster: Cluster) -> 
     await until(whole_again, what="a GPU without partitions")
 
 
+async def metrics_are_scraped(cluster: Cluster) -> None:
+    """With a token of whoever: that it may not read them is what the operator and the agents have to find out."""
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    headers = {"Authorization": f"Bearer {token(cluster.plane, 'default', 'metrics')}"}
+    async with aiohttp.ClientSession(trust_env=False, headers=headers) as session:
+        for port in cluster.metrics_ports:
+            async with session.get(f"https://127.0.0.1:{port}/metrics", ssl=tls) as response:
+                assert response.status == 403, await response.text()
+
+
 async def a_report_is_deleted(cluster: Cluster) -> None:
     key = ObjectKey("", NODE_NAMES[0])
     before = await cluster.client.get(GPU_NODES, key)
@@ -273,5 +318,6 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_pending_claim_is_explained,
     a_gpu_is_maintained,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
+    metrics_are_scraped,
     a_report_is_deleted,
 ]

@@ -11,7 +11,7 @@ from draco_local.cluster.programs import binaries
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
 NAMESPACE = "draco-system"
-MONITORING = ("--api-versions", "monitoring.coreos.com/v1/PodMonitor,monitoring.coreos.com/v1/PrometheusRule")
+MONITORING = ("--api-versions", "monitoring.coreos.com/v1/ServiceMonitor,monitoring.coreos.com/v1/PrometheusRule")
 """As on a cluster with the Prometheus operator."""
 
 

@@ -13,6 +13,7 @@ from cryptography import x509
 
 from draco.cli import agent, operator
 from draco.controller.claims.webhook import PATH
+from scripts import render_manifests
 from tests.component.chart.rendering import CHART, NAMESPACE, kinds, only, refusal, render
 
 REPOSITORY = Path(__file__).parents[3]
@@ -87,6 +88,9 @@ def test_a_digest_wins_over_a_tag() -> None:
         ("webhook.mode=warn", "value must be one of 'Warn', 'Enforce'"),
         ("webhook.enabled=true,operator.enabled=false", "webhook.enabled needs operator.enabled"),
         ("webhook.enabled=true,webhook.port=8080", "webhook.port and metrics.port are both 8080"),
+        ("metrics.secure.port=8080", "metrics.secure.port and metrics.port are both 8080"),
+        ("webhook.enabled=true,webhook.port=8443", "metrics.secure.port and webhook.port are both 8443"),
+        ("metrics.secure.certificates=None", "value must be one of 'Chart', 'CertManager', 'Existing'"),
     ],
 )
 def test_a_wrong_value_is_refused_with_a_sentence(value: str, sentence: str) -> None:
@@ -135,7 +139,11 @@ def test_no_container_of_the_operator_has_more_rights_than_it_needs() -> None:
 
 def test_the_manifests_for_kubectl_are_rendered_from_the_chart() -> None:
     committed = (REPOSITORY / "manifests" / "install" / "draco.yaml").read_text()
-    assert [d for d in yaml.safe_load_all(committed) if d][1:] == render()
+    assert [d for d in yaml.safe_load_all(committed) if d][1:] == render("--set", render_manifests.VALUES)
+
+
+def test_no_private_key_is_in_the_manifests_for_kubectl() -> None:
+    assert "Secret" not in kinds(render("--set", render_manifests.VALUES))
 
 
 @pytest.mark.parametrize(("kind", "program"), [("Deployment", operator), ("DaemonSet", agent)])
@@ -146,11 +154,12 @@ def test_each_setting_of_a_container_is_one_its_program_knows(kind: str, program
 
 
 def with_webhook(*arguments: str) -> list[dict[str, Any]]:
-    return render("--set", "webhook.enabled=true", *arguments)
+    """Without the metrics' certificates and Services, so that there is one of each."""
+    return render("--set", "webhook.enabled=true,metrics.secure.enabled=false", *arguments)
 
 
 def test_the_webhook_is_off_unless_it_is_asked_for() -> None:
-    documents = render()
+    documents = render("--set", "metrics.secure.enabled=false")
     assert not kinds(documents) & {"ValidatingWebhookConfiguration", "Secret", "Service"}
     (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert not [variable for variable in container["env"] if "WEBHOOK" in variable["name"]]

@@ -128,16 +128,30 @@ def test_without_definitions_helm_says_how_to_get_them(empty: ControlPlane) -> N
     assert "the cluster has no CustomResourceDefinition gpunodes.draco.dev: set crds.enabled=true" in said
 
 
+def test_the_certificates_of_metrics_are_kept_on_upgrades(release: Release) -> None:
+    def keys() -> list[str]:
+        path = f"/api/v1/namespaces/{release.namespace}/secrets/draco-{{}}-metrics"
+        return [call(release.plane, "GET", path.format(part))["data"]["tls.key"] for part in ("operator", "agent")]
+
+    before = keys()
+    release.upgrade()
+    assert keys() == before
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         (
-            "metrics.podMonitor.enabled=true",
-            "does not serve PodMonitor of monitoring.coreos.com/v1: install the Prometheus",
+            "metrics.serviceMonitor.enabled=true",
+            "does not serve ServiceMonitor of monitoring.coreos.com/v1: install the Prometheus",
         ),
         (
             "metrics.rules.enabled=true",
             "does not serve PrometheusRule of monitoring.coreos.com/v1: install the Prometheus",
+        ),
+        (
+            "metrics.secure.certificates=CertManager",
+            "does not serve cert-manager.io/v1: install cert-manager first",
         ),
         (
             "webhook.enabled=true,webhook.certManager=true",

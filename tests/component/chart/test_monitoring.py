@@ -1,17 +1,20 @@
 """What the chart makes for Prometheus and Grafana: only where they are, and only of metrics that exist."""
 
+import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from scripts import check_links
-from tests.component.chart.rendering import MONITORING, kinds, only, pod_of, render
+from tests.component.chart import audit
+from tests.component.chart.rendering import MONITORING, NAMESPACE, kinds, only, pod_of, render
 
 REPOSITORY = Path(__file__).parents[3]
-OBJECTS = {"PodMonitor": "podMonitor", "PrometheusRule": "rules", "ConfigMap": "dashboards"}
+OBJECTS = {"ServiceMonitor": "serviceMonitor", "PrometheusRule": "rules", "ConfigMap": "dashboards"}
 
 
 def alerts(*arguments: str) -> list[dict[str, Any]]:
@@ -39,9 +42,9 @@ def test_each_is_made_where_its_api_exists_unless_told_otherwise(kind: str, valu
 
 @pytest.mark.parametrize(("kind", "value"), OBJECTS.items())
 def test_each_can_be_labelled_for_whoever_selects_it(kind: str, value: str) -> None:
-    made = only(render(*MONITORING, "--set", f"metrics.{value}.labels.release=prometheus"), kind)
-    assert made["metadata"]["labels"]["release"] == "prometheus"
-    assert made["metadata"]["labels"]["app.kubernetes.io/name"] == "draco"
+    documents = render(*MONITORING, "--set", f"metrics.{value}.labels.release=prometheus")
+    made = [each["metadata"]["labels"] for each in documents if each["kind"] == kind]
+    assert {(each["release"], each["app.kubernetes.io/name"]) for each in made} == {("prometheus", "draco")}
 
 
 def test_grafanas_sidecar_finds_the_dashboards() -> None:
@@ -87,10 +90,94 @@ def test_there_are_no_alerts_of_what_is_not_installed() -> None:
     assert "DracoHasNoLeader" not in {rule["alert"] for rule in alerts("--set", "operator.enabled=false")}
 
 
-def test_pods_are_scraped_where_probes_are_served() -> None:
-    documents = render(*MONITORING, "--set", "metrics.port=9100")
-    (endpoint,) = only(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]
-    for kind in ("Deployment", "DaemonSet"):
-        (container,) = pod_of(documents, kind)["containers"]
-        assert {"name": endpoint["port"], "containerPort": 9100} in container["ports"]
-        assert {"name": "DRACO_LISTEN", "value": "0.0.0.0:9100"} in container["env"]
+SECURE, PLAIN = (), ("--set", "metrics.secure.enabled=false")
+COMPONENTS = [("operator", "Deployment"), ("agent", "DaemonSet")]
+
+
+def made_for(documents: list[dict[str, Any]], kind: str, component: str) -> dict[str, Any]:
+    (found,) = [
+        each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, f"draco-{component}-metrics")
+    ]
+    return found
+
+
+def port_of(container: dict[str, Any], name: str) -> int:
+    (found,) = [each["containerPort"] for each in container["ports"] if each["name"] == name]
+    return int(found)
+
+
+@pytest.mark.parametrize("values", [SECURE, PLAIN], ids=["secure", "plain"])
+@pytest.mark.parametrize(("component", "workload"), COMPONENTS)
+def test_a_monitor_scrapes_the_port_on_which_pods_serve_metrics(
+    component: str, workload: str, values: tuple[str, ...]
+) -> None:
+    documents = render(*MONITORING, *values, "--set", "metrics.port=9100,metrics.secure.port=9200")
+    (container,) = pod_of(documents, workload)["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    service, monitor = (made_for(documents, kind, component) for kind in ("Service", "ServiceMonitor"))
+    labels = only(documents, workload)["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (port,), (endpoint,) = service["spec"]["ports"], monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics")
+    listens = environment["DRACO_METRICS_LISTEN" if values == SECURE else "DRACO_LISTEN"]
+    assert listens == f"0.0.0.0:{port_of(container, port['targetPort'])}"
+    assert port_of(container, "probes") == 9100
+    assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"probes"}
+    assert (endpoint.get("scheme"), "DRACO_METRICS_LISTEN" in environment) == (
+        ("https", True) if values == SECURE else (None, False)
+    )
+
+
+@pytest.mark.parametrize(("component", "workload"), COMPONENTS)
+def test_a_scraper_trusts_the_certificate_that_pods_show_and_shows_its_token(component: str, workload: str) -> None:
+    documents = render(*MONITORING)
+    secret = made_for(documents, "Secret", component)
+    (endpoint,) = made_for(documents, "ServiceMonitor", component)["spec"]["endpoints"]
+    assert endpoint["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": secret["metadata"]["name"], "key": "ca.crt"}
+    authority, certificate = (
+        x509.load_pem_x509_certificate(base64.b64decode(secret["data"][name])) for name in ("ca.crt", "tls.crt")
+    )
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [endpoint["tlsConfig"]["serverName"]]
+    pod = pod_of(documents, workload)
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "metrics"]
+    assert (volume["secret"]["secretName"], volume["secret"]["optional"]) == (secret["metadata"]["name"], True)
+    (container,) = pod["containers"]
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "metrics"]
+    assert {"name": "DRACO_METRICS_CERTIFICATES", "value": mount["mountPath"]} in container["env"]
+
+
+def test_a_scraper_that_may_not_read_files_is_given_a_token_by_a_secret() -> None:
+    token = "metrics.serviceMonitor.tokenSecret.name=prometheus-token"
+    for component, _ in COMPONENTS:
+        (endpoint,) = made_for(render(*MONITORING, "--set", token), "ServiceMonitor", component)["spec"]["endpoints"]
+        assert endpoint["authorization"]["credentials"] == {"name": "prometheus-token", "key": "token"}
+        assert "bearerTokenFile" not in endpoint
+
+
+def test_certificates_can_be_cert_managers_or_ones_own() -> None:
+    documents = render("--set", "metrics.secure.certificates=CertManager")
+    for component, workload in COMPONENTS:
+        certificate = made_for(documents, "Certificate", component)["spec"]
+        (volume,) = [each for each in pod_of(documents, workload)["volumes"] if each["name"] == "metrics"]
+        assert certificate["secretName"] == volume["secret"]["secretName"]
+        assert certificate["dnsNames"] == [f"draco-{component}-metrics.{NAMESPACE}.svc"]
+        assert made_for(documents, "Issuer", component)["metadata"]["name"] == certificate["issuerRef"]["name"]
+    assert "Secret" not in kinds(documents)
+    assert not kinds(render("--set", "metrics.secure.certificates=Existing")) & {"Secret", "Certificate", "Issuer"}
+
+
+@pytest.mark.parametrize(("component", "_workload"), COMPONENTS)
+def test_only_where_metrics_are_secure_may_a_program_ask_who_somebody_is(component: str, _workload: str) -> None:
+    def reviews(*values: str) -> set[audit.Right]:
+        found = audit.granted(render(*values), f"draco-{component}")
+        return {right for right in found if right.resource.endswith("reviews")}
+
+    assert reviews() == {
+        audit.Right("authentication.k8s.io", "tokenreviews", "create"),
+        audit.Right("authorization.k8s.io", "subjectaccessreviews", "create"),
+    }
+    assert reviews(*PLAIN) == set()

@@ -82,10 +82,12 @@ def test_each_component_has_a_network_policy_for_its_own_pods() -> None:
     for component, spec in policies().items():
         kind = {"operator": "Deployment", "agent": "DaemonSet"}[component]
         assert spec["podSelector"]["matchLabels"] == only(render(), kind)["spec"]["selector"]["matchLabels"]
-        assert spec["ingress"] == [{"ports": [{"port": 8080}]}]
+        assert spec["ingress"] == [{"ports": [{"port": 8443}]}]
         assert {"port": 6443} in spec["egress"][0]["ports"]
     assert set(policies()) == {"operator", "agent"}
     assert set(policies(*OPERATOR_ONLY)) == {"operator"}
+    plain = policies("--set", "metrics.secure.enabled=false")
+    assert [spec["ingress"] for spec in plain.values()] == [[{"ports": [{"port": 8080}]}]] * 2
 
 
 def test_metrics_can_be_kept_to_some_and_the_webhook_cannot() -> None:
@@ -113,6 +115,7 @@ def test_each_kind_has_a_role_to_read_it_and_those_that_people_write_one_to_writ
         assert aggregated <= set(role["metadata"]["labels"])
         assert role["rules"] == [{"apiGroups": ["draco.dev"], "resources": [kind], "verbs": ["get", "list", "watch"]}]
     maintainer = found.pop("draco-maintainer")
+    assert found.pop("draco-metrics-reader")["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
     assert set(found) == {f"draco-{kind}-edit" for kind in defined - {"gpunodes"}}
     [selector] = maintainer["aggregationRule"]["clusterRoleSelectors"]
     assert all(selector["matchLabels"].items() <= role["metadata"]["labels"].items() for role in found.values())
@@ -150,6 +153,7 @@ def test_the_notes_say_what_to_do_next() -> None:
         "draco status",
         "--clusterrole=draco-maintainer",
         "no Prometheus operator",
+        "--clusterrole=draco-metrics-reader",
     ):
         assert sentence in said
     assert "WARNING" not in said
@@ -159,6 +163,7 @@ def test_the_notes_say_what_to_do_next() -> None:
 def test_the_notes_warn_of_what_is_dangerous() -> None:
     assert "the token of any agent" in notes("--set", "agent.restrictToOwnNode=false")
     assert "deletes all GpuNodes" in notes("--set", "crds.keep=false")
+    assert "to anyone who reaches it" in notes("--set", "metrics.secure.enabled=false")
 
 
 def test_helm_test_runs_the_check_as_nobody_and_removes_its_rights() -> None:

@@ -80,8 +80,16 @@ async def test_each_right_is_used_and_none_is_missing(plane: ControlPlane, clien
     try:
         async with cluster.nodes():
             options = ("--namespace", NAMESPACE, "--settle", "0.1", "--pending-after", "0", "--idle-grace", "0.2")
-            operator = await Process.start(plane, folder, "--kubeconfig", str(cluster.kubeconfig()), *options)
-            await until(operator.leads, what="the operator leads")
+            metrics = (
+                *("--metrics-listen", f"127.0.0.1:{cluster.metrics_ports[0]}"),
+                *("--metrics-certificates", str(cluster.certificates)),
+            )
+            operator = await Process.start(plane, folder, "--kubeconfig", str(cluster.kubeconfig()), *options, *metrics)
+
+            async def leads(running: Process = operator) -> bool:
+                return any(each["event"] == "election.leading" for each in running.events())
+
+            await until(leads, what="the operator leads")
             for scenario in SCENARIOS:
                 await scenario(cluster)
         [record] = (folder / "n" / NODE_NAMES[0]).rglob("checkpoint*")

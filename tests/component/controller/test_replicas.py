@@ -4,8 +4,8 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import LEASES
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import Process, until
+from tests.scraping import Scraper, accounts_in
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -154,3 +155,25 @@ async def test_a_taken_port_is_said_in_one_sentence(
             assert await process.wait() == 1
     assert f"Cannot serve probes and metrics on 127.0.0.1:{unused_tcp_port} (address already in use)" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+async def test_each_replica_serves_secure_metrics_and_plain_probes(
+    served: ControlPlane, namespace: str, lease: Lease, tmp_path: Path, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    tokens = accounts_in(served, namespace)
+    scrapers = [Scraper(tmp_path), Scraper(tmp_path)]
+    scrapers[0].show(scrapers[0].authority)
+    async with AsyncExitStack() as stack:
+        for scraper in scrapers:
+            scraper.port = unused_tcp_port_factory()
+            options = ("--metrics-listen", f"127.0.0.1:{scraper.port}", "--metrics-certificates", str(tmp_path))
+            replica = await Process.start(served, tmp_path, *lease.options, *options)
+            stack.push_async_callback(replica.kill)
+
+            async def scraped(scraper: Scraper = scraper) -> bool:
+                return (await scraper.scrape(tokens["prometheus"], trusts=scrapers[0].authority))[0] == 200
+
+            await until(scraped, what="metrics")
+            assert (await scraper.scrape(tokens["tenant"], trusts=scrapers[0].authority))[0] == 403
+            assert (await replica.get("/metrics"))[0] == 404
+            assert (await replica.get("/livez"))[0] == 200

@@ -1,4 +1,4 @@
-"""The webhook's certificate: what is shown while files change under it."""
+"""The certificate of an endpoint: what is shown while files change under it."""
 
 import ssl
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from draco.controller.claims.webhook import Certificate, CertificateUnusable
+from draco.certificates import Certificate, CertificateUnusable
 from draco_local.cluster.pki import Authority, Credential
 
 
@@ -40,7 +40,8 @@ def test_a_certificate_without_its_key_does_not_spoil_the_one_that_is_shown_and_
     old, new = issued
     (tmp_path / "tls.crt").write_bytes(old.certificate)
     (tmp_path / "tls.key").write_bytes(old.key)
-    certificate = Certificate(tmp_path)
+    certificate = Certificate(tmp_path, use="webhook")
+    certificate.load()
     before = shown(certificate)
     with capture_logs() as logs:
         certificate.reload()
@@ -52,7 +53,7 @@ def test_a_certificate_without_its_key_does_not_spoil_the_one_that_is_shown_and_
         (tmp_path / "tls.key").write_bytes(new.key)
         certificate.reload()
         certificate.reload()
-    assert [each["event"] for each in logs] == ["webhook.certificate_unusable", "webhook.certificate_loaded"]
+    assert [each["event"] for each in logs] == ["certificate.unusable", "certificate.loaded"]
     assert shown(certificate) == ssl.PEM_cert_to_DER_cert(new.certificate.decode())
 
 
@@ -62,7 +63,8 @@ def test_a_certificate_that_is_gone_is_shown_until_another_is_there(
     old, new = issued
     for name, text in (("tls.crt", old.certificate), ("tls.key", old.key)):
         (tmp_path / name).write_bytes(text)
-    certificate = Certificate(tmp_path)
+    certificate = Certificate(tmp_path, use="webhook")
+    certificate.load()
     before = shown(certificate)
     (tmp_path / "tls.crt").unlink()
     certificate.reload()
@@ -73,6 +75,23 @@ def test_a_certificate_that_is_gone_is_shown_until_another_is_there(
     assert shown(certificate) != before
 
 
-def test_without_a_certificate_the_endpoint_does_not_start_and_says_where_to_put_one(tmp_path: Path) -> None:
+def test_a_missing_certificate_is_one_sentence_that_says_where_to_put_one(tmp_path: Path) -> None:
     with pytest.raises(CertificateUnusable, match=r"tls\.crt .*put a certificate and its private key there"):
-        Certificate(tmp_path)
+        Certificate(tmp_path, use="webhook").load()
+
+
+def test_a_certificate_that_comes_late_is_shown_once_it_is_there(
+    tmp_path: Path, issued: tuple[Credential, Credential]
+) -> None:
+    certificate = Certificate(tmp_path, use="metrics")
+    with capture_logs() as logs:
+        certificate.reload()
+        certificate.reload()
+        for name, text in (("tls.crt", issued[0].certificate), ("tls.key", issued[0].key)):
+            (tmp_path / name).write_bytes(text)
+        certificate.reload()
+    assert [(each["event"], each["use"]) for each in logs] == [
+        ("certificate.unusable", "metrics"),
+        ("certificate.loaded", "metrics"),
+    ]
+    assert shown(certificate) == ssl.PEM_cert_to_DER_cert(issued[0].certificate.decode())

@@ -1,0 +1,175 @@
+"""Who may read an endpoint: asked of the API server, which knows the caller's token and what its bearer may do.
+
+Owns the two questions (TokenReview and SubjectAccessReview), what is remembered of the answers, and how much may be asked. Anyone
+who reaches the port can send tokens that nobody knows, so each address has few looked up, and all together not many more. Serves
+nothing itself: that is `endpoints`.
+"""
+
+import hashlib
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from draco.endpoints import Refusal
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError, Forbidden, Unauthorized
+from draco.resources.kinds import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_ANONYMOUS = Refusal(401, "send a bearer token of the cluster: metrics are for those who may get /metrics")
+_UNKNOWN = Refusal(401, "the cluster does not know this token, or no longer")
+_SAID_EVERY_S = 60.0
+
+
+class ReviewLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an answer holds, and how much may be asked.
+
+    `burst` questions of one address, then one each `every_s`; all addresses together `at_once`, and `most_burst`, then one each
+    `most_every_s`. An address that was let in before does not share that last budget: strangers cannot use it up.
+    """
+
+    allowed_s: float = 60.0
+    refused_s: float = 10.0
+    remembered: int = 256
+    burst: int = 5
+    every_s: float = 2.0
+    most_burst: int = 20
+    most_every_s: float = 0.1
+    at_once: int = 8
+    timeout_s: float = 5.0
+
+
+class _Budget(msgspec.Struct):
+    """A number of questions that fills up with time."""
+
+    left: float
+    at: float
+
+    def take(self, now: float, *, burst: int, every_s: float) -> bool:
+        self.left = min(burst, self.left + (now - self.at) / every_s)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+class _Recent(Generic[T]):
+    """A mapping that forgets what was used longest ago."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._items: OrderedDict[str, T] = OrderedDict()
+
+    def get(self, key: str) -> T | None:
+        if key in self._items:
+            self._items.move_to_end(key)
+        return self._items.get(key)
+
+    def set(self, key: str, value: T) -> None:
+        self._items[key] = value
+        self._items.move_to_end(key)
+        if len(self._items) > self._most:
+            self._items.popitem(last=False)
+
+
+class DelegatedAccess:
+    """Decides by the API server's word who may read a path that is no object's.
+
+    `allowed` and `refused` answers are kept apart: tokens that nobody knows push out nobody who may read.
+    """
+
+    def __init__(self, client: Client, clock: Clock, limits: ReviewLimits | None = None) -> None:
+        self._client = client
+        self._clock = clock
+        self._limits = limits = limits or ReviewLimits()
+        self._allowed: _Recent[float] = _Recent(limits.remembered)
+        self._refused: _Recent[tuple[float, Refusal]] = _Recent(limits.remembered)
+        self._welcome: _Recent[bool] = _Recent(limits.remembered)
+        self._budgets: _Recent[_Budget] = _Recent(limits.remembered)
+        self._together = _Budget(limits.most_burst, clock.monotonic())
+        self._asking = 0
+        self._said_at: float | None = None
+
+    async def __call__(self, *, authorization: str, address: str, verb: str, path: str) -> Refusal | None:
+        """Why the caller is refused; None where it may."""
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            return _ANONYMOUS
+        key = hashlib.sha256(f"{verb} {path} {token}".encode(errors="replace")).hexdigest()
+        now = self._clock.monotonic()
+        until = self._allowed.get(key)
+        if until is not None and now < until:
+            return None
+        known = self._refused.get(key)
+        if known is not None and now < known[0]:
+            return known[1]
+        if not self._may_ask(address, now):
+            return Refusal(429, "too many tokens to look up; try again in some seconds", retry_after_s=5)
+        self._asking += 1
+        try:
+            refusal = await self._ask(token, verb, path)
+        except ApiError as error:
+            return self._unanswered(error)
+        finally:
+            self._asking -= 1
+        if refusal is None:
+            self._allowed.set(key, now + self._limits.allowed_s)
+            self._welcome.set(address, True)
+        else:
+            self._refused.set(key, (now + self._limits.refused_s, refusal))
+        return refusal
+
+    def _may_ask(self, address: str, now: float) -> bool:
+        limits = self._limits
+        budget = self._budgets.get(address)
+        if budget is None:
+            budget = _Budget(limits.burst, now)
+            self._budgets.set(address, budget)
+        if not budget.take(now, burst=limits.burst, every_s=limits.every_s):
+            return False
+        if self._welcome.get(address):
+            return True
+        return self._asking < limits.at_once and self._together.take(
+            now, burst=limits.most_burst, every_s=limits.most_every_s
+        )
+
+    async def _ask(self, token: str, verb: str, path: str) -> Refusal | None:
+        timeout_s = self._limits.timeout_s
+        known = (await self._client.create(TOKEN_REVIEWS, {"spec": {"token": token}}, timeout_s=timeout_s)).status
+        if not known.authenticated:
+            return _UNKNOWN
+        user = msgspec.to_builtins(known.user)
+        question = {
+            **{name: user[name] for name in ("uid", "groups", "extra") if name in user},
+            "user": known.user.username,
+            "nonResourceAttributes": {"verb": verb, "path": path},
+        }
+        review = await self._client.create(SUBJECT_ACCESS_REVIEWS, {"spec": question}, timeout_s=timeout_s)
+        if review.status.allowed:
+            return None
+        return Refusal(
+            403,
+            f"{known.user.username} may not {verb} {path}: bind it to a role with nonResourceURLs [{path}] and verbs [{verb}], "
+            "such as draco-metrics-reader",
+        )
+
+    def _unanswered(self, error: ApiError) -> Refusal:
+        now = self._clock.monotonic()
+        if self._said_at is None or now - self._said_at > _SAID_EVERY_S:
+            self._said_at = now
+            log.warning("metrics.unauthorized", error=str(error))
+        if isinstance(error, Forbidden | Unauthorized):
+            return Refusal(
+                500,
+                "this program may not ask the API server who you are: its role needs create on tokenreviews and "
+                "subjectaccessreviews",
+            )
+        return Refusal(503, "the API server does not answer who you are; try again", retry_after_s=5)
