@@ -1,5 +1,7 @@
 """The image with simulated GPUs on real nodes, installed by helm: what users run, where they run it."""
 
+import base64
+
 import pytest
 
 from tests.e2e.kubectl import Kubectl, eventually
@@ -12,13 +14,14 @@ def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(clus
     assert {each["spec"]["nodeName"] for each in agents} == set(nodes)
     assert len(operators) == 2
     for each in (*operators, *agents):
+        [container] = each["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
         [container] = each["status"]["containerStatuses"]
         assert container["ready"], each["metadata"]["name"]
         assert container["restartCount"] == 0, cluster.run("logs", "-p", "-n", SYSTEM, each["metadata"]["name"]).stdout
     for each in operators:
         assert each["spec"]["securityContext"]["runAsNonRoot"]
         [container] = each["spec"]["containers"]
-        assert container["securityContext"]["readOnlyRootFilesystem"]
         assert not container["securityContext"].get("privileged")
 
 
@@ -36,6 +39,41 @@ def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl, nodes: list[str]) -> 
         return not kube.get("resourceclaim", "one").get("status", {}).get("reservedFor")
 
     eventually(free, what="the claim is free")
+
+
+SCRAPE = """
+import socket, ssl, sys
+address, host, authority, token = sys.argv[1:]
+tls = ssl.create_default_context(cadata=authority)
+with tls.wrap_socket(socket.create_connection((address, 8443), 30), server_hostname=host) as to:
+    to.sendall(f"GET /metrics HTTP/1.0\\r\\nAuthorization: Bearer {token}\\r\\n\\r\\n".encode())
+    print(b"".join(iter(lambda: to.recv(65536), b"")).decode())
+"""
+
+
+def test_metrics_are_scraped_with_the_token_of_who_may_read_them(kube: Kubectl, cluster: Kubectl) -> None:
+    kube.run("create", "serviceaccount", "prometheus")
+    namespace = kube.run("get", "serviceaccount", "prometheus", "-o", "jsonpath={.metadata.namespace}").stdout
+    token = kube.run("create", "token", "prometheus").stdout.strip()
+    [scraper, *_] = system_pods(cluster, "agent")
+
+    def scraped(component: str) -> str:
+        name = f"draco-{component}-metrics"
+        given = cluster.run("get", "secret", name, "-n", SYSTEM, "-o", r"jsonpath={.data.ca\.crt}").stdout
+        [pod, *_] = system_pods(cluster, component)
+        asked = (pod["status"]["podIP"], f"{name}.{SYSTEM}.svc", base64.b64decode(given).decode(), token)
+        inside = ("exec", "-n", SYSTEM, scraper["metadata"]["name"], "--", "python3", "-c", SCRAPE)
+        return cluster.run(*inside, *asked).stdout
+
+    assert "403 Forbidden" in scraped("operator")
+    assert "403 Forbidden" in scraped("agent")
+    account = f"--serviceaccount={namespace}:prometheus"
+    cluster.run("create", "clusterrolebinding", "reads-metrics", "--clusterrole=draco-metrics-reader", account)
+    try:
+        eventually(lambda: "draco_leader" in scraped("operator"), what="the operator's metrics")
+        eventually(lambda: "draco_agent_gpus" in scraped("agent"), what="the agent's metrics")
+    finally:
+        cluster.run("delete", "clusterrolebinding", "reads-metrics")
 
 
 @pytest.mark.local_provider  # on kind's nodes nobody answers that library: the agent has its NVML in its own process

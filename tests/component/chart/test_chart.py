@@ -53,7 +53,12 @@ def test_an_agent_is_root_whatever_user_the_image_has_and_mounts_what_is_asked()
     mounts = "agent.extraVolumeMounts[0].name=x,agent.extraVolumeMounts[0].mountPath=/x"
     pod = only(render("--set", f"{values},{mounts}"), "DaemonSet")["spec"]["template"]["spec"]
     [container] = pod["containers"]
-    assert container["securityContext"] == {"privileged": True, "runAsUser": 0, "runAsGroup": 0}
+    assert container["securityContext"] == {
+        "privileged": True,
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "readOnlyRootFilesystem": True,
+    }
     assert {"name": "x", "emptyDir": {"sizeLimit": "1Mi"}} in pod["volumes"]
     assert {"name": "x", "mountPath": "/x"} in container["volumeMounts"]
 
