@@ -6,12 +6,13 @@ A test that also asks for `control_plane` gets its `client`, `namespace` and `cr
 
 import asyncio
 import functools
+import gc
 import inspect
 import os
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,24 @@ os.environ[binaries.MIRROR] = download.NONE  # whatever is missing: no test fetc
 # Tests run side by side, so servers need no second processor: looking for work for it costs each a quarter of its idle time.
 os.environ.setdefault("GOMAXPROCS", "1")
 
+A_COLLECTION_AFTER = 10_000
+"""Objects made since the last search for garbage that ask for the next one: Python's own 700 fit smaller programs."""
+
 CRDS = Path(__file__).parent.parent / "crds"
 DIES_WITH_THE_TESTS = ("setpriv", "--pdeathsig", "KILL")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for garbage after the tests are collected, not meanwhile, and never again in what stays as long as they do."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(A_COLLECTION_AFTER)
+        gc.enable()
 
 
 def start_control_plane(folder: Path, programs: tuple[str, ...]) -> Iterator[ControlPlane]:
