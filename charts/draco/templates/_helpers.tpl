@@ -83,15 +83,17 @@ runbook_url: {{ printf "%s/alerts.md#%s" ((index . 0).Values.metrics.rules.runbo
 {{- toJson $found -}}
 {{- end -}}
 
-{{/* A program's environment for its endpoints. */}}
+{{/* A program's environment for its endpoints. Call with a dict of root and component. */}}
 {{- define "draco.endpointsEnv" -}}
 - name: DRACO_LISTEN
-  value: 0.0.0.0:{{ .Values.metrics.port }}
-{{- if .Values.metrics.secure.enabled }}
+  value: 0.0.0.0:{{ .root.Values.metrics.port }}
+{{- if .root.Values.metrics.secure.enabled }}
 - name: DRACO_METRICS_LISTEN
-  value: 0.0.0.0:{{ .Values.metrics.secure.port }}
+  value: 0.0.0.0:{{ .root.Values.metrics.secure.port }}
 - name: DRACO_METRICS_CERTIFICATES
   value: /etc/draco/metrics
+- name: DRACO_METRICS_NAME
+  value: {{ include "draco.metricsHost" . }}
 {{- end }}
 {{- end -}}
 

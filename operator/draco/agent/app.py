@@ -207,7 +207,13 @@ class Agent:
                 app = http_app(plain, alive=self.parts.lanes.stuck, ready=self._lacking)
                 await stack.enter_async_context(serving(app, *self._settings.listen))
             if secure is not None:
-                metrics = serving_metrics(secure, self._measured, client=self._client, clock=self._clock)
+                metrics = serving_metrics(
+                    secure,
+                    self._measured,
+                    certificates=self.parts.metrics.certificates,
+                    client=self._client,
+                    clock=self._clock,
+                )
                 await stack.enter_async_context(metrics)
             yield
 

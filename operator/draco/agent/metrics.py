@@ -11,6 +11,7 @@ from draco.agent.hardware.gpus import HealthState
 from draco.agent.hardware.instances import GpuMigView, Use
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
+from draco.certificates import CertificateMetrics
 
 
 class AgentMetrics:
@@ -18,6 +19,7 @@ class AgentMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.certificates = CertificateMetrics(self.registry)
         self._prepare_seconds = Histogram(
             "draco_agent_prepare_seconds",
             "Time to prepare one claim for kubelet.",

@@ -81,6 +81,11 @@ OPTIONS = (
     ),
     _option("--metrics-certificates", type=_FOLDER, help="Folder with the tls.crt and tls.key of --metrics-listen."),
     _option(
+        "--metrics-name",
+        default="",
+        help="DNS name that scrapers expect in that certificate: the agent says where it is not.",
+    ),
+    _option(
         "--rescan",
         "rescan_s",
         type=click.FloatRange(min=0.1),

@@ -23,12 +23,13 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     it, if that differs; without it NVML is found by the linker, and containers get nothing of the driver. `sysfs_root` and
     `proc_root` are where the node's /sys and /proc are seen; without its processes in it nobody can say who holds an instance.
     `listen` is host and port of the HTTP endpoints, None for none; where there is a `metrics_listen`, metrics are served there
-    instead, over TLS with the certificate in the folder `metrics_certificates`, for those who may read them. `event_wait_s` is
-    how long NVML is asked for events at a time, and so how long stopping may take; 0 reads the GPUs at intervals only.
-    `nvml_limit_s` is how late a reading may be before NVML counts as hanging. `prepare_deadline_s` must be below kubelet's 45;
-    `health_timeout_s` is after how long without news kubelet calls a device Unknown. Every `rediscover_s` the agent finds out
-    again what the cluster can do; a change is looked at again after each of some `confirm_s` before it counts. `takes_over`:
-    where another agent of Draco serves the node, stand by until it ends, for `stand_by_s` at most, instead of refusing to start.
+    instead, over TLS with the certificate in the folder `metrics_certificates`, which scrapers expect to be for `metrics_name`.
+    `event_wait_s` is how long NVML is asked for events at a time, and so how long stopping may take; 0 reads the GPUs at
+    intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as hanging. `prepare_deadline_s` must be
+    below kubelet's 45; `health_timeout_s` is after how long without news kubelet calls a device Unknown. Every `rediscover_s`
+    the agent finds out again what the cluster can do; a change is looked at again after each of some `confirm_s` before it
+    counts. `takes_over`: where another agent of Draco serves the node, stand by until it ends, for `stand_by_s` at most,
+    instead of refusing to start.
     """
 
     node_name: str
@@ -44,6 +45,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: tuple[str, int] | None = None
     metrics_listen: tuple[str, int] | None = None
     metrics_certificates: Path | None = None
+    metrics_name: str = ""
     rescan_s: float = 10.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
@@ -71,7 +73,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.metrics_listen is None or self.metrics_certificates is None:
             return None
         host, port = self.metrics_listen
-        return MetricsSettings(host=host, port=port, certificates=self.metrics_certificates)
+        return MetricsSettings(host=host, port=port, certificates=self.metrics_certificates, name=self.metrics_name)
 
     @property
     def state_folder(self) -> Path:

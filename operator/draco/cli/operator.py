@@ -62,6 +62,12 @@ _DEFAULT = OperatorSettings(identity="")
     type=click.Path(path_type=Path),
     help="Folder with the tls.crt and tls.key of --metrics-listen.",
 )
+@click.option(
+    "--metrics-name",
+    envvar="DRACO_METRICS_NAME",
+    default="",
+    help="DNS name that scrapers expect in that certificate; the log says where it is another.",
+)
 @click.option("--log-level", envvar="DRACO_LOG_LEVEL", type=click.Choice(LEVELS), default="info", help="Log level.")
 @click.option(
     "--pending-after",
@@ -103,6 +109,12 @@ _DEFAULT = OperatorSettings(identity="")
     envvar="DRACO_WEBHOOK_CERTIFICATES",
     type=click.Path(path_type=Path),
     help="Folder with the webhook's tls.crt and tls.key.",
+)
+@click.option(
+    "--webhook-name",
+    envvar="DRACO_WEBHOOK_NAME",
+    default="",
+    help="DNS name that the API server expects in that certificate; the log says where it is another.",
 )
 @click.option(
     "--webhook-client-ca",
@@ -154,6 +166,7 @@ def command(
     listen: tuple[str, int],
     metrics_listen: tuple[str, int] | None,
     metrics_certificates: Path | None,
+    metrics_name: str,
     log_level: str,
     pending_after: float,
     settle: float,
@@ -161,6 +174,7 @@ def command(
     rediscover: float,
     webhook_listen: tuple[str, int] | None,
     webhook_certificates: Path | None,
+    webhook_name: str,
     webhook_client_ca: Path | None,
     webhook_timeout: float,
     webhook_mode: str,
@@ -188,7 +202,10 @@ def command(
     metrics = None
     if metrics_listen and metrics_certificates:
         metrics = MetricsSettings(
-            host=metrics_listen[0] or _DEFAULT.http_host, port=metrics_listen[1], certificates=metrics_certificates
+            host=metrics_listen[0] or _DEFAULT.http_host,
+            port=metrics_listen[1],
+            certificates=metrics_certificates,
+            name=metrics_name,
         )
     webhook = None
     if webhook_listen and webhook_certificates:
@@ -196,6 +213,7 @@ def command(
             host=webhook_listen[0] or _DEFAULT.http_host,
             port=webhook_listen[1],
             certificates=webhook_certificates,
+            name=webhook_name,
             client_ca=webhook_client_ca,
             timeout_s=webhook_timeout,
             mode=AdmissionMode(webhook_mode),

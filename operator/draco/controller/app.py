@@ -251,14 +251,21 @@ class Operator:
             ready=lambda: not self.view.unsynced,
             within_s=_ADVICE_BY * settings.timeout_s,
         )
-        async with serving_webhook(settings, webhook_app(admission, self.metrics.admission_reviews), self._clock):
+        app = webhook_app(admission, self.metrics.admission_reviews)
+        async with serving_webhook(settings, app, certificates=self.metrics.certificates, clock=self._clock):
             yield
 
     def _secure_metrics(self) -> AbstractAsyncContextManager[object]:
         settings = self._settings.metrics
         if settings is None:
             return nullcontext()
-        return serving_metrics(settings, lambda: self.metrics.registry, client=self._client, clock=self._clock)
+        return serving_metrics(
+            settings,
+            lambda: self.metrics.registry,
+            certificates=self.metrics.certificates,
+            client=self._client,
+            clock=self._clock,
+        )
 
     async def _follow_features(self) -> None:
         """Stores, versions and rights are chosen by what the cluster can do: when that changes, so must the whole process."""

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from draco import __version__
+from draco.certificates import CertificateMetrics
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import Workers
 
@@ -22,6 +23,7 @@ class OperatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.certificates = CertificateMetrics(self.registry)
         self.leader = Gauge("draco_leader", "1 on the replica that leads.", registry=self.registry)
         self.missing_feature = Gauge(
             "draco_missing_feature",

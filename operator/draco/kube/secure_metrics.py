@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from draco.certificates import Certificate
+from draco.certificates import Certificate, CertificateMetrics
 from draco.endpoints import metrics_app, serving
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -19,22 +19,35 @@ from draco.kube.delegation import DelegatedAccess
 
 
 class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where metrics are served over TLS. `certificates` is a folder with tls.crt and tls.key, as a Secret is mounted."""
+    """Where metrics are served over TLS.
+
+    `certificates` is a folder with tls.crt and tls.key, as a Secret is mounted; `name` is the DNS name that scrapers
+    expect there, "" where that is not known.
+    """
 
     host: str = "0.0.0.0"  # noqa: S104 - scrapes come from other hosts
     port: int = 8443
     certificates: Path
+    name: str = ""
 
 
 @asynccontextmanager
 async def serving_metrics(
-    settings: MetricsSettings, metrics: Callable[[], CollectorRegistry], *, client: Client, clock: Clock
+    settings: MetricsSettings,
+    metrics: Callable[[], CollectorRegistry],
+    *,
+    certificates: CertificateMetrics,
+    client: Client,
+    clock: Clock,
 ) -> AsyncIterator[int]:
-    """Serve until left; yields the port. `metrics` is called for each scrape. Raises PortTaken."""
-    certificate = Certificate(settings.certificates, use="metrics")
+    """Serve until left; yields the port. Raises PortTaken.
+
+    `metrics` is called for each scrape; `certificates` shows what is the matter with the certificate.
+    """
+    certificate = Certificate(settings.certificates, use="metrics", name=settings.name)
     app = metrics_app(metrics, DelegatedAccess(client, clock))
     async with (
-        certificate.kept_fresh(clock.sleep),
+        certificate.kept_fresh(certificates, sleep=clock.sleep, now=clock.now),
         serving(
             app,
             settings.host,

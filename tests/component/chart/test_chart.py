@@ -14,7 +14,7 @@ from cryptography import x509
 from draco.cli import agent, operator
 from draco.controller.claims.webhook import PATH
 from scripts import render_manifests
-from tests.component.chart.rendering import CHART, NAMESPACE, kinds, only, refusal, render
+from tests.component.chart.rendering import CHART, NAMESPACE, kinds, only, pod_of, refusal, render
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -204,6 +204,8 @@ def test_the_webhooks_certificate_is_for_its_service_and_signed_by_the_bundle() 
     certificate.verify_directly_issued_by(authority)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [f"draco-operator-webhook.{NAMESPACE}.svc"]
+    (container,) = pod_of(documents, "Deployment")["containers"]
+    assert {"name": "DRACO_WEBHOOK_NAME", "value": f"draco-operator-webhook.{NAMESPACE}.svc"} in container["env"]
 
 
 def test_cert_manager_can_make_the_webhooks_certificate() -> None:

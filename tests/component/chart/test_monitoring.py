@@ -148,6 +148,7 @@ def test_a_scraper_trusts_the_certificate_that_pods_show_and_shows_its_token(com
     (container,) = pod["containers"]
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == "metrics"]
     assert {"name": "DRACO_METRICS_CERTIFICATES", "value": mount["mountPath"]} in container["env"]
+    assert {"name": "DRACO_METRICS_NAME", "value": endpoint["tlsConfig"]["serverName"]} in container["env"]
 
 
 def test_a_scraper_that_may_not_read_files_is_given_a_token_by_a_secret() -> None:

@@ -10,6 +10,7 @@ import urllib.request
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,22 @@ async def test_a_certificate_that_was_rotated_is_shown_without_a_restart(lab: La
             return await shown() == expected
 
         await until(renewed, what="the new certificate")
+
+
+async def test_with_an_expired_certificate_claims_are_stored_without_advice_and_the_operator_says_why(lab: Lab) -> None:
+    lab.show(lab.authority.issue("webhook", hosts=["127.0.0.1"], now=datetime.now(UTC) - timedelta(days=400)))
+    async with a_webhook(lab) as operator:
+        expired = {"use": "webhook", "problem": "Expired"}
+
+        async def said() -> bool:
+            return operator.metrics.registry.get_sample_value("draco_certificate_problem", expired) == 1
+
+        await until(said, what="the expiry in the metrics")
+        stored = await lab.write(CLAIMS, "stored", lab.spec(failing(lab)))
+        assert (stored.status, stored.warnings) == (201, [])
+        lab.show(lab.authority.issue("webhook", hosts=["127.0.0.1"]))
+        await lab.warned(failing(lab))
+        assert not await said()
 
 
 async def test_where_an_authority_is_given_nobody_is_answered_without_its_certificate(lab: Lab, tmp_path: Path) -> None:

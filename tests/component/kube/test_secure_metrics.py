@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from draco.certificates import CertificateMetrics
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.secure_metrics import MetricsSettings, serving_metrics
@@ -24,7 +25,9 @@ async def metrics(client: Client, folder: Path) -> AsyncIterator[Scraper]:
     Gauge("draco_something", "Help.", registry=registry).set(3)
     settings = MetricsSettings(host="127.0.0.1", port=0, certificates=folder)
     scraper = Scraper(folder)
-    async with serving_metrics(settings, lambda: registry, client=client, clock=SystemClock()) as scraper.port:
+    async with serving_metrics(
+        settings, lambda: registry, certificates=CertificateMetrics(registry), client=client, clock=SystemClock()
+    ) as scraper.port:
         yield scraper
 
 

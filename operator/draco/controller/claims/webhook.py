@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import Counter
 
-from draco.certificates import Certificate
+from draco.certificates import Certificate, CertificateMetrics
 from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview
 from draco.endpoints import serving
 from draco.kube.clock import Clock
@@ -28,6 +28,8 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "0.0.0.0"  # noqa: S104 - the API server comes from another host
     port: int = 9443
     certificates: Path
+    name: str = ""
+    """The DNS name that the API server expects in the certificate; "" where that is not known."""
     client_ca: Path | None = None
     """File with the authorities of which a caller must show a certificate; None: anyone may ask."""
     mode: AdmissionMode = AdmissionMode.WARN
@@ -52,12 +54,14 @@ def webhook_app(admission: Admission, reviews: Counter) -> web.Application:
 
 
 @asynccontextmanager
-async def serving_webhook(settings: WebhookSettings, app: web.Application, clock: Clock) -> AsyncIterator[None]:
+async def serving_webhook(
+    settings: WebhookSettings, app: web.Application, *, certificates: CertificateMetrics, clock: Clock
+) -> AsyncIterator[None]:
     """Serve until left. Raises CertificateUnusable and PortTaken."""
-    certificate = Certificate(settings.certificates, use="webhook", client_ca=settings.client_ca)
+    certificate = Certificate(settings.certificates, use="webhook", name=settings.name, client_ca=settings.client_ca)
     certificate.load()
     async with (
-        certificate.kept_fresh(clock.sleep),
+        certificate.kept_fresh(certificates, sleep=clock.sleep, now=clock.now),
         serving(
             app, settings.host, settings.port, tls=certificate.context, what="the webhook", option="--webhook-listen"
         ),
