@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
-from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError
+from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError, SettingsError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
@@ -49,6 +49,8 @@ SETTLE_S = 0.25
 """How long what follows from a prepared claim waits, so that it takes no time from the start of the pod."""
 UNSERVED_S = 30.0
 """So long the cluster may not serve ResourceSlices before the agent is not ready."""
+CLOSING_S = 3.0
+"""How long work that was begun is waited for when the agent ends. If it takes longer it is undone by the next one."""
 SILENT_S = 5.0
 """How long GpuNode is left as the last run wrote it, while this one finds out how things stand."""
 
@@ -120,8 +122,8 @@ class Agent:
             try:
                 await plugin.withdraw()
             finally:
-                lock.release()
-                self.parts.lanes.close()
+                # Another agent acts from then on: not while a thread of ours still works on instances or the record.
+                await self.parts.lanes.closed(CLOSING_S, lock.release)
 
     async def _take_place(self, lock: ProcessLock) -> None:
         """Become the node's agent: at once, or, where that is wanted, when the one that is there ends."""
@@ -141,14 +143,14 @@ class Agent:
             try:
                 lock.acquire()
             except AnotherPlugin:
-                if self._clock.monotonic() > deadline:
+                if self._clock.monotonic() > deadline and not place.called:
                     raise
             else:
                 self._standing_by = False
                 self._log.info("agent.taking_over")
                 return
             if place.called and not plugin.identities:
-                with suppress(SocketTaken):
+                with suppress(SocketTaken, SettingsError, OSError):  # then kubelet waits until this one serves
                     await plugin.register_early()
             if plugin.registration.accepted:
                 place.has_registered()
@@ -160,11 +162,13 @@ class Agent:
         try:
             await asyncio.wait({serving})
         finally:
-            if not serving.done():
-                self.parts.plugin.leave()
-                await hand_over(self._settings.state_folder, self._clock, calls=lambda: self.parts.service.calls)
+            try:
+                if not serving.done():
+                    self.parts.plugin.leave()
+                    await hand_over(self._settings.state_folder, self._clock, calls=lambda: self.parts.service.calls)
+            finally:
                 serving.cancel()
-            await serving
+                await serving
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -37,6 +37,7 @@ class Lane:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._since_s: float | None = None
+        self._then: Callable[[], None] = lambda: None
 
     def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
         """Have it done; what comes of it. It is done even if nobody waits for it any more."""
@@ -59,9 +60,12 @@ class Lane:
         since_s = self._since_s
         return 0.0 if since_s is None else self._monotonic() - since_s
 
-    def close(self) -> None:
-        """Let the thread end when it has done what is on its list."""
-        if self._thread is not None:
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """Let the thread end when it has done what is on its list. `then` is called in it, or at once where there is none."""
+        if self._thread is None:
+            then()
+        else:
+            self._then = then
             self._work.put(None)
 
     def _run(self) -> None:
@@ -79,6 +83,7 @@ class Lane:
             finally:
                 self._since_s = None
             del future, work, item  # or they live until there is something to do again
+        self._then()
 
 
 class NameLocks:
@@ -134,10 +139,27 @@ class Lanes:
         self._driver = Lane("instances", monotonic=clock.monotonic)
         self._turns = NameLocks()
 
-    def close(self) -> None:
-        """Let the threads end."""
-        self._records.close()
-        self._driver.close()
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """Let the threads end when they have done what is on their lists. `then` is called when nothing is done any more.
+
+        With a call that hangs that is never.
+        """
+        self._driver.close(lambda: self._records.close(then))
+
+    async def closed(self, within_s: float, then: Callable[[], None]) -> None:
+        """The same, and return when it is so, after a while, or at once where NVML does not answer."""
+        ended: Future[None] = Future()
+
+        def end() -> None:
+            then()
+            if ended.set_running_or_notify_cancel():
+                ended.set_result(None)
+
+        self.close(end)
+        if self.hanging is None:
+            waiting = asyncio.wrap_future(ended)
+            await asyncio.wait({waiting}, timeout=within_s)
+            waiting.cancel()
 
     async def take(self, names: Iterable[str]) -> None:
         """Take names, for `on_record` to give back."""

@@ -1,8 +1,12 @@
 """One agent follows another on a node that kubelet watches: kubelet always has a plugin, and no call fails."""
 
 import asyncio
+import fcntl
+import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +21,8 @@ from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from draco_local.cluster import ports
+from draco_local.simulator.accidents import by_hand
+from draco_local.simulator.gpus import state
 from draco_local.simulator.kubelet.ledger import ClaimRecord
 from draco_local.simulator.kubelet.plugins import Plugins
 from draco_local.simulator.nvml.library import SimulatedNvml
@@ -197,3 +203,72 @@ async def test_one_that_leaves_answers_its_calls_before_its_socket_goes(node: Si
         calls = 0
         async with asyncio.timeout(5):
             await leaving
+
+
+async def test_who_looks_for_the_next_agent_does_not_keep_it_from_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.next").touch()
+    looking = os.open(tmp_path / "agent.next", os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("draco.agent.plugin.handover.time.sleep", lambda _: os.close(looking))
+    with NextAgent(tmp_path):
+        assert stands_by(tmp_path)
+
+
+async def test_one_that_begins_to_stand_by_while_the_other_leaves_is_called(tmp_path: Path) -> None:
+    with NextAgent(tmp_path):
+        leaving = asyncio.create_task(hand_over(tmp_path, SystemClock(), calls=lambda: 0))
+        await eventually((tmp_path / "agent.leaving").exists)
+        (tmp_path / "agent.leaving").unlink()  # as one does that takes it for left over
+        await eventually((tmp_path / "agent.leaving").exists)
+        leaving.cancel()
+
+
+async def test_one_that_was_called_waits_until_the_other_has_ended(node: SimulatedNode) -> None:
+    lock = ProcessLock(node.folder / "agent" / "agent.lock")
+    lock.acquire()
+    following = an_agent(node, takes_over=True, stand_by_s=0.3)
+    try:
+        await eventually(lambda: stands_by(node.folder / "agent"))
+        (node.folder / "agent" / "agent.leaving").touch()
+        done, _ = await asyncio.wait({following}, timeout=1.0)
+        assert not done
+        lock.release()
+        await eventually(node.answers)
+    finally:
+        lock.release()
+        await ended(following)
+
+
+async def test_an_agent_keeps_the_nodes_record_until_its_work_on_instances_has_ended(node: SimulatedNode) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def step(point: str) -> None:
+        if point == "before nvmlDeviceCreateGpuInstanceWithPlacement":
+            begun.set()
+            go_on.wait(60)
+
+    by_hand.set_mode(node.gpus, 0, 1)
+    library = SimulatedNvml(node.gpus, step=step)
+    serving = asyncio.create_task(run_agent(node.settings(), client=node.client, library=library))
+    await eventually(node.answers)
+    claim = await node.claim("gpu-0-mig-1g10gb-19-3")
+    asked = asyncio.create_task(node.prepare(claim))
+    await eventually(begun.is_set)
+    serving.cancel()
+    await asyncio.wait({serving, asked}, timeout=60)
+    with pytest.raises(AnotherPlugin, match="Another Draco agent"):
+        await node.run()
+    go_on.set()
+
+    async def free() -> bool:
+        with suppress(AnotherPlugin), ProcessLock(node.folder / "agent" / "agent.lock"):
+            return True
+        return False
+
+    await eventually(free)
+    async with node.running():
+        assert not (await node.prepare(claim))[claim.metadata.uid].error
+        assert len(state.load(node.gpus).gpus[0].instances) == 1
+    await asyncio.gather(asked, serving, return_exceptions=True)

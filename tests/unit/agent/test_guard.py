@@ -1,6 +1,7 @@
 """Finding another plugin of the same driver on the node, over real sockets."""
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -134,6 +135,18 @@ def test_the_lock_names_its_holder_and_ends_with_its_process(tmp_path: Path) -> 
         holder.wait()
     with ProcessLock(path):
         assert path.read_text() == str(os.getpid())
+
+
+def test_an_agent_starts_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    path = tmp_path / "agent.lock"
+    with ProcessLock(path), pytest.raises(AnotherPlugin, match="process unknown"), ProcessLock(path):
+        pass
+    with ProcessLock(path):
+        pass
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence_with_the_fix(tmp_path: Path) -> None:

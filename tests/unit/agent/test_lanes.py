@@ -252,3 +252,35 @@ async def test_a_stuck_record_is_stuck_and_a_driver_that_hangs_is_not(node: Node
     other.open()
     node.gate.open()
     await asyncio.gather(stays, disk)
+
+
+async def test_an_agent_that_ends_says_so_when_nothing_of_it_works_any_more(node: Node) -> None:
+    at_work = asyncio.create_task(node.lanes.with_driver(node.gate, {"GPU-0"}))
+    await eventually(node.gate.entered.is_set)
+    ended = threading.Event()
+    await node.lanes.closed(0.05, ended.set)
+    assert not ended.is_set(), "a thread still works"
+    node.gate.open()
+    await at_work
+    await eventually(ended.is_set)
+
+
+async def test_an_agent_that_has_nothing_to_do_ends_at_once(node: Node) -> None:
+    await node.lanes.on_record(lambda: None)
+    ended = threading.Event()
+    async with asyncio.timeout(5):
+        await node.lanes.closed(60.0, ended.set)
+    assert ended.is_set()
+
+
+async def test_an_agent_that_ends_does_not_wait_for_a_call_that_hangs(node: Node) -> None:
+    at_work = asyncio.create_task(node.lanes.with_driver(node.gate, {"GPU-0"}))
+    await eventually(node.gate.entered.is_set)
+    node.hang()
+    ended = threading.Event()
+    async with asyncio.timeout(5):
+        await node.lanes.closed(60.0, ended.set)
+    assert not ended.is_set()
+    node.gate.open()
+    await at_work
+    await eventually(ended.is_set)

@@ -186,9 +186,10 @@ class ProcessLock:
                 "state folder. An agent that is to follow another one waits for it with --take-over.",
                 ours=True,
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         self._descriptor = descriptor
+        with suppress(OSError):  # a full disk keeps no agent from giving claims up
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
         """Give it up, if it was taken."""

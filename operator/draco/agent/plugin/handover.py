@@ -11,6 +11,7 @@ it has registered, and `agent.leaving`. What is served, and when, is `registrati
 
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ QUIET_S: Final = 0.2
 _NEXT: Final = "agent.next"
 _LEAVING: Final = "agent.leaving"
 _REGISTERED: Final = b"registered"
+_ATTEMPTS: Final = 3
+_INSTANT_S: Final = 0.005
 
 
 class NextAgent:
@@ -46,14 +49,12 @@ class NextAgent:
     def __enter__(self) -> Self:
         """Raise AnotherPlugin when another one stands by."""
         descriptor = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _taken(descriptor):
             os.close(descriptor)
             raise AnotherPlugin(
                 f"Two Draco agents already run on this node: one serves, one stands by in {self._place}. End one of them.",
                 ours=True,
-            ) from None
+            )
         os.ftruncate(descriptor, 0)
         self._leaving.unlink(missing_ok=True)  # of an earlier handover, which ended by force
         self._descriptor = descriptor
@@ -69,8 +70,9 @@ class NextAgent:
         return self._leaving.exists()
 
     def has_registered(self) -> None:
-        """Tell the one that leaves that kubelet calls us now."""
-        os.pwrite(self._descriptor, _REGISTERED, 0)
+        """Tell the one that leaves that kubelet calls us now. Without room on the disk it waits for that in vain, and leaves."""
+        with suppress(OSError):
+            os.pwrite(self._descriptor, _REGISTERED, 0)
 
 
 async def hand_over(folder: Path, clock: Clock, *, calls: Callable[[], int]) -> None:
@@ -81,12 +83,11 @@ async def hand_over(folder: Path, clock: Clock, *, calls: Callable[[], int]) -> 
     place, leaving = folder / _NEXT, folder / _LEAVING
     if not stands_by(folder):
         return
-    with suppress(OSError):  # a full disk costs a gap of a second, nothing else
-        leaving.touch()
     log.info("plugin.handing_over", folder=str(folder))
     deadline = clock.monotonic() + WAIT_S
     while clock.monotonic() < deadline and stands_by(folder):
-        with suppress(OSError):
+        with suppress(OSError):  # a full disk costs a gap of a second, nothing else
+            leaving.touch()  # again, for one that begins to stand by clears it away
             if place.read_bytes() == _REGISTERED:
                 break
         await clock.sleep(POLL_S)
@@ -96,6 +97,16 @@ async def hand_over(folder: Path, clock: Clock, *, calls: Callable[[], int]) -> 
         await clock.sleep(POLL_S)
         if calls():
             quiet_since = clock.monotonic()
+
+
+def _taken(descriptor: int) -> bool:
+    """Whether the place is ours now. Who only looks whether an agent stands by has it for an instant, too."""
+    for _ in range(_ATTEMPTS):
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_INSTANT_S)
+    return False
 
 
 def stands_by(folder: Path) -> bool:

@@ -128,9 +128,10 @@ class Plugin:
         return self._registry.identities
 
     async def register_early(self) -> None:
-        """Have kubelet call us from now on. SocketTaken when no path is free."""
+        """Have kubelet call us from now on. SocketTaken when no path is free; it may be tried again."""
         self._rivals.begin()
-        await self._service.start()
+        if not self._service.serves:
+            await self._service.start()
         await self._registry.start()
         log.info("plugin.registering_early", driver=self._driver, socket=str(self._service.path))
 
