@@ -113,9 +113,10 @@ class Agent:
         except AnotherPlugin as refusal:
             self._log.error("agent.refused", error=str(refusal))
             self.tell("AnotherPlugin", "Start", str(refusal))
-            with suppress(ApiError, TimeoutError):
-                async with asyncio.timeout(REFUSAL_S):
-                    await self.parts.node_reporter.refused(str(refusal), by_ours=refusal.ours)
+            if not self._standing_by:  # else the one that serves is as it should be
+                with suppress(ApiError, TimeoutError):
+                    async with asyncio.timeout(REFUSAL_S):
+                        await self.parts.node_reporter.refused(str(refusal), by_ours=refusal.ours)
             await self.parts.events.flush(REFUSAL_S)
             raise
         finally:

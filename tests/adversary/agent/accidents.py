@@ -16,7 +16,7 @@ from draco_local.simulator.gpus import state, sysfs
 from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
-from tests.adversary.agent.claims import LifeOfClaims
+from tests.adversary.agent.handing_over import HandingOver
 from tests.adversary.agent.life import FAILING, REST_S
 from tests.adversary.agent.node import NUMBERS, accident, fired
 from tests.adversary.agent.surroundings import DRIVER
@@ -31,7 +31,7 @@ REFUSALS = ("INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NO_PERMISSION")
 """Answers by which NVML says that it did nothing: hardware does not say so of what it did."""
 
 
-class Accidents(LifeOfClaims):
+class Accidents(HandingOver):
     """Hardware, people, and the rest of the world."""
 
     # Hardware
@@ -70,7 +70,7 @@ class Accidents(LifeOfClaims):
     )
     def reboot(self, order: list[int], keep_specs: bool, capabilities: int | None) -> None:
         """The node boots: minor numbers are as the kernel likes. The specs' folder may be on a disk."""
-        self._bury()
+        self._bury_all()
         there = sum(gpu.error != 15 for gpu in state.load(self.path).gpus)
         minors = [number for number in order if number < there]
         self._happens(

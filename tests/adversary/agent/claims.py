@@ -161,13 +161,19 @@ class LifeOfClaims(LifeOfAgent):
             why = observer.twice(seen._replace(given=pair), self._admin())
             assert not why, f"just answered, {why}"
         self._check_boards(claim, mine, seen)
-        claim.parts = {one.device: part for one in mine if (part := seen.part(one.uuid)) is not None}
-        self.alive |= {serial for one in mine if (serial := seen.serial(one.uuid)) is not None}
+        self._take_up(claim)
         for part in claim.exclusive:
             gpu = next(each for each in seen.gpus if each["uuid"] == part.gpu)
             if self.hanging and self.modes.get(part.gpu) != gpu["mig_current"]:
                 continue  # somebody has switched it, and now there is nobody who could tell
             assert bool(gpu["mig_current"]) is not part.whole, "just answered, the GPU's MIG mode makes it useless"
+
+    def _take_up(self, claim: Claim) -> None:
+        """Its pod starts: what it has now must stay."""
+        seen = observer.look(self.folder)
+        mine = [one for one in seen.given if one.claim == claim.uid]
+        claim.parts = {one.device: part for one in mine if (part := seen.part(one.uuid)) is not None}
+        self.alive |= {serial for one in mine if (serial := seen.serial(one.uuid)) is not None}
 
     def _check_refusal(self, claim: Claim, error: str) -> None:
         """Where nothing else is in the way, the fault is what kubelet is told."""

@@ -6,8 +6,8 @@ publisher. Time is the machine's, and threads are run in place, so that a sequen
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -18,13 +18,13 @@ import msgspec
 from draco.agent import app, lanes, parts
 from draco.agent.hardware import monitor as hardware
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.plugin.api import dra_v1_pb2
+from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.settings import AgentSettings
 from draco.resources.api.draco import WantedGpu
 from draco_local.simulator.gpus import procfs
 from draco_local.simulator.nvml.library import SimulatedNvml
-from tests.adversary.agent.rivals import Rivals, sockets_of
+from tests.adversary.agent.processes import Process
 from tests.adversary.agent.surroundings import NODE, Death, Disk, Killed, MortalFiles, Source
 from tests.adversary.agent.threads import Threads
 from tests.doubles.clock import ManualClock
@@ -79,11 +79,12 @@ class Driven:
         source: Source,
         disk: Disk,
         death: Death,
-        rivals: Rivals,
+        follows: bool = False,
     ) -> None:
         self.loop = loop
         self.clock = clock
         self.death = death
+        self.process = Process(death)
         self.threads = Threads()
         gpus = folder / "gpus.json"
         settings = AgentSettings(
@@ -96,6 +97,7 @@ class Driven:
             rescan_s=RESCAN_S,
             event_wait_s=EVENT_WAIT_S,
             socket_check_s=CHECK_S,
+            takes_over=follows,
         )
         services: list[DraService] = []
 
@@ -104,31 +106,28 @@ class Driven:
                 super().__init__(*args, **options)
                 services.append(self)
 
-        with ExitStack() as patched:  # an agent that could not be made leaves nothing patched
-            patched.enter_context(sockets_of(rivals, death))
-            with (
-                mock.patch.object(lanes, "Lane", self.threads.lane),
-                mock.patch.object(hardware, "Lane", self.threads.lane),
-                mock.patch.object(parts, "DraService", Noted),
-                mock.patch.object(parts, "HardwareMonitor", Listening),
-            ):
-                library = AtOnce(gpus, step=self._step)
-                client: Any = source
-                self.agent = app.Agent(
-                    settings,
-                    client,
-                    Nvml(library, monotonic=clock.monotonic),
-                    clock=clock,
-                    random=Random(0),
-                    files=MortalFiles(death, disk),
-                )
-            self._patched = patched.pop_all()
+        with (
+            mock.patch.object(lanes, "Lane", self.threads.lane),
+            mock.patch.object(hardware, "Lane", self.threads.lane),
+            mock.patch.object(parts, "DraService", Noted),
+            mock.patch.object(parts, "HardwareMonitor", Listening),
+        ):
+            library = AtOnce(gpus, step=self._step)
+            client: Any = source
+            self.agent = app.Agent(
+                settings,
+                client,
+                Nvml(library, monotonic=clock.monotonic),
+                clock=clock,
+                random=Random(0),
+                files=MortalFiles(self.process, disk),
+            )
         self._calls = services[0].behaviours(dra_v1_pb2)
         self._task: asyncio.Task[None] | None = None
 
     def _step(self, point: str) -> None:
         self.threads.step(point)
-        self.death.step(point)
+        self.process.step(point)
 
     # Its life
 
@@ -137,15 +136,16 @@ class Driven:
         """Whether kubelet finds its socket."""
         return self.agent.parts.plugin.serving.is_set()
 
-    def start(self, wanted: dict[Any, WantedGpu]) -> None:
-        """As the program does; and it is taken that the API server was asked what it can do.
-
-        AnotherPlugin when somebody else serves the driver.
-        """
+    def begin(self, wanted: dict[Any, WantedGpu]) -> None:
+        """As the program does; and it is taken that the API server was asked what it can do."""
         self.want(wanted)
         self.agent._asked.set()
-        self._task = self.loop.create_task(self.agent.run())
+        self._task = self.loop.create_task(self.agent.run(), context=self.process.context)
         self._run(self._settle())
+
+    def start(self, wanted: dict[Any, WantedGpu]) -> None:
+        """The same, until it serves. AnotherPlugin when somebody else serves the driver."""
+        self.begin(wanted)
         for _ in range(20):  # it may wait a little for what it cannot have
             if not self.ready:
                 self._run(self.clock.advance(1.0))
@@ -163,13 +163,43 @@ class Driven:
         """Let so much time pass for the agent."""
         self._run(self.clock.advance(seconds))
 
+    def end(self) -> None:
+        """It is told to end, as by SIGTERM."""
+        if self._task is not None:
+            self._task.cancel()
+        self.pass_time(0.0)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time pass for all agents, whether or not this one lives on."""
+        self.loop.run_until_complete(self.clock.advance(seconds))
+        self.loop.run_until_complete(self._settle())
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone, or about to be."""
+        return self.death.dead or self._task is None or self._task.done()
+
+    @property
+    def why_ended(self) -> BaseException | None:
+        """How it ended by itself."""
+        if self._task is None or not self._task.done():
+            return None
+        return asyncio.CancelledError() if self._task.cancelled() else self._task.exception()
+
+    @property
+    def registers(self) -> bool:
+        """Whether kubelet finds its registration."""
+        return bool(self.agent.parts.plugin.identities)
+
+    def kubelet_registers(self) -> None:
+        """Kubelet tells it that it is registered."""
+        plugin = self.agent.parts.plugin
+        done = plugin._notified(registration_pb2.RegistrationStatus(plugin_registered=True), None)
+        self.loop.run_until_complete(self.loop.create_task(done, context=self.process.context))
+
     def stop(self) -> None:
         """The process ends, as by SIGKILL: nothing of it has any effect from here on."""
-        self.death.dead = True
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
-        self.loop.run_until_complete(_ended(self.loop))
-        self._patched.close()
+        self.process.end(self.loop)
 
     def let_go(self) -> None:
         """Calls that hung have been let go: have them end, and what waited for them."""
@@ -188,6 +218,21 @@ class Driven:
         """Kubelet's call: the error."""
         return str(self._call("NodeUnprepareResources", dra_v1_pb2.NodeUnprepareResourcesRequest, name, uid).error)
 
+    def ask(self, name: str, uid: str, *, gives_up: bool) -> "asyncio.Task[Any]":
+        """A call that nobody waits for yet."""
+        asked = dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)
+        if gives_up:
+            call = self._calls["NodeUnprepareResources"](dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[asked]), None)
+        else:
+            call = self._calls["NodePrepareResources"](dra_v1_pb2.NodePrepareResourcesRequest(claims=[asked]), None)
+        return self.loop.create_task(call, context=self.process.context)
+
+    def finish(self, calls: "Collection[asyncio.Task[Any]]") -> None:
+        """Let time pass until all are answered, or kubelet's patience is at its end."""
+        until_s = self.clock.monotonic() + KUBELET_S
+        while not all(call.done() for call in calls) and self.clock.monotonic() < until_s:
+            self._run(self.clock.advance(0.5))
+
     def _call(self, method: str, request: Any, name: str, uid: str) -> Any:
         asked = request(claims=[dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)])
         answer = self._run(self._answered(self._calls[method](asked, None)))
@@ -195,7 +240,7 @@ class Driven:
 
     async def _answered(self, call: Coroutine[Any, Any, Any]) -> Any:
         """The answer of a call that may wait for time to pass."""
-        task = self.loop.create_task(call)
+        task = self.loop.create_task(call, context=self.process.context)
         until_s = self.clock.monotonic() + KUBELET_S
         while not task.done():
             await self._settle()
@@ -248,8 +293,3 @@ class Driven:
             if not ready or self.death.dead:
                 return
         raise AssertionError("the agent works without end, and time does not pass")
-
-
-async def _ended(loop: asyncio.AbstractEventLoop) -> None:
-    tasks = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -49,6 +49,7 @@ class LifeOfAgent(Node):
     )
     def begin(self, board: str, gpus: int, dynamic: tuple[int, ...], peace: int = 0) -> None:
         fired["sequences"] += 1
+        self._patch()
         self.peace, self.quiet = peace, 4
         node = state.create(self.path, board=board, gpus=gpus, node_name=NODE)
         if board.startswith("A100"):
@@ -82,7 +83,6 @@ class LifeOfAgent(Node):
                 source=self.source,
                 disk=self.disk,
                 death=self.death,
-                rivals=self.rivals,
             )
             if not self._starts_alone(self.agent):
                 return
@@ -151,11 +151,18 @@ class LifeOfAgent(Node):
         except (Killed, Gone):
             fired[f"{what}: killed"] += 1
             self._bury()
+        except AnotherPlugin:  # it stood by, and is the node's now
+            assert any(rival.contends for rival in self.rivals.live), (
+                "the agent does not serve, though nobody else does"
+            )
+            fired[f"{what}: gave up beside another"] += 1
+            self._bury()
         except NoAnswer:
             assert self.hanging, "the agent does not answer, though nothing hangs"
             fired[f"{what}: no answer"] += 1
 
     def _bury(self) -> None:
+        """The agent's process is gone. Who stands by is next."""
         self.armed = 0
         self.sickness.died()
         self.gave_way = False
@@ -165,6 +172,27 @@ class LifeOfAgent(Node):
             if self.hanging:
                 self._let_go(agent)
             agent.stop()
+        self._reap()
+        if self.next is not None:
+            fired["taken over"] += 1
+            self.agent, self.next = self.next, None
+            self._promoted()
+
+    def _promoted(self) -> None:
+        """Another one is the node's agent, or about to be."""
+        agent = self._up()
+        self.death = agent.death
+        self.rivals.born += 1
+        self.born = self.rivals.born
+        agent.want(self.wanted)
+
+    def _bury_all(self) -> None:
+        """Nothing runs any more."""
+        while self.agent is not None or self.next is not None:
+            self._bury()
+
+    def _reap(self) -> None:
+        """See whether the one that stands by still does."""
 
     def _let_go(self, agent: Driven) -> None:
         self.hanging = False

@@ -3,6 +3,7 @@
 Owns the steps and when each promise holds. What is there is seen by `observer`; the agent is run by `driven`.
 
 At every moment, whether the agent runs or not:
+- of agents side by side only the one whose the node is changes anything;
 - what others made is untouched: their GPU instances, their files in the folders that we share, and sockets they listen on;
 - instances of a claim that kubelet was told of are not destroyed by the agent (hardware and people may), and its whole GPU is not
   put into MIG mode;
@@ -51,6 +52,8 @@ class AgentMachine(Accidents):
         self.quiet -= 1
         self.idle -= 1
         self.broken = True
+        self._reap()
+        self.nobody_acts_on_anothers_node()
         self.nothing_foreign_is_touched()
         self.nothing_in_use_is_taken()
         self.no_two_claims_were_told_of_the_same()
@@ -58,6 +61,12 @@ class AgentMachine(Accidents):
         if self.until is not None and time.monotonic() > self.until:
             raise Over
         self.broken = False
+
+    def nobody_acts_on_anothers_node(self) -> None:
+        for agent in (self.agent, self.next):
+            assert agent is None or not agent.process.trespasses, (
+                f"an agent acted on a node that was not its own: {agent.process.trespasses}"
+            )
 
     def nothing_foreign_is_touched(self) -> None:
         seen = observer.look(self.folder)
@@ -108,8 +117,9 @@ class AgentMachine(Accidents):
     def close(self) -> None:
         """Leave nothing behind."""
         with suppress(Exception):
-            self._bury()
+            self._bury_all()
         self.rivals.all_go(cleanly=False)
+        self.patched.close()
         self.loop.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -127,6 +137,8 @@ class AgentMachine(Accidents):
                 self._let_go(self.agent)
         if self.death.dead:
             self._bury()
+        if self.next is not None:
+            self.next.death.disarm()
         faults.stop_failing(self.path)
         with state.mutate(self.path) as node:
             node.driver.error = 0

@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from draco.resources.api.draco import WantedGpu
 from draco_local.simulator.gpus import state
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import Driven
-from tests.adversary.agent.rivals import Rivals
+from tests.adversary.agent.processes import owned, side_by_side
+from tests.adversary.agent.rivals import Rivals, sockets_beside
 from tests.adversary.agent.scheduler import Claim, Published
 from tests.adversary.agent.sickness import Sickness, fenced
 from tests.adversary.agent.surroundings import DRIVER, Death, Disk, Source
@@ -72,6 +74,7 @@ class Node(RuleBasedStateMachine):
         super().__init__()
         structlog.configure(processors=[_drop])
         self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(owned)
         self.loop.set_exception_handler(lambda *_: None)  # tasks of agents that were killed
         self.folder = Path(tempfile.mkdtemp(prefix="adv-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         self.path = self.folder / "gpus.json"
@@ -80,6 +83,10 @@ class Node(RuleBasedStateMachine):
         self.disk = Disk()
         self.death = Death()
         self.agent: Driven | None = None
+        self.next: Driven | None = None
+        """The one that stands by."""
+        self.busy: set[str] = set()
+        """Claims of which kubelet waits for an answer."""
         self.armed = 0
         self.hanging = False
         self.claims: dict[str, Claim] = {}
@@ -99,6 +106,7 @@ class Node(RuleBasedStateMachine):
         """Whether the record was damaged since the agent was last served."""
         self.sickness = Sickness()
         self.rivals = Rivals(self.folder / "k" / "plugins_registry", self.folder / "k" / "plugins" / DRIVER)
+        self.patched = ExitStack()
         self.born = 0
         """When the agent that runs was started, compared with its rivals."""
         self.gave_way = False
@@ -112,6 +120,11 @@ class Node(RuleBasedStateMachine):
         """So many steps of quiet follow each accident; those that are left."""
         self.idle = 0
         """Whether time passed in the step before."""
+
+    def _patch(self) -> None:
+        """From now on agents are run on this node, and on no other."""
+        self.patched.enter_context(sockets_beside(self.rivals))
+        self.patched.enter_context(side_by_side())
 
     def _others(self) -> None:
         """Files that other programs keep where we keep ours."""

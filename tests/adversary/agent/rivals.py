@@ -21,7 +21,8 @@ from draco.agent.plugin import guard, unix_sockets
 from draco.agent.plugin import registration as plugin
 from draco.agent.plugin.guard import OtherPlugin
 from draco.agent.plugin.unix_sockets import SocketFile
-from tests.adversary.agent.surroundings import DRIVER, Death
+from tests.adversary.agent.processes import current
+from tests.adversary.agent.surroundings import DRIVER
 
 Node = tuple[int, int]
 """A file, whatever its name."""
@@ -144,16 +145,17 @@ class Server:
 
 
 @contextmanager
-def sockets_of(rivals: Rivals, death: Death) -> Iterator[None]:
-    """While this lasts an agent serves on such servers, and asks these rivals. A dead one takes no socket file away."""
-    servers: list[Server] = []
+def sockets_beside(rivals: Rivals) -> Iterator[None]:
+    """While this lasts agents serve on such servers, and ask these rivals. A dead one takes no socket file away."""
 
     def server() -> Server:
-        servers.append(Server())
-        return servers[-1]
+        made = Server()
+        current().servers.append(made)
+        return made
 
     def mortal(work: Callable[..., Any], what: str) -> Callable[..., Any]:
         def step(*given: Any) -> Any:
+            death = current().death
             death.step(f"before {what}")
             done = work(*given)
             death.step(f"after {what}")
@@ -165,18 +167,14 @@ def sockets_of(rivals: Rivals, death: Death) -> Iterator[None]:
         rivals.drain()
         return work(*given)
 
-    try:
-        with (
-            mock.patch.object(plugin, "grpc", SimpleNamespace(aio=SimpleNamespace(server=server))),
-            mock.patch.object(plugin, "show", mortal(unix_sockets.show, "show")),
-            mock.patch.object(plugin, "withdraw", mortal(unix_sockets.withdraw, "withdraw")),
-            mock.patch.object(guard, "_ask", rivals.asked),
-            mock.patch.object(guard, "asyncio", SimpleNamespace(gather=asyncio.gather, to_thread=in_place)),
-        ):
-            yield
-    finally:
-        for one in servers:
-            one.close()
+    with (
+        mock.patch.object(plugin, "grpc", SimpleNamespace(aio=SimpleNamespace(server=server))),
+        mock.patch.object(plugin, "show", mortal(unix_sockets.show, "show")),
+        mock.patch.object(plugin, "withdraw", mortal(unix_sockets.withdraw, "withdraw")),
+        mock.patch.object(guard, "_ask", rivals.asked),
+        mock.patch.object(guard, "asyncio", SimpleNamespace(gather=asyncio.gather, to_thread=in_place)),
+    ):
+        yield
 
 
 def _listening(path: Path) -> socket.socket:

@@ -9,11 +9,12 @@ driver call of that agent raises `Killed` again.
 import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from draco.agent.files import LocalFiles
+from draco.kube.clock import Clock
 from draco.kube.errors import NotFound, Unreachable
 from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES, Kind
 
@@ -52,6 +53,14 @@ class Death:
             raise Killed
 
 
+class Mortal(Protocol):
+    """Whoever works in steps, and may die at each."""
+
+    def step(self, point: str) -> None:
+        """One step."""
+        ...
+
+
 class Disk:
     """How much room the node's disk has, in blocks; None is plenty."""
 
@@ -82,8 +91,8 @@ def _blocks(path: Path) -> int:
 class MortalFiles(LocalFiles):
     """The agent's files: each operation is a step before and after, and writing one may be cut short in the middle."""
 
-    def __init__(self, death: Death, disk: Disk) -> None:
-        self._death = death
+    def __init__(self, process: Mortal, disk: Disk) -> None:
+        self._death = process
         self._disk = disk
 
     def write(self, path: Path, content: bytes) -> None:
@@ -137,6 +146,9 @@ class Source:
 
     def __init__(self) -> None:
         self.gone = False
+        self.slow_s = 0.0
+        """How long it takes for a claim."""
+        self.clock: Clock | None = None
         self._objects: dict[str, dict[str, Any]] = {}
         self.put(GPU_NODES, {"metadata": {"name": NODE, "uid": "node-uid"}})
 
@@ -172,6 +184,8 @@ class Source:
 
     async def get(self, kind: Kind[Any], key: Any, **_options: Any) -> Any:
         self._reach()
+        if self.slow_s and self.clock is not None and kind is CLAIMS:
+            await self.clock.sleep(self.slow_s)
         return self._found(kind, key)
 
     async def list(self, kind: Kind[Any], **_options: Any) -> Any:

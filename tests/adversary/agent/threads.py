@@ -89,6 +89,13 @@ class InPlace(Lane):
             self._threads.run(behind, future, work, ())
         return asyncio.wrap_future(future)
 
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """Say when nothing is left to be done."""
+        if self._last is None or self._last.done():
+            then()
+        else:
+            self._last.add_done_callback(lambda _: then())
+
 
 def _do(future: "Future[Any]", work: Callable[..., Any], args: Any) -> None:
     if not future.set_running_or_notify_cancel():

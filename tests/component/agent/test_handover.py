@@ -19,6 +19,8 @@ from draco.agent.plugin.handover import NextAgent, hand_over, stands_by
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import GPU_NODES
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from draco_local.cluster import ports
 from draco_local.simulator.accidents import by_hand
@@ -60,6 +62,12 @@ async def ended(task: "asyncio.Task[None]") -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+
+
+async def exclusive(node: SimulatedNode) -> bool:
+    """Whether the GpuNode says that nobody else serves the driver."""
+    reported = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+    return any((one.type, one.status) == ("Exclusive", "True") for one in reported.status.conditions)
 
 
 def on_record(claim: ResourceClaim) -> ClaimRecord:
@@ -169,8 +177,10 @@ async def test_one_that_stands_by_is_ready_and_touches_nothing(node: SimulatedNo
 
 async def test_one_that_is_not_called_gives_up_and_says_who_serves(node: SimulatedNode) -> None:
     async with node.running():
+        await eventually(lambda: exclusive(node))
         with pytest.raises(AnotherPlugin, match="Another Draco agent"):
             await node.run(takes_over=True, stand_by_s=0.2)
+        assert await exclusive(node)
 
 
 async def test_a_third_agent_is_refused(node: SimulatedNode) -> None:

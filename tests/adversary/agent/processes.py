@@ -1,0 +1,147 @@
+"""Agents side by side in one event loop, each of which can die alone, as a process does.
+
+Owns whose work a piece of work is, and what is taken from an agent that dies: its locks go and its files stay. Judges one thing,
+since nobody else can see it: an agent changes nothing while the node is not its own.
+"""
+
+import asyncio
+import contextvars
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+from draco.agent import app
+from draco.agent.plugin import handover
+from draco.agent.plugin.guard import ProcessLock
+from draco.agent.plugin.handover import NextAgent
+from draco.kube.clock import Clock
+from tests.adversary.agent.surroundings import Death
+
+POLL_S = 0.5
+SELDOM_S = 20.0
+"""Between two looks of an agent that stands by, as long as the other is not told to end: each of them takes its time here."""
+CHANGES = (
+    "before nvmlDeviceCreateGpuInstance",
+    "before nvmlGpuInstanceCreateComputeInstance",
+    "before nvmlComputeInstanceDestroy",
+    "before nvmlGpuInstanceDestroy",
+    "before nvmlDeviceSetMigMode",
+    "before write",
+    "before overwrite",
+)
+
+
+class Process:
+    """One agent's process. `hands_over`: it is of a version that does so."""
+
+    def __init__(self, death: Death) -> None:
+        self.death = death
+        self.hands_over = True
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.servers: list[Any] = []
+        self.lock: ProcessLock | None = None
+        self.trespasses: list[str] = []
+        self.context = contextvars.copy_context()
+        self.context.run(_CURRENT.set, self)
+
+    def step(self, point: str) -> None:
+        """A step of its work."""
+        self.death.step(point)
+        if point.startswith(CHANGES) and not self.holds:
+            self.trespasses.append(point)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the node is its own."""
+        return self.lock is not None and self.lock._descriptor >= 0
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """As by SIGKILL: nothing of it has any effect from here on, and the kernel gives up its locks."""
+        self.death.dead = True
+        loop.run_until_complete(_ended(self.tasks))
+        for server in self.servers:
+            server.close()
+        if self.lock is not None:
+            self.lock.release()
+
+
+_CURRENT: ContextVar[Process] = ContextVar("process")
+
+
+def current() -> Process:
+    """Whose work is done now."""
+    return _CURRENT.get()
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    while open_ := [task for task in tasks if not task.done()]:
+        for task in open_:
+            task.cancel()
+        await asyncio.wait(open_, timeout=1.0)
+
+
+def owned(
+    loop: asyncio.AbstractEventLoop, coro: Any, context: contextvars.Context | None = None
+) -> "asyncio.Task[Any]":
+    """A task, on the list of whoever makes it."""
+    task = asyncio.Task(coro, loop=loop, context=context)
+    process = (contextvars.copy_context() if context is None else context).get(_CURRENT)
+    if process is not None:
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
+    return task
+
+
+class _Lock(ProcessLock):
+    def acquire(self) -> None:
+        super().acquire()
+        current().lock = self
+
+
+class _Next(NextAgent):
+    def __enter__(self) -> Self:
+        current().death.step("before standing by")
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if current().death.dead:
+            os.close(self._descriptor)
+        else:
+            super().__exit__(*raised)
+
+    def has_registered(self) -> None:
+        current().death.step("before it says that it has registered")
+        super().has_registered()
+
+
+async def _hand_over(folder: Path, clock: Clock, **options: Any) -> None:
+    current().death.step("before it hands over")
+    if current().hands_over:
+        await handover.hand_over(folder, clock, **options)
+    current().death.step("after it handed over")
+
+
+@contextmanager
+def looking_often() -> Iterator[None]:
+    """While this lasts, from its next look on, an agent that stands by looks often."""
+    with mock.patch.object(app, "POLL_S", POLL_S):
+        yield
+
+
+@contextmanager
+def side_by_side() -> Iterator[None]:
+    """While this lasts agents can be run beside each other."""
+    with (
+        mock.patch.object(app, "ProcessLock", _Lock),
+        mock.patch.object(app, "NextAgent", _Next),
+        mock.patch.object(app, "hand_over", _hand_over),
+        mock.patch.object(app, "POLL_S", SELDOM_S),
+        mock.patch.object(app, "CLOSING_S", 0.0),  # threads have ended already, or hang
+        mock.patch.object(handover, "POLL_S", POLL_S),
+    ):
+        yield
