@@ -3,12 +3,41 @@
 Owns what is accepted and how a wrong one is refused: with one sentence, before the command has done anything.
 """
 
+import math
 import re
+from typing import Any
 
 import click
 
 _DRIVER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_DRIVER = 63
+_PORT = re.compile(r"[0-9]{1,5}")
+_LONGEST_S = 365 * 24 * 3600
+
+
+def _names_a_host(text: str) -> bool:
+    """Whether a resolver would take it. It need not know it."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return text.isprintable()
+
+
+class Seconds(click.FloatRange):
+    """A time: a number that is one, from `min` on, of at most a year."""
+
+    name = "seconds"
+
+    def __init__(self, *, min: float, min_open: bool = False) -> None:  # noqa: A002 - as click names it
+        super().__init__(min=min, max=_LONGEST_S, min_open=min_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Check. Raises BadParameter."""
+        read: float = super().convert(value, param, ctx)
+        if not math.isfinite(read):
+            self.fail(f"{value!r} is not a number of seconds, such as 2.5.", param, ctx)
+        return read
 
 
 class ListenAddress(click.ParamType[tuple[str, int]]):
@@ -23,7 +52,7 @@ class ListenAddress(click.ParamType[tuple[str, int]]):
         if isinstance(value, tuple):
             return value
         host, colon, port = value.rpartition(":")
-        if not (colon and port.isdecimal() and int(port) < 1 << 16):
+        if not (colon and _PORT.fullmatch(port) and int(port) < 1 << 16 and _names_a_host(host)):
             self.fail(f"{value!r} is not HOST:PORT, such as 0.0.0.0:8080.", param, ctx)
         return host.strip("[]"), int(port)
 

@@ -6,14 +6,17 @@ A text stands for bytes, one for each character: what is no UTF-8 comes up as we
 import asyncio
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
+import click
 import msgspec
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
@@ -32,8 +35,25 @@ from draco.agent.plugin.api import dra_v1_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.publish import slices
 from draco.agent.record import checkpoint
+from draco.cli.agent import command as agent_command
+from draco.cli.operator import command as operator_command
 from draco.controller.claims.admission import NotAReview
-from draco.controller.workers.messages import ClaimProblems
+from draco.controller.workers.messages import (
+    AskQuestion,
+    Changes,
+    CheckClaim,
+    ClaimProblems,
+    Failed,
+    FrameReader,
+    NotAMessage,
+    OutOfMemory,
+    PutObject,
+    Remove,
+    Reply,
+    frame,
+    inward,
+    outward,
+)
 from draco.controller.workers.pool import Answered
 from draco.endpoints import http_app, serving
 from draco.kube.clock import SystemClock
@@ -42,6 +62,7 @@ from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import ApiError, KubeconfigError, NotFound, from_response
 from draco.kube.watch import watching
 from draco.kube.watch.watching import StreamBroken
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, SLICES
 from draco_local.simulator.gpus import state
 from draco_local.simulator.nvml.library import SimulatedNvml
@@ -297,6 +318,59 @@ def http(text: str) -> str:
     return head
 
 
+def frames(text: str) -> str:
+    """What goes through a pipe of the workers is messages, however it is cut, or none; and nothing more is waited for."""
+    sent = raw(text)
+    whole, cut = _messages_in([sent]), _messages_in([sent[at : at + 7] for at in range(0, len(sent), 7)])
+    assert whole == cut
+    return whole
+
+
+def _messages_in(pieces: list[bytes]) -> str:
+    reader = FrameReader(most=1 << 12)
+    said: list[str] = []
+    for piece in pieces:
+        try:
+            said.extend(map(_kind_of, reader.feed(piece)))
+        except NotAMessage as error:
+            return f"{said} {sentence(error)}"
+        assert len(reader._buffer) <= (1 << 12) + 4
+    return str(said)
+
+
+def _kind_of(body: bytes) -> str:
+    kinds = []
+    for read in (inward, outward):
+        with suppress(NotAMessage):
+            kinds.append(type(read(body)).__name__)
+    return " or ".join(kinds)
+
+
+def options(text: str) -> str:
+    """What is on the command line and in the environment is settings that can work, or one sentence says what is wrong."""
+    lines = [line for line in text.replace("\0", "").split("\n") if line]
+    arguments = [line for line in lines if "=" not in line or line.startswith("-")]
+    given = dict(line.split("=", 1) for line in lines if line not in arguments)
+    command = operator_command if "operator" in given else agent_command
+    environment = {name: value for name, value in given.items() if name.startswith("DRACO_")}
+    with mock.patch.dict(os.environ, environment, clear=True):
+        try:
+            with command.make_context("draco", arguments) as context:
+                found = context.params
+        except click.exceptions.Exit:
+            return "help"
+        except click.ClickException as error:
+            said = error.format_message()
+            assert said.strip()
+            return said[:60]
+    for value in found.values():
+        assert not isinstance(value, float) or 0 <= value < 10**8
+        if isinstance(value, tuple):
+            assert 0 <= value[1] < 1 << 16
+            value[0].encode("idna")
+    return str(sorted(name for name, value in found.items() if value is not None))[:200]
+
+
 @contextmanager
 def _logged(said: list[logging.LogRecord]) -> Iterator[None]:
     handler = logging.Handler(logging.WARNING)
@@ -329,6 +403,37 @@ def _messages() -> list[str]:
     return [text_of(each.SerializeToString()) for each in asked]
 
 
+def _frames() -> list[str]:
+    asked = AskQuestion(1, CheckClaim(a_claim("a")), 2, 0.5, 5.0, False)
+    changes = Changes([PutObject("Node", b"\x80"), Remove("Node", ObjectKey("", "n"))], 3)
+    replies = [Reply(1, each, 2, 0.1) for each in (ClaimProblems([]), OutOfMemory(), Failed("it ended"))]
+    return [text_of(frame(asked)), text_of(frame(changes)), text_of(b"".join(map(frame, replies)))]
+
+
+OPTIONS = [
+    "--node-name\nn\n--listen\n[::1]:8080\n--rescan\n2.5\n--take-over",
+    "DRACO_NODE_NAME=n\nDRACO_LISTEN=:0\nDRACO_RESCAN=10\nDRACO_DRIVER=gpu.example.com\nDRACO_TAKE_OVER=true",
+    "operator=1\n--lease-duration\n15\n--renew-deadline\n10\n--webhook-mode\ndeny",
+    "operator=1\nDRACO_LISTEN=0.0.0.0:8080\nDRACO_SETTLE=3\nDRACO_PENDING_AFTER=1e1\nDRACO_WEBHOOK_TIMEOUT=2",
+]
+WORDS = [
+    "nan",
+    "inf",
+    "1e999",
+    "-0",
+    "9" * 5000,
+    "\u00b2",
+    "\n",
+    "=",
+    "--",
+    "--help",
+    "@",
+    ":",
+    "[",
+    "a" * 64,
+    "..",
+    "\x1b[31m",
+]
 KUBECONFIG = """\
 apiVersion: v1
 kind: Config
@@ -414,4 +519,6 @@ TARGETS = (
         ["\n", " ", "9" * 400, "\xff", "gpu0/gi1/access 9\n"],
     ),
     Target("http", http, HEADS, HEADERS),
+    Target("frames", frames, _frames(), ["\0\0\0\0", "\0\0\0\1", "\xff\xff\xff\xff", "\xc1", "\x91" * 900, "\xc3"]),
+    Target("options", options, OPTIONS, WORDS),
 )

@@ -44,14 +44,14 @@ class Done(NamedTuple):
 
 
 def fuzz(target: Target, *, seconds: float, seed: int) -> Done:
-    """Read random texts for so many seconds, the corpus first. Raises Broken for the first that breaks a law."""
+    """Read random texts for so many seconds, the corpus first, and one more at least. Raises Broken for the first bad one."""
     source = random.Random(f"{target.name} {seed}")
     corpus = list(target.corpus)
     kinds: set[str] = set()
     texts = 0
     end = time.monotonic() + seconds
     waiting = list(corpus)
-    while waiting or time.monotonic() < end:
+    while waiting or texts <= len(target.corpus) or time.monotonic() < end:
         new = not waiting
         text = changed(source, source.choice(corpus), corpus, target.tokens) if new else waiting.pop()
         kind = _kind(_answer(target, text, seed))

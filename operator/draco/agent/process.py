@@ -22,7 +22,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import SERVICE_ACCOUNT
 from draco.logs import LEVELS, configure_log
-from draco.options import DriverName, ListenAddress
+from draco.options import DriverName, ListenAddress, Seconds
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
 log = structlog.get_logger()
@@ -88,7 +88,7 @@ OPTIONS = (
     _option(
         "--rescan",
         "rescan_s",
-        type=click.FloatRange(min=0.1),
+        type=Seconds(min=0.1),
         default=10.0,
         help="Seconds between two readings of the GPUs.",
     ),

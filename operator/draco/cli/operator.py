@@ -25,7 +25,7 @@ from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
 from draco.kube.secure_metrics import MetricsSettings
 from draco.logs import LEVELS, configure_log
-from draco.options import ListenAddress
+from draco.options import ListenAddress, Seconds
 
 log = structlog.get_logger(__name__)
 
@@ -72,28 +72,28 @@ _DEFAULT = OperatorSettings(identity="")
 @click.option(
     "--pending-after",
     envvar="DRACO_PENDING_AFTER",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=_DEFAULT.pending_after_s,
     help="Seconds that a pod may wait for its claims before Events say why; at once when the scheduler refuses it.",
 )
 @click.option(
     "--settle",
     envvar="DRACO_SETTLE",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=_DEFAULT.settle_s,
     help="Seconds that devices must stay isolated and free before maintenance may start.",
 )
 @click.option(
     "--idle-grace",
     envvar="DRACO_IDLE_GRACE",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=_DEFAULT.idle_grace_s,
     help="Seconds that a claim must be idle before it is released, where a MigPolicy's repair permits that.",
 )
 @click.option(
     "--rediscover",
     envvar="DRACO_REDISCOVER",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(min=0.1),
     default=_DEFAULT.rediscover_s,
     metavar="SECONDS",
     help="How often to find out again what the cluster can do.",
@@ -125,7 +125,7 @@ _DEFAULT = OperatorSettings(identity="")
 @click.option(
     "--webhook-timeout",
     envvar="DRACO_WEBHOOK_TIMEOUT",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=WebhookSettings(certificates=Path()).timeout_s,
     help="Seconds that the API server waits for the webhook; the answer is given a quarter of that earlier.",
 )
@@ -146,14 +146,14 @@ _DEFAULT = OperatorSettings(identity="")
 @click.option(
     "--renew-deadline",
     envvar="DRACO_RENEW_DEADLINE",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=_DEFAULT.renew_deadline_s,
     help="Seconds without renewal after which a leader stops.",
 )
 @click.option(
     "--retry-period",
     envvar="DRACO_RETRY_PERIOD",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=_DEFAULT.retry_period_s,
     help="Seconds between attempts to take or renew the lease.",
 )

@@ -28,11 +28,13 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.selector import compile_selector
 from draco.controller.workers.answering import serve, warm_up
 from draco.controller.workers.messages import (
+    MOST_ANSWER_BYTES,
     Answer,
     AskQuestion,
     Changes,
     Failed,
     FrameReader,
+    NotAMessage,
     OutOfMemory,
     OverBudget,
     PutObject,
@@ -101,7 +103,7 @@ class _Child:
         self.version = version
         self.questions = questions
         self.answers = answers
-        self.frames = FrameReader()
+        self.frames = FrameReader(MOST_ANSWER_BYTES)
         self.ask: AskQuestion | None = None
         self.until_s = time.monotonic() + _IDLE_S
         """When it is late with its answer, or idle for too long."""
@@ -209,14 +211,18 @@ class FleetProcess:
         if not data:
             self._lose(child)
             return
-        for body in child.frames.feed(data):
-            reply = outward(body)
-            child.ask = None
-            child.until_s = time.monotonic() + _IDLE_S
-            self._say(reply)
-            if isinstance(reply, Reply) and isinstance(reply.answer, OverBudget | OutOfMemory | Failed):
-                self._end(child)  # it ends itself; it must not be asked again
-                return
+        try:
+            for body in child.frames.feed(data):
+                reply = _reply_to(child.ask, body)
+                child.ask = None
+                child.until_s = time.monotonic() + _IDLE_S
+                self._say(reply)
+                if isinstance(reply.answer, OverBudget | OutOfMemory | Failed):
+                    self._end(child)  # it ends itself; it must not be asked again
+                    return
+        except NotAMessage as error:
+            self._answer(child, Failed(str(error)))
+            self._end(child)
 
     def _end_the_late(self) -> None:
         now_s = time.monotonic()
@@ -247,6 +253,14 @@ class FleetProcess:
 
     def _say(self, message: Reply | SkippedObject) -> None:
         write(self._outbox, message)
+
+
+def _reply_to(ask: AskQuestion | None, body: bytes) -> Reply:
+    """A child has nothing else to say. Raises NotAMessage."""
+    reply = outward(body)
+    if not isinstance(reply, Reply) or ask is None or reply.number != ask.number:
+        raise NotAMessage("it answers what it was not asked")
+    return reply
 
 
 def _decoder(of: Any) -> Any:

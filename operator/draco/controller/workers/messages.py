@@ -19,7 +19,15 @@ MEMORY_MIB = 384
 """What a child may take beyond what it shares at first."""
 MOST_STEPS = 1_000_000
 """Steps after which Kubernetes, and so Draco, ends an evaluation."""
+MOST_BYTES = 256 << 20
+"""Of one message: as many changes as are said at once have less, however large their objects are."""
+MOST_ANSWER_BYTES = 16 << 20
+"""Of an answer: nobody can be told more."""
 _LENGTH_BYTES = 4
+
+
+class NotAMessage(Exception):
+    """What came through a pipe is none, or is longer than any."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -188,30 +196,40 @@ def write(pipe: int, message: Message) -> None:
 
 
 def inward(body: bytes) -> Inward:
-    """A message to the fleet process, or to one of its children."""
-    message: Inward = _inward.decode(body)
+    """A message to the fleet process, or to one of its children. Raises NotAMessage."""
+    try:
+        message: Inward = _inward.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise NotAMessage(f"what came is no message ({error})") from error
     return message
 
 
 def outward(body: bytes) -> Outward:
-    """A message from there."""
-    message: Outward = _outward.decode(body)
+    """A message from there. Raises NotAMessage."""
+    try:
+        message: Outward = _outward.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise NotAMessage(f"what came is no message ({error})") from error
     return message
 
 
 class FrameReader:
-    """Bodies of messages out of what a pipe gives, piece by piece."""
+    """Bodies of messages out of what a pipe gives, piece by piece. None has more than `most` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        self._most = most
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that are complete with this piece."""
+        """The bodies that are complete with this piece. Raises NotAMessage as soon as one says that it is too long."""
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH_BYTES:
             begin = start + _LENGTH_BYTES
-            end = begin + int.from_bytes(self._buffer[start:begin], "big")
+            length = int.from_bytes(self._buffer[start:begin], "big")
+            if length > self._most:
+                raise NotAMessage(f"a message of {length:,} bytes is announced; none has more than {self._most:,}")
+            end = begin + length
             if len(self._buffer) < end:
                 break
             yield bytes(self._buffer[begin:end])

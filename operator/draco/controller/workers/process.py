@@ -9,7 +9,16 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Final, Protocol, Self
 
-from draco.controller.workers.messages import MEMORY_MIB, AskQuestion, Changes, FrameReader, Outward, frame, outward
+from draco.controller.workers.messages import (
+    MEMORY_MIB,
+    AskQuestion,
+    Changes,
+    FrameReader,
+    NotAMessage,
+    Outward,
+    frame,
+    outward,
+)
 
 _AT_ONCE: Final = 1 << 18
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -71,10 +80,14 @@ class FleetProcessHandle:
             raise ProcessEnded("it reads no more") from error
 
     async def replies(self) -> AsyncIterator[list[Outward]]:
-        """What it says, several at a time, until it ends."""
+        """What it says, several at a time, until it ends. Raises ProcessEnded where that is no message."""
         frames = FrameReader()
         while data := await self._out.read(_AT_ONCE):
-            yield [outward(body) for body in frames.feed(data)]
+            try:
+                said = [outward(body) for body in frames.feed(data)]
+            except NotAMessage as error:
+                raise ProcessEnded(str(error)) from error
+            yield said
 
     async def end(self) -> None:
         """End it; its children end with it."""
