@@ -491,7 +491,7 @@ PROCESSES = [
 
 TARGETS = (
     Target("record", record, _records(), [*JSON, '"version":3', '"put"', '"last"', "\n"]),
-    Target("spec", spec, _specs(), [*JSON, cdi.CLAIM, cdi.BOOT, cdi.CHECKSUM]),
+    Target("spec", spec, _specs(), [*JSON, cdi.CLAIM, cdi.BOOT, cdi.CHECKSUM, cdi.FORMAT]),
     Target(
         "faults", faults, ['{"version":1,"faults":[{"gpu":"' + a_gpu(0).uuid + '","xid":79,"boot_id":"boot"}]}'], JSON
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from draco.agent.claims import cdi
 from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.files import LocalFiles
 from draco.agent.plugin import wire
@@ -196,6 +197,23 @@ async def test_the_record_of_a_newer_agent_is_set_aside_and_what_it_holds_is_kep
         [event] = await eventually(lambda: node.events("CheckpointDamaged"))
     assert "has version 4, but this agent reads only version 3" in event.message
     assert node.checkpoint.with_name("checkpoint.json.corrupt-1").read_bytes() == newer
+
+
+async def test_a_spec_of_a_newer_agent_stays_until_its_claim_is_given_up(node: SimulatedNode) -> None:
+    """As after a rollback: what the container was started with is there when it is started again."""
+    held = await node.claim("gpu-0")
+    async with node.running():
+        await node.prepare(held)
+    [name] = node.specs()
+    newer = json.loads((node.cdi / name).read_text())
+    newer["annotations"][cdi.FORMAT] = str(cdi.FORMAT_VERSION + 1)
+    newer["containerEdits"]["netDevices"] = [{"hostInterfaceName": "ib0", "name": "ib0"}]
+    (node.cdi / name).write_text(json.dumps(newer))
+    async with node.running():
+        assert [one.device_name for one in (await node.prepare(held))[held.metadata.uid].devices] == ["gpu-0"]
+        assert json.loads((node.cdi / name).read_text()) == newer
+        assert (await node.unprepare(held))[held.metadata.uid].error == ""
+        assert node.specs() == []
 
 
 async def test_a_claim_whose_container_runs_is_known_again_without_record_and_without_the_claim(

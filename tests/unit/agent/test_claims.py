@@ -311,7 +311,7 @@ def test_each_device_has_its_own_edits_so_that_a_container_gets_only_its_request
     desk.prepare(TWO)
     spec = desk.spec(TWO)
     root = str(tmp_path)
-    assert set(spec.pop("annotations")) == {cdi.CLAIM, cdi.BOOT, cdi.CHECKSUM}
+    assert set(spec.pop("annotations")) == {cdi.CLAIM, cdi.BOOT, cdi.CHECKSUM, cdi.FORMAT}
     assert spec == {
         "cdiVersion": "0.6.0",
         "kind": "k8s.gpu.nvidia.com/claim",

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.agent.claims import cdi
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.common_edits import VOID, CommonEdits
@@ -279,6 +280,68 @@ def test_a_spec_of_an_earlier_agent_is_good_while_its_files_are_there(root: Driv
     assert folder.is_current(CLAIM)
     (root.view / FOLDER / f"libcuda.so.{VERSION}").unlink()
     assert not folder.is_current(CLAIM)
+
+
+def of_a_newer_agent(folder: CdiFolder) -> Any:
+    """The spec of the claim as an agent may write it one day: with more than we know of, for every device and all of them."""
+    folder.write(CLAIM)
+    written: Any = json.loads(folder.path(CLAIM.uid).read_text())
+    written["cdiVersion"] = "1.1.0"
+    written["annotations"][cdi.FORMAT] = str(cdi.FORMAT_VERSION + 1)
+    written["containerEdits"]["netDevices"] = [{"hostInterfaceName": "ib0", "name": "ib0"}]
+    written["devices"][0]["containerEdits"]["env"].append("CHANNEL=3")
+    written["devices"][0]["containerEdits"]["deviceNodes"].append({"path": "/dev/nvidia-caps-imex-channels/channel3"})
+    return written
+
+
+def put(folder: CdiFolder, spec: Any) -> bytes:
+    content = msgspec.json.encode(spec)
+    folder.path(CLAIM.uid).write_bytes(content)
+    return content
+
+
+def test_a_spec_of_a_newer_agent_is_left_as_it_is(root: DriverRoot, tmp_path: Path) -> None:
+    """As after a downgrade: a container of the pod that is started again finds what it found before."""
+    folder = a_folder(root, tmp_path)
+    put(folder, of_a_newer_agent(folder))
+    assert folder.is_current(CLAIM)
+    assert folder.claims() == [CLAIM]
+
+
+def test_a_spec_of_a_newer_agent_is_written_again_if_its_devices_are_others_or_what_it_needs_is_gone(
+    root: DriverRoot, tmp_path: Path
+) -> None:
+    folder = a_folder(root, tmp_path)
+    newer = of_a_newer_agent(folder)
+    put(folder, newer)
+    [device] = CLAIM.devices
+    assert not folder.is_current(
+        msgspec.structs.replace(CLAIM, devices=[msgspec.structs.replace(device, minor=1)])
+    )  # the driver has numbered it anew
+    closed = json.loads(json.dumps(newer))
+    closed["devices"][0]["containerEdits"]["deviceNodes"] = []
+    put(folder, closed)
+    assert not folder.is_current(CLAIM)
+    put(folder, newer)
+    (root.view / FOLDER / f"libcuda.so.{VERSION}").unlink()
+    assert not folder.is_current(CLAIM)
+
+
+def test_what_no_agent_wrote_is_not_left(root: DriverRoot, tmp_path: Path) -> None:
+    folder = a_folder(root, tmp_path)
+    ours = of_a_newer_agent(folder)
+    ours["annotations"][cdi.FORMAT] = str(cdi.FORMAT_VERSION)
+    put(folder, ours)
+    assert not folder.is_current(CLAIM)
+
+
+def test_a_spec_of_an_agent_that_did_not_say_its_format_is_good(root: DriverRoot, tmp_path: Path) -> None:
+    folder = a_folder(root, tmp_path)
+    folder.write(CLAIM)
+    written: Any = json.loads(folder.path(CLAIM.uid).read_text())
+    del written["annotations"][cdi.FORMAT]
+    folder.path(CLAIM.uid).write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
+    assert folder.is_current(CLAIM)
 
 
 @pytest.mark.parametrize(

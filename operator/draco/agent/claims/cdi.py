@@ -35,6 +35,10 @@ CLAIM = "draco.dev/claim"
 BOOT = "draco.dev/boot-id"
 CHECKSUM = "draco.dev/checksum"
 """Annotations of a spec: the claim as it is on record, the boot in which that was so, and a checksum over both."""
+FORMAT = "draco.dev/format"
+"""Annotation: the FORMAT_VERSION of the agent that wrote the spec; earlier ones wrote none."""
+FORMAT_VERSION = 2
+"""To be counted up when specs give anything that an agent of this version would not expect and take away."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Shared by all GPUs; given where the node has them."""
@@ -132,7 +136,7 @@ def _device_edits(device: PreparedDevice, node: NodeFiles) -> ContainerEdits:
 
 def _annotations(claim: PreparedClaim, boot_id: str) -> dict[str, str]:
     text = msgspec.json.encode(claim).decode()
-    return {CLAIM: text, BOOT: boot_id, CHECKSUM: _checksum(text, boot_id)}
+    return {CLAIM: text, BOOT: boot_id, CHECKSUM: _checksum(text, boot_id), FORMAT: str(FORMAT_VERSION)}
 
 
 def _checksum(claim: str, boot_id: str) -> str:
@@ -208,8 +212,8 @@ class CdiFolder:
     def is_current(self, claim: PreparedClaim) -> bool:
         """Whether the claim's spec is there and says what it should.
 
-        What it gives of the driver stays as it was written as long as all that is there: other edits by now, as after an upgrade
-        of the agent, are for claims to come, so that no container of a pod is restarted with others than it was started with.
+        What else it gives stays as it was written as long as all that is there: what another agent gives, after an upgrade or a
+        downgrade, is for claims to come, so that no container of a pod is restarted with less than it was started with.
         """
         try:
             found = self._files.read(self.path(claim.uid))
@@ -219,18 +223,23 @@ class CdiFolder:
         return found == _encoded(wanted) or self._good_still(found, wanted)
 
     def _good_still(self, content: bytes, wanted: CdiSpec) -> bool:
-        """Whether a spec differs from the wanted one only in edits of the driver that can still be made."""
+        """Whether a spec for the claim as it is differs from the wanted one only in what need not be, and can be had still."""
         try:
             found = msgspec.json.decode(content, type=CdiSpec)
         except (msgspec.DecodeError, UnicodeError):
             return False
         edits = found.container_edits
+        if VOID not in edits.env or not self._common.all_there(edits):
+            return False
+        if _is_newer(found):
+            return annotated(content) == annotated(_encoded(wanted)) and _gives(found, wanted)
         whole = content == _encoded(found)  # else there is something in it that we never wrote
         as_wanted = msgspec.structs.replace(
             found,
+            annotations={FORMAT: wanted.annotations[FORMAT], **found.annotations},
             container_edits=msgspec.structs.replace(wanted.container_edits, device_nodes=edits.device_nodes),
         )
-        return whole and as_wanted == wanted and VOID in edits.env and self._common.all_there(edits)
+        return whole and as_wanted == wanted
 
     def remove(self, uid: ClaimUid) -> None:
         """Remove the claim's spec, if it has one."""
@@ -292,3 +301,21 @@ class CdiFolder:
 
 def _encoded(one: CdiSpec) -> bytes:
     return msgspec.json.format(msgspec.json.encode(one), indent=1)
+
+
+def _is_newer(spec: CdiSpec) -> bool:
+    """Whether an agent wrote it that may know more than we do, as after a downgrade."""
+    with suppress(ValueError):
+        return int(spec.annotations.get(FORMAT, "0")) > FORMAT_VERSION
+    return False
+
+
+def _gives(spec: CdiSpec, wanted: CdiSpec) -> bool:
+    """Whether a spec gives the devices of the wanted one, each with all that opens it, and maybe more."""
+    given = {each.name: each.container_edits for each in spec.devices}
+    return spec.kind == wanted.kind and all(
+        (edits := given.get(each.name)) is not None
+        and set(edits.env) >= set(each.container_edits.env)
+        and all(node in edits.device_nodes for node in each.container_edits.device_nodes)
+        for each in wanted.devices
+    )
