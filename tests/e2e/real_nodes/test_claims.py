@@ -75,6 +75,7 @@ def test_an_upgrade_of_the_driver_reaches_agent_and_containers(bench: Bench) -> 
             within_s=60,
             what="the claim's spec names the new libraries: the old ones are gone",
         )
+        assert bench.container("one") == old  # nothing happens to one that runs
         bench.inside("one", "sh", "-c", "kill -TERM 1")
         eventually(
             lambda: returned(bench, "one", old), within_s=RETURNS_WITHIN_S, what="the container is started again"

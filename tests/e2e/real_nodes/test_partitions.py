@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import draco
 from tests.e2e.kubectl import eventually
-from tests.e2e.real_nodes.pods import STARTS_WITHIN_S, Bench, pod
+from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, Bench, pod
 
 pytestmark = pytest.mark.real_node
 
@@ -100,3 +100,60 @@ def test_a_container_gets_its_instance_though_the_agent_is_killed_while_making_i
     (reported, _) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
     assert [(each["uuid"], each["use"]) for each in reported["instances"]] == [(compute["uuid"], "Claim")]
     assert reported["state"] == "Ready"
+
+
+def started_again(bench: Bench, name: str, old_container: str, uuid: str) -> bool:
+    """Whether the pod runs in another container, which was told of this instance."""
+    if bench.container(name) in {"", old_container} or not bench.ready(name):
+        return False
+    return uuid in bench.environment(name).values()
+
+
+def the_instance(bench: Bench) -> str:
+    """The MIG UUID of the one instance there is; "" while there is none that can be used."""
+    found = [compute["uuid"] for one in made(bench) for compute in one["compute"]]
+    return str(found[0]) if len(found) == 1 else ""
+
+
+def of_its_claim(bench: Bench) -> str:
+    """The same, once it is the claim's as the agent reports it."""
+    (gpu, _) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
+    found = [each["uuid"] for each in gpu.get("instances", []) if each["use"] == "Claim"]
+    return found[0] if found == [the_instance(bench)] else ""
+
+
+def test_a_pod_has_its_partition_again_after_its_node_lost_its_power(divided: Bench) -> None:
+    bench = divided
+    bench.apply([part_of_a_gpu("one", "3g.40gb"), pod("one", node=bench.node, claims="one")])
+    bench.wait("one")
+    device, old = bench.device("one"), bench.container("one")
+    bench.nodes.power_off(bench.node)  # no instance outlives that
+    bench.nodes.power_on(bench.node)
+    eventually(
+        lambda: (uuid := the_instance(bench)) and started_again(bench, "one", old, uuid),
+        within_s=RETURNS_WITHIN_S,
+        what="the pod runs on an instance that was made anew",
+    )
+    assert bench.device("one") == device
+    assert len(bench.inside("one", "ls", "/dev/nvidia-caps").split()) == 2
+
+
+def test_a_reload_of_the_driver_gives_a_pod_its_partition_again(divided: Bench) -> None:
+    bench = divided
+    bench.apply([part_of_a_gpu("one", "3g.40gb"), pod("one", node=bench.node, claims="one")])
+    bench.wait("one")
+    device, old, before = bench.device("one"), bench.container("one"), the_instance(bench)
+    gpus_by_hand(bench, "reload-driver")
+    eventually(
+        lambda: of_its_claim(bench) not in {"", before},
+        within_s=STARTS_WITHIN_S,
+        what="the instance was made anew, for the same claim",
+    )
+    assert bench.container("one") == old
+    bench.inside("one", "sh", "-c", "kill -TERM 1")
+    eventually(
+        lambda: started_again(bench, "one", old, the_instance(bench)),
+        within_s=RETURNS_WITHIN_S,
+        what="the container that is started again has it",
+    )
+    assert bench.device("one") == device
