@@ -68,17 +68,9 @@ class Kubectl:
             assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr or done.stdout}"
         return done
 
-    def apply(self, path: Path) -> None:
-        """Apply a file or a folder of manifests."""
-        self.run("apply", "-f", str(path))
-
     def apply_objects(self, *manifests: dict[str, Any]) -> None:
         """Apply what a test has built."""
         self.run_with_input(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}), "apply", "-f", "-")
-
-    def delete(self, path: Path) -> None:
-        """Delete what a file or folder describes; what is gone already is fine."""
-        self.run("delete", "--ignore-not-found", "--wait=false", "-f", str(path))
 
     def get(self, kind: str, name: str, *, namespace: str | None = None) -> dict[str, Any]:
         """One object, in the namespace or in another."""

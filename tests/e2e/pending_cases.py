@@ -12,7 +12,8 @@ The first document of a file says what is expected, all of it optional:
 - `reason`, `says`, `nearest`: Draco's reason, parts of its explanation, part of a change it names. `pod_only`: its claims are
   allocated or not there, and get no Event. `passing`: what is said changes all the time, as the scheduler tries again.
 - `before`, `after`: kubectl commands before the pod that waits is there, and what undoes them. `alone`: the case would disturb
-  others. `status`: statuses of claims, as a driver or another scheduler writes them.
+  others. `status`: statuses of claims, as a driver or another scheduler writes them. `since`: the minor version of Kubernetes in
+  which it is so first. `until`: by minor version, what else was expected up to that one.
 - `fix`: what lets the pod run, kubectl commands or a `change` of the text of its claims and pod.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
 
 FOLDER = Path(__file__).parent / "pending"
@@ -58,6 +60,7 @@ class Case:
     pod_only: bool = False
     passing: bool = False
     alone: bool = False
+    since: int = 0
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     status: tuple[tuple[str, Manifest], ...] = ()
@@ -87,17 +90,21 @@ class Case:
 
 
 def load_all() -> list[Case]:
-    """Every case, by name."""
-    return [_load(path, number) for number, path in enumerate(sorted(FOLDER.glob("*.yaml")))]
+    """Every case that this Kubernetes knows, by name."""
+    cases = [_load(path, number) for number, path in enumerate(sorted(FOLDER.glob("*.yaml")))]
+    return [case for case in cases if case.since <= provider.MINOR]
 
 
 def _load(path: Path, number: int) -> Case:
-    original = text = path.read_text(encoding="utf-8")
+    original = text = provider.suited(path.read_text(encoding="utf-8"))
     for domain in _DOMAINS:
         text = text.replace(f"gpu.{domain}", f"c{number:02}.{domain}")
     namespace = _namespace_of(number)
     head, given, waiting = _parse(text, namespace=namespace)
     expected = next(yaml.load_all(original, yaml.CSafeLoader))
+    for minor, otherwise in sorted(head.pop("until", {}).items(), reverse=True):
+        if minor >= provider.MINOR:
+            expected |= otherwise
     head |= {key: expected[key] for key in _SAID if key in expected}
     fix = head.pop("fix", {})
     changed: list[Manifest] = []

@@ -7,16 +7,24 @@ import os
 from pathlib import Path
 from typing import Final
 
-from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
+from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES, parse
 
 PROVIDER: Final = os.environ.get("DRACO_TEST_PROVIDER", "local")
 assert PROVIDER in {"local", "kind"}, "DRACO_TEST_PROVIDER is local or kind"
 ON_KIND: Final = PROVIDER == "kind"
 
 KUBERNETES: Final = os.environ.get("DRACO_TEST_KUBERNETES", DEFAULT_KUBERNETES)
+MINOR: Final = parse(KUBERNETES)[1]
+TAINT_RULES: Final = "resource.k8s.io/v1beta2"
+"""What manifests name in which a rule taints devices: the version that the reference Kubernetes serves."""
 
 ARCHIVE: Final = Path(__file__).parents[2] / "build" / "simulated.tar"
 """The image with simulated GPUs; `make image-test` and `scripts/test` with kind build it."""
+
+
+def suited(manifests: str) -> str:
+    """Manifests as their user would write them for this Kubernetes: taint rules were served as an alpha version first."""
+    return manifests if MINOR >= 36 else manifests.replace(TAINT_RULES, "resource.k8s.io/v1alpha3")
 
 
 def options() -> list[str]:

@@ -21,7 +21,8 @@ CHAPTERS = {
 """What a chapter's title says, and what its commands then print."""
 
 
-@pytest.mark.local_provider  # the demo makes a cluster of that
+@pytest.mark.since(36)  # the demo makes a cluster of that version
+@pytest.mark.local_provider  # and of that provider
 def test_each_chapter_of_the_demo_shows_what_it_promises() -> None:
     name = f"demo-{os.getpid()}"
     told = draco("demo", "--name", name)

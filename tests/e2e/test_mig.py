@@ -20,6 +20,9 @@ Example = Callable[..., None]
 
 NAMESPACE = "partitions"
 
+on_demand = pytest.mark.since(35)
+"""Of tests that need partitions which are published before they exist: their counters stand in a slice of their own."""
+
 
 @pytest.fixture(scope="module")
 def namespace(cluster: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
@@ -102,6 +105,7 @@ def ask(kube: Kubectl, *names: str, profile: str) -> None:
     kube.run_with_input("---".join(manifests), "apply", "-f", "-")
 
 
+@on_demand
 def test_a_claim_by_profile_gets_an_instance_where_the_planner_wants_it(kube: Kubectl, example: Example) -> None:
     example("mig-by-profile", "policy.yaml")
     eventually(
@@ -130,6 +134,7 @@ def test_a_claim_by_profile_gets_an_instance_where_the_planner_wants_it(kube: Ku
     assert found["uuid"] not in by_hand("show", NODE)
 
 
+@on_demand
 def test_claims_that_come_all_at_once_fill_one_gpu_after_the_other(kube: Kubectl, example: Example) -> None:
     example("mig-by-profile", "policy.yaml")
     eventually(lambda: partitions(kube), what="partitions are published")
@@ -140,6 +145,7 @@ def test_claims_that_come_all_at_once_fill_one_gpu_after_the_other(kube: Kubectl
     assert taken == ["gpu-0"] * 7 + ["gpu-1"] * 2
 
 
+@on_demand
 def test_two_partitions_of_one_gpu_are_simulated_and_allocated_alike(kube: Kubectl, example: Example) -> None:
     example("mig-pair", "policy.yaml")
     eventually(lambda: partitions(kube), what="partitions are published")
@@ -154,6 +160,7 @@ def test_two_partitions_of_one_gpu_are_simulated_and_allocated_alike(kube: Kubec
     assert len(devices) == 2
 
 
+@on_demand
 def test_each_replica_gets_two_sizes_from_one_gpu_and_one_pod_both_halves_of_another(
     kube: Kubectl, example: Example
 ) -> None:
@@ -168,6 +175,7 @@ def test_each_replica_gets_two_sizes_from_one_gpu_and_one_pod_both_halves_of_ano
     assert [(profile, use) for profile, _, use in made] == [("1g.10gb", "Claim")] * 2 + [("3g.40gb", "Claim")] * 4
 
 
+@on_demand
 def test_two_partitions_of_different_gpus(kube: Kubectl, example: Example) -> None:
     example("mig-apart")
     kube.running("two-replicas")
@@ -176,6 +184,7 @@ def test_two_partitions_of_different_gpus(kube: Kubectl, example: Example) -> No
         assert [profile for profile, _, _ in instances(kube, device)] == ["2g.20gb"]
 
 
+@on_demand
 def test_a_morning_of_one_partition_and_an_afternoon_of_seven_without_a_hand(kube: Kubectl, example: Example) -> None:
     example("mig-day-and-night", "policy.yaml", "morning.yaml")
     kube.running("training")
@@ -249,6 +258,7 @@ def lay_out(kube: Kubectl, layout: str) -> None:
     kube.run("patch", "migpolicy", "chosen-layout", "--type=merge", "-p", patch)
 
 
+@on_demand
 def test_deleting_policies_does_what_their_plan_foretells(kube: Kubectl, example: Example) -> None:
     example("mig-static-layout")
     kube.running("steady")
@@ -322,6 +332,7 @@ def foreign(kube: Kubectl) -> Iterator[str]:
     by_hand("destroy", NODE, "0", number)
 
 
+@on_demand
 def test_an_instance_made_by_hand_is_kept_reported_and_avoided(kube: Kubectl, foreign: str, example: Example) -> None:
     example("mig-day-and-night", "policy.yaml")
     eventually(lambda: instances(kube) == [("3g.40gb", 4, "Foreign")], what="the instance is reported as foreign")
@@ -340,6 +351,7 @@ def test_an_instance_made_by_hand_is_kept_reported_and_avoided(kube: Kubectl, fo
     assert [event["note"] for event in events if event["reason"] == "ForeignInstance"]
 
 
+@on_demand
 def test_an_instance_that_is_made_halfway_is_undone_and_made_again(kube: Kubectl, example: Example) -> None:
     example("mig-day-and-night", "policy.yaml")
     eventually(lambda: partitions(kube), what="partitions are published")

@@ -11,6 +11,8 @@ from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.partitions import NODE
 from tests.e2e.test_mig import ask, at_rest, gpu, parents, partitions
 
+pytestmark = pytest.mark.since(35)  # partitions that are published before they exist
+
 Example = Callable[..., None]
 
 TENANTS = [f"tenant-{number}" for number in range(7)]

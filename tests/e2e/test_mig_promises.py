@@ -9,6 +9,8 @@ from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.partitions import NODE, a_claim, a_pod, allocate, claim_name
 from tests.e2e.test_mig import at_rest, gpu, instances, partitions, policy_says, waiting
 
+pytestmark = pytest.mark.since(35)  # partitions that are published before they exist
+
 Example = Callable[..., None]
 
 POLICY = "by-claims"

@@ -4,8 +4,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.partitions import NODE, a_claim, a_pod, allocate, claim_name
+
+pytestmark = pytest.mark.since(35)  # partitions that are published before they exist
 
 Example = Callable[..., None]
 

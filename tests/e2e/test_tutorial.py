@@ -98,6 +98,7 @@ def follow(page: str, shell: dict[str, str]) -> int:
     return compared
 
 
+@pytest.mark.since(36)  # it shows that version
 @pytest.mark.local_provider  # it shows that one's address and number of nodes
 def test_the_tutorial_prints_what_it_shows(shell: dict[str, str]) -> None:
     assert follow((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"), shell) >= 6
