@@ -130,13 +130,17 @@ chart: setup ## Render manifests/install from the chart
 proto: setup ## Generate kubelet's messages from operator/draco/agent/plugin/proto
 	@$(BIN)/python scripts/generate_protos.py
 
+.PHONY: grammar
+grammar: setup ## Generate the tables of the selectors' parser from operator/draco/cel/syntax/cel.lark
+	@$(BIN)/python -m scripts.generate_grammar
+
 .PHONY: lock
 lock: setup ## Lock dependencies again after a change to pyproject.toml (LOCK_ARGS=--upgrade for the newest)
 	@$(BIN)/python scripts/lock.py $(LOCK_ARGS)
 
 .PHONY: verify
 verify: ## Generate all that is generated, check everything, and demand a clean tree
-	@$(MAKE) --no-print-directory proto lock chart docs
+	@$(MAKE) --no-print-directory proto lock grammar chart docs
 	@scripts/clean_tree "what is generated was not committed"
 	@$(MAKE) --no-print-directory test
 	@scripts/clean_tree "the tests left something behind"

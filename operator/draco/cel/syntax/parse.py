@@ -11,7 +11,7 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from draco.cel.errors import CompileError, Issue, refusal
-from draco.cel.syntax import literals, macros
+from draco.cel.syntax import literals, macros, tables
 from draco.cel.syntax.ast import (
     Ast,
     Call,
@@ -104,19 +104,8 @@ def _opened(expression: str, problem: UnexpectedInput) -> int:
 
 @cache
 def _parser() -> Lark:
-    """The parser; made once, and used by many threads: it holds no state of a parse.
-
-    One scanner for the whole text instead of one for each state of the parser: `inner` must never be read as `in ner`.
-    """
-    return Lark.open(
-        "cel.lark",
-        rel_to=__file__,
-        parser="lalr",
-        lexer="basic",
-        start="expr",
-        maybe_placeholders=True,
-        transformer=_Builder(),
-    )
+    """The parser; made once, and used by many threads: it holds no state of a parse."""
+    return tables.parser(_Builder())
 
 
 class _Refused(Exception):
