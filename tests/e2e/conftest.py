@@ -11,6 +11,7 @@ import pytest
 from draco_local.cluster.programs import binaries
 from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.reading import reader
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 
@@ -67,10 +68,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
 def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
     """Kubectl in a namespace of the test's own; the next test finds every GPU free again."""
     name = request.node.name.replace("_", "-").lower().split("[")[0][:50].strip("-")
-    cluster.run("create", "namespace", name)
+    reading = reader(cluster.kubeconfig)
+    reading.make_namespace(name)
     yield cluster.in_namespace(name, tmp_path)
-    cluster.run("delete", "namespace", name, "--wait=false")  # from now on nobody makes anything in it
-    cluster.run("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
+    reading.end_namespace(name)
     eventually(
         lambda: not any(cluster.objects(kind, namespace=name) for kind in ("pods", "resourceclaims")),
         what=f"all pods and claims of namespace {name} are gone",
@@ -86,15 +87,15 @@ def namespaces(cluster: Kubectl) -> set[str]:
 @pytest.fixture
 def example(kube: Kubectl) -> Iterator[Callable[..., None]]:
     """Apply files of one example, in order; taken back after the test, cluster-scoped objects too."""
-    applied: list[Path] = []
+    applied: list[str] = []
 
     def apply(folder: str, *files: str) -> None:
-        for path in [EXAMPLES / folder / file for file in files] or [EXAMPLES / folder]:
-            for file in [path] if path.is_file() else sorted(path.glob("*.yaml")):
-                applied.append(file)
-                kube.run_with_input(provider.suited(file.read_text(encoding="utf-8")), "apply", "-f", "-")
+        paths = [EXAMPLES / folder / file for file in files] or sorted((EXAMPLES / folder).glob("*.yaml"))
+        texts = [provider.suited(path.read_text(encoding="utf-8")) for path in paths]
+        applied.extend(texts)
+        kube.run_with_input("\n---\n".join(texts), "apply", "-f", "-")
 
     yield apply
-    for path in reversed(applied):
-        manifests = provider.suited(path.read_text(encoding="utf-8"))
-        kube.run_with_input(manifests, "delete", "--ignore-not-found", "--wait=false", "-f", "-")
+    if applied:
+        taken_back = "\n---\n".join(reversed(applied))
+        kube.run_with_input(taken_back, "delete", "--ignore-not-found", "--wait=false", "-f", "-")

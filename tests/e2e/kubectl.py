@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.e2e.reading import reader
 
 
@@ -44,11 +46,12 @@ class Kubectl:
     def in_namespace(self, name: str, folder: Path) -> "Kubectl":
         """The same cluster with another default namespace, by a kubeconfig of its own in `folder`."""
         copy = folder / f"kubeconfig-{name}"
+        config = yaml.load(self.kubeconfig.read_text(), yaml.CSafeLoader)
+        for each in config["contexts"]:
+            each["context"]["namespace"] = name
         copy.touch(mode=0o600)
-        copy.write_text(self.kubeconfig.read_text())
-        other = replace(self, kubeconfig=copy)
-        other.run("config", "set-context", "--current", "--namespace", name)
-        return other
+        copy.write_text(json.dumps(config))
+        return replace(self, kubeconfig=copy)
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run kubectl; a failure is an AssertionError with its output."""

@@ -1,20 +1,24 @@
-"""Reads of objects with a kubeconfig's credentials, over connections that are kept: what tests look at again and again.
+"""Requests with a kubeconfig's credentials, over connections that are kept: what tests look at again and again.
 
-Owns nothing that a user does: tests write with kubectl. A kubectl of its own for every look takes a tenth of a second of
-processor time, and as much of the server for its handshake.
+Owns nothing that a user does: that is done with kubectl. A kubectl of its own for every look, and for every namespace that
+a test gets and gives back, takes a tenth of a second of processor time, and as much of the server for its handshake.
 """
 
 import base64
 import functools
+import json
 import ssl
 import tempfile
+import time
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import urllib3
 import yaml
 
+_ACCOUNT_WITHIN_S = 60.0
 _GROUPS = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
@@ -52,9 +56,28 @@ class Reader:
 
     def list(self, kind: str, *, namespace: str, labels: str = "") -> list[dict[str, Any]]:
         """The objects of a kind, of all namespaces if `namespace` is empty."""
-        fields = {"labelSelector": labels} if labels else {}
+        fields = {"labelSelector": labels} if labels else None
         found: list[dict[str, Any]] = self._read(self._resource(kind).path(namespace), fields)["items"]
         return found
+
+    def make_namespace(self, name: str) -> None:
+        """A namespace in which pods can be made; an AssertionError if there is one of that name."""
+        self._ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
+        deadline = time.monotonic() + _ACCOUNT_WITHIN_S
+        while True:
+            try:
+                self._read(f"/api/v1/namespaces/{name}/serviceaccounts/default")
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+    def end_namespace(self, name: str) -> None:
+        """Begin to delete a namespace, and in it the pods, which are given a second."""
+        self._ask("DELETE", f"/api/v1/namespaces/{name}")  # from now on nobody makes anything in it
+        self._ask("DELETE", f"/api/v1/namespaces/{name}/pods", body={"gracePeriodSeconds": 1})
 
     def _resource(self, kind: str) -> Resource:
         if kind not in self._resources:
@@ -78,10 +101,18 @@ class Reader:
         return found
 
     def _read(self, path: str, fields: dict[str, str] | None = None, *, accept: str = "application/json") -> Any:
+        return self._ask("GET", path if fields is None else f"{path}?{urlencode(fields)}", accept=accept)
+
+    def _ask(self, method: str, path: str, *, body: object = None, accept: str = "application/json") -> Any:
         response = self._pool.request(
-            "GET", self._server + path, fields=fields, headers={"Accept": accept}, timeout=30, retries=False
+            method,
+            self._server + path,
+            body=None if body is None else json.dumps(body).encode(),
+            headers={"Accept": accept, "Content-Type": "application/json"},
+            timeout=30,
+            retries=False,
         )
-        assert response.status == HTTPStatus.OK, f"GET {path}: {response.status} {response.data.decode()}"
+        assert response.status < HTTPStatus.BAD_REQUEST, f"{method} {path}: {response.status} {response.data.decode()}"
         return response.json()
 
 

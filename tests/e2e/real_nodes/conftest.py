@@ -13,6 +13,7 @@ from draco_local.cluster import clusters
 from draco_local.cluster.programs import binaries
 from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.reading import reader
 from tests.e2e.real_nodes.machines import Machines, machines_of
 from tests.e2e.real_nodes.pods import DRIVER, Bench
 
@@ -44,13 +45,11 @@ def bench(real_cluster: tuple[Kubectl, Machines], tmp_path: Path) -> Iterator[Be
     """A namespace of the test's own, and the first node with all its GPUs published and free."""
     kubectl, nodes = real_cluster
     namespace = f"test-{uuid.uuid4().hex[:8]}"
-    kubectl.run("create", "namespace", namespace)
+    reading = reader(kubectl.kubeconfig)
+    reading.make_namespace(namespace)
     bench = Bench(kubectl.in_namespace(namespace, tmp_path), nodes, nodes.nodes[0])
     everything = {f"gpu-{index}" for index in range(GPUS)}
     eventually(lambda: bench.published() == everything, within_s=60, what=f"all GPUs of {DRIVER} are published")
     yield bench
-    bench.kube.run(
-        "delete", "pods", "--all", "--wait=false", "--grace-period=1"
-    )  # the namespace's own deletion gets to them seconds later
-    kubectl.run("delete", "namespace", namespace, "--wait=false")
+    reading.end_namespace(namespace)
     eventually(lambda: not bench.checkpoint(), within_s=60, what="the node holds no claim any more")
