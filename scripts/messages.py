@@ -125,8 +125,26 @@ def _sources(folder: str) -> Iterator[Path]:
 # --- texts in Python ---
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A module, which several pages read."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a module, those further out first."""
+    return tuple(ast.walk(parsed(path)))
+
+
+def forget() -> None:
+    """Give up the modules that were read: they are large."""
+    parsed.cache_clear()
+    nodes_of.cache_clear()
+
+
 def _messages(path: Path) -> Iterator[Message]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     constants = _constants(tree)
     has_conditions = str(path.relative_to(ROOT)).startswith(_CONDITIONS_OF)
     for statement in tree.body:
@@ -233,7 +251,7 @@ def _errors() -> frozenset[str]:
     bases: dict[str, list[str]] = {}
     for folder in ("operator/draco", "local/draco_local"):
         for path in _sources(folder):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes_of(path):
                 if isinstance(node, ast.ClassDef):
                     bases[node.name] = [ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases]
     known = {

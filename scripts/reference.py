@@ -8,7 +8,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +28,17 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 def pages() -> dict[str, str]:
     """Each page's text by its file name."""
-    return {
-        "commands.md": NOTE + commands(),
-        "kinds.md": NOTE + kinds(),
-        "chart-values.md": NOTE + chart_values(),
-        "metrics.md": NOTE + metrics(),
-        "log-events.md": NOTE + log_events(),
-        "messages.md": NOTE + messages.page(),
-    }
+    try:
+        return {
+            "commands.md": NOTE + commands(),
+            "kinds.md": NOTE + kinds(),
+            "chart-values.md": NOTE + chart_values(),
+            "metrics.md": NOTE + metrics(),
+            "log-events.md": NOTE + log_events(),
+            "messages.md": NOTE + messages.page(),
+        }
+    finally:
+        messages.forget()
 
 
 def readme_of_chart() -> str:
@@ -210,20 +213,20 @@ class Metric(NamedTuple):
 
 def metrics() -> str:
     """Every metric: any call or table in the source that pairs a `draco_…` name with its help."""
-    found = {metric.name: metric for _, tree in modules() for metric in metrics_of(tree)}
+    found = {metric.name: metric for _, nodes in modules() for metric in metrics_of(nodes)}
     rows = [(f"`{one.name}`", one.kind, one.labels, one.meaning) for _, one in sorted(found.items())]
     head = "# Metrics\n\nServed in Prometheus' form at `/metrics`.\n\n"
     return head + table(["metric", "type", "labels", "meaning"], rows)
 
 
-def metrics_of(tree: ast.Module) -> Iterator[Metric]:
+def metrics_of(nodes: Sequence[ast.AST]) -> Iterator[Metric]:
     """The metrics of one module; those of a table have the labels of the call that walks over it."""
     labels = ""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Name("gauge"), args=[ast.Name(), ast.Name(), listed, *_]):
                 labels = ", ".join(f"`{label}`" for label in texts(listed))
-    for node in ast.walk(tree):
+    for node in nodes:
         for metric in metrics_in(node):
             yield metric._replace(labels=metric.labels or labels) if isinstance(node, ast.Dict) else metric
 
@@ -258,8 +261,8 @@ def texts(node: ast.expr) -> list[str]:
 def log_events() -> str:
     """Every log event: the calls of a logger whose first argument is a dotted name."""
     found: dict[str, tuple[set[str], set[str], set[str]]] = {}
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path, nodes in modules():
+        for node in nodes:
             match node:
                 case ast.Call(func=ast.Attribute(attr=level, value=logger), args=[ast.Constant(str(event)), *_]) if (
                     level in LEVELS and "log" in ast.unparse(logger) and re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", event)
@@ -283,12 +286,12 @@ def log_events() -> str:
     return head + table(["event", "part", "level", "fields"], rows)
 
 
-def modules() -> Iterator[tuple[Path, ast.Module]]:
-    """Every module that a person wrote, under its path from its package."""
+def modules() -> Iterator[tuple[Path, Sequence[ast.AST]]]:
+    """The nodes of every module that a person wrote, under its path from its package."""
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
             if "_pb2" not in path.name:
-                yield path.relative_to(package), ast.parse(path.read_text(encoding="utf-8"))
+                yield path.relative_to(package), messages.nodes_of(path)
 
 
 def main() -> None:
