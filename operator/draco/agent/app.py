@@ -14,7 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError, SettingsError
-from draco.agent.files import Files, LocalFiles
+from draco.agent.files import Files, LocalFiles, advice
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
@@ -92,6 +92,7 @@ class Agent:
         self._settings = settings
         self._client = client
         self._clock = clock
+        self._files = files
         self._random = random
         self._log = log.bind(node=settings.node_name)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -387,8 +388,14 @@ class Agent:
             claims=node_status.prepared(self.parts.checkpoint.claims),
             divisions=self.parts.dividing.divisions if self.parts.startup.recovered.is_set() else {},
             features=self._features,
+            folders_problem=self._folders_problem(),
             edits_problem=self.parts.common_edits.problem,
         )
+
+    def _folders_problem(self) -> str:
+        """Why what claims need cannot be written; "" when it can, as far as that is known before it is tried."""
+        hindrances = (self._files.hindrance(each) for each in (self._settings.cdi_dir, self._settings.state_folder))
+        return " ".join(f"No claim can be prepared: {advice(each)}." for each in hindrances if each is not None)
 
     def _lacking(self) -> list[str]:
         """What keeps the agent from being ready. That kubelet has not registered us is its own business.
@@ -398,6 +405,8 @@ class Agent:
         if self._standing_by:
             return []
         sentences = [] if self.parts.plugin.serving.is_set() else ["Kubelet's sockets are not served yet."]
+        if problem := self._folders_problem():
+            sentences.append(problem)
         if self.parts.hardware.view.hang is not None:
             sentences.append(self.parts.hardware.view.fault)
         if self.giving_way():

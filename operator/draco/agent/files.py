@@ -55,6 +55,10 @@ class Files(Protocol):
         """The sorted names in a folder; none when it does not exist."""
         ...
 
+    def hindrance(self, folder: Path) -> OSError | None:
+        """What writing there would end with, as far as can be told without; None where nothing speaks against it."""
+        ...
+
 
 class LocalFiles:
     """The machine's files. One writer per file."""
@@ -96,6 +100,37 @@ class LocalFiles:
             return sorted(path.name for path in folder.iterdir())
         except FileNotFoundError:
             return []
+
+    def hindrance(self, folder: Path) -> OSError | None:
+        """What writing there would end with. Asks for rights, so that who watches the folder is not woken."""
+        there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110 - Path's raises
+        if os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+            return None
+        code = errno.EROFS if _read_only(there) else errno.EACCES
+        return OSError(code, os.strerror(code), str(folder))
+
+
+def advice(error: OSError) -> str:
+    """What refused, and what to do about it."""
+    match error.errno:
+        case errno.EROFS:
+            remedy = "mount it writable on the node"
+        case errno.EACCES | errno.EPERM:
+            remedy = (
+                "the agent is root, so SELinux, AppArmor or an immutable flag refuses it: permit what the node's audit log names "
+                "(ausearch -m AVC, or dmesg), or take the flag off (lsattr)"
+            )
+            if os.geteuid() != 0:
+                remedy = "run the agent as root"
+        case _:
+            remedy = "make room or fix the folder"
+    return f"{error.strerror} ({error.filename}); {remedy}"
+
+
+def _read_only(folder: Path) -> bool:
+    with suppress(OSError):
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    return False
 
 
 def _replace(path: Path, content: bytes, *, sync: Callable[[int], None]) -> None:

@@ -75,6 +75,10 @@ class ServerError(ApiError):
     """5xx: the server, or something between it and us, failed."""
 
 
+class StoreFull(ServerError):
+    """500: etcd has reached its quota and takes no writes. Reads go on."""
+
+
 class Unreachable(ApiError):
     """No (complete) answer: refused, timed out, or cut. Whether the server acted on the request is unknown."""
 
@@ -110,6 +114,7 @@ _BY_CODE: dict[int, type[ApiError]] = {
     429: TooManyRequests,
 }
 
+_STORE_FULL = "database space exceeded"
 _SECONDS = re.compile(r"[0-9]{1,6}")
 _status_decoder = msgspec.json.Decoder(ApiStatus)
 
@@ -124,6 +129,12 @@ def from_status(status: ApiStatus, *, retry_after_s: float | None = None) -> Api
         kind = NamespaceTerminating
     elif status.code in _BY_CODE:
         kind = _BY_CODE[status.code]
+    elif _STORE_FULL in status.message:
+        why = (
+            "the cluster's etcd is full and takes no writes: compact and defragment it and run `etcdctl alarm disarm`, or raise "
+            f"its --quota-backend-bytes ({status.message})"
+        )
+        return StoreFull(status.code, status.reason, why, retry_after_s)
     else:
         kind = ServerError if status.code >= 500 else ApiError
     message = status.message or f"the API server answered {status.code} {status.reason}".rstrip()

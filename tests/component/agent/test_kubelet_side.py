@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import socket
 import threading
 from contextlib import AsyncExitStack, suppress
@@ -20,7 +21,8 @@ from draco.agent.plugin.api import health_v1alpha1_pb2, registration_pb2
 from draco.agent.plugin.registration import sockets
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
-from draco.resources.kinds import CLAIMS
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_claim
@@ -233,6 +235,52 @@ async def test_a_claim_whose_container_runs_is_known_again_without_record_and_wi
     async with node.running():
         assert (await node.unprepare(held))[held.metadata.uid].error == ""
         assert (await node.prepare(rival))[rival.metadata.uid].error == ""
+
+
+class Refusing(LocalFiles):
+    """A node on which CDI specs cannot be written, for that reason."""
+
+    def __init__(self, folder: Path, code: int) -> None:
+        self.error: OSError | None = OSError(code, os.strerror(code), str(folder))
+        self.folder = folder
+
+    def hindrance(self, folder: Path) -> OSError | None:
+        return self.error if folder == self.folder else super().hindrance(folder)
+
+    def write_volatile(self, path: Path, content: bytes) -> None:
+        if self.error and path.is_relative_to(self.folder):
+            raise self.error
+        super().write_volatile(path, content)
+
+
+@pytest.mark.usefixtures("crds")
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EROFS, r"Read-only file system \(\S+/cdi\); mount it writable on the node"),
+        (
+            errno.EACCES,
+            r"Permission denied \(\S+/cdi\); (the agent is root, so SELinux, AppArmor|run the agent as root)",
+        ),
+    ],
+)
+async def test_a_cdi_folder_that_refuses_is_told_before_and_when_a_claim_comes_and_is_used_once_it_does_not(
+    node: SimulatedNode, code: int, remedy: str
+) -> None:
+    files, claim = Refusing(node.settings().cdi_dir, code), await node.claim("gpu-0")
+
+    async def writable(status: str) -> str:
+        found = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+        [message] = [one.message or "yes" for one in found.status.conditions if one.type == "Writable"] or [""]
+        return message if ("Writable", status) in {(one.type, one.status) for one in found.status.conditions} else ""
+
+    async with node.running(files=files):
+        await node.register()
+        assert re.search(remedy, await eventually(lambda: writable("False")))
+        assert re.search(remedy, (await node.prepare(claim))[claim.metadata.uid].error)
+        files.error = None
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+        await eventually(lambda: writable("True"))
 
 
 class BrieflyReadOnly(LocalFiles):

@@ -152,7 +152,7 @@ def test_an_agent_starts_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_folder_that_cannot_be_written_is_one_sentence_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(SettingsError, match=r"cannot be written \(not a directory\): mount it writable .* --state-dir"),
+        pytest.raises(SettingsError, match=r"cannot be written: Not a directory .*; .* --state-dir names another"),
         ProcessLock(tmp_path / "file" / "folder" / "agent.lock"),
     ):
         pass

@@ -43,7 +43,7 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
     ]
     assert (said.driver_version, said.pool_generation, said.prepared_claims, said.gpu_count) == ("580.95.05", 3, 1, 2)
     assert {one.type: one.status for one in said.conditions} == dict.fromkeys(
-        ("Ready", "Readable", "Published", "Registered", "Exclusive"), "True"
+        ("Ready", "Readable", "Published", "Registered", "Writable", "Exclusive"), "True"
     )
     assert {one.observed_generation for one in said.conditions} == {4}
 
@@ -61,6 +61,16 @@ def test_the_status_counts_what_mig_has_made_of_the_gpus() -> None:
     assert (said.gpu_count, said.mig_gpu_count, said.mig_instance_count) == (2, 1, 3)
     plain = status(node_report(), generation=1)
     assert (plain.gpu_count, plain.mig_gpu_count, plain.mig_instance_count) == (2, 0, 0)
+
+
+def test_a_node_whose_folders_cannot_be_written_is_not_ready_and_says_which() -> None:
+    told = conditions(node_report(folders_problem="No claim can be prepared: Read-only file system (/var/run/cdi)."))
+    assert told["Writable"] == (
+        "False",
+        "FolderRefused",
+        "No claim can be prepared: Read-only file system (/var/run/cdi).",
+    )
+    assert told["Ready"][:2] == ("False", "FolderRefused")
 
 
 FEATURES = Features(

@@ -21,6 +21,7 @@ from draco.agent.claims.cdi import CdiFolder
 from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.errors import DeviceMissing, PrepareError
+from draco.agent.files import advice
 from draco.agent.hardware.capabilities import CapabilityUnknown
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.mig.claim_instances import AcquiredInstances, ClaimInstances
@@ -239,7 +240,4 @@ def _by_uuid(gpus: Mapping[str, Gpu]) -> dict[GpuUuid, Gpu]:
 
 
 def _disk(claim: PreparedClaim | ClaimUid, what: str, error: OSError) -> str:
-    return (
-        f"Claim {claim} cannot be {what}: {error.strerror} ({error.filename}); make room or fix the folder, "
-        "kubelet tries again."
-    )
+    return f"Claim {claim} cannot be {what}: {advice(error)}; kubelet tries again."

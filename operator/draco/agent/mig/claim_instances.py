@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, suppress
 import msgspec
 
 from draco.agent.errors import DeviceMissing, InstanceHeld, PrepareError
+from draco.agent.files import advice
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.instances import Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
@@ -389,7 +390,7 @@ def _no_such_place(key: PlacementKey) -> str:
 
 def _refusal(error: OSError) -> str:
     """What a disk refuses, and what to do."""
-    return f"{error.strerror} ({error.filename}); make room or fix the folder, kubelet tries again."
+    return f"{advice(error)}; kubelet tries again."
 
 
 def _stays(holder: str | None) -> str:

@@ -20,6 +20,7 @@ import grpc.aio
 import msgspec
 
 from draco.agent.errors import AnotherPlugin, SettingsError
+from draco.agent.files import advice
 from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.unix_sockets import DIAL_TIMEOUT_S, SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
@@ -173,8 +174,8 @@ class ProcessLock:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SettingsError(
-                f"The agent's folder {self._path.parent} cannot be written ({(error.strerror or str(error)).lower()}): mount it "
-                "writable from the node, where it survives reboots, or name another one with --state-dir."
+                f"The agent's folder {self._path.parent} cannot be written: {advice(error)}. It is to be a folder of the "
+                "node, where it survives reboots; --state-dir names another one."
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

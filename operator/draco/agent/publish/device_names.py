@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from draco.agent.files import advice
 from draco.agent.hardware.gpus import (
     ABSENT,
     HEALTHY,
@@ -242,7 +243,7 @@ class KnownGpus:
                 await self._in_thread(lambda: self._record.remember(fresh.values()))
                 self._before = []
             except OSError as error:
-                problem = f"{error.strerror} ({error.filename}); make room or fix the folder."
+                problem = f"{advice(error)}."
         known = known if problem else fresh
         nameless = tuple(
             UnidentifiedGpu(

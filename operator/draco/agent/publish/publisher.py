@@ -15,7 +15,7 @@ from draco.agent.publish import slices
 from draco.agent.publish.slices import Content
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
+from draco.kube.errors import ApiError, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
@@ -143,6 +143,10 @@ class SlicePublisher:
                 await self._write(plan)
             except NotFound:
                 return GONE_S
+            except ApiError as error:  # which is logged where it is tried again
+                if self.published is None:
+                    self.problem = f"The slices cannot be written: {error}."
+                raise
             log.info("slices.published", plan=str(plan), devices=len(devices))
         self._generation = plan.generation
         self._tell(PublishedPool(plan.generation, len(devices)), "")

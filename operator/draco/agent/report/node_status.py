@@ -48,6 +48,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     divisions: Mapping[GpuUuid, GpuMigView] = {}
     features: Features | None = None
     """What the cluster can do, once that is known."""
+    folders_problem: str = ""
+    """Why what claims need cannot be written."""
     edits_problem: str | None = None
     """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
 
@@ -108,6 +110,9 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
         readable,
         _condition("Published", published is not None, "SlicesWritten", "NotWritten", node_report.problem),
         _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
+        _condition(
+            "Writable", not node_report.folders_problem, "FoldersWritable", "FolderRefused", node_report.folders_problem
+        ),
     ]
     conflict = node_report.conflict
     exclusive = _exclusive("" if conflict is None else conflict.sentence)
