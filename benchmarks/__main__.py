@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent
 SIZES = {"operator_scale": ["", "--nodes 10000 --claims 200", "--mig"]}
 """What the README tells of more than one size is measured at each."""
 NOT_BENCHMARKS = {"__init__", "__main__", "gpu_fleet", "mig_streams", "table"}
-ALONE = {"installation"}
-"""Needs an image and root: run by its name only."""
+ALONE = {"installation", "upgrade"}
+"""Need an image and root: run by their names only."""
 
 
 def main(names: list[str]) -> int:
