@@ -6,6 +6,7 @@ Owns the promises as sentences that are true or not. Shares no code with the pro
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ def look(folder: Path) -> Seen:
     """Now."""
     hardware = json.loads((folder / "gpus.json").read_text())
     table = (folder / "gpus.json.proc" / "driver/nvidia-caps/mig-minors").read_text()
-    numbers = dict(re.findall(r"^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table, re.MULTILINE))
+    numbers = _numbers(table)
     given: list[Given] = []
     unreadable: list[str] = []
     for file in sorted((folder / "cdi").glob(f"{PREFIX}*.json")) if (folder / "cdi").exists() else []:
@@ -89,6 +90,12 @@ def look(folder: Path) -> Seen:
         except (ValueError, KeyError, TypeError) as error:
             unreadable.append(f"{file.name}: {error}")
     return Seen(hardware, numbers, tuple(given), tuple(unreadable))
+
+
+@lru_cache(maxsize=8)
+def _numbers(table: str) -> Mapping[str, str]:
+    """Numbers of devices by path: thousands of lines, which seldom change from one look to the next."""
+    return dict(re.findall(r"^(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)$", table, re.MULTILINE))
 
 
 def _given(claim: str, spec: Mapping[str, Any]) -> Iterator[Given]:
