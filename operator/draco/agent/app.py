@@ -7,6 +7,7 @@ agents, with different settings, can run in one process and one event loop.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -18,6 +19,7 @@ from draco.agent.files import Files, LocalFiles, advice
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
+from draco.agent.lanes import Lane
 from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
 from draco.agent.plugin.handover import POLL_S, NextAgent, hand_over
@@ -194,15 +196,24 @@ class Agent:
             self.parts.claim_reporter.touch_all()
 
     async def _keep_edits(self) -> None:
-        """Find out what containers get of the driver, whenever another was read: in a thread, for it may take seconds."""
-        edits = self.parts.common_edits
-        while True:
-            await self._read.wait()
-            self._read.clear()
-            driver = self.parts.hardware.view.driver
-            if driver is not None and await asyncio.to_thread(edits.outdated, driver.driver_version):
-                await asyncio.to_thread(edits.refresh, driver.driver_version)
-                self.report_changed()
+        """Find out what containers get of the driver, whenever another was read.
+
+        In a thread, for it may take seconds, and in one that keeps no process from ending.
+        """
+        edits, lane = self.parts.common_edits, Lane("edits", monotonic=self._clock.monotonic)
+        try:
+            while True:
+                await self._read.wait()
+                self._read.clear()
+                driver = self.parts.hardware.view.driver
+                with suppress(
+                    OSError
+                ):  # files go as they are read while another driver is installed: the next reading tells
+                    if driver is not None and await lane.run(partial(edits.outdated, driver.driver_version)):
+                        await lane.run(partial(edits.refresh, driver.driver_version))
+                        self.report_changed()
+        finally:
+            lane.close()
 
     @asynccontextmanager
     async def _endpoints(self) -> AsyncIterator[None]:

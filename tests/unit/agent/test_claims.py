@@ -15,8 +15,10 @@ import pytest
 from draco.agent.claims import cdi, rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
+from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.errors import PrepareError
 from draco.agent.files import TEMPORARY, LocalFiles
+from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, PreparationState
@@ -31,6 +33,7 @@ from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.doubles.files import FullCopyOnWriteDisk, FullDisk, Writes
 from tests.doubles.undivided import UNDIVIDED
+from tests.unit.agent.driver_on_disk import a_driver
 
 GPUS = {f"gpu-{minor}": a_gpu(minor) for minor in range(3)}
 BOOT = "this boot"
@@ -47,12 +50,13 @@ class Desk:
         gpus: list[Gpu] | None = None,
         known: bool = True,
         files: FullDisk | None = None,
+        common: CommonEdits | None = None,
         **node: Any,
     ) -> None:
         self.files = files or FullDisk()
         self.path = folder / "state" / "checkpoint.json"
         self.cdi_dir = folder / "cdi"
-        self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=NodeFiles(**node))
+        self.cdi = CdiFolder(self.cdi_dir, self.files, driver=NVIDIA_DRIVER, node=NodeFiles(**node), common=common)
         self.record = Checkpoint(self.path, self.files, boot_id="")
         self.desk = ClaimPreparer(self.record, self.cdi, driver=NVIDIA_DRIVER, pool="node-0", instances=UNDIVIDED)
         found = recovery.read_record(self.path, self.files)
@@ -88,6 +92,18 @@ SAME = a_claim("same", on=["node-0/gpu-0"])
 
 
 # Preparing
+
+
+def test_a_claim_is_not_prepared_while_the_node_has_no_driver_to_give(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, common=CommonEdits(DriverRoot(Path("/driver"), tmp_path / "driver"), hook_folder=tmp_path))
+    with pytest.raises(
+        PrepareError, match="default/one cannot be prepared: the node has no NVIDIA driver below /driver now"
+    ):
+        desk.prepare(ONE)
+    assert (desk.specs(), dict(desk.record.claims)) == ([], {})
+    a_driver(tmp_path / "driver")
+    desk.prepare(ONE)
+    assert any("libcuda" in each["hostPath"] for each in desk.spec(ONE)["containerEdits"]["mounts"])
 
 
 def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What containers get of the driver: NVIDIA's toolkit's edits, or our own; and for how long a claim keeps them."""
 
 import json
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,45 @@ def test_where_the_toolkit_fails_our_own_edits_hold_and_the_reason_is_told(
     assert mounts(common.current()) == mounts(own(root, Path("/driver/usr/bin/nvidia-cdi-hook")))
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes", "why"),
+    [
+        (f"libcuda.so.{VERSION}", "libcuda.so.555.42.02", f"left out libcuda.so.{VERSION}"),
+        (f"libnvidia-ml.so.{VERSION}", "libnvidia-ml.so.555.42.02", f"left out libnvidia-ml.so.{VERSION}"),
+        ('"/driver/usr/bin/nvidia-smi"', '""', "what no runtime takes (the path '')"),
+        ("NVIDIA_CTK_LIBCUDA_DIR=/", "", "what no runtime takes (the variable 'usr/lib"),
+        ('"/usr/bin/nvidia-cdi-hook"', '"nvidia-cdi-hook"', "(a hook 'createContainer' without a path)"),
+    ],
+    ids=["another cuda", "another driver", "no path", "no variable", "no program"],
+)
+def test_an_answer_with_which_no_container_would_work_is_not_taken(
+    was: str, becomes: str, why: str, root: DriverRoot, tmp_path: Path, no_toolkit: Path
+) -> None:
+    said = BY_NVIDIA.read_text()
+    assert was in said
+    rubbish = said.replace(was, becomes).replace("/driver/", f"{root.view}/").encode()
+    a_program(no_toolkit, "nvidia-ctk", answering(root, rubbish))
+    a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
+    common = CommonEdits(root, hook_folder=tmp_path)
+    common.refresh(VERSION)
+    assert common.problem is not None
+    assert why in common.problem
+    assert f"/{FOLDER}/libcuda.so.{VERSION}" in mounts(common.current())
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\xff\xfe", b"[]", b'{"x":' + b"[" * 100_000], ids=["nothing", "no text", "a list", "deep"]
+)
+def test_an_answer_that_is_no_spec_is_not_taken(
+    said: bytes, root: DriverRoot, tmp_path: Path, no_toolkit: Path
+) -> None:
+    a_program(no_toolkit, "nvidia-ctk", answering(root, said or b" "))
+    a_program(root.view / "usr/bin", "nvidia-cdi-hook", "")
+    common = CommonEdits(root, hook_folder=tmp_path)
+    common.refresh(VERSION)
+    assert "nvidia-ctk wrote no CDI spec" in str(common.problem)
+
+
 def test_a_toolkit_that_cannot_ask_nvml_is_asked_again_without(root: DriverRoot, no_toolkit: Path) -> None:
     a_program(no_toolkit, "nvidia-ctk", f'case "$*" in *"mode nvml"*) exit 1;; esac; {answering(root)}')
     a_program(no_toolkit, "nvidia-cdi-hook", "")
@@ -267,6 +307,19 @@ def test_a_claims_edits_stay_when_the_agent_finds_others(root: DriverRoot, tmp_p
     assert after.is_current(CLAIM)
     after.write(CLAIM)
     assert "update-ldcache" in after.path(CLAIM.uid).read_text()
+
+
+def test_a_spec_from_before_there_was_a_driver_is_made_good(root: DriverRoot, tmp_path: Path) -> None:
+    shutil.rmtree(root.view / "usr")
+    folder = a_folder(root, tmp_path)
+    assert "has no NVIDIA driver below /driver now" in folder.lacking()
+    folder.write(CLAIM)
+    assert folder.is_current(CLAIM)
+    a_driver(root.view)
+    assert folder.lacking() == ""
+    assert not folder.is_current(CLAIM)
+    folder.write(CLAIM)
+    assert f"libcuda.so.{VERSION}" in folder.path(CLAIM.uid).read_text()
 
 
 def test_a_spec_of_an_earlier_agent_is_good_while_its_files_are_there(root: DriverRoot, tmp_path: Path) -> None:

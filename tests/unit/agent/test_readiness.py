@@ -1,12 +1,17 @@
 """What keeps an agent from being ready, as its probe says."""
 
+import asyncio
+import threading
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from draco.agent.app import UNSERVED_S, Agent
+from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.files import LocalFiles
+from draco.agent.hardware.gpus import DriverInfo
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.settings import AgentSettings
@@ -14,6 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco_local.simulator.gpus import state
 from draco_local.simulator.nvml.library import SimulatedNvml
+from tests.agents import eventually
 from tests.doubles.clock import ManualClock
 
 
@@ -35,3 +41,39 @@ async def test_an_agent_whose_cluster_serves_no_slices_for_long_is_not_ready_and
         lacking = agent._lacking()
     sentence = f"The cluster has not served ResourceSlices for {for_s:.0f} s."
     assert [each for each in lacking if "has not served" in each] == ([sentence] if said else [])
+
+
+def test_an_agent_whose_toolkit_hangs_ends_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> None:
+        asked.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(CommonEdits, "outdated", lambda *_: True)
+    monkeypatch.setattr(CommonEdits, "refresh", hangs)
+    state.create(tmp_path / "gpus.json", gpus=1, node_name="node-0")
+
+    async def main() -> None:
+        async with Client(Connection("http://127.0.0.1:1")) as client:
+            agent = Agent(
+                AgentSettings(node_name="node-0", state_dir=tmp_path),
+                client,
+                Nvml(SimulatedNvml(tmp_path / "gpus.json")),
+                clock=ManualClock(),
+                random=Random(0),
+                files=LocalFiles(),
+            )
+            agent.parts.hardware.view = HardwareView(driver=DriverInfo("580.95.05", "13.0", "13.580.95.05"))
+            agent._read.set()
+            keeping = asyncio.create_task(agent._keep_edits())
+            await eventually(asked.is_set)
+            keeping.cancel()
+
+    process = threading.Thread(target=asyncio.run, args=[main()], daemon=True)
+    process.start()
+    assert asked.wait(20)
+    process.join(5)
+    ended = not process.is_alive()
+    go_on.set()
+    assert ended, "it waits for the toolkit"

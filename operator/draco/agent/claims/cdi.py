@@ -205,6 +205,10 @@ class CdiFolder:
         """The spec file of a claim."""
         return self._folder / f"{self._prefix}{uid}.json"
 
+    def lacking(self) -> str:
+        """Why a container that started now would find no driver, as part of a sentence; "" when it would."""
+        return self._common.lacking()
+
     def write(self, claim: PreparedClaim) -> None:
         """Write the claim's spec; OSError when the disk refuses, CapabilityUnknown when the driver does. Then there is none."""
         self._files.write_volatile(self.path(claim.uid), self._content(claim))
@@ -231,6 +235,8 @@ class CdiFolder:
         edits = found.container_edits
         if VOID not in edits.env or not self._common.all_there(edits):
             return False
+        if _gives_cuda(wanted.container_edits) and not _gives_cuda(edits):
+            return False  # it is from before there was a driver
         if _is_newer(found):
             return annotated(content) == annotated(_encoded(wanted)) and _gives(found, wanted)
         whole = content == _encoded(found)  # else there is something in it that we never wrote
@@ -297,6 +303,10 @@ class CdiFolder:
 
     def _spec(self, claim: PreparedClaim) -> CdiSpec:
         return spec(claim, self._driver, self._node, self._common.current(), boot_id=self._boot_id)
+
+
+def _gives_cuda(edits: ContainerEdits) -> bool:
+    return any(Path(each.host_path).name.startswith("libcuda.so.") for each in edits.mounts)
 
 
 def _encoded(one: CdiSpec) -> bytes:

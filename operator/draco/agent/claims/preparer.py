@@ -172,6 +172,8 @@ class ClaimPreparer:
 
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """A new claim as it is now, with its spec."""
+        if lacking := self._cdi.lacking():
+            raise PrepareError(f"Claim {claim} cannot be prepared: {lacking}")
         try:
             now = as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
             self._cdi.write(now)

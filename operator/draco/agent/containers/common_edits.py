@@ -54,6 +54,15 @@ class CommonEdits:
         paths = [*(each.path for each in edits.hooks), *(each.host_path for each in edits.mounts)]
         return all(map(self._there, paths))
 
+    def lacking(self) -> str:
+        """Why a container that started now would find no driver, as part of a sentence; "" when it would."""
+        if self._root is None or self._driver() is not None:
+            return ""
+        return (
+            f"the node has no NVIDIA driver below {self._root.host} now, as while another one is installed. "
+            "Kubelet tries again."
+        )
+
     def outdated(self, driver_version: str) -> bool:
         """Whether they have to be found out again, now that the driver has this version."""
         if self._root is None:

@@ -104,10 +104,14 @@ def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
     """Its common edits with the node's own paths. Device nodes are ours to give: which ones depends on the claim."""
     try:
         generated = msgspec.json.decode(answer, type=_Generated).container_edits
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise ToolkitFailed(f"{CTK} wrote no CDI spec ({error})") from error
     if not generated.mounts:
         raise ToolkitFailed(f"{CTK} found no files of the driver")
+    for wrong in _unusable(generated):
+        raise ToolkitFailed(f"{CTK} wrote what no runtime takes ({wrong})")
+    if lacking := _needed(driver) - {Path(each.host_path).name for each in generated.mounts}:
+        raise ToolkitFailed(f"{CTK} left out {', '.join(sorted(lacking))}")
     return ContainerEdits(
         env=sorted(generated.env),
         hooks=[Hook(each.hook_name, each.path, each.args, each.env) for each in generated.hooks],
@@ -116,6 +120,23 @@ def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
             for each in generated.mounts
         ],
     )
+
+
+def _unusable(edits: ContainerEdits) -> Iterator[str]:
+    """What keeps every container with these edits from starting."""
+    yield from (f"the variable {each!r}" for each in edits.env if not each.partition("=")[1] or each.startswith("="))
+    yield from (f"a hook {each.hook_name!r} without a path" for each in edits.hooks if not each.path.startswith("/"))
+    for mount in edits.mounts:
+        yield from (
+            f"the path {each!r}" for each in (mount.host_path, mount.container_path) if not each.startswith("/")
+        )
+
+
+def _needed(driver: InstalledDriver) -> set[str]:
+    """Libraries of this driver without which a container can do nothing; whose names tell its version, and so it from another."""
+    version = driver.nvml.name.partition(".so.")[2]
+    cuda = driver.nvml.with_name(f"libcuda.so.{version}")
+    return {each.name for each in (driver.nvml, cuda) if "." in version and each.is_file()}
 
 
 def _on_host(path: str, seen: Path, driver: InstalledDriver) -> str:
