@@ -13,6 +13,7 @@ AUDIT_ARGS ?=
 SECONDS ?= 3600
 VERSIONS ?= 1.36.3 1.35.4 1.34.4
 ADVERSARY_ARGS ?=
+SCENARIOS := tests/e2e/test_installed.py tests/e2e/test_examples.py $(wildcard tests/e2e/test_mig*.py)
 
 .PHONY: help
 help: ## Show this help
@@ -48,8 +49,7 @@ e2e-versions: setup ## The same on simulated nodes with each supported Kubernete
 
 .PHONY: e2e-kind
 e2e-kind: setup ## The core of these on kind, with Draco installed as users do (IMAGE_ARGS="--base debian" where no registry answers)
-	@DRACO_TEST_PROVIDER=kind IMAGE_ARGS="$(IMAGE_ARGS)" \
-	  scripts/test tests/kind tests/image/test_image.py tests/e2e/real_nodes $(PYTEST_ARGS)
+	@DRACO_TEST_PROVIDER=kind IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/kind $(SCENARIOS) tests/e2e/real_nodes $(PYTEST_ARGS)
 
 .PHONY: image
 image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)
@@ -66,6 +66,7 @@ image-test: setup ## Test what is in the image; install one with simulated GPUs 
 	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)
 	@$(BIN)/python -m scripts.image --target simulated --output build/simulated.tar $(IMAGE_ARGS)
 	@$(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
+	@DRACO_TEST_FROM_IMAGE=yes $(BIN)/python -m pytest $(SCENARIOS) $(PYTEST_ARGS)
 
 .PHONY: package
 package: setup ## Check the chart with helm, and write it to build/

@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On kind, leave out what is about our own clusters; on an older Kubernetes what it cannot do."""
+    """Leave out what is not about the clusters that these tests run on."""
     left_out = [item for item in items if _is_left_out(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_left_out(item: pytest.Item) -> bool:
     if provider.ON_KIND and item.get_closest_marker("local_provider"):
+        return True
+    if not provider.FROM_IMAGE and item.get_closest_marker("from_image"):
         return True
     return any(mark.args[0] > provider.MINOR for mark in item.iter_markers("since"))
 
@@ -50,9 +52,8 @@ def draco(
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Two nodes with eight H100 each, an operator, and kubectl for them."""
-    name = f"e2e-{os.getpid()}"
-    equipment = ("--nodes", "2", "--gpus", "8", "--board", "H100-80GB")
-    up = draco("cluster", "up", "--name", name, *equipment, *provider.options())
+    name = provider.CLUSTER
+    up = draco("cluster", "up", "--name", name, *provider.scenarios())
     try:
         assert up.returncode == 0, up.stdout + up.stderr
         kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"

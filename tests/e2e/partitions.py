@@ -3,9 +3,10 @@
 import json
 from datetime import UTC, datetime
 
+from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl
 
-NODE = "gpu-node-0"
+NODE = provider.NODES[0]
 
 
 def a_claim(name: str, profile: str) -> str:
@@ -31,7 +32,7 @@ metadata: {{name: {name}}}
 spec:
   terminationGracePeriodSeconds: 0
   resourceClaims: [{{name: part, resourceClaimName: {claim}}}]
-  containers: [{{name: main, image: busybox, command: [sleep, infinity], resources: {{claims: [{{name: part}}]}}}}]
+  containers: [{{name: main, image: "busybox:1.37", command: [sleep, infinity], resources: {{claims: [{{name: part}}]}}}}]
 """
 
 

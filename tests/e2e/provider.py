@@ -1,6 +1,7 @@
-"""Whose clusters the tests run on: our own, or with DRACO_TEST_PROVIDER=kind those of kind; and of which Kubernetes.
+"""Whose clusters the tests run on, how Draco comes onto them, and of which Kubernetes they are.
 
-Owns the choice, and what follows from it for a test: kind's nodes run Draco as its users do, from an image, installed by helm.
+DRACO_TEST_PROVIDER=kind: those of kind instead of our own. DRACO_TEST_FROM_IMAGE=yes: Draco is installed by helm, from an image,
+on nodes that run containers, as its users do; on kind always. Otherwise nodes are simulated, and up in seconds.
 """
 
 import os
@@ -13,17 +14,35 @@ PROVIDER: Final = os.environ.get("DRACO_TEST_PROVIDER", "local")
 assert PROVIDER in {"local", "kind"}, "DRACO_TEST_PROVIDER is local or kind"
 ON_KIND: Final = PROVIDER == "kind"
 
+FROM_IMAGE: Final = ON_KIND or os.environ.get("DRACO_TEST_FROM_IMAGE", "no") == "yes"
+
 KUBERNETES: Final = os.environ.get("DRACO_TEST_KUBERNETES", DEFAULT_KUBERNETES)
 MINOR: Final = parse(KUBERNETES)[1]
 TAINT_RULES: Final = "resource.k8s.io/v1beta2"
-"""What manifests name in which a rule taints devices: the version that the reference Kubernetes serves."""
+"""The version that manifests name: the one that the reference Kubernetes serves; older ones serve an alpha."""
 
 ARCHIVE: Final = Path(__file__).parents[2] / "build" / "simulated.tar"
 """The image with simulated GPUs; `make image-test` and `scripts/test` with kind build it."""
 
+CLUSTER: Final = f"e2e-{os.getpid()}"
+"""The one that all scenarios share."""
+
+GPUS: Final = 8
+"""Of each of its nodes."""
+
+_WRITTEN: Final = ("gpu-node-0", "gpu-node-1")
+if ON_KIND:
+    NODES: Final = (f"draco-{CLUSTER}-worker", f"draco-{CLUSTER}-worker2")
+elif FROM_IMAGE:
+    NODES = ("real-1", "real-2")
+else:
+    NODES = _WRITTEN
+
 
 def suited(manifests: str) -> str:
-    """Manifests as their user would write them for this Kubernetes: taint rules were served as an alpha version first."""
+    """Manifests as their user would write them for this cluster: with its nodes' names, and in the versions that it serves."""
+    for written, name in zip(_WRITTEN, NODES, strict=True):
+        manifests = manifests.replace(written, name)
     return manifests if MINOR >= 36 else manifests.replace(TAINT_RULES, "resource.k8s.io/v1alpha3")
 
 
@@ -36,3 +55,9 @@ def options() -> list[str]:
 def installed() -> list[str]:
     """The same for a cluster whose nodes run Draco from the image."""
     return [*options(), "--from-image", str(ARCHIVE)]
+
+
+def scenarios() -> list[str]:
+    """The same for the cluster of all scenarios: two nodes with H100s."""
+    nodes = ["--nodes", "0", "--real-nodes", "2", *installed()] if FROM_IMAGE else ["--nodes", "2", *options()]
+    return [*nodes, "--gpus", str(GPUS), "--board", "H100-80GB"]

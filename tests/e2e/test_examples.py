@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.e2e.conftest import EXAMPLES
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.provider import NODES
 
 Example = Callable[..., None]
 
@@ -106,8 +107,8 @@ def test_admin_access_sees_every_gpu_of_a_node_while_others_use_them(
 
 
 def test_a_taint_on_one_gpu_keeps_its_pod_and_turns_new_ones_away(kube: Kubectl, example: Example) -> None:
-    tainted = ("gpu-node-0", "gpu-0")
-    holder = fill_node(kube, "holder", node="gpu-node-0", gpus=8)
+    tainted = (NODES[0], "gpu-0")
+    holder = fill_node(kube, "holder", node=NODES[0], gpus=8)
     kube.running(*holder)
     (on_tainted,) = [pod for pod in holder if kube.devices(pod) == [tainted]]
     example("taint-one-gpu", "rule.yaml")
@@ -116,7 +117,7 @@ def test_a_taint_on_one_gpu_keeps_its_pod_and_turns_new_ones_away(kube: Kubectl,
 
     kube.run("delete", "pod", on_tainted, "--wait=true")
     eventually(lambda: kube.devices(on_tainted) == [], what="the tainted GPU is free")
-    newcomers = fill_node(kube, "newcomer", node="gpu-node-0", gpus=8)
+    newcomers = fill_node(kube, "newcomer", node=NODES[0], gpus=8)
     eventually(
         lambda: sorted(kube.phase(pod) for pod in newcomers) == ["Pending"] + ["Running"] * 7,
         what="seven newcomers run and one waits",
@@ -129,8 +130,8 @@ def test_a_taint_on_one_gpu_keeps_its_pod_and_turns_new_ones_away(kube: Kubectl,
 
 
 def test_one_gpu_of_eight_is_maintained_while_seven_work(kube: Kubectl, example: Example) -> None:
-    maintained = ("gpu-node-0", "gpu-3")
-    holders = fill_node(kube, "holder", node="gpu-node-0", gpus=8)
+    maintained = (NODES[0], "gpu-3")
+    holders = fill_node(kube, "holder", node=NODES[0], gpus=8)
     kube.running(*holders)
     (on_maintained,) = [pod for pod in holders if kube.devices(pod) == [maintained]]
 
@@ -140,12 +141,12 @@ def test_one_gpu_of_eight_is_maintained_while_seven_work(kube: Kubectl, example:
     kube.run("delete", "pod", *holders, "--wait=true")
     eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "InMaintenance", what="the GPU is free to be worked on")
 
-    newcomers = fill_node(kube, "newcomer", node="gpu-node-0", gpus=8)
+    newcomers = fill_node(kube, "newcomer", node=NODES[0], gpus=8)
     eventually(
         lambda: sorted(kube.phase(pod) for pod in newcomers) == ["Pending"] + ["Running"] * 7,
         what="the other seven keep taking work",
     )
-    node = kube.get("node", "gpu-node-0")
+    node = kube.get("node", NODES[0])
     assert not node["spec"].get("unschedulable")
     assert not node["spec"].get("taints")
 
@@ -222,7 +223,7 @@ def maintenance_phase(kube: Kubectl, name: str) -> str:
 
 def other_node(node: str) -> str:
     """The cluster has two."""
-    return "gpu-node-1" if node == "gpu-node-0" else "gpu-node-0"
+    return NODES[1] if node == NODES[0] else NODES[0]
 
 
 def fill_node(kube: Kubectl, prefix: str, *, node: str, gpus: int) -> list[str]:
@@ -251,6 +252,6 @@ metadata: {{name: {name}}}
 spec:{selector}
   terminationGracePeriodSeconds: 0
   resourceClaims: [{{name: gpu, resourceClaimName: {name}}}]
-  containers: [{{name: main, image: busybox, command: [sleep, infinity], resources: {{claims: [{{name: gpu}}]}}}}]
+  containers: [{{name: main, image: "busybox:1.37", command: [sleep, infinity], resources: {{claims: [{{name: gpu}}]}}}}]
 """
     kube.run_with_input(manifest, "apply", "-f", "-")

@@ -1,7 +1,6 @@
 """Partitions of GPUs, from a claim to the instance and back: scheduler, operator and agents as they are, NVML simulated."""
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from draco.mig.geometry import geometry
 from draco.mig_policy.boards import boards_of
 from draco.resources.api.draco import GpuNode
+from tests.e2e import provider
 from tests.e2e.conftest import EXAMPLES, draco, namespaces
 from tests.e2e.kubectl import Kubectl, StillFalseError, eventually
 from tests.e2e.partitions import NODE, a_claim, a_pod
@@ -55,7 +55,7 @@ def at_rest(kube: Kubectl) -> bool:
 
 def by_hand(*arguments: str) -> str:
     """What a person does to GPUs behind Draco's back."""
-    done = draco("cluster", "gpu", *arguments, "--name", f"e2e-{os.getpid()}")
+    done = draco("cluster", "gpu", *arguments, "--name", provider.CLUSTER)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -262,14 +262,14 @@ def lay_out(kube: Kubectl, layout: str) -> None:
 def test_deleting_policies_does_what_their_plan_foretells(kube: Kubectl, example: Example) -> None:
     example("mig-static-layout")
     kube.running("steady")
-    heir = """
+    heir = f"""
 apiVersion: draco.dev/v1alpha1
 kind: MigPolicy
-metadata: {name: heir}
+metadata: {{name: heir}}
 spec:
   mode: Dynamic
-  nodeSelector: {matchLabels: {kubernetes.io/hostname: gpu-node-0}}
-  warm: [{profile: 1g.10gb, count: 1}]
+  nodeSelector: {{matchLabels: {{kubernetes.io/hostname: {NODE}}}}}
+  warm: [{{profile: 1g.10gb, count: 1}}]
 """
     kube.run_with_input(heir, "apply", "-f", "-")
     eventually(

@@ -1,6 +1,5 @@
 """One cluster with two real nodes for all tests of this folder, made by the command a user types."""
 
-import os
 import subprocess
 import sys
 import uuid
@@ -14,10 +13,8 @@ from draco_local.cluster.programs import binaries
 from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.reading import reader
-from tests.e2e.real_nodes.machines import Machines, machines_of
-from tests.e2e.real_nodes.pods import DRIVER, Bench
-
-GPUS = 2
+from tests.e2e.real_nodes.machines import REAL_CLUSTER, Machines, machines_of
+from tests.e2e.real_nodes.pods import DRIVER, WHOLE_GPUS, Bench
 
 
 def draco(*arguments: str) -> None:
@@ -28,16 +25,18 @@ def draco(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def real_cluster() -> Iterator[tuple[Kubectl, Machines]]:
-    """Two real nodes with two GPUs each, beside a simulated one."""
-    name = f"e2e-real-{os.getpid()}"
+def real_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[Kubectl, Machines]]:
+    """Two real nodes: those of all scenarios where these are real, else with agents beside the pods, and a simulated node."""
+    if provider.FROM_IMAGE:
+        yield request.getfixturevalue("cluster"), machines_of(provider.CLUSTER)
+        return
     try:
-        equipment = ("--nodes", "1", "--real-nodes", "2", "--gpus", str(GPUS), "--no-operator")
-        draco("cluster", "up", "--name", name, *equipment, *(provider.installed() if provider.ON_KIND else ()))
-        kubeconfig = clusters.opened(name).kubeconfig
-        yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig), machines_of(name)
+        equipment = ("--nodes", "1", "--real-nodes", "2", "--gpus", str(provider.GPUS))
+        draco("cluster", "up", "--name", REAL_CLUSTER, *equipment)
+        kubeconfig = clusters.opened(REAL_CLUSTER).kubeconfig
+        yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig), machines_of(REAL_CLUSTER)
     finally:
-        draco("cluster", "down", "--name", name)
+        draco("cluster", "down", "--name", REAL_CLUSTER)
 
 
 @pytest.fixture
@@ -48,8 +47,7 @@ def bench(real_cluster: tuple[Kubectl, Machines], tmp_path: Path) -> Iterator[Be
     reading = reader(kubectl.kubeconfig)
     reading.make_namespace(namespace)
     bench = Bench(kubectl.in_namespace(namespace, tmp_path), nodes, nodes.nodes[0])
-    everything = {f"gpu-{index}" for index in range(GPUS)}
-    eventually(lambda: bench.published() == everything, within_s=60, what=f"all GPUs of {DRIVER} are published")
+    eventually(lambda: bench.published() == WHOLE_GPUS, within_s=60, what=f"all GPUs of {DRIVER} are published")
     yield bench
     reading.end_namespace(namespace)
     eventually(lambda: not bench.checkpoint(), within_s=60, what="the node holds no claim any more")

@@ -3,6 +3,7 @@
 Owns what differs between our own, where the agent runs beside the pods, and kind's, where it is a pod and systemd runs the rest.
 """
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,10 @@ from draco_local.cluster.kindnode.machines import KindMachines
 from draco_local.cluster.providers.kind import KindCluster
 from draco_local.cluster.providers.local import LocalCluster
 from draco_local.cluster.realnode.init import RUN_FOLDER
+from tests.e2e import provider
+
+REAL_CLUSTER = provider.CLUSTER if provider.FROM_IMAGE else f"e2e-real-{os.getpid()}"
+"""The one whose nodes these tests run on."""
 
 AGENT = "draco_local.simulator.image agent"
 """What the command line of an agent in a pod contains."""

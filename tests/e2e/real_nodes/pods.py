@@ -12,9 +12,12 @@ from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import PreparedClaim
 from draco_local.cluster.realnode.image import BUSYBOX_IMAGE
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.provider import GPUS
 from tests.e2e.real_nodes.machines import Machines, service_pid
 
 DRIVER = "gpu.nvidia.com"
+WHOLE_GPUS = {f"gpu-{index}" for index in range(GPUS)}
+"""What a node publishes while none of its GPUs is divided."""
 STARTS_WITHIN_S = 60.0
 RETURNS_WITHIN_S = 60.0
 """After a power-off: kubelet waits for its node, makes a new sandbox, and prepares the claim again."""

@@ -1,7 +1,6 @@
 """Partitions of GPUs for containers of a real kubelet and a real container runtime."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +9,11 @@ import pytest
 
 from tests.e2e.conftest import draco
 from tests.e2e.kubectl import eventually
-from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, Bench, pod
+from tests.e2e.real_nodes.machines import REAL_CLUSTER
+from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, WHOLE_GPUS, Bench, pod
 
 pytestmark = pytest.mark.real_node
 
-WHOLE = {"gpu-0", "gpu-1"}
 MAKES_THE_COMPUTE_INSTANCE = "nvmlGpuInstanceCreateComputeInstance"
 
 
@@ -32,7 +31,7 @@ def part_of_a_gpu(name: str, profile: str) -> dict[str, Any]:
 
 def gpus_by_hand(bench: Bench, command: str, *arguments: str) -> str:
     """What a person does to the node's GPUs behind Draco's back."""
-    done = draco("cluster", "gpu", command, bench.node, *arguments, "--name", f"e2e-real-{os.getpid()}")
+    done = draco("cluster", "gpu", command, bench.node, *arguments, "--name", REAL_CLUSTER)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,20 +44,27 @@ def made(bench: Bench) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def divided(bench: Bench) -> Iterator[Bench]:
-    """The node's first GPU is divided by what claims ask for, as the operator would write it: none runs in this cluster."""
+    """The node's first GPU is divided by what claims ask for."""
     (first, *_) = bench.kube.get("gpunode", bench.node)["status"]["gpus"]
-    want(bench, [{"uuid": first["uuid"], "policy": "by-claims", "mode": "Dynamic"}])
-    eventually(lambda: bench.published() > WHOLE, what="partitions are published")
+    policy = {
+        "apiVersion": "draco.dev/v1alpha1",
+        "kind": "MigPolicy",
+        "metadata": {"name": "by-claims"},
+        "spec": {
+            "mode": "Dynamic",
+            "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": bench.node}},
+            "deviceSelectors": [
+                {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].uuid == '{first['uuid']}'"}}
+            ],
+        },
+    }
+    bench.apply([policy])
+    eventually(lambda: bench.published() > WHOLE_GPUS, what="partitions are published")
     yield bench
     bench.kube.run("delete", "pods", "--all", "--grace-period=1")
     gpus_by_hand(bench, "latency", "0", "--function", MAKES_THE_COMPUTE_INSTANCE)
-    want(bench, [])
-    eventually(lambda: bench.published() == WHOLE, what="no partition is published any more")
-
-
-def want(bench: Bench, gpus: list[dict[str, str]]) -> None:
-    patch = json.dumps({"spec": {"gpus": gpus}})
-    bench.kube.run("patch", "gpunode", bench.node, "--type=merge", "-p", patch)
+    bench.kube.run("delete", "migpolicy", "by-claims")
+    eventually(lambda: bench.published() == WHOLE_GPUS, what="no partition is published any more")
 
 
 def test_a_container_sees_its_instance_and_no_other(divided: Bench) -> None:
@@ -97,7 +103,7 @@ def test_a_container_gets_its_instance_though_the_agent_is_killed_while_making_i
     (whole,) = made(bench)
     (compute,) = whole["compute"]
     assert compute["uuid"] in bench.environment("one").values()
-    (reported, _) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
+    (reported, *_) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
     assert [(each["uuid"], each["use"]) for each in reported["instances"]] == [(compute["uuid"], "Claim")]
     assert reported["state"] == "Ready"
 
@@ -117,7 +123,7 @@ def the_instance(bench: Bench) -> str:
 
 def of_its_claim(bench: Bench) -> str:
     """The same, once it is the claim's as the agent reports it."""
-    (gpu, _) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
+    (gpu, *_) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
     found = [each["uuid"] for each in gpu.get("instances", []) if each["use"] == "Claim"]
     return found[0] if found == [the_instance(bench)] else ""
 

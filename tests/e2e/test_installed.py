@@ -1,17 +1,20 @@
-"""The image with simulated GPUs on real nodes, installed by helm: what users run, where they run it."""
+"""Draco as helm installs it from the image, on nodes that run containers: the pods that it is, and what theirs get."""
 
 import base64
 
 import pytest
 
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.provider import GPUS, NODES
 from tests.e2e.real_nodes.pods import claim, pod
-from tests.image.installed import GPUS, SYSTEM, system_pods
+from tests.image.installed import SYSTEM, system_pods
+
+pytestmark = pytest.mark.from_image
 
 
-def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl, nodes: list[str]) -> None:
+def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(cluster: Kubectl) -> None:
     operators, agents = system_pods(cluster, "operator"), system_pods(cluster, "agent")
-    assert {each["spec"]["nodeName"] for each in agents} == set(nodes)
+    assert {each["spec"]["nodeName"] for each in agents} == set(NODES)
     assert len(operators) == 2
     for each in (*operators, *agents):
         [container] = each["spec"]["containers"]
@@ -25,11 +28,11 @@ def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(clus
         assert not container["securityContext"].get("privileged")
 
 
-def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl, nodes: list[str]) -> None:
-    kube.apply_objects(claim("one"), pod("worker", node=nodes[0], claims="one"))
+def test_a_pod_gets_a_gpu_and_gives_it_back(kube: Kubectl) -> None:
+    kube.apply_objects(claim("one"), pod("worker", node=NODES[0], claims="one"))
     kube.running("worker")
     [(pool, device)] = kube.devices("one")
-    assert pool == nodes[0]
+    assert pool == NODES[0]
     inside = kube.run("exec", "worker", "--", "sh", "-c", "ls /dev/nvidia[0-9]* && env").stdout
     assert f"/dev/nvidia{device.removeprefix('gpu-')}\n" in inside
     assert f"DRACO_DEVICE_{device.upper().replace('-', '_')}=GPU-" in inside
@@ -77,8 +80,8 @@ def test_metrics_are_scraped_with_the_token_of_who_may_read_them(kube: Kubectl, 
 
 
 @pytest.mark.local_provider  # on kind's nodes nobody answers that library: the agent has its NVML in its own process
-def test_the_agent_has_loaded_the_nodes_nvml_and_nothing_else_of_the_node(cluster: Kubectl, nodes: list[str]) -> None:
-    [agent] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == nodes[0]]
+def test_the_agent_has_loaded_the_nodes_nvml_and_nothing_else_of_the_node(cluster: Kubectl) -> None:
+    [agent] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == NODES[0]]
     read = "print(*{line.split()[-1] for line in open('/proc/1/maps') if '.so' in line}, sep='\\n')"
     mapped = cluster.run("exec", "-n", SYSTEM, agent["metadata"]["name"], "--", "python3", "-c", read).stdout.split()
     of_the_node = [path for path in mapped if path.startswith("/driver-root")]
@@ -86,16 +89,14 @@ def test_the_agent_has_loaded_the_nodes_nvml_and_nothing_else_of_the_node(cluste
     assert [path for path in mapped if path.endswith("/libc.so.6")] == ["/usr/lib/x86_64-linux-gnu/libc.so.6"]
 
 
-def test_any_image_finds_the_nodes_driver_in_its_linker_cache(
-    kube: Kubectl, cluster: Kubectl, nodes: list[str]
-) -> None:
+def test_any_image_finds_the_nodes_driver_in_its_linker_cache(kube: Kubectl, cluster: Kubectl) -> None:
     """This one has no library path, and its libraries are not those of the node."""
     [told] = [
-        each for each in cluster.get("gpunode", nodes[0])["status"]["conditions"] if each["type"] == "ToolkitUsed"
+        each for each in cluster.get("gpunode", NODES[0])["status"]["conditions"] if each["type"] == "ToolkitUsed"
     ]
     assert (told["status"], told.get("message", "")) == ("True", "")
-    [agent] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == nodes[0]]
-    wanted = pod("worker", node=nodes[0], claims="one")
+    [agent] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == NODES[0]]
+    wanted = pod("worker", node=NODES[0], claims="one")
     wanted["spec"]["containers"][0] |= {
         "image": agent["spec"]["containers"][0]["image"],
         "command": ["python3", "-c", "import time; time.sleep(600)"],
@@ -113,20 +114,20 @@ def test_any_image_finds_the_nodes_driver_in_its_linker_cache(
     kube.run("delete", "pod", "worker", "--grace-period=0", "--force")
 
 
-def test_a_waiting_claim_is_explained(kube: Kubectl, nodes: list[str]) -> None:
+def test_a_waiting_claim_is_explained(kube: Kubectl) -> None:
     wanted = claim("too-big")
     wanted["spec"]["devices"]["requests"][0]["exactly"]["count"] = GPUS + 1
-    kube.apply_objects(wanted, pod("waits", node=nodes[0], claims="too-big"))
+    kube.apply_objects(wanted, pod("waits", node=NODES[0], claims="too-big"))
     [note, *_] = eventually(lambda: kube.notes("too-big"), what="an Event about the claim")
     assert f"wants {GPUS + 1} devices on one node" in note
 
 
-def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster: Kubectl, nodes: list[str]) -> None:
+def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster: Kubectl) -> None:
     maintenance = {
         "apiVersion": "draco.dev/v1alpha1",
         "kind": "DeviceMaintenance",
         "metadata": {"name": "swap-gpu-0"},
-        "spec": {"deviceSelector": {"driver": "gpu.nvidia.com", "pool": nodes[1], "device": "gpu-0"}},
+        "spec": {"deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODES[1], "device": "gpu-0"}},
     }
     cluster.apply_objects(maintenance)
     try:
@@ -134,23 +135,21 @@ def test_one_gpu_is_maintained_while_its_neighbour_works(kube: Kubectl, cluster:
             lambda: cluster.get("devicemaintenance", "swap-gpu-0").get("status", {}).get("phase") == "InMaintenance",
             what="the GPU is isolated",
         )
-        kube.apply_objects(claim("other"), pod("worker", node=nodes[1], claims="other"))
+        kube.apply_objects(claim("other"), pod("worker", node=NODES[1], claims="other"))
         kube.running("worker")
-        assert kube.devices("other") == [(nodes[1], "gpu-1")]
+        assert kube.devices("other") == [(NODES[1], "gpu-1")]
     finally:
         cluster.run("delete", "devicemaintenance", "swap-gpu-0")
 
 
-def test_an_agent_that_is_replaced_keeps_the_claims_of_its_node(
-    kube: Kubectl, cluster: Kubectl, nodes: list[str]
-) -> None:
-    kube.apply_objects(claim("kept"), pod("worker", node=nodes[0], claims="kept"))
+def test_an_agent_that_is_replaced_keeps_the_claims_of_its_node(kube: Kubectl, cluster: Kubectl) -> None:
+    kube.apply_objects(claim("kept"), pod("worker", node=NODES[0], claims="kept"))
     kube.running("worker")
-    [old] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == nodes[0]]
+    [old] = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == NODES[0]]
     cluster.run("delete", "pod", "-n", SYSTEM, old["metadata"]["name"])
 
     def replaced() -> bool:
-        found = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == nodes[0]]
+        found = [each for each in system_pods(cluster, "agent") if each["spec"]["nodeName"] == NODES[0]]
         return [each["status"].get("phase") for each in found] == ["Running"] and found[0]["metadata"] != old[
             "metadata"
         ]
