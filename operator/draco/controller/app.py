@@ -175,7 +175,7 @@ class Operator:
             self.policies,
             self.repairs,
         ]
-        self.kopf = KopfThread(connect, self.view.own_kinds)
+        self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)
         self.election = LeaderElection(
             client,
             ObjectKey(settings.namespace, settings.lease_name),

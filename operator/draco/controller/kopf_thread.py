@@ -27,10 +27,15 @@ _STOP_WITHIN_S = 1.0
 
 
 class KopfThread:
-    """Runs Kopf until cancelled, again and again if need be. What it sees goes to `own_kinds`, on the loop of `run`."""
+    """Runs Kopf until cancelled, again and again if need be. What it sees goes to `own_kinds`, on the loop of `run`.
 
-    def __init__(self, connect: Connect, own_kinds: Mapping[Kind[Any], OwnKind[Any]]) -> None:
+    `identity` is the operator's own. Without one Kopf asks for the name of the user it runs as, and ends where that has none, as
+    in a container.
+    """
+
+    def __init__(self, connect: Connect, own_kinds: Mapping[Kind[Any], OwnKind[Any]], *, identity: str) -> None:
         self._connect = connect
+        self._identity: Any = identity  # Kopf's type for it is not public
         self._own_kinds = own_kinds
         self._here: asyncio.AbstractEventLoop | None = None
         self._loop = asyncio.new_event_loop()
@@ -102,7 +107,12 @@ class KopfThread:
             started = self._loop.time()
             try:
                 await kopf.operator(
-                    registry=registry, memo=kopf.Memo(), standalone=True, clusterwide=True, stop_flag=self._stop
+                    registry=registry,
+                    identity=self._identity,
+                    memo=kopf.Memo(),
+                    standalone=True,
+                    clusterwide=True,
+                    stop_flag=self._stop,
                 )
             except Exception as error:
                 log.warning("kopf.ended", error=str(error) or type(error).__name__, restart_in_s=pause_s, exc_info=True)

@@ -1,6 +1,7 @@
 """Kopf on a real API server: what it sees is known, what it misses is found, it writes nothing, and its end is not ours."""
 
 import asyncio
+import getpass
 import threading
 import uuid
 from collections.abc import AsyncIterator
@@ -51,7 +52,7 @@ class Lab:
 
     def __init__(self, client: Client, connect: Connect) -> None:
         self.requests: OwnKind[Any] = OwnKind(client, DEVICE_MAINTENANCES, clock=SystemClock(), random=Random(1))
-        self.kopf = KopfThread(connect, {DEVICE_MAINTENANCES: self.requests})
+        self.kopf = KopfThread(connect, {DEVICE_MAINTENANCES: self.requests}, identity="lab")
         self.changes: list[tuple[str, str]] = []
         self.requests.subscribe(lambda change: self.changes.append((change.key.name, threading.current_thread().name)))
 
@@ -161,6 +162,22 @@ async def test_kopf_is_started_again_when_it_cannot_start(served: ControlPlane, 
     async with running(lab) as task:
         await eventually(lambda: lab.knows(key), "what exists is known")
         assert not task.done()
+    await client.delete(DEVICE_MAINTENANCES, key)
+
+
+async def test_kopf_runs_for_a_user_without_a_name(
+    served: ControlPlane, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As containers do: the image has no file of users."""
+
+    def nameless() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    key, _ = await a_request(client)
+    lab = Lab(client, lambda: connect(served.kubeconfig))
+    async with running(lab):
+        await eventually(lambda: lab.knows(key), "what exists is known")
     await client.delete(DEVICE_MAINTENANCES, key)
 
 
