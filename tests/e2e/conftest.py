@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item) -> bool:
     if provider.ON_KIND and item.get_closest_marker("local_provider"):
         return True
-    if item.get_closest_marker("own_settings" if provider.FROM_IMAGE else "from_image"):
+    if item.get_closest_marker("simulated_nodes" if provider.FROM_IMAGE else "from_image"):
         return True
     return any(mark.args[0] > provider.MINOR for mark in item.iter_markers("since"))
 

@@ -11,7 +11,7 @@ from tests.e2e.partitions import NODE, a_claim, a_pod, allocate, claim_name
 
 pytestmark = [
     pytest.mark.since(35),  # partitions that are published before they exist
-    pytest.mark.own_settings,  # the chart gives no right to release claims unless asked, and lets them be idle for a minute
+    pytest.mark.simulated_nodes,  # the chart gives no right to release claims unless asked, and lets them be idle for a minute
 ]
 
 Example = Callable[..., None]

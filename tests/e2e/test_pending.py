@@ -14,6 +14,8 @@ from tests.e2e.conftest import draco
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.pending_cases import POD, Case
 
+pytestmark = pytest.mark.simulated_nodes  # whose names and number the cases say
+
 CASES = pending_cases.load_all()
 TOGETHER = [case for case in CASES if not case.alone and not case.refused]
 ALONE = [case for case in CASES if case.alone]
