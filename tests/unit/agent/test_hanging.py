@@ -169,12 +169,13 @@ async def test_an_answer_that_is_an_error_ends_it_as_well(node: Watched, monkeyp
 
 async def test_whoever_waits_to_look_again_does_not_hang(tmp_path: Path) -> None:
     async with Watched(tmp_path, rescan_s=100, retry_s=200).running() as node:
-        await read(node)
+        await eventually(lambda: 100 in node.clock.wakes_s)  # the GPUs are read
         await node.clock.advance(90)
         assert node.hardware.view.hang is None
         faults.break_driver(node.path)
         await node.clock.advance(10)
-        await eventually(lambda: node.hardware.view.fault)
+        await eventually(lambda: 200 in node.clock.wakes_s)  # no driver was found
+        assert node.hardware.view.fault
         await node.clock.advance(100)
         assert (node.hardware.view.hang, node.faults) == (None, ["", ""])
 
