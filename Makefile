@@ -49,8 +49,9 @@ e2e-versions: setup ## The same on simulated nodes with each supported Kubernete
 
 .PHONY: e2e-kind
 e2e-kind: setup ## The core of these on kind, with Draco installed as users do (IMAGE_ARGS="--base debian" where no registry answers)
+	@DRACO_TEST_PROVIDER=kind IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/kind $(PYTEST_ARGS)
 	@DRACO_TEST_PROVIDER=kind DRACO_TEST_WORKERS=2 IMAGE_ARGS="$(IMAGE_ARGS)" \
-	  scripts/test tests/kind $(SCENARIOS) tests/e2e/real_nodes $(PYTEST_ARGS)
+	  scripts/test $(SCENARIOS) tests/e2e/real_nodes $(PYTEST_ARGS)
 
 .PHONY: image
 image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)
