@@ -9,7 +9,6 @@ import pytest
 from draco_local.cluster import clusters
 from draco_local.cluster.programs import binaries
 from draco_local.cluster.providers.interface import Cluster
-from draco_local.cluster.realnode.config import LABEL_REAL
 from tests.e2e import provider
 from tests.e2e.conftest import pytest_collection_modifyitems  # noqa: F401 - pytest takes the hook from here
 from tests.e2e.kubectl import Kubectl
@@ -43,9 +42,3 @@ def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> It
     yield cluster.in_namespace(name, tmp_path)
     cluster.run("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
     cluster.run("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture(scope="session")
-def nodes(cluster: Kubectl) -> list[str]:
-    """The nodes that run Draco, by name."""
-    return sorted(each["metadata"]["name"] for each in cluster.objects("nodes", labels=f"{LABEL_REAL}=true"))
