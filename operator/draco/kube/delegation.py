@@ -16,6 +16,7 @@ from draco.endpoints import Refusal
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Unauthorized
+from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.kinds import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 
 log = structlog.get_logger(__name__)
@@ -43,21 +44,6 @@ class ReviewLimits(msgspec.Struct, frozen=True, kw_only=True):
     most_every_s: float = 0.1
     at_once: int = 8
     timeout_s: float = 5.0
-
-
-class _Budget(msgspec.Struct):
-    """A number of questions that fills up with time."""
-
-    left: float
-    at: float
-
-    def take(self, now: float, *, burst: int, every_s: float) -> bool:
-        self.left = min(burst, self.left + (now - self.at) / every_s)
-        self.at = now
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
 
 
 class _Recent(Generic[T]):
@@ -92,8 +78,9 @@ class DelegatedAccess:
         self._allowed: _Recent[float] = _Recent(limits.remembered)
         self._refused: _Recent[tuple[float, Refusal]] = _Recent(limits.remembered)
         self._welcome: _Recent[bool] = _Recent(limits.remembered)
-        self._budgets: _Recent[_Budget] = _Recent(limits.remembered)
-        self._together = _Budget(limits.most_burst, clock.monotonic())
+        self._budgets: _Recent[Budget] = _Recent(limits.remembered)
+        self._each = RateLimit(limits.burst, limits.every_s)
+        self._together = RateLimit(limits.most_burst, limits.most_every_s).unspent(clock.monotonic())
         self._asking = 0
         self._said_at: float | None = None
 
@@ -128,18 +115,15 @@ class DelegatedAccess:
         return refusal
 
     def _may_ask(self, address: str, now: float) -> bool:
-        limits = self._limits
-        budget = self._budgets.get(address)
-        if budget is None:
-            budget = _Budget(limits.burst, now)
-            self._budgets.set(address, budget)
-        if not budget.take(now, burst=limits.burst, every_s=limits.every_s):
+        budget = self._budgets.get(address) or self._each.unspent(now)
+        may_ask = not budget.wait_s(now)
+        self._budgets.set(address, budget.spent(now) if may_ask else budget)
+        if not may_ask or self._welcome.get(address):
+            return may_ask
+        if self._asking >= self._limits.at_once or self._together.wait_s(now):
             return False
-        if self._welcome.get(address):
-            return True
-        return self._asking < limits.at_once and self._together.take(
-            now, burst=limits.most_burst, every_s=limits.most_every_s
-        )
+        self._together = self._together.spent(now)
+        return True
 
     async def _ask(self, token: str, verb: str, path: str) -> Refusal | None:
         timeout_s = self._limits.timeout_s

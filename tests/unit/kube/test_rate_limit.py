@@ -1,6 +1,6 @@
 """A few times at once, then now and then."""
 
-from draco.kube.events.events import Budget, RateLimit
+from draco.kube.rate_limit import Budget, RateLimit
 
 LIMIT = RateLimit(burst=3, refill_s=60.0)
 

@@ -18,7 +18,8 @@ import structlog
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
-from draco.kube.events.events import Budget, EventContent, EventSubject, EventWriter, RateLimit, cut, event_name
+from draco.kube.events.events import EventContent, EventSubject, EventWriter, cut, event_name
+from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.kinds import EVENTS
 from draco.resources.texts import shown
