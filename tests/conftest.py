@@ -69,6 +69,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """No search for garbage meanwhile: among all that a run of tests loads it takes longer than most of what is measured."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def start_control_plane(folder: Path, programs: tuple[str, ...]) -> Iterator[ControlPlane]:
     version = binaries.kubernetes_version()
     found = binaries.find(*programs, kubernetes=version)

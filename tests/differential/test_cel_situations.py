@@ -14,14 +14,12 @@ from tests.differential.selector_answers import ENVIRONMENTS, Json, comparable, 
 from tests.oracle.programs import answers
 
 T = TypeVar("T")
-LONGEST = 40
-"""In the time that `a_loop` takes on this machine: about two seconds where that takes 50 ms."""
+LONGEST = 200
+"""In the time that `a_loop` takes on this machine, ten times what the longest takes: ten seconds where that takes 50 ms."""
 EVALUATIONS = 2
 """Draco evaluates twice: for the answer, and for what it costs."""
-ATTEMPTS = 3
-"""Of which the quickest counts: others use the machine as well."""
 AT_ONCE_S = 0.05
-"""What took less is not measured again: no machine takes so little for `LONGEST` loops."""
+"""What took less is not compared: no machine takes so little for `LONGEST` loops."""
 TOWERS = 150
 
 
@@ -62,6 +60,7 @@ def test_every_situation_has_the_answer_of_kubernetes(environment: Json) -> None
     assert not differ
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(("name", "case"), [pytest.param(name, case, id=name) for name, case in hostile()])
 def test_a_hostile_selector_is_answered_soon_and_as_kubernetes_answers(
     wanted: dict[str, Json], name: str, case: Json
@@ -72,10 +71,7 @@ def test_a_hostile_selector_is_answered_soon_and_as_kubernetes_answers(
     else:
         assert without_luck(case, said) == without_luck(case, wanted[name])
     if took_s > AT_ONCE_S:
-        for _ in range(ATTEMPTS - 1):
-            if took_s / EVALUATIONS > LONGEST * timed(a_loop)[1]:
-                took_s = min(took_s, timed(lambda: draco_says(case))[1])
-        assert took_s / EVALUATIONS <= LONGEST * max(timed(a_loop)[1] for _ in range(ATTEMPTS))
+        assert took_s / EVALUATIONS <= LONGEST * timed(a_loop)[1]
 
 
 def test_nesting_of_any_shape_and_depth_is_answered_as_kubernetes_answers() -> None:

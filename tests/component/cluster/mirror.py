@@ -4,6 +4,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,11 +14,12 @@ from draco_local.cluster.programs.download import ReleasedFile
 
 
 class Mirror:
-    """What it serves by path, and what it was asked for. A path in `silent` is accepted and never answered."""
+    """What it serves by path, and what it was asked for and when. A path in `silent` is accepted and never answered."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes | Path] = {}
         self.asked: list[str] = []
+        self.asked_at_s: list[float] = []
         self.silent: set[str] = set()
         self.ended = threading.Event()
         self.url = ""
@@ -50,6 +52,7 @@ def running() -> Iterator[Mirror]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             mirror.asked.append(self.path)
+            mirror.asked_at_s.append(time.monotonic())
             if self.path in mirror.silent:
                 mirror.ended.wait(60)
                 return

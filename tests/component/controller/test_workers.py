@@ -190,6 +190,7 @@ async def test_a_change_is_seen_by_the_next_question() -> None:
         ] * 3
 
 
+@pytest.mark.usefixtures("no_collection")
 async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_are_answered() -> None:
     async with a_lab(short_cpu_s=0.3, long_cpu_s=0.6) as lab:
         await lab.ask(a_claim("warm"))

@@ -87,6 +87,7 @@ def test_values_that_double_again_and_again_are_stopped() -> None:
         compile_selector(f'cel.bind(x0, "0123456789", {expression})').matches(a_device())
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_building_a_long_list_takes_linear_time() -> None:
     def takes(length: int) -> float:
         selector, view = compile_selector(f"lists.range({length}).map(x, x).size() == {length}"), a_device()
