@@ -191,7 +191,7 @@ def test_a_morning_of_one_partition_and_an_afternoon_of_seven_without_a_hand(kub
     assert kube.devices("all-slices") == [(NODE, "gpu-0-mig-7g80gb-0-0")]
     example("mig-day-and-night", "afternoon.yaml")
     eventually(lambda: len(waiting(kube)) == 7, what="seven pods wait for the training to end")
-    assert instances(kube) == [("7g.80gb", 0, "Claim")]
+    eventually(lambda: instances(kube) == [("7g.80gb", 0, "Claim")], what="the instance is reported")
 
     kube.run("delete", "pod", "training")
     eventually(
@@ -358,5 +358,7 @@ def test_an_instance_that_is_made_halfway_is_undone_and_made_again(kube: Kubectl
     by_hand("fail", NODE, "nvmlGpuInstanceCreateComputeInstance", "UNKNOWN", "--times", "1")
     ask(kube, "unlucky", profile="2g.20gb")
     kube.running("unlucky")
-    assert [(profile, use) for profile, _, use in instances(kube)] == [("2g.20gb", "Claim")]
+    eventually(
+        lambda: [(profile, use) for profile, _, use in instances(kube)] == [("2g.20gb", "Claim")], what="the instance is reported"
+    )
     assert gpu(kube)["mig"]["state"] == "Ready"
