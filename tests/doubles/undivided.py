@@ -12,6 +12,9 @@ class NoInstances:
     def observed(self) -> dict[Any, Any]:
         return {}
 
+    def shown(self) -> None:
+        """There is nothing to see."""
+
     def restore(self, _gpus: object) -> list[str]:
         return []
 

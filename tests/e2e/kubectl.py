@@ -100,11 +100,11 @@ class Kubectl:
         results = allocation["devices"]["results"] if allocation else []
         return [(result["pool"], result["device"]) for result in results]
 
-    def notes(self, claim: str) -> list[str]:
-        """What Events say about a claim."""
+    def notes(self, name: str, kind: str = "ResourceClaim") -> list[str]:
+        """What Events say about an object."""
         events = self.objects("events.events.k8s.io")
         return [
             event.get("note", "")
             for event in events
-            if event.get("regarding", {}).get("kind") == "ResourceClaim" and event["regarding"].get("name") == claim
+            if event.get("regarding", {}).get("kind") == kind and event["regarding"].get("name") == name
         ]

@@ -50,6 +50,11 @@ class AgentMetrics:
             "Seconds since the GPUs were last read; it grows while NVML hangs or there is no driver.",
             registry=self.registry,
         )
+        self._mismatch = Gauge(
+            "draco_agent_driver_mismatch",
+            "1 while the NVIDIA driver's files are of another version than its loaded modules: nothing can be prepared.",
+            registry=self.registry,
+        )
         self._registered = Gauge(
             "draco_agent_registered", "1 when kubelet has accepted this driver.", registry=self.registry
         )
@@ -65,6 +70,7 @@ class AgentMetrics:
 
     def hardware(self, view: HardwareView) -> None:
         """The GPUs were read."""
+        self._mismatch.set(bool(view.mismatch))
         states = [one.state for one in reports(view)]
         for state in HealthState:
             self._gpus.labels(state.value).set(states.count(state))

@@ -117,7 +117,9 @@ class AgentParts:
         # The record, and what is written for containers
         self.checkpoint: Final = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
         self.lanes: Final = Lanes(calling=lambda: nvml.calling, reach=nvml.reach, clock=clock)
-        self.common_edits: Final = CommonEdits(settings.installed, hook_folder=settings.state_folder)
+        self.common_edits: Final = CommonEdits(
+            settings.installed, hook_folder=settings.state_folder, loaded=lambda: self.hardware.view.driver_version
+        )
         self._cdi: Final = self._cdi_folder()
         # The GPUs: their instances, names and health
         self.dividing: Final = self._instances()
@@ -199,6 +201,7 @@ class AgentParts:
             ),
             divided=self.dividing.inventory.look,
             named=self.known.view,
+            mismatch=self.common_edits.mismatch,
             clock=self._clock,
             rescan_s=self._settings.rescan_s,
             retry_s=self._settings.nvml_retry_s,

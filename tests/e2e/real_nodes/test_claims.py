@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from draco_local.cluster import gpus
-from draco_local.cluster.realnode.agent import gpu_state_file
+from draco_local.cluster.realnode.agent import gpu_state_file, install_driver
 from draco_local.cluster.realnode.config import LABEL_REAL
 from draco_local.cluster.realnode.nodes import disk_of
 from tests.e2e.kubectl import eventually
-from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, WHOLE_GPUS, Bench
+from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, WHOLE_GPUS, Bench, claim, pod
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
@@ -84,6 +84,35 @@ def test_an_upgrade_of_the_driver_reaches_agent_and_containers(bench: Bench) -> 
     finally:
         gpus.reload_driver(path, version="580.95.05")
         eventually(lambda: told() == "580.95.05", within_s=60, what="the agent has loaded the old NVML")
+
+
+def test_a_driver_that_is_installed_and_not_loaded_yet_is_given_to_no_container(bench: Bench) -> None:
+    bench.start("one")
+    old, disk = bench.container("one"), disk_of(bench.nodes.folder, bench.node)
+
+    def readable() -> str:
+        conditions = bench.kube.get("gpunode", bench.node)["status"]["conditions"]
+        return next(str(each["reason"]) for each in conditions if each["type"] == "Readable")
+
+    try:
+        install_driver(disk, "595.58.03")
+        eventually(lambda: readable() == "DriverMismatch", within_s=60, what="the agent tells of the mismatch")
+        bold = claim("two")
+        bold["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = [{"operator": "Exists"}]
+        bench.apply([bold, pod("two", node=bench.node, claims="two")])
+        eventually(
+            lambda: any("Reload the driver or reboot the node" in each for each in bench.kube.notes("two", "Pod")),
+            within_s=STARTS_WITHIN_S,
+            what="an event of the pod says why it waits",
+        )
+        assert not bench.ready("two")
+        assert bench.container("one") == old
+        gpus.reload_driver(gpu_state_file(disk), version="595.58.03")
+        bench.wait("two")
+        assert "libcuda.so.595.58.03" in bench.inside("two", "ls", "/usr/lib/x86_64-linux-gnu").split()
+    finally:
+        gpus.reload_driver(gpu_state_file(disk), version="580.95.05")
+        eventually(lambda: readable() == "DriverAnswers", within_s=60, what="the agent goes on by itself")
 
 
 def test_an_example_runs_as_it_is_written_without_a_registry(bench: Bench) -> None:

@@ -97,7 +97,7 @@ SAME = a_claim("same", on=["node-0/gpu-0"])
 def test_a_claim_is_not_prepared_while_the_node_has_no_driver_to_give(tmp_path: Path) -> None:
     desk = Desk(tmp_path, common=CommonEdits(DriverRoot(Path("/driver"), tmp_path / "driver"), hook_folder=tmp_path))
     with pytest.raises(
-        PrepareError, match="default/one cannot be prepared: the node has no NVIDIA driver below /driver now"
+        PrepareError, match="default/one cannot be prepared: The node has no NVIDIA driver below /driver now"
     ):
         desk.prepare(ONE)
     assert (desk.specs(), dict(desk.record.claims)) == ([], {})

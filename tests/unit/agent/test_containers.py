@@ -322,6 +322,25 @@ def test_a_spec_from_before_there_was_a_driver_is_made_good(root: DriverRoot, tm
     assert f"libcuda.so.{VERSION}" in folder.path(CLAIM.uid).read_text()
 
 
+def test_while_the_files_do_not_go_with_the_loaded_driver_a_spec_stays_and_nobody_is_asked(
+    root: DriverRoot, tmp_path: Path
+) -> None:
+    common = CommonEdits(root, hook_folder=tmp_path, loaded=lambda: VERSION)
+    folder = CdiFolder(tmp_path / "cdi", FullDisk(), driver=NVIDIA_DRIVER, node=NodeFiles(), common=common)
+    folder.write(CLAIM)
+    for path in list((root.view / FOLDER).glob(f"**/*.so.{VERSION}")):
+        path.unlink()
+    a_driver(root.view, version="595.58.03")
+    assert "Reload the driver or reboot the node." in folder.lacking()
+    assert folder.is_current(CLAIM)
+    assert not common.outdated(VERSION)
+    other = msgspec.structs.replace(CLAIM, devices=[msgspec.structs.replace(CLAIM.devices[0], minor=7)])
+    assert not folder.is_current(other), "the device nodes have to be right all the same"
+    after = CommonEdits(root, hook_folder=tmp_path, loaded=lambda: "595.58.03")
+    assert after.lacking() == ""
+    assert after.outdated("595.58.03")
+
+
 def test_a_spec_of_an_earlier_agent_is_good_while_its_files_are_there(root: DriverRoot, tmp_path: Path) -> None:
     folder = a_folder(root, tmp_path)
     folder.write(CLAIM)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,28 @@ except DriverReloaded:
 print(nvml.driver().driver_version, *mapped())
 """
     assert run(program, tmp_path / "root", environment) == f"595.58.03 {new}"
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded", "mismatch"),
+    [
+        ("libnvidia-ml.so.580.95.05", "580.95.05", False),
+        ("libnvidia-ml.so.595.58.03", "580.95.05", True),
+        ("libnvidia-ml.so.570.86.15", "580.95.05", True),
+        ("libnvidia-ml.so.1", "580.95.05", False),
+        ("libnvidia-ml.so.595.58.03", "", False),
+    ],
+    ids=["the same", "upgraded", "downgraded", "no version in its name", "nothing loaded"],
+)
+def test_a_driver_tells_whether_its_files_go_with_what_is_loaded(
+    name: str, loaded: str, mismatch: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "usr/lib64").mkdir(parents=True)
+    (tmp_path / "usr/lib64" / name).touch()
+    with suppress(FileExistsError):
+        (tmp_path / "usr/lib64/libnvidia-ml.so.1").symlink_to(name)
+    [driver] = [one for one in DriverRoot(Path("/"), tmp_path).installed() if one.folder == "usr/lib64"]
+    assert bool(driver.mismatch(loaded)) == mismatch
 
 
 def test_a_file_that_was_replaced_under_its_name_is_loaded_anew(

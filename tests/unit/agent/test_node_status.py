@@ -6,6 +6,7 @@ from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, LocatedGpu, UnidentifiedGpu
 from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance
 from draco.agent.hardware.monitor import HardwareView
+from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.publisher import PublishedPool
@@ -100,6 +101,18 @@ def test_whose_edits_containers_get_is_told_and_keeps_no_node_from_being_ready()
     told = conditions(node_report(edits_problem="It is not there."))
     assert told["ToolkitUsed"] == ("False", "OwnEdits", "It is not there.")
     assert told["Ready"][0] == conditions(node_report())["Ready"][0]
+
+
+def test_a_driver_that_was_upgraded_and_not_loaded_again_is_told_and_the_gpus_are_as_healthy_as_before() -> None:
+    said = node_report(msgspec.structs.replace(FINE, mismatch="Reload the driver."))
+    told = conditions(said)
+    assert told["Readable"] == ("False", "DriverMismatch", "Reload the driver.")
+    assert told["Ready"] == ("False", "DriverMismatch", "Reload the driver.")
+    assert {gpu.health for gpu in status(said, generation=1).gpus} == {"Healthy"}
+    metrics = AgentMetrics()
+    for view, expected in ((said.view, 1), (FINE, 0)):
+        metrics.hardware(view)
+        assert metrics.registry.get_sample_value("draco_agent_driver_mismatch") == expected
 
 
 def test_ready_says_everything_that_is_lacking() -> None:

@@ -17,6 +17,7 @@ from draco.agent.hardware.nvml_errors import (
     ARCHITECTURES,
     EVENT_KINDS,
     DriverError,
+    DriverMismatched,
     DriverMissing,
     DriverReloaded,
     GpuUnknown,
@@ -163,7 +164,7 @@ def test_no_library_is_one_sentence_with_what_to_do() -> None:
     ("code", "kind", "words"),
     [
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, DriverMissing, "modprobe nvidia"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, DriverReloaded, "different versions"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, DriverMismatched, "different versions"),
     ],
 )
 def test_a_broken_driver_is_the_trouble_of_the_node(

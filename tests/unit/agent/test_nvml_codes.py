@@ -22,6 +22,7 @@ from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPci
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (
     DriverError,
+    DriverMismatched,
     DriverMissing,
     DriverReloaded,
     GpuLost,
@@ -63,7 +64,7 @@ CODES = {
     "TIMEOUT": Code(NoEvent, "timed out"),
     "GPU_IS_LOST": Code(GpuLost, "drain and reboot the node"),
     "RESET_REQUIRED": Code(ResetRequired, "drain it and run `nvidia-smi --gpu-reset`"),
-    "LIB_RM_VERSION_MISMATCH": Code(DriverReloaded, "reload the driver or reboot the node"),
+    "LIB_RM_VERSION_MISMATCH": Code(DriverMismatched, "reload the driver or reboot the node"),
     "IN_USE": Code(InUse, "the GPU or instance is still in use"),
     "INSUFFICIENT_RESOURCES": Code(InsufficientResources, "the GPU has no room there", refusal=True),
     "INVALID_STATE": Code(Unreadable, "answered Invalid State (code 29); look for NVRM in the kernel log"),

@@ -36,10 +36,10 @@ def create_gpus(disk: Path, *, board: str, gpus: int, node: str) -> None:
     state.create(path, board=board, gpus=gpus, node_name=node)
 
 
-def install_driver(disk: Path) -> None:
-    """Install the simulated driver where NVIDIA's GPU operator has it. Raises NotCompiled."""
-    version = state.load(gpu_state_file(disk)).driver.version
-    root.install(disk / "fs" / DRIVER_ROOT.lstrip("/"), version, cache=binaries.cache_folder() / "driver")
+def install_driver(disk: Path, version: str = "") -> None:
+    """Install the simulated driver where NVIDIA's GPU operator has it: that which is loaded, or a version. Raises NotCompiled."""
+    loaded = state.load(gpu_state_file(disk)).driver.version
+    root.install(disk / "fs" / DRIVER_ROOT.lstrip("/"), version or loaded, cache=binaries.cache_folder() / "driver")
 
 
 def driver_service() -> Service:

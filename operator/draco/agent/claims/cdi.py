@@ -206,7 +206,7 @@ class CdiFolder:
         return self._folder / f"{self._prefix}{uid}.json"
 
     def lacking(self) -> str:
-        """Why a container that started now would find no driver, as part of a sentence; "" when it would."""
+        """Why a container that started now would find no driver that works, as sentences; "" when it would."""
         return self._common.lacking()
 
     def write(self, claim: PreparedClaim) -> None:
@@ -217,7 +217,8 @@ class CdiFolder:
         """Whether the claim's spec is there and says what it should.
 
         What else it gives stays as it was written as long as all that is there: what another agent gives, after an upgrade or a
-        downgrade, is for claims to come, so that no container of a pod is restarted with less than it was started with.
+        downgrade, is for claims to come, so that no container of a pod is restarted with less than it was started with. While
+        no driver that works can be given, a spec keeps the files that it names: the runtime says which of them is gone.
         """
         try:
             found = self._files.read(self.path(claim.uid))
@@ -233,10 +234,13 @@ class CdiFolder:
         except (msgspec.DecodeError, UnicodeError):
             return False
         edits = found.container_edits
-        if VOID not in edits.env or not self._common.all_there(edits):
+        if VOID not in edits.env:
             return False
-        if _gives_cuda(wanted.container_edits) and not _gives_cuda(edits):
-            return False  # it is from before there was a driver
+        if not self.lacking():
+            if not self._common.all_there(edits):
+                return False
+            if _gives_cuda(wanted.container_edits) and not _gives_cuda(edits):
+                return False  # it is from before there was a driver
         if _is_newer(found):
             return annotated(content) == annotated(_encoded(wanted)) and _gives(found, wanted)
         whole = content == _encoded(found)  # else there is something in it that we never wrote

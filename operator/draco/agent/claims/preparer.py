@@ -125,6 +125,7 @@ class ClaimPreparer:
 
     def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         """Intent on record with all that is made for it, a look at what is there, spec, claim on record; or nothing of that."""
+        self._refuse_without_driver(intent)
         acquired = self._acquire(intent)
         try:
             checks.verify(intent, _by_uuid(gpus))
@@ -172,8 +173,6 @@ class ClaimPreparer:
 
     def _opened(self, claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """A new claim as it is now, with its spec."""
-        if lacking := self._cdi.lacking():
-            raise PrepareError(f"Claim {claim} cannot be prepared: {lacking}")
         try:
             now = as_it_is(claim, node_hardware(gpus.values(), self._cdi, self._instances))
             self._cdi.write(now)
@@ -205,9 +204,14 @@ class ClaimPreparer:
                 self._cdi.remove(known.uid)
                 self._checkpoint.put(now)
             if not self._cdi.is_current(now):
+                self._refuse_without_driver(now)
                 self._cdi.write(now)
         except OSError as error:
             raise PrepareError(_disk(known, "prepared", error)) from error
+
+    def _refuse_without_driver(self, claim: PreparedClaim) -> None:
+        if lacking := self._cdi.lacking():
+            raise PrepareError(f"Claim {claim} cannot be prepared: {lacking}")
 
     def _withdraw(self, claim: PreparedClaim) -> None:
         """What opened a device that is gone may open somebody else's at any time."""

@@ -86,6 +86,7 @@ def converge(
             done = RecoveryResult(undone=undone, swept=cdi.sweep(kept), rebooted=rebooted)
             _record(record, _kept(record), boot_id=record.boot_id if rebooted else boot_id)
             return done
+        instances.shown()  # the GPUs were looked at before the record told whose the instances are
         swept = _retract(record, cdi, _judged(record, cdi, instances, gpus))
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         _record(record, [located(claim, by_uuid) for claim in _kept(record)], boot_id=boot_id)
@@ -104,7 +105,8 @@ def converge(
 def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpus: Sequence[Gpu]) -> RecoveryResult:
     """Make the specs those of the prepared claims of which all is there. To be run after every look at the GPUs.
 
-    The caller holds the record's lock: otherwise a claim that is given up meanwhile would get its spec back.
+    The caller holds the record's lock: otherwise a claim that is given up meanwhile would get its spec back. None is written
+    while the node has no driver that works.
     """
     judged = _judged(record, cdi, instances, gpus)
     swept = _retract(record, cdi, judged)
@@ -113,7 +115,7 @@ def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpu
         record.change(put=moved)
     rewritten = []
     for uid, now in judged.there.items():
-        if not cdi.is_current(now):
+        if not cdi.is_current(now) and not cdi.lacking():
             try:
                 cdi.write(now)
             except CapabilityUnknown:

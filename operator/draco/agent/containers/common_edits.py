@@ -4,6 +4,7 @@ Owns which of both hold, and when they are found out again: at start, and when a
 asked while kubelet waits: until its first answer, ours hold. All methods block; `current` on a few files only.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,10 +30,14 @@ class _Found(NamedTuple):
 
 
 class CommonEdits:
-    """What containers get of the driver below `root`; nothing where that is None. `hook_folder` is one that the node sees too."""
+    """What containers get of the driver below `root`; nothing where that is None. `hook_folder` is one that the node sees too.
 
-    def __init__(self, root: DriverRoot | None, *, hook_folder: Path) -> None:
+    `loaded` is the version of the loaded kernel modules, "" where that is not known.
+    """
+
+    def __init__(self, root: DriverRoot | None, *, hook_folder: Path, loaded: Callable[[], str] = lambda: "") -> None:
         self._root = root
+        self._loaded = loaded
         self._hook_folder = hook_folder
         self._found: _Found | None = None
         self.problem: str | None = None
@@ -55,17 +60,23 @@ class CommonEdits:
         return all(map(self._there, paths))
 
     def lacking(self) -> str:
-        """Why a container that started now would find no driver, as part of a sentence; "" when it would."""
-        if self._root is None or self._driver() is not None:
+        """Why a container that started now would find no driver that works, as sentences; "" when it would."""
+        if self._root is None:
             return ""
-        return (
-            f"the node has no NVIDIA driver below {self._root.host} now, as while another one is installed. "
-            "Kubelet tries again."
-        )
+        if self._driver() is None:
+            why = f"The node has no NVIDIA driver below {self._root.host} now, as while another one is installed."
+        else:
+            why = self.mismatch(self._loaded())
+        return why and f"{why} Kubelet tries again."
+
+    def mismatch(self, loaded: str) -> str:
+        """Why no container could use a GPU with the files that are there, as a sentence; "" when they go with what is loaded."""
+        driver = self._driver()
+        return "" if driver is None else driver.mismatch(loaded)
 
     def outdated(self, driver_version: str) -> bool:
         """Whether they have to be found out again, now that the driver has this version."""
-        if self._root is None:
+        if self._root is None or self.mismatch(driver_version):
             return False
         return self._found is None or (self._found.driver, self._found.version) != (self._driver(), driver_version)
 

@@ -20,7 +20,6 @@ PROGRAMS: Final = (
 )
 PROGRAM_FOLDERS: Final = ("usr/bin", "bin", "usr/local/bin")
 SOCKETS: Final = ("run/nvidia-fabricmanager/socket", "run/nvidia-persistenced/socket", "tmp/nvidia-mps")
-_VERSION: Final = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
 _UNVERSIONED: Final = re.compile(r"libnvidia-egl-(gbm|wayland|wayland2)\.so\.\d+(\.\d+)+")
 _BY_NAME: Final = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z0-9-]+|nvoptix)\.so(\.[0-9]+)+")
 """Libraries of a driver whose files do not say its version."""
@@ -42,13 +41,11 @@ _LINKS: Final = (
 
 def edits(driver: InstalledDriver, hook: Path | None) -> ContainerEdits:
     """What containers get of this driver. `hook` is the node's path of `nvidia-cdi-hook`, None where there is none."""
-    match = _VERSION.fullmatch(driver.nvml.name)
-    version = match[1] if match else ""
-    libraries = sorted(_libraries(driver, version))
+    libraries = sorted(_libraries(driver))
     mounts = [
         *(_mount(driver, each) for each in libraries),
         *(_mount(driver, each) for each in _programs(driver)),
-        *(_mount(driver, each) for each in _firmware(driver, version)),
+        *(_mount(driver, each) for each in _firmware(driver)),
         *_settings(driver),
         *(_mount(driver, each, SOCKET) for name in SOCKETS if (each := driver.view / name).exists()),
     ]
@@ -58,7 +55,8 @@ def edits(driver: InstalledDriver, hook: Path | None) -> ContainerEdits:
     return ContainerEdits(mounts=mounts, hooks=list(_hooks(driver, hook, folders, libraries)))
 
 
-def _libraries(driver: InstalledDriver, version: str) -> Iterator[Path]:
+def _libraries(driver: InstalledDriver) -> Iterator[Path]:
+    version = driver.version
     for folder in dict.fromkeys([driver.nvml.parent, driver.view / driver.folder]):
         for where in (folder, folder / "vdpau"):
             for path in where.iterdir() if where.is_dir() else ():
@@ -73,8 +71,8 @@ def _programs(driver: InstalledDriver) -> Iterator[Path]:
         yield from [each for each in found if resolved(each, driver.view) is not None][:1]
 
 
-def _firmware(driver: InstalledDriver, version: str) -> list[Path]:
-    return sorted((driver.view / "lib/firmware/nvidia" / version).glob("gsp*.bin")) if version else []
+def _firmware(driver: InstalledDriver) -> list[Path]:
+    return sorted((driver.view / "lib/firmware/nvidia" / driver.version).glob("gsp*.bin")) if driver.version else []
 
 
 def _settings(driver: InstalledDriver) -> Iterator[Mount]:

@@ -134,9 +134,8 @@ def _unusable(edits: ContainerEdits) -> Iterator[str]:
 
 def _needed(driver: InstalledDriver) -> set[str]:
     """Libraries of this driver without which a container can do nothing; whose names tell its version, and so it from another."""
-    version = driver.nvml.name.partition(".so.")[2]
-    cuda = driver.nvml.with_name(f"libcuda.so.{version}")
-    return {each.name for each in (driver.nvml, cuda) if "." in version and each.is_file()}
+    cuda = driver.nvml.with_name(f"libcuda.so.{driver.version}")
+    return {each.name for each in (driver.nvml, cuda) if driver.version and each.is_file()}
 
 
 def _on_host(path: str, seen: Path, driver: InstalledDriver) -> str:

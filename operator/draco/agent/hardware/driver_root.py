@@ -7,6 +7,7 @@ alternatives are, mean the node's files too, so they are followed inside that fo
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ FOLDERS: Final = (
     *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/local/nvidia/lib64"),
 )
 """Where a root has its libraries; those of 64 bits come first where a distribution has both."""
+_VERSION: Final = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
 _MOST_LINKS: Final = 40  # as the kernel follows
 
 
@@ -34,6 +36,24 @@ class InstalledDriver(msgspec.Struct, frozen=True):
     view: Path
     folder: str
     nvml: Path
+
+    @property
+    def version(self) -> str:
+        """The version that the name of its NVML tells; "" where that tells none."""
+        match = _VERSION.fullmatch(self.nvml.name)
+        return match[1] if match else ""
+
+    def mismatch(self, loaded: str) -> str:
+        """Why no container could use a GPU with these files, as a sentence; "" when they go with the loaded version, or may.
+
+        So it is when packages were upgraded without a reload: whoever had opened NVML by then goes on with the old files.
+        """
+        if not (loaded and self.version) or self.version == loaded:
+            return ""
+        return (
+            f"The NVIDIA driver's files below {self.host} are of version {self.version}, and the loaded kernel modules are of "
+            f"{loaded}: containers could not use a GPU. Reload the driver or reboot the node."
+        )
 
 
 class DriverRoot(msgspec.Struct, frozen=True):

@@ -86,6 +86,8 @@ T = TypeVar("T")
 
 DRIVER_HANGS = "DriverHangs"
 """The fault of a GPU about which a call hangs, and why the GPUs are not readable then."""
+DRIVER_MISMATCH = "DriverMismatch"
+"""The fault of all GPUs while the driver's files are of another version than its loaded modules."""
 _CLOSING_S = 5.0
 """So long a session that is to be ended is waited for; a call that hangs is left behind."""
 
@@ -100,6 +102,13 @@ class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
     read_at: datetime | None = None
     hang: NvmlCall | None = None
     """NVML does not answer: which call. `fault` says it in a sentence."""
+    mismatch: str = ""
+    """Why no container could use a GPU though NVML answers: the driver's files are of another version than what is loaded."""
+
+    @property
+    def driver_version(self) -> str:
+        """The version of the loaded driver, "" if it is not known."""
+        return self.driver.driver_version if self.driver is not None else ""
 
     @property
     def by_device(self) -> Mapping[str, Gpu]:
@@ -121,7 +130,7 @@ class HardwareMonitor:
     """Reads the GPUs of one node. `view` is the latest; `ready` is set when there has been a first attempt.
 
     `divided` adds to each GPU what it can be divided into and what it is divided into; `named` gives all of them their names.
-    `faults` remembers what NVML tells once.
+    `faults` remembers what NVML tells once. `mismatch` says why the driver's files do not go with the version that is loaded.
     """
 
     def __init__(
@@ -132,6 +141,7 @@ class HardwareMonitor:
         faults: FaultRecord,
         divided: Callable[[Sequence[Gpu]], Sequence[Gpu]],
         named: Callable[[HardwareView], Awaitable[HardwareView]],
+        mismatch: Callable[[str], str] = lambda _: "",
         clock: Clock,
         rescan_s: float,
         retry_s: float,
@@ -145,6 +155,7 @@ class HardwareMonitor:
         self._faults = faults
         self._divided = divided
         self._named = named
+        self._mismatch = mismatch
         self._last: HardwareView | None = None
         self._clock = clock
         self._rescan_s = rescan_s
@@ -207,7 +218,9 @@ class HardwareMonitor:
             self._lane.close()
 
     async def _read_once(self) -> None:
-        self._last = await self._heard_by(0.0, self._read)
+        before, self._last = self._calm.mismatch, await self._heard_by(0.0, self._read)
+        if self._last.mismatch not in ("", before):
+            log.error("driver.mismatch", error=self._last.mismatch)
         self._read_s = self._clock.monotonic()
         self._calm = await self._named(self._last)
         self._mark(None)
@@ -258,9 +271,14 @@ class HardwareMonitor:
                 with suppress(NvmlError):  # the wait for events meets it again
                     self._nvml.watch()  # before the reading: nothing that happens after it is missed
             driver = self._nvml.driver()
-            located = tuple(self._locate(gpu) for gpu in self._divided(self._faults.look(self._nvml.gpus())))
+            mismatch = self._mismatch(driver.driver_version)
+            gpus = self._divided(self._faults.look(self._nvml.gpus()))
             return HardwareView(
-                driver=driver, gpus=located, unidentified=self._nvml.unidentified(), read_at=self._clock.now()
+                driver=driver,
+                gpus=tuple(self._locate(_mismatched(gpu, mismatch) if mismatch else gpu) for gpu in gpus),
+                unidentified=self._nvml.unidentified(),
+                read_at=self._clock.now(),
+                mismatch=mismatch,
             )
 
     def _close(self) -> None:
@@ -331,6 +349,11 @@ class HardwareMonitor:
             for located in view.gpus
         )
         return msgspec.structs.replace(view, gpus=gpus, fault=self._said, hang=hang)
+
+
+def _mismatched(gpu: Gpu, sentence: str) -> Gpu:
+    """A GPU that takes no new work; whoever has it works on with the files that he started with."""
+    return gpu if gpu.fault is not None else msgspec.structs.replace(gpu, fault=GpuFault(DRIVER_MISMATCH, sentence))
 
 
 def _hanging(gpu: Gpu, sentence: str) -> Gpu:

@@ -37,6 +37,10 @@ class DriverReloaded(DriverError):
     """The driver was reloaded or upgraded, or the session was never opened: close, open again, forget all handles."""
 
 
+class DriverMismatched(DriverError):
+    """The library is of another version than the loaded driver: nothing can be asked until that is loaded again."""
+
+
 class GpuLost(NvmlError):
     """The GPU has fallen off the bus; only a reboot of the node brings it back."""
 
@@ -131,7 +135,7 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
             "NVML must be opened again, as after a reload of the NVIDIA driver; the agent does so within seconds.",
         ),
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-            DriverReloaded,
+            DriverMismatched,
             "NVML's library and the loaded NVIDIA driver have different versions; reload the driver or reboot the node.",
         ),
         pynvml.NVML_ERROR_GPU_IS_LOST: (

@@ -12,7 +12,7 @@ import structlog
 from draco import __version__
 from draco.agent.hardware.gpus import device_name, position
 from draco.agent.hardware.instances import GpuMigView
-from draco.agent.hardware.monitor import DRIVER_HANGS, HardwareView
+from draco.agent.hardware.monitor import DRIVER_HANGS, DRIVER_MISMATCH, HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import PluginConflict, RegistrationState
 from draco.agent.publish.publisher import PublishedPool
@@ -81,7 +81,7 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
         isolates=True,
         driver=node_report.driver,
         agent_version=__version__,
-        driver_version=view.driver.driver_version if view.driver else "",
+        driver_version=view.driver_version,
         cuda_driver_version=view.driver.cuda_driver_version if view.driver else "",
         pool_generation=node_report.published.generation if node_report.published else 0,
         prepared_claims=node_report.claims,
@@ -103,6 +103,8 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
         "Unreadable" if view.hang is None else DRIVER_HANGS,
         view.fault,
     )
+    if view.mismatch and readable.status == "True":
+        readable = Condition(type="Readable", status="False", reason=DRIVER_MISMATCH, message=view.mismatch)
     if view.unidentified and readable.status == "True":
         sentence = "; ".join(f"GPU {one.index}: {one.message}" for one in view.unidentified)
         readable = Condition(type="Readable", status="False", reason="GpuUnidentified", message=sentence)
