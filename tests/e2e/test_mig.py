@@ -359,6 +359,7 @@ def test_an_instance_that_is_made_halfway_is_undone_and_made_again(kube: Kubectl
     ask(kube, "unlucky", profile="2g.20gb")
     kube.running("unlucky")
     eventually(
-        lambda: [(profile, use) for profile, _, use in instances(kube)] == [("2g.20gb", "Claim")], what="the instance is reported"
+        lambda: [(profile, use) for profile, _, use in instances(kube)] == [("2g.20gb", "Claim")],
+        what="the instance is reported",
     )
     assert gpu(kube)["mig"]["state"] == "Ready"
