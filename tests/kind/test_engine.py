@@ -18,13 +18,37 @@ from draco_local.cluster.realnode import cgroup, network
 SILENT = SilentProgress()
 
 
+WATCHERS = Path("/proc/sys/fs/inotify/max_user_instances")
+
+
+@contextlib.contextmanager
+def an_engine(cache: Path) -> Iterator[PrivateEngine]:
+    engine = PrivateEngine(cache)
+    try:
+        yield engine
+    finally:
+        for cluster in engine.users():
+            engine.release(cluster, SILENT)
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[PrivateEngine]:
     """An engine of the test's own, which no cluster uses yet."""
-    engine = PrivateEngine(tmp_path / "cache")
-    yield engine
-    for cluster in engine.users():
-        engine.release(cluster, SILENT)
+    with an_engine(tmp_path / "cache") as engine:
+        yield engine
+
+
+@pytest.fixture
+def another_users(tmp_path: Path) -> Iterator[PrivateEngine]:
+    """The engine of somebody with another cache."""
+    with an_engine(tmp_path / "another-users-cache") as engine:
+        yield engine
+
+
+def kill(engine: PrivateEngine) -> None:
+    for pid, _ in marked_with(engine.folder):
+        with contextlib.suppress(ProcessLookupError):  # it went with its parent
+            os.kill(pid, signal.SIGKILL)
 
 
 def a_cluster(folder: Path, name: str) -> Path:
@@ -45,7 +69,7 @@ def machine(engine: PrivateEngine) -> dict[str, Any]:
         ],
         "rules": [line for line in rules.splitlines() if "docker" in line.lower() or "FORWARD" in line],
         "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
-        "watchers": Path("/proc/sys/fs/inotify/max_user_instances").read_text(),
+        "watchers": WATCHERS.read_text(),
         "namespaces": network.cluster_namespaces(names),
         "cgroups": [root / names.cgroup for root in (*groups.roots, *groups.unified) if (root / names.cgroup).exists()],
         "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(engine.folder) in line],
@@ -76,12 +100,34 @@ def test_an_engine_that_was_killed_is_started_again(engine: PrivateEngine, tmp_p
     cluster = a_cluster(tmp_path, "one")
     before = machine(engine)
     engine.acquire(cluster, SILENT)
-    for pid, _ in marked_with(engine.folder):
-        with contextlib.suppress(ProcessLookupError):  # it went with its parent
-            os.kill(pid, signal.SIGKILL)
+    kill(engine)
     assert engine.acquire(cluster, SILENT).answers()
     engine.release(cluster, SILENT)
     assert machine(engine) == before
+
+
+def test_an_engine_that_stops_leaves_another_users_enough_watchers(
+    engine: PrivateEngine, another_users: PrivateEngine, tmp_path: Path
+) -> None:
+    cluster, before = a_cluster(tmp_path, "one"), WATCHERS.read_text()
+    engine.acquire(cluster, SILENT)
+    client = another_users.acquire(cluster, SILENT)
+    engine.release(cluster, SILENT)
+    assert client.answers()
+    assert int(WATCHERS.read_text()) >= 1024
+    another_users.release(cluster, SILENT)
+    assert WATCHERS.read_text() == before
+
+
+def test_a_killed_engine_does_not_keep_the_number_of_watchers_up(
+    engine: PrivateEngine, another_users: PrivateEngine, tmp_path: Path
+) -> None:
+    cluster, before = a_cluster(tmp_path, "one"), WATCHERS.read_text()
+    engine.acquire(cluster, SILENT)
+    another_users.acquire(cluster, SILENT)
+    kill(engine)
+    another_users.release(cluster, SILENT)
+    assert WATCHERS.read_text() == before
 
 
 def test_a_cluster_that_is_gone_does_not_keep_the_engine(engine: PrivateEngine, tmp_path: Path) -> None:

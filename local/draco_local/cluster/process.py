@@ -60,8 +60,12 @@ class Processes:
         *,
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        inherited: Sequence[int] = (),
     ) -> ProcessRecord:
-        """Start `argv` in a session of its own, its output appended to its log; raises ProcessFailed if it cannot start."""
+        """Start `argv` in a session of its own, its output appended to its log; raises ProcessFailed if it cannot start.
+
+        It and its children have the `inherited` file descriptors until they end.
+        """
         self._records.mkdir(parents=True, exist_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         arguments = [str(argument) for argument in argv]
@@ -76,6 +80,7 @@ class Processes:
                     cwd=directory or self.folder,
                     env={**passed_on, **(environment or {}), MARKER: str(self.folder)},
                     start_new_session=True,
+                    pass_fds=inherited,
                 )
         except OSError as error:
             raise ProcessFailed(f"{name} cannot be started: {error}.") from error

@@ -21,6 +21,7 @@ import msgspec
 from draco_local.cluster import locks
 from draco_local.cluster.errors import MissingRequirement, ProcessFailed
 from draco_local.cluster.files import write_atomically
+from draco_local.cluster.kindnode import watchers
 from draco_local.cluster.kindnode.docker import Docker
 from draco_local.cluster.process import Processes, ProcessRecord, start_ticks
 from draco_local.cluster.programs import binaries
@@ -35,9 +36,6 @@ _POLL_S: Final = 0.1
 _LAST_CAPABILITY: Final = Path("/proc/sys/kernel/cap_last_cap")
 _MADE_BY_THE_WAY: Final = (Path("/lib/modules"), Path("/run/containerd"), Path("/run/docker"))
 """Folders that the engine makes where they lack, and leaves empty."""
-_WATCHERS: Final = Path("/proc/sys/fs/inotify/max_user_instances")
-_ENOUGH_WATCHERS: Final = 1024
-"""A cluster of three nodes takes 110 of root's 128 by default; a kubelet that gets none registers no driver, and says so once."""
 _IN_ITS_NAMESPACES: Final = """
 for folder in /run/containerd /run/docker; do
   mkdir -p $folder
@@ -48,11 +46,10 @@ exec "$@"
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What is remembered of a started engine: the folders that lacked before, and how many inotify instances root could have."""
+    """What is remembered of a started engine: its addresses, and the folders that lacked before."""
 
     nodes_cidr: str
     lacked: list[str]
-    watchers: int = _ENOUGH_WATCHERS
 
 
 class PrivateEngine:
@@ -140,17 +137,24 @@ class PrivateEngine:
         names = self._names
         self._run.mkdir(mode=0o700)
         lacked = [str(folder) for folder in _MADE_BY_THE_WAY if not folder.exists()]
-        watchers = int(_WATCHERS.read_text())
         with network.changing():
             plan = network.choose_addresses(names, network.host_routes())
-            record = _Record(nodes_cidr=str(plan.nodes), lacked=lacked, watchers=watchers)
+            record = _Record(nodes_cidr=str(plan.nodes), lacked=lacked)
             write_atomically(self._record, msgspec.json.encode(record))
             network.create_control(names, plan)
-        if watchers < _ENOUGH_WATCHERS:
-            _WATCHERS.write_text(str(_ENOUGH_WATCHERS))
+            with watchers.raised() as descriptor:
+                self._start_daemon(descriptor)
+        client = self.client()
+        _until(client.answers, within_s=_ANSWERS_WITHIN_S, while_=self._runs)
+        if not client.answers():
+            said = self._processes.last_words(_DAEMON) or "it wrote nothing"
+            self._stop()
+            raise ProcessFailed(f"The Docker Engine does not start: {said} (its log is {self.log}).")
+
+    def _start_daemon(self, inherited: int) -> None:
         settings = self._run / "daemon.json"
         settings.write_text("{}")  # not those of the machine's own engine
-        namespace = network.NETNS_FOLDER / names.control_namespace
+        namespace = network.NETNS_FOLDER / self._names.control_namespace
         self._data.mkdir(parents=True, exist_ok=True)
         first = [shutil.which("docker-init") or "tini", "--"]  # adopts what its children leave behind
         separate = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
@@ -161,17 +165,12 @@ class PrivateEngine:
                 *("sh", "-ec", _IN_ITS_NAMESPACES, "sh", *first),
                 *(_DAEMON, "--config-file", settings, "--host", f"unix://{self._run / 'docker.sock'}"),
                 *("--data-root", self._data, "--exec-root", self._run / "exec", "--pidfile", self._run / "docker.pid"),
-                *("--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{names.cgroup}"),
+                *("--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", f"/{self._names.cgroup}"),
                 *("--default-cgroupns-mode", "private"),
                 *_runtime(),
             ],
+            inherited=(inherited,),
         )
-        client = self.client()
-        _until(client.answers, within_s=_ANSWERS_WITHIN_S, while_=self._runs)
-        if not client.answers():
-            said = self._processes.last_words(_DAEMON) or "it wrote nothing"
-            self._stop()
-            raise ProcessFailed(f"The Docker Engine does not start: {said} (its log is {self.log}).")
 
     def _stop(self) -> None:
         """End the engine and remove all that it had but its images; nothing happens where there is nothing."""
@@ -184,11 +183,10 @@ class PrivateEngine:
             for namespace in network.cluster_namespaces(self._names):
                 network.delete_namespace(namespace)
             network.delete_host_link(self._names)
+            watchers.set_back()
         cgroup.remove(cgroup.mounted(), self._names.cgroup)
         if self._record.exists():
             before = msgspec.json.decode(self._record.read_bytes(), type=_Record)
-            if before.watchers < _ENOUGH_WATCHERS == int(_WATCHERS.read_text()):  # nobody has set another number since
-                _WATCHERS.write_text(str(before.watchers))
             for folder in before.lacked:
                 with contextlib.suppress(OSError):  # it never came, or somebody else put something into it
                     Path(folder).rmdir()
