@@ -82,9 +82,10 @@ class Validity(msgspec.Struct, frozen=True):
 
 
 class CertificateMetrics:
-    """What is exported of the certificates of one program."""
+    """What is exported of the certificates of one program. `troubles` has a sentence for each use that has one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.troubles: dict[str, str] = {}
         self._expires = Gauge(
             "draco_certificate_expiration_timestamp_seconds",
             "When the certificate of an endpoint expires, in seconds since 1970.",
@@ -100,6 +101,10 @@ class CertificateMetrics:
 
     def show(self, use: str, validity: Validity | None, finding: CertificateFault | None) -> None:
         """Export what was found."""
+        if finding is not None:
+            self.troubles[use] = f"The certificate of the endpoint for {use} is unfit: {finding.sentence}."
+        else:
+            self.troubles.pop(use, None)
         if validity is not None:
             self._expires.labels(use).set(validity.ends.timestamp())
         for problem in CertificateProblem:

@@ -401,7 +401,14 @@ class Agent:
             features=self._features,
             folders_problem=self._folders_problem(),
             edits_problem=self.parts.common_edits.problem,
+            certificate_problem=self._certificate_problem(),
         )
+
+    def _certificate_problem(self) -> str | None:
+        """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
+        if self._settings.secure_metrics is None:
+            return None
+        return " ".join(self.parts.metrics.certificates.troubles.values())
 
     def _folders_problem(self) -> str:
         """Why what claims need cannot be written; "" when it can, as far as that is known before it is tried."""

@@ -18,16 +18,14 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover, kubernetes_minor
 from draco.kube.errors import Forbidden
-from draco.overview.installation import CheckReport, Installation, RuntimeNode, Verdict, Workload, check
+from draco.overview.installation import OPERATORS, CheckReport, Installation, RuntimeNode, Verdict, Workload, check
 from draco.overview.status_schema import MissingView
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, LEASES, MIG_POLICIES, SLICES, Kind
-from draco.resources.names import OPERATOR_LEASE
 
 DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
 DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
 RUNTIME_NODES: Final = Kind("", "v1", "nodes", "Node", False, RuntimeNode)
 _CHART: Final = "app.kubernetes.io/name=draco"
-_LEASE: Final = f"metadata.name={OPERATOR_LEASE}"
 _LOOK_AGAIN_S: Final = 2.0
 
 
@@ -99,7 +97,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
                 ours(DEPLOYMENTS, label_selector=f"{_CHART},app.kubernetes.io/component=operator")
             )
             agents = tasks.create_task(ours(DAEMON_SETS, label_selector=f"{_CHART},app.kubernetes.io/component=agent"))
-            leases = tasks.create_task(ours(LEASES, field_selector=_LEASE))
+            leases = tasks.create_task(ours(LEASES, field_selector=OPERATORS))
             slices = tasks.create_task(reader.all_if_allowed(SLICES, "what is published is not checked"))
             nodes = tasks.create_task(reader.all_if_allowed(RUNTIME_NODES, "container runtimes are not checked"))
             own = {

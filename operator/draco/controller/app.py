@@ -48,7 +48,8 @@ from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES
-from draco.resources.names import FIELD_MANAGER_OPERATOR
+from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR
+from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
@@ -187,6 +188,7 @@ class Operator:
                 renew_deadline_s=settings.renew_deadline_s,
                 retry_s=settings.retry_period_s,
             ),
+            notes=lambda: {ANNOTATION_TROUBLES: "\n".join(self.troubles())},
         )
         self.reach = RuleReach(self.view, clock=clock)
         warn_of_wide_rules(self.view)
@@ -222,6 +224,19 @@ class Operator:
         found = [problem for each in self.reconcilers for problem in each.stalled(self._settings.stalled_after_s)]
         if self.election.leading and self.election.since_renewal_s > self._settings.stalled_after_s:
             found.append(f"lease: not renewed for {self.election.since_renewal_s:.0f} s")
+        return found
+
+    def troubles(self) -> list[str]:
+        """What somebody should see to, though the work goes on: sentences for `draco check` and `draco status`."""
+        unwatched = [
+            kind.kind for kind, own in self.view.own_kinds.items() if own.unwatched_s > self._settings.unserved_after_s
+        ]
+        found = list(self.metrics.certificates.troubles.values())
+        if unwatched:
+            found.append(
+                f"Kopf does not run: {listed(unwatched)} objects are listed every few seconds instead of watched. See kopf.ended "
+                "in the operator's log, and restart the operator when that is repaired."
+            )
         return found
 
     def not_ready(self) -> list[str]:

@@ -96,24 +96,11 @@ class KopfThread:
             self._here.call_soon_threadsafe(callback, *args)
 
     async def _main(self) -> None:
-        import kopf  # noqa: PLC0415 - see above
-
-        from draco.controller.handlers import kopf_registry  # noqa: PLC0415 - it imports Kopf
-
-        log.info("kopf.loaded")
-        registry = kopf_registry(self._connect, list(self._own_kinds), self)
         pause_s = _FIRST_PAUSE_S
         while not self._ending:
             started = self._loop.time()
             try:
-                await kopf.operator(
-                    registry=registry,
-                    identity=self._identity,
-                    memo=kopf.Memo(),
-                    standalone=True,
-                    clusterwide=True,
-                    stop_flag=self._stop,
-                )
+                await self._run_kopf()
             except Exception as error:
                 log.warning("kopf.ended", error=str(error) or type(error).__name__, restart_in_s=pause_s, exc_info=True)
             if self._loop.time() - started > _LONGEST_PAUSE_S or self._stop.is_set():
@@ -126,6 +113,21 @@ class KopfThread:
                     await self._stop.wait()
             self._stop.clear()
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _run_kopf(self) -> None:
+        import kopf  # noqa: PLC0415 - see above
+
+        from draco.controller.handlers import kopf_registry  # noqa: PLC0415 - it imports Kopf
+
+        log.info("kopf.loaded")
+        await kopf.operator(
+            registry=kopf_registry(self._connect, list(self._own_kinds), self),
+            identity=self._identity,
+            memo=kopf.Memo(),
+            standalone=True,
+            clusterwide=True,
+            stop_flag=self._stop,
+        )
 
 
 def quiet_kopf() -> None:

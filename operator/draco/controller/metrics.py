@@ -171,6 +171,7 @@ def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
         ScrapedMetrics(
             [
                 "draco_kopf_watch_restarts_total",
+                "draco_kopf_unwatched_seconds",
                 "draco_informer_objects",
                 "draco_informer_relists",
                 "draco_informer_silent_seconds",
@@ -196,6 +197,12 @@ def _informers(view: ClusterView) -> list[Metric]:
         restarts.add_metric([kind.kind], own.restarts)
     return [
         restarts,
+        gauge(
+            "draco_kopf_unwatched_seconds",
+            "Seconds for which Kopf has not watched a kind that people write; it is listed every two seconds meanwhile.",
+            ["kind"],
+            {(kind.kind,): own.unwatched_s for kind, own in view.own_kinds.items()},
+        ),
         gauge("draco_informer_objects", "Objects known, by kind.", ["kind"], _one_label(objects)),
         gauge("draco_informer_relists", "Times a collection was listed again, by kind.", ["kind"], _one_label(relists)),
         gauge(

@@ -72,6 +72,14 @@ class OwnKind(Collection[T]):
         self._wanted = asyncio.Event()
         self._begun = False
         self._unwatched_since: float | None = clock.monotonic()
+        self._asked_again: float = clock.monotonic()
+
+    @property
+    def unwatched_s(self) -> float:
+        """For how many seconds Kopf has not watched the kind; 0 while it does, and where there is nothing to watch."""
+        if self._unwatched_since is None or self._unserved_since is not None:
+            return 0.0
+        return self._clock.monotonic() - self._unwatched_since
 
     def listing(self) -> None:
         """Kopf lists: it begins a watch, at the start or after one that could not go on."""
@@ -86,7 +94,8 @@ class OwnKind(Collection[T]):
 
     def unwatched(self) -> None:
         """Kopf ended, and its watch with it."""
-        self._unwatched_since = self._clock.monotonic()
+        if self._unwatched_since is None:
+            self._unwatched_since = self._asked_again = self._clock.monotonic()
         self._wanted.set()
 
     def seen(self, event: WatchEvent[T], version: str) -> None:
@@ -175,8 +184,9 @@ class OwnKind(Collection[T]):
         self.take(listed)
         if self._unwatched_since is None:
             return self._settings.list_every_s
-        if self._clock.monotonic() - self._unwatched_since > self._settings.unwatched_after_s:
-            self._unwatched_since = self._clock.monotonic()
+        if self._clock.monotonic() - self._asked_again > self._settings.unwatched_after_s:
+            self._asked_again = self._clock.monotonic()
+            self._log.warning("kopf.watches_nothing", seconds=round(self.unwatched_s))
             self.start_again()
         return self._settings.unwatched_list_every_s
 

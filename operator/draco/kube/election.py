@@ -14,7 +14,7 @@ more before it looks at the clock. Writes still need preconditions.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 
 import msgspec
@@ -66,7 +66,10 @@ class Observation:
 
 
 class LeaderElection:
-    """A candidate. `identity` must be unique among all processes that ever ask for this lease, restarts included."""
+    """A candidate. `identity` must be unique among all processes that ever ask for this lease, restarts included.
+
+    `notes` are asked for at each renewal: annotations that the lease has while this replica leads; an empty one is taken away.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class LeaderElection:
         clock: Clock,
         random: Random,
         terms: LeaseTerms | None = None,
+        notes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.identity = identity
         self.leading = False
@@ -87,6 +91,7 @@ class LeaderElection:
         self._clock = clock
         self._random = random
         self._terms = terms or LeaseTerms()
+        self._notes = notes
         self._request_timeout_s = self._terms.renew_deadline_s / 3
         self._observation = Observation()
         self._lease: Lease | None = None
@@ -238,13 +243,13 @@ class LeaderElection:
             renew_time=now,
             lease_transitions=transitions + 1 if lease and taken_over else transitions,
         )
+        metadata = lease.metadata if lease else ObjectMeta(name=self._key.name, namespace=self._key.namespace)
+        notes = {name: text for name, text in {**metadata.annotations, **self._notes()}.items() if text}
+        ours = Lease(metadata=msgspec.structs.replace(metadata, annotations=notes), spec=spec)
         if lease is None:
-            metadata = ObjectMeta(name=self._key.name, namespace=self._key.namespace)
-            self._lease = await self._client.create(
-                LEASES, Lease(metadata=metadata, spec=spec), timeout_s=self._request_timeout_s
-            )
+            self._lease = await self._client.create(LEASES, ours, timeout_s=self._request_timeout_s)
         else:
-            self._lease = await self._replace(msgspec.structs.replace(lease, spec=spec))
+            self._lease = await self._replace(ours)
         # Counted from before the request was sent: the others count from when they saw it, which is later.
         self._renewed = sent
         self.holder = self.identity

@@ -16,8 +16,11 @@ from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice
+from draco.resources.names import ANNOTATION_TROUBLES, CONDITION_CERTIFICATE, OPERATOR_LEASE
 from draco.resources.texts import agreeing, are, counted, listed
 
+OPERATORS: Final = f"metadata.name={OPERATOR_LEASE}"
+"""A selector of the leases by which operators lead."""
 SCHEMA: Final = "draco.dev/check/v1"
 _LEASE_SLACK: Final = timedelta(seconds=15)
 """How far the clocks of a node and of this machine may differ."""
@@ -114,6 +117,10 @@ def check(found: Installation, *, now: datetime) -> CheckReport:
         *_devices(found),
         *_runtimes(found),
         *(
+            CheckFinding(about=about, verdict=Verdict.WARNING, message=sentence)
+            for about, sentence in troubles(leading(found.leases, now), found.gpu_nodes)
+        ),
+        *(
             CheckFinding(
                 about="features", verdict=Verdict.WARNING, message=f"{one.name}: {one.consequence}", remedy=one.remedy
             )
@@ -153,7 +160,7 @@ def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
     for each in found.operators:
         wanted = 1 if each.spec.replicas is None else each.spec.replicas
         findings.append(_pods("operator", each, each.status.ready_replicas, wanted, "replica"))
-    leaders = [lease for lease in found.leases if _alive(lease, now)]
+    leaders = leading(found.leases, now)
     places = sorted(lease.metadata.namespace for lease in leaders)
     if len(leaders) > 1:
         findings.append(
@@ -176,6 +183,26 @@ def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
         (lease,) = leaders
         findings.append(_ok("leader", f"{lease.spec.holder_identity} leads."))
     return findings
+
+
+def leading(leases: Sequence[Lease], now: datetime) -> list[Lease]:
+    """The leases of operators that somebody holds."""
+    return [lease for lease in leases if _alive(lease, now)]
+
+
+def troubles(leaders: Sequence[Lease], gpu_nodes: Sequence[GpuNode]) -> list[tuple[str, str]]:
+    """What operators and agents say somebody should see to, though they do their work: who, and a sentence with the fix."""
+    found = [
+        ("operator", line)
+        for lease in leaders
+        for line in lease.metadata.annotations.get(ANNOTATION_TROUBLES, "").splitlines()
+    ]
+    agents: dict[str, list[str]] = {}
+    for node in gpu_nodes:
+        for one in node.status.conditions:
+            if one.type == CONDITION_CERTIFICATE and one.status == "False":
+                agents.setdefault(one.message, []).append(node.metadata.name)
+    return [*found, *(("agent", f"{listed(nodes)}: {sentence}") for sentence, nodes in agents.items())]
 
 
 def _alive(lease: Lease, now: datetime) -> bool:

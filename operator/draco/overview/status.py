@@ -12,6 +12,7 @@ import msgspec
 from draco.maintenance import maintenance_uid
 from draco.maintenance.rules import extends
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
+from draco.overview.installation import troubles
 from draco.overview.status_schema import (
     ClaimCounts,
     ClaimState,
@@ -27,7 +28,7 @@ from draco.overview.status_schema import (
     RuleView,
 )
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Node, Pod
+from draco.resources.api.core import Lease, Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import (
@@ -50,8 +51,8 @@ ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAI
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from the cluster.
 
-    `pods` need only be those that may wait for a claim. `missing` comes from feature discovery, `unread` says what could not
-    be read.
+    `pods` need only be those that may wait for a claim, `leaders` the leases of operators that somebody holds. `missing` comes
+    from feature discovery, `unread` says what could not be read.
     """
 
     nodes: Sequence[Node] = ()
@@ -62,6 +63,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     maintenances: Sequence[DeviceMaintenance] = ()
     gpu_nodes: Sequence[GpuNode] = ()
     mig_policies: Sequence[MigPolicy] = ()
+    leaders: Sequence[Lease] = ()
     missing: Sequence[MissingView] = ()
     unread: Sequence[str] = ()
 
@@ -374,7 +376,7 @@ def _policy(policy: MigPolicy) -> PolicyView:
 def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
     """What makes the screen itself doubtful."""
     known = {node.metadata.name for node in snapshot.nodes}
-    warnings = list(snapshot.unread)
+    warnings = [*snapshot.unread, *(said for _, said in troubles(snapshot.leaders, snapshot.gpu_nodes))]
     parts = by_pool(snapshot.slices)
     for key, published in pools.items():
         warnings += [

@@ -223,6 +223,7 @@ async def test_endpoints_tell_liveness_readiness_and_metrics(node: SimulatedNode
         assert line in text
 
 
+@pytest.mark.usefixtures("crds")
 async def test_where_metrics_are_secure_they_are_for_those_who_may_read_them_and_probes_stay_plain(
     node: SimulatedNode,
     api_server: ControlPlane,
@@ -242,6 +243,26 @@ async def test_where_metrics_are_secure_they_are_for_those_who_may_read_them_and
             return text if code == 200 else ""
 
         assert 'draco_agent_gpus{health="Healthy"} 2.0' in await eventually(scraped)
+
+        async def told() -> tuple[str, str]:
+            conditions = (await node.client.get(GPU_NODES, ObjectKey("", node.name))).status.conditions
+            told = [(one.status, one.message) for one in conditions if one.type == "CertificateFit"]
+            return told[0] if told else ("", "")
+
+        async def fit() -> bool:
+            return (await told()) == ("True", "")
+
+        async def unfit() -> str:
+            status, sentence = await told()
+            return sentence if status == "False" else ""
+
+        await eventually(fit)
+        (tmp_path / "tls.key").unlink()
+        sentence = await eventually(unfit)
+        assert sentence.startswith(
+            f"The certificate of the endpoint for metrics is unfit: cannot use {tmp_path}/tls.crt"
+        )
+        assert sentence.endswith("put a certificate and its private key there, both in PEM.")
         assert (await scraper.scrape(tokens["tenant"]))[0] == 403
         for path, code in (("livez", 200), ("metrics", 404)):
             async with session.get(f"http://127.0.0.1:{plain}/{path}") as response:

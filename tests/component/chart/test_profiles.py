@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from draco.resources.names import OPERATOR_LEASE
 from tests.component.chart.rendering import CHART, helm, kinds, only, pod_of, refusal, render
 
 OPERATOR_ONLY = ("--set", "profile=operator-only")
@@ -113,7 +114,11 @@ def test_each_kind_has_a_role_to_read_it_and_those_that_people_write_one_to_writ
         role = found.pop(f"draco-{kind}-view")
         aggregated = {f"rbac.authorization.k8s.io/aggregate-to-{name}" for name in ("view", "edit", "admin")}
         assert aggregated <= set(role["metadata"]["labels"])
-        assert role["rules"] == [{"apiGroups": ["draco.dev"], "resources": [kind], "verbs": ["get", "list", "watch"]}]
+        lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [OPERATOR_LEASE]}
+        assert role["rules"] == [
+            {"apiGroups": ["draco.dev"], "resources": [kind], "verbs": ["get", "list", "watch"]},
+            *([{**lease, "verbs": ["get", "list"]}] if kind == "gpunodes" else []),
+        ]
     maintainer = found.pop("draco-maintainer")
     assert found.pop("draco-metrics-reader")["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
     assert set(found) == {f"draco-{kind}-edit" for kind in defined - {"gpunodes"}}

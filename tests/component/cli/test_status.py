@@ -5,6 +5,7 @@ import io
 import json
 import uuid
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from draco.cli import run
+from draco.resources.api.meta import micro_time
 from draco_local.cluster import ports
 from draco_local.cluster.controlplane import ControlPlane
 from tests.doubles.faultproxy import FaultProxy, answer, plain
@@ -84,6 +86,16 @@ def test_the_screen_shows_them_too(api_server: ControlPlane, node: str) -> None:
     line = next(line for line in result.stdout.splitlines() if "Wonder 9000" in line)
     assert "tainted" in line
     assert "example.com/broken:NoSchedule" in line
+
+
+def test_what_troubles_the_leader_is_a_warning(api_server: ControlPlane, node: str, namespace: str) -> None:
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    spec = {"holderIdentity": "one", "leaseDurationSeconds": 60, "renewTime": micro_time(datetime.now(UTC))}
+    annotations = {"draco.dev/troubles": f"Kopf does not run in {namespace}."}
+    call(api_server, "POST", leases, {"metadata": {"name": "draco-operator", "annotations": annotations}, "spec": spec})
+    assert f"Kopf does not run in {namespace}." in document(api_server)["warnings"]
+    call(api_server, "DELETE", f"{leases}/draco-operator")
+    assert f"Kopf does not run in {namespace}." not in document(api_server)["warnings"]
 
 
 def test_claims_can_be_narrowed_to_a_namespace(api_server: ControlPlane, node: str, namespace: str) -> None:

@@ -11,10 +11,12 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import kopf
 import msgspec
 import pytest
 from aiohttp import web
 
+from draco.controller import handlers
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.own_kinds import OwnKind
 from draco.kube.clock import SystemClock
@@ -23,9 +25,10 @@ from draco.kube.connect.connection import Connect, Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Unreachable
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import DEVICE_MAINTENANCES
+from draco.resources.kinds import DEVICE_MAINTENANCES, LEASES
+from draco.resources.names import ANNOTATION_TROUBLES
 from draco_local.cluster.controlplane import ControlPlane
-from tests.component.controller.replicas import an_operator, until
+from tests.component.controller.replicas import an_operator, settings_for_test, until
 from tests.component.kube.support import eventually
 from tests.doubles.faultproxy import Action, FaultProxy, answer, error_event, watches
 
@@ -161,6 +164,55 @@ async def test_kopf_is_started_again_when_it_cannot_start(served: ControlPlane, 
     lab = Lab(client, flaky)
     async with running(lab) as task:
         await eventually(lambda: lab.knows(key), "what exists is known")
+        assert not task.done()
+    await client.delete(DEVICE_MAINTENANCES, key)
+
+
+async def test_an_operator_without_kopf_works_from_lists_and_says_so_until_kopf_runs(
+    served: ControlPlane, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = handlers.kopf_registry
+    broken = True
+
+    def registry(*args: Any) -> kopf.OperatorRegistry:
+        if broken:
+            raise RuntimeError("Kopf is broken here")
+        return whole(*args)
+
+    monkeypatch.setattr(handlers, "kopf_registry", registry)
+    settings = settings_for_test(unserved_after_s=1.0, retry_period_s=0.2)
+    lease = ObjectKey(settings.namespace, settings.lease_name)
+
+    async def told() -> str:
+        return (await client.get(LEASES, lease)).metadata.annotations.get(ANNOTATION_TROUBLES, "")
+
+    async with an_operator(served, settings) as (operator, task):
+        await eventually(lambda: operator.election.leading, "it leads")
+        await until(told, what="the lease says it")
+        assert (await told()).startswith("Kopf does not run: DeviceMaintenance, MigPolicy objects are listed every few")
+
+        def unwatched_s() -> list[float]:
+            values = [
+                operator.metrics.registry.get_sample_value("draco_kopf_unwatched_seconds", {"kind": kind})
+                for kind in ("DeviceMaintenance", "MigPolicy")
+            ]
+            return [value for value in values if value is not None]
+
+        assert min(unwatched_s()) > 1.0
+        assert operator.not_ready() == []
+        key, _ = await a_request(client)
+
+        async def seen() -> bool:
+            return (await client.get(DEVICE_MAINTENANCES, key)).status.phase is not None
+
+        await until(seen, what="a request is seen all the same")
+        broken = False
+
+        async def well() -> bool:
+            return not await told()
+
+        await until(well, what="the lease takes it back")
+        assert unwatched_s() == [0.0, 0.0]
         assert not task.done()
     await client.delete(DEVICE_MAINTENANCES, key)
 

@@ -121,9 +121,9 @@ def clock() -> Time:
     return Time()
 
 
-def a_candidate(client: Client, key: ObjectKey, identity: str, clock: Time) -> LeaderElection:
+def a_candidate(client: Client, key: ObjectKey, identity: str, clock: Time, **rest: Any) -> LeaderElection:
     return LeaderElection(
-        Counted(client, clock), key, identity=identity, clock=clock, random=Random(identity), terms=TERMS
+        Counted(client, clock), key, identity=identity, clock=clock, random=Random(identity), terms=TERMS, **rest
     )
 
 
@@ -156,6 +156,25 @@ async def test_the_first_leads_and_the_lease_says_so(client: Client, key: Object
         assert later.spec.renew_time != first.spec.renew_time
         assert later.spec.acquire_time == first.spec.acquire_time
         assert one.leading
+
+
+async def test_the_lease_has_the_leaders_notes_beside_those_of_others(
+    client: Client, key: ObjectKey, clock: Time
+) -> None:
+    body, notes = Body(clock), {"a": "one", "b": ""}
+    candidate = a_candidate(client, key, "one", clock, notes=lambda: notes)
+
+    async def annotations() -> dict[str, str]:
+        return (await read(client, key)).metadata.annotations
+
+    async with running(candidate.run(body)):
+        await clock.eventually(lambda: body.leads, "one leads")
+        assert await annotations() == {"a": "one"}
+        await client.patch(LEASES, key, {"metadata": {"annotations": {"c": "somebody's"}}})
+        notes.update({"a": "", "b": "two"})
+        await clock.pass_on(TERMS.retry_s)
+        await clock.eventually(lambda: candidate.since_renewal_s < TERMS.retry_s, "it is renewed")
+        assert await annotations() == {"b": "two", "c": "somebody's"}
 
 
 async def test_while_one_leads_another_waits(client: Client, key: ObjectKey, clock: Time) -> None:

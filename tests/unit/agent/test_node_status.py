@@ -103,6 +103,13 @@ def test_whose_edits_containers_get_is_told_and_keeps_no_node_from_being_ready()
     assert told["Ready"][0] == conditions(node_report())["Ready"][0]
 
 
+def test_a_bad_certificate_is_told_and_keeps_no_node_from_being_ready() -> None:
+    assert "CertificateFit" not in conditions(node_report())
+    assert conditions(node_report(certificate_problem=""))["CertificateFit"] == ("True", "Trusted", "")
+    told = conditions(node_report(certificate_problem="Renew it."))
+    assert (told["CertificateFit"], told["Ready"][0]) == (("False", "Unfit", "Renew it."), "True")
+
+
 def test_a_driver_that_was_upgraded_and_not_loaded_again_is_told_and_the_gpus_are_as_healthy_as_before() -> None:
     said = node_report(msgspec.structs.replace(FINE, mismatch="Reload the driver."))
     told = conditions(said)

@@ -20,6 +20,7 @@ from draco.resources.api.draco import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from tests.builders import a_maintenance
+from tests.doubles.clock import ManualClock
 
 KEY = ObjectKey("", "swap-fan")
 
@@ -57,6 +58,25 @@ class Lab:
     def known(self) -> str | None:
         found = self.own.store.get(KEY)
         return found.metadata.resource_version if found else None
+
+
+async def test_a_kind_is_unwatched_from_the_first_end_of_kopf_to_its_next_watch() -> None:
+    clock = ManualClock()
+    own: OwnKind[DeviceMaintenance] = OwnKind(
+        Client(Connection("http://127.0.0.1:1")), DEVICE_MAINTENANCES, clock=clock, random=Random(1)
+    )
+    own.watching()
+    assert own.unwatched_s == 0
+    for _ in range(3):
+        own.unwatched()
+        await clock.advance(50)
+    assert own.unwatched_s == 150
+    own.absent()
+    assert own.unwatched_s == 0, "nobody can watch what is not served"
+    own.heard()
+    assert own.unwatched_s == 150
+    own.watching()
+    assert own.unwatched_s == 0
 
 
 def test_the_newest_version_counts_whoever_brings_it() -> None:

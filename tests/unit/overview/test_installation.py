@@ -9,8 +9,8 @@ import pytest
 from draco.overview.installation import CheckFinding, Installation, RuntimeNode, Verdict, Workload, check
 from draco.overview.status_schema import MissingView
 from draco.resources.api.core import Lease
-from draco.resources.api.draco import GpuNode
-from draco.resources.api.meta import micro_time
+from draco.resources.api.draco import GpuNode, GpuNodeStatus
+from draco.resources.api.meta import Condition, micro_time
 from tests.builders import a_slice
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -106,6 +106,39 @@ def test_what_does_not_work_fails_and_names_the_fix(
     assert (found.about, found.verdict) == (about, Verdict.FAILED)
     assert sentence in found.message
     assert remedy in found.remedy
+
+
+def test_what_operator_and_agents_say_troubles_them_is_a_warning() -> None:
+    troubled = msgspec.convert(
+        {
+            **msgspec.to_builtins(lease()),
+            "metadata": {"name": "draco-operator", "annotations": {"draco.dev/troubles": "Kopf is down.\nAnd more."}},
+        },
+        Lease,
+    )
+    unfit = [
+        msgspec.structs.replace(
+            gpu_node(f"node-{index}"),
+            status=GpuNodeStatus(
+                conditions=[
+                    Condition(type="Ready", status="True"),
+                    Condition(type="CertificateFit", status="False", message="It has expired; renew it."),
+                ]
+            ),
+        )
+        for index in range(5)
+    ]
+    found = trouble(leases=[troubled], gpu_nodes=unfit)
+    assert {each.verdict for each in found} == {Verdict.WARNING}
+    assert [(each.about, each.message) for each in found] == [
+        ("operator", "Kopf is down."),
+        ("operator", "And more."),
+        ("agent", "node-0, node-1, node-2 and 2 more: It has expired; renew it."),
+    ]
+    ended = msgspec.structs.replace(troubled, spec=lease(age_s=60).spec)
+    assert "Kopf is down." not in [each.message for each in trouble(leases=[ended])], (
+        "nobody knows whether that is so still"
+    )
 
 
 def test_a_lease_is_alive_as_long_as_clocks_may_differ() -> None:

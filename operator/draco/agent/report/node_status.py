@@ -27,7 +27,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
 from draco.resources.kinds import GPU_NODES, NODES
-from draco.resources.names import CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
+from draco.resources.names import CONDITION_CERTIFICATE, CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
 
 log = structlog.get_logger()
 
@@ -52,6 +52,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why what claims need cannot be written."""
     edits_problem: str | None = None
     """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
+    certificate_problem: str | None = None
+    """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
 
 
 def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
@@ -122,7 +124,11 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
     lacking = [part for part in needed if part.status != "True"]
     sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
-    further = [*_partitionable(node_report.features), *_toolkit_used(node_report.edits_problem)]
+    further = [
+        *_partitionable(node_report.features),
+        *_if_known("ToolkitUsed", node_report.edits_problem, "EditsTaken", "OwnEdits"),
+        *_if_known(CONDITION_CERTIFICATE, node_report.certificate_problem, "Trusted", "Unfit"),
+    ]
     return [ready, *parts, exclusive, *further]
 
 
@@ -139,9 +145,9 @@ def _partitionable(features: Features | None) -> list[Condition]:
     return [_condition(CONDITION_PARTITIONABLE, not why, "CountersKept", "CountersNotKept", why)]
 
 
-def _toolkit_used(problem: str | None) -> list[Condition]:
-    """A node without NVIDIA's toolkit is as ready as any other: our own edits do."""
-    return [] if problem is None else [_condition("ToolkitUsed", not problem, "EditsTaken", "OwnEdits", problem)]
+def _if_known(name: str, problem: str | None, why: str, why_not: str) -> list[Condition]:
+    """What keeps no node from being ready; nothing where it is not known."""
+    return [] if problem is None else [_condition(name, not problem, why, why_not, problem)]
 
 
 def _condition(name: str, holds: object, why: str, why_not: str, message: str) -> Condition:

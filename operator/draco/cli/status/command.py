@@ -4,6 +4,7 @@ Owns the options, the reading and the choice of output. What is shown is decided
 """
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -16,9 +17,10 @@ from draco.cli.status import screen as status_screen
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
+from draco.overview.installation import OPERATORS, leading
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import ClusterStatus, MissingView
-from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, LEASES, MIG_POLICIES, NODES, PODS, SLICES
 
 WIDTH = 10_000
 """Columns of the screen: a row is one line, as kubectl's are, and a narrow terminal breaks it; so lines can be searched."""
@@ -62,6 +64,9 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
                     PODS, "which pods wait for a claim is not shown", {"fieldSelector": "status.phase=Pending"}
                 )
             )
+            leases = tasks.create_task(
+                reader.all_if_allowed(LEASES, "what troubles the operator is not shown", {"fieldSelector": OPERATORS})
+            )
             rules = tasks.create_task(reader.all(features.taint_rules)) if features.taint_rules else None
             gpu_nodes = tasks.create_task(reader.all_if_served(GPU_NODES, "no GPU health is shown"))
             maintenances = tasks.create_task(
@@ -87,6 +92,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             gpu_nodes=gpu_nodes.result() or [],
             maintenances=maintenances.result() or [],
             mig_policies=policies.result() or [],
+            leaders=leading(leases.result(), datetime.now(UTC)),
             missing=missing,
             unread=sorted(reader.unread),
         )
