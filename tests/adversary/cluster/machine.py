@@ -5,12 +5,13 @@ Owns the order of acting and resting, the record of what was done, and the repor
 """
 
 import asyncio
+import heapq
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 from tests.adversary.cluster.actions import Action, Chooser
@@ -61,22 +62,24 @@ def run(
     seconds: float,
     seed: int,
     *,
-    first: Sequence[Action] = (),
+    beside: Iterable[Action] = (),
+    ahead_s: float = 0.0,
     folder: Path | None = None,
     say: Say = print,
     stop_at_first: bool = False,
 ) -> Report:
-    """Act for so long on a new cluster: what is to be done `first`, then what the seed draws."""
+    """Act for so long on a new cluster: what the seed draws, and `beside` it a record, which begins `ahead_s` earlier."""
     say(f"cluster machine: {seconds:.0f} s with seed {seed}")
     chooser = Chooser(seed)
 
     def drawn() -> Iterator[Action]:
-        yield from first
-        until = time.monotonic() + seconds
+        until = time.monotonic() + ahead_s + seconds
+        first = chooser.next()
+        yield first._replace(wait_s=ahead_s + first.wait_s)
         while time.monotonic() < until:
             yield chooser.next()
 
-    return _on_a_cluster(drawn, seed, folder, say, stop_at_first=stop_at_first)
+    return _on_a_cluster(lambda: together([beside, drawn()]), seed, folder, say, stop_at_first=stop_at_first)
 
 
 def replay(
@@ -87,21 +90,24 @@ def replay(
     return _on_a_cluster(lambda: iter(actions), None, folder, say, stop_at_first=stop_at_first)
 
 
-def together(records: Sequence[Sequence[Action]]) -> list[Action]:
+def together(records: Iterable[Iterable[Action]]) -> Iterator[Action]:
     """Several records as one, as if all had begun at the same moment."""
-    at = [(moment, action) for record in records for moment, action in zip(_moments(record), record, strict=True)]
-    at.sort(key=lambda each: each[0])
-    before = [0.0, *(moment for moment, _ in at)]
-    return [action._replace(wait_s=moment - last) for last, (moment, action) in zip(before, at, strict=False)]
+    last = 0.0
+    for moment, action in heapq.merge(*map(_timed, records), key=itemgetter(0)):
+        yield action._replace(wait_s=moment - last)
+        last = moment
 
 
-def _moments(record: Sequence[Action]) -> Iterator[float]:
-    return accumulate(action.wait_s for action in record)
+def _timed(record: Iterable[Action]) -> Iterator[tuple[float, Action]]:
+    moment = 0.0
+    for action in record:
+        moment += action.wait_s
+        yield moment, action
 
 
-def kept() -> list[Action]:
+def kept() -> Iterator[Action]:
     """What earlier runs have found, each shrunk to a few actions."""
-    return together([load(file) for file in sorted(KEPT.glob("*.json"))])
+    return together(load(file) for file in sorted(KEPT.glob("*.json")))
 
 
 def shrink(actions: Sequence[Action], law: str, *, say: Say = print, attempts: int = 40) -> list[Action]:

@@ -1,13 +1,14 @@
 """Does what was chosen: writes objects, breaks hardware, ends programs and starts them again.
 
 Owns one function per kind of action. What the cluster refuses is counted and forgotten: an adversary expects no thanks. Things
-that come back by themselves later are tasks of the performer, and `settle` waits for them.
+that come back by themselves later are tasks of the performer; `settle` does not wait until it is their time.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pynvml
@@ -19,7 +20,9 @@ from draco_local.simulator.gpus.state import StateError
 from tests.adversary.cluster.actions import Action
 from tests.adversary.cluster.cluster import FEATURES, NODES, REPLICAS, Cluster
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
+from tests.adversary.cluster.observer import world
 from tests.adversary.cluster.observer.api import Answer, Api
+from tests.adversary.cluster.observer.laws import READY
 from tests.adversary.cluster.observer.watching import RESOURCE, RULE_VERSIONS
 
 PATHS = {
@@ -30,6 +33,8 @@ PATHS = {
 REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 WRITE_TIMEOUT_S = 5.0
+POLL_S = 0.1
+NEEDED_WITHIN_POLLS = 150
 RULES_GRACE_S = 60.0
 """Operators that started without rules look for them every ten seconds, believe it the third time, and start afresh."""
 
@@ -43,6 +48,7 @@ class Performer:
         self._cluster = cluster
         self._api = api
         self._later: set[asyncio.Task[None]] = set()
+        self._settling = asyncio.Event()
         self._restarting = asyncio.Lock()
         self._rules = ""
         self._kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
@@ -66,6 +72,8 @@ class Performer:
             "kill: kube-controller-manager": lambda _: self._restart(CONTROLLER_MANAGER),
             "kill: etcd": lambda _: self._restart(ETCD),
             "feature switched off": self._switch_off,
+            "wait: pods run": self._wait_for_pods,
+            "wait: ready for work": self._wait_for_requests,
             "hardware: reboot": self._reboot,
             "hardware: hangs": self._hang,
         }
@@ -95,9 +103,11 @@ class Performer:
             await asyncio.to_thread(self._fault, action)
 
     async def settle(self) -> None:
-        """Wait for what comes back by itself, end every fault, and have everything run."""
+        """Bring back at once what was to come back later, end every fault, and have everything run."""
+        self._settling.set()
         while self._later:
             await asyncio.gather(*self._later)
+        self._settling.clear()
         for node in NODES:
             await asyncio.to_thread(self._heal, node)
         async with self._restarting:
@@ -177,9 +187,32 @@ class Performer:
         namespace, _, name = arguments["claim"].partition("/")
         await self._write("DELETE", f"{PATHS['ResourceClaim'].format(namespace)}/{name}")
 
+    async def _wait_for_pods(self, arguments: Document) -> None:
+        pods = self._cluster.observer.world.pods
+        await self._until(
+            lambda: {world.name(each) for each in list(pods.values()) if world.phase(each) == "Running"}, arguments
+        )
+
+    async def _wait_for_requests(self, arguments: Document) -> None:
+        requests = self._cluster.observer.world.requests
+
+        def ready() -> set[str]:
+            found = list(requests.values())
+            return {world.name(each) for each in found if world.condition(each, READY).get("status") == "True"}
+
+        await self._until(ready, arguments)
+
+    async def _until(self, there: Callable[[], set[str]], arguments: Document) -> None:
+        """Wait for what a record needs before it goes on, but not for ever: to judge it is the observer's."""
+        for _ in range(NEEDED_WITHIN_POLLS):
+            if set(arguments["of"]) <= there():
+                return
+            await asyncio.sleep(POLL_S)
+
     def _soon(self, after_s: float, do: Callable[[], Awaitable[None]]) -> None:
         async def later() -> None:
-            await asyncio.sleep(after_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settling.wait(), after_s)
             await do()
 
         task = asyncio.create_task(later())

@@ -22,7 +22,7 @@ from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.rest import unexplained
 from tests.adversary.cluster.observer.watching import KINDS, Watching, fresh
-from tests.adversary.cluster.observer.world import Object, World, condition, name, results, stamp
+from tests.adversary.cluster.observer.world import Object, World, condition, name, phase, results, stamp
 
 LOOK_EVERY_S = 0.25
 FILES_EVERY_S = 0.5
@@ -324,16 +324,12 @@ class Observer:
             if (
                 kind == "pod"
                 and after is not None
-                and _phase(after) == "Running"
-                and (not before or _phase(before) != "Running")
+                and phase(after) == "Running"
+                and (not before or phase(before) != "Running")
             ):
                 self.counts["pods that ran"] += 1
             if line := _told(kind, before, after):
                 self._story.append(f"{_clock()}   {line}")
-
-
-def _phase(pod: Object) -> str:
-    return str((pod.get("status") or {}).get("phase"))
 
 
 def _told(kind: str, before: Object | None, after: Object | None) -> str:
@@ -352,7 +348,7 @@ def _brief(kind: str, one: Any) -> str:
         return f"holds {stamp(one) or 'nothing'} for {consumers or 'nobody'}"
     if kind == "pod":
         ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
-        return f"{_phase(one)} on {one['spec'].get('nodeName', 'no node')}{ending}"
+        return f"{phase(one)} on {one['spec'].get('nodeName', 'no node')}{ending}"
     if kind == "request":
         ready = condition(one, READY)
         return f"{ready.get('status', '?')} ({ready.get('message', '')})"

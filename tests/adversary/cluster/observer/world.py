@@ -177,6 +177,11 @@ def condition(one: Object, kind: str) -> Object:
     return next((each for each in found if each["type"] == kind), {})
 
 
+def phase(pod: Object) -> str:
+    """How far a pod has come."""
+    return str((pod.get("status") or {}).get("phase"))
+
+
 def _tolerations(result: Object) -> Iterator[tuple[str, str, str, str]]:
     for each in result.get("tolerations") or []:
         yield each.get("key", ""), each.get("operator", "Equal"), each.get("value", ""), each.get("effect", "")
