@@ -63,7 +63,7 @@ _ON = " on "
 def group_of(test: str) -> str:
     """What a test runs together with, one after another on one worker."""
     name, _, server = test.rpartition(_ON)
-    if name:
+    if name and not test.endswith("]"):  # a parameter's words are not ours
         return server
     file = test.partition("::")[0]
     return next((folder for folder in SHARED if file.startswith(f"{folder}/")), file)

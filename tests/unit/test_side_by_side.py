@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
         ("tests/unit/mig/test_packing.py::TestA::test_b", "tests/unit/mig/test_packing.py"),
         ("tests/e2e/test_mig.py::test_a", "tests/e2e"),
         ("tests/e2e/real_nodes/test_claims.py::test_a", "tests/e2e/real_nodes"),
+        ("tests/component/chart/test_chart.py::test_a[a pool on my node]", "tests/component/chart/test_chart.py"),
         ("tests/component/kube/test_client.py::test_a[1g.10gb@0] on api-server-2", "api-server-2"),
     ],
 )
