@@ -140,7 +140,7 @@ def compare(go: Oracle, scenario: Json) -> str:
 
 
 @seed(SEED)
-@size(3200, Phase.generate)
+@size(2000, Phase.generate)
 @given(number=st.integers(0, (1 << 64) - 1))
 def test_random_scenarios_are_decided_alike(go: Oracle, tally: Tally, number: int) -> None:
     tally.answers[compare(go, a_scenario(random.Random(number), str(number)))] += 1

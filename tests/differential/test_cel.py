@@ -46,7 +46,7 @@ def compare(go: Oracle, tally: Tally, cases: list[Json]) -> None:
 
 
 @seed(SEED)
-@size(1500)
+@size(1000)
 @given(source=st.randoms(use_true_random=False))
 def test_random_selectors_match_the_same_devices_or_fail_alike(go: Oracle, tally: Tally, source: random.Random) -> None:
     expression = an_expression(source)

@@ -20,7 +20,7 @@ EVALUATIONS = 2
 """Draco evaluates twice: for the answer, and for what it costs."""
 AT_ONCE_S = 0.05
 """What took less is not compared: no machine takes so little for `LONGEST` loops."""
-TOWERS = 150
+TOWERS = 60
 
 
 def kubernetes_says(*cases: Json) -> list[Json]:

@@ -24,6 +24,7 @@ from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover, kubernetes_minor
 from draco.kube.errors import ApiStatus, Unreachable, from_status
 from draco_local.cluster.controlplane import ControlPlane
+from tests.doubles import nursery
 
 R = TypeVar("R")
 
@@ -147,6 +148,7 @@ async def an_operator(
             clock=clock,
             random=random,
         )
+        operator.workers._start = nursery.start
         task = asyncio.create_task(operator.run(stop))
         try:
             yield operator, task
