@@ -175,6 +175,9 @@ def test_the_nodes_own_hook_comes_first(root: DriverRoot, no_toolkit: Path, tmp_
         ("echo '{}'", "nvidia-ctk found no files of the driver"),
         ("exec /bin/sleep 60", "nvidia-ctk did not answer within 0 s"),
         ("", "nvidia-ctk wrote no CDI spec"),
+        ("exec /bin/cat /dev/zero", "nvidia-ctk wrote more than 4 MiB"),
+        ("exec /bin/cat /dev/zero >&2", "nvidia-ctk wrote more than 4 MiB"),
+        ("exec >&- 2>&-; exec /bin/sleep 60", "nvidia-ctk did not answer within 0 s"),
     ],
 )
 def test_where_the_toolkit_fails_our_own_edits_hold_and_the_reason_is_told(

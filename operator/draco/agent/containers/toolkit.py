@@ -1,13 +1,15 @@
 """Asks NVIDIA's container toolkit what containers need: `nvidia-ctk cdi generate`.
 
 Owns which of its programs are used and how their answer is read. The node's own toolkit comes first, run with the node's root as
-its root, for it fits the node; then the one that the agent's image carries. It is another process with a deadline: it asks NVML,
-which may hang, and its memory is given back.
+its root, for it fits the node; then the one that the agent's image carries. It is another process: it asks NVML, which may
+hang, and its memory is given back. How long it may take, and how much it may say, is bounded.
 """
 
 import os
+import selectors
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,8 @@ from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
 from draco.resources.errors import DracoError
 
 DEADLINE_S: Final = 10.0
+MOST_BYTES: Final = 4 << 20
+"""A spec has some tens of thousands."""
 CTK: Final = "nvidia-ctk"
 HOOK: Final = "nvidia-cdi-hook"
 FOLDERS: Final = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit")
@@ -87,17 +91,44 @@ def _commands(root: DriverRoot, driver: InstalledDriver) -> Iterator[tuple[list[
 
 def _run(command: list[str]) -> bytes:
     try:
-        done = subprocess.run(  # noqa: S603 - a program of the node's or of our image, its arguments are paths
-            command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL
+        process = subprocess.Popen(  # noqa: S603 - a program of the node's or of our image, its arguments are paths
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-    except subprocess.TimeoutExpired as error:
-        raise ToolkitFailed(f"{CTK} did not answer within {DEADLINE_S:.0f} s") from error
     except OSError as error:
         raise ToolkitFailed(f"{CTK} cannot be run ({error.strerror})") from error
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ToolkitFailed(f"{CTK} failed ({said[-1][:300] if said else f'exit status {done.returncode}'})")
-    return done.stdout
+    with process:
+        try:
+            answer, complaint = _said_by(process)
+        except subprocess.TimeoutExpired as error:
+            raise ToolkitFailed(f"{CTK} did not answer within {DEADLINE_S:.0f} s") from error
+        finally:
+            process.kill()  # one that has ended does not mind
+    if process.returncode != 0:
+        said = complaint.decode(errors="replace").strip().splitlines()
+        raise ToolkitFailed(f"{CTK} failed ({said[-1][:300] if said else f'exit status {process.returncode}'})")
+    return answer
+
+
+def _said_by(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What a process writes until it ends, to its output and to its errors. Raises TimeoutExpired."""
+    deadline = time.monotonic() + DEADLINE_S
+    said = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr) if stream is not None}
+    with selectors.DefaultSelector() as selector:
+        for stream in said:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                chunk = os.read(key.fd, 1 << 16)
+                said[key.fd] += chunk
+                if not chunk:
+                    selector.unregister(key.fd)
+            if max(map(len, said.values())) > MOST_BYTES:
+                raise ToolkitFailed(f"{CTK} wrote more than {MOST_BYTES >> 20} MiB")
+            if time.monotonic() >= deadline:
+                break
+    process.wait(max(0.0, deadline - time.monotonic()))
+    answer, complaint = said.values()
+    return bytes(answer), bytes(complaint)
 
 
 def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
