@@ -1,5 +1,6 @@
-"""A cluster whose etcd is full: nothing can be written, what can be done without goes on, and everyone says what to do."""
+"""A cluster whose etcd is full: what can be done without writes goes on, everyone says what to do, and goes on after that."""
 
+import os
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -12,10 +13,13 @@ import pytest
 from draco.kube.connect.client import Client
 from draco.kube.errors import StoreFull
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.kinds import NODES, Kind
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, Kind
 from draco_local.cluster.controlplane import ETCD, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
-from tests.agents import SimulatedNode
+from draco_local.simulator.accidents import faults
+from tests.agents import SimulatedNode, eventually
+from tests.component.agent.test_sick_gpus import taints
 from tests.component.controller.replicas import Process, until
 from tests.conftest import DIES_WITH_THE_TESTS
 
@@ -64,7 +68,30 @@ async def fill(client: Client) -> None:
         await client.create(CONFIG_MAPS, {"metadata": meta, "data": {"x": "x" * 500_000}})
 
 
-async def test_when_etcd_is_full_pods_start_and_operator_and_agent_say_what_to_do(
+async def free(plane: ControlPlane, client: Client) -> None:
+    """What the remedy says: delete, compact, defragment, and disarm the alarm, as `etcdctl` does."""
+    await client.connection.request("DELETE", "/api/v1/namespaces/default/configmaps")
+    folder = os.open(plane.folder / "etcd", os.O_RDONLY)
+    # The whole path may be longer than a socket's can be.
+    socket = aiohttp.UnixConnector(f"/proc/self/fd/{folder}/client:0")
+    try:
+        async with aiohttp.ClientSession(connector=socket, trust_env=False) as etcd:
+
+            async def ask(method: str, **question: Any) -> Any:
+                async with etcd.post(f"http://etcd/v3/{method}", json=question) as answer:
+                    assert answer.status == 200, await answer.text()
+                    return await answer.json()
+
+            now = (await ask("kv/range", key="AA=="))["header"]["revision"]
+            await ask("kv/compaction", revision=now, physical=True)
+            await ask("maintenance/defragment")
+            for alarm in (await ask("maintenance/alarm", action="GET"))["alarms"]:
+                await ask("maintenance/alarm", action="DEACTIVATE", **alarm)
+    finally:
+        os.close(folder)
+
+
+async def test_when_etcd_is_full_pods_start_and_all_go_on_by_themselves_when_it_is_not_any_more(
     plane: ControlPlane,
     client: Client,
     node: tuple[SimulatedNode, ResourceClaim],
@@ -73,25 +100,63 @@ async def test_when_etcd_is_full_pods_start_and_operator_and_agent_say_what_to_d
 ) -> None:
     simulated, claim = node
     assert simulated.name in {each.metadata.name for each in await client.list(NODES)}, "reading goes on"
-    async with simulated.running(listen=("127.0.0.1", unused_tcp_port)):
-        await simulated.register()
-        assert (await simulated.prepare(claim))[claim.metadata.uid].error == ""
-
-        async def said() -> bool:
-            async with (
-                aiohttp.ClientSession(trust_env=False) as session,
-                session.get(f"http://127.0.0.1:{unused_tcp_port}/readyz") as response,
-            ):
-                return REMEDY in await response.text()
-
-        await until(said, what="the sentence at the agent's /readyz")
     operator = await Process.start(plane, tmp_path, "--namespace", "default")
     try:
+        async with simulated.running(listen=("127.0.0.1", unused_tcp_port)) as agent:
+            await simulated.register()
+            assert (await simulated.prepare(claim))[claim.metadata.uid].error == ""
+            faults.xid(simulated.gpus, 1, 79)
 
-        async def logged() -> bool:
-            return any(REMEDY in str(each.get("error")) for each in operator.events())
+            async def ready() -> str:
+                async with (
+                    aiohttp.ClientSession(trust_env=False) as session,
+                    session.get(f"http://127.0.0.1:{unused_tcp_port}/readyz") as response,
+                ):
+                    return await response.text()
 
-        await until(logged, what="the sentence in the operator's log")
-        assert (await operator.get("/livez"))[0] == 200
+            async def said() -> bool:
+                return REMEDY in await ready()
+
+            async def logged() -> bool:
+                return any(REMEDY in str(each.get("error")) for each in operator.events())
+
+            await until(said, what="the sentence at the agent's /readyz")
+            await until(logged, what="the sentence in the operator's log")
+            assert (await operator.get("/livez"))[0] == 200
+
+            await free(plane, client)
+
+            async def published() -> bool:
+                return (await taints(simulated)) == {
+                    "gpu-0": [],
+                    "gpu-1": [("draco.dev/fault", "Xid79", "NoSchedule")],
+                }
+
+            async def reported() -> bool:
+                devices = (await client.get(CLAIMS, claim.metadata.key)).status.devices
+                return ("Ready", "True") in {(one.type, one.status) for device in devices for one in device.conditions}
+
+            async def readable() -> bool:
+                conditions = (await client.get(GPU_NODES, ObjectKey("", simulated.name))).status.conditions
+                return ("Readable", "True") in {(one.type, one.status) for one in conditions}
+
+            async def leads() -> bool:
+                return "draco_leader 1.0" in (await operator.get("/metrics"))[1]
+
+            await eventually(published)
+            await eventually(reported)
+            await eventually(readable)
+            await until(leads, what="the operator leads")
+            assert not agent.done()
+            assert await ready() == "ok\n"
+            made = await client.create(
+                DEVICE_MAINTENANCES,
+                {"metadata": {"name": "fan"}, "spec": {"deviceSelector": {"pool": simulated.name, "device": "gpu-1"}}},
+            )
+
+            async def followed() -> bool:
+                return (await client.get(DEVICE_MAINTENANCES, made.metadata.key)).status.phase is not None
+
+            await until(followed, what="the operator works")
     finally:
         await operator.kill()
