@@ -5,13 +5,12 @@ it comes to in the cluster is for `performing`. Nothing here looks at the cluste
 """
 
 from collections.abc import Callable
-from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.adversary.cluster import manifests as write
-from tests.adversary.cluster.manifests import ADMINS, ANY, DRIVER, GPU, MIG, PROFILES, TENANTS, Document
+from tests.adversary.cluster.manifests import DRIVER, PROFILES, Document
+from tests.adversary.cluster.tenants import NODES, Action, Tenants
 
-NODES = ("adv-0", "adv-1", "adv-2")
 GPUS = 4
 DYNAMIC = ("adv-0", "adv-2")
 MOST_PODS = 20
@@ -33,35 +32,12 @@ SLOW_CALLS = (
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd")
 
 
-class Action(NamedTuple):
-    """One thing to do. `wait_s` is the pause before it."""
-
-    kind: str
-    arguments: Document
-    wait_s: float = 0.0
-
-    def __str__(self) -> str:
-        shown = {
-            key: value if not isinstance(value, dict | list) else _brief(value) for key, value in self.arguments.items()
-        }
-        return f"{self.kind} " + " ".join(f"{key}={value}" for key, value in shown.items())
-
-
-def _brief(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 160 else f"{text[:157]}..."
-
-
-class Chooser:
+class Chooser(Tenants):
     """Draws actions. What it made, and has not taken back, is all it remembers."""
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
-        self._random = Random(seed)
+        super().__init__(seed)
         self._pace_s = pace_s
-        self._number = 0
-        self._pods: list[tuple[str, str]] = []
-        self._claims: list[tuple[str, str]] = []
-        self._costly: list[tuple[str, str]] = []
         self._rules: list[str] = []
         self._requests: list[str] = []
         self._policies: list[str] = []
@@ -78,6 +54,7 @@ class Chooser:
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
+            (2, self._upgrade_agent), (1, self._upgrade_operator),
             (1, self._kill_kubelet), (1.9, self._kill_component), (0.2, self._switch_off),
         ]  # fmt: skip
 
@@ -94,176 +71,6 @@ class Chooser:
             choose = self._end_pod
         drawn = choose()
         return drawn._replace(wait_s=round(self._random.expovariate(1 / self._pace_s), 2))
-
-    def _name(self, what: str) -> str:
-        return f"{what}-{self._number}"
-
-    def _tenant(self) -> str:
-        return self._random.choice(TENANTS)
-
-    def _claimed(self, kind: str, requests: list[Document], **devices: Any) -> Action:
-        """A claim and a pod that uses it."""
-        namespace, title = self._tenant(), self._name("p")
-        seconds = self._random.choice([None, None, 1.0, 5.0, 20.0])
-        node = self._random.choice(["", "", "", *NODES])
-        self._pods.append((namespace, title))
-        if (
-            seconds is None
-        ):  # kube-controller-manager gives a claim back and forth when one of its pods ends before another
-            self._claims.append((namespace, title))
-        documents = [
-            write.claim(namespace, title, requests, **devices),
-            write.pod(namespace, title, [title], seconds=seconds, node=node),
-        ]
-        return Action(kind, {"create": documents})
-
-    def _whole(self) -> Action:
-        count = self._random.choice([1, 1, 1, 1, 2, 4])
-        selectors = self._random.choice(
-            [
-                [],
-                [],
-                [f'device.attributes["{DRIVER}"].architecture == "Hopper"'],
-                [f'device.capacity["{DRIVER}"].memory.isGreaterThan(quantity("60Gi"))'],
-            ]
-        )
-        return self._claimed("tenant: whole GPUs", [write.request("gpu", GPU, count=count, selectors=selectors)])
-
-    def _parts(self) -> Action:
-        count = self._random.choice([1, 1, 1, 2, 3])
-        wanted = self._random.choice(PROFILES)
-        return self._claimed(
-            "tenant: partitions", [write.request("part", MIG, count=count, selectors=[write.profile(wanted)])]
-        )
-
-    def _several(self) -> Action:
-        requests = [write.request("gpu", GPU), write.request("part", MIG)]
-        constraint = {"requests": [], "matchAttribute": "resource.kubernetes.io/pcieRoot"}
-        constraints = self._random.choice([{}, {"constraints": [constraint]}])
-        return self._claimed("tenant: several requests", requests, **constraints)
-
-    def _either(self) -> Action:
-        part = write.request("x", MIG, selectors=[write.profile(self._random.choice(PROFILES))])
-        return self._claimed("tenant: either of two", [write.first_of("any", write.request("x", GPU, count=2), part)])
-
-    def _templated(self) -> Action:
-        namespace, title = self._tenant(), self._name("t")
-        self._pods.append((namespace, title))
-        kind = self._random.choice([GPU, MIG])
-        documents = [
-            write.template(namespace, title, [write.request("r", kind)]),
-            write.pod(namespace, title, [], templates=[title]),
-        ]
-        return Action("tenant: template", {"create": documents})
-
-    def _admin(self) -> Action:
-        title = self._name("a")
-        self._pods.append((ADMINS, title))
-        self._claims.append((ADMINS, title))
-        wanted = write.request("all", self._random.choice([GPU, MIG]), admin=True, everything=True, tolerations=ANY)
-        documents = [
-            write.claim(ADMINS, title, [wanted]),
-            write.pod(ADMINS, title, [title], node=self._random.choice(NODES)),
-        ]
-        return Action("admin: looks at all", {"create": documents})
-
-    def _shared(self) -> Action:
-        if not self._claims:
-            return self._alone()
-        namespace, shared = self._random.choice(self._claims)
-        title = self._name("s")
-        self._pods.append((namespace, title))
-        return Action("tenant: shares a claim", {"create": [write.pod(namespace, title, [shared])]})
-
-    def _alone(self) -> Action:
-        namespace, title = self._tenant(), self._name("c")
-        self._claims.append((namespace, title))
-        wanted = write.request("gpu", self._random.choice([GPU, MIG]))
-        return Action("tenant: claim without a pod", {"create": [write.claim(namespace, title, [wanted])]})
-
-    def _end_pod(self) -> Action:
-        if self._costly and self._random.random() < 0.5:
-            namespace, title = self._costly.pop(0)
-        elif self._pods:
-            namespace, title = self._pods.pop(self._random.randrange(len(self._pods)))
-        else:
-            return self._whole()
-        grace = self._random.choice([None, None, 0])
-        return Action("tenant: deletes a pod", {"pod": f"{namespace}/{title}", "grace": grace})
-
-    def _end_claim(self) -> Action:
-        if not self._claims:
-            return self._alone()
-        namespace, title = self._claims.pop(self._random.randrange(len(self._claims)))
-        return Action("tenant: deletes a claim", {"claim": f"{namespace}/{title}"})
-
-    def _hostile(
-        self, kind: str, requests: list[Document], *, title: str = "", pod: Document | None = None, **devices: Any
-    ) -> Action:
-        title = title or self._name("h")
-        self._pods.append(("hostile", title))
-        self._claims.append(("hostile", title))
-        documents = [
-            write.claim("hostile", title, requests, **devices),
-            write.pod("hostile", title, [title], **(pod or {})),
-        ]
-        return Action(f"hostile: {kind}", {"create": documents})
-
-    def _costly_selectors(self) -> Action:
-        if self._costly:
-            return self._end_pod()
-        number = self._number * 100
-        drawn = self._hostile(
-            "16 costly selectors",
-            [write.request("gpu", GPU, count=8, selectors=[write.costly(number=number + each) for each in range(16)])],
-        )
-        self._costly.append(self._pods.pop())
-        return drawn
-
-    def _failing_selectors(self) -> Action:
-        selectors = [write.failing(each) for each in range(self._random.choice([1, 4]))]
-        return self._hostile(
-            "selectors that fail", [write.request("gpu", self._random.choice([GPU, MIG]), selectors=selectors)]
-        )
-
-    def _odd_names(self) -> Action:
-        title = f"{self._number}.{'x' * 55}.{'9' * 60}.a-.-b".replace(".-", ".").replace("-.", ".")
-        wanted = write.request("r" + "-" * 61 + "r", GPU)
-        return self._hostile("odd names", [wanted], title=title)
-
-    def _many_tolerations(self) -> Action:
-        each = [{"key": f"key-{number}", "operator": "Exists"} for number in range(4000)]
-        few = [{"key": f"key-{number}", "operator": "Exists", "effect": "NoExecute"} for number in range(16)]
-        return self._hostile(
-            "thousands of tolerations", [write.request("gpu", GPU, tolerations=few)], pod={"tolerations": each}
-        )
-
-    def _tolerates_all(self) -> Action:
-        wanted = write.request("gpu", self._random.choice([GPU, MIG]), tolerations=ANY)
-        return self._hostile("tolerates every taint", [wanted])
-
-    def _huge(self) -> Action:
-        long = f'device.driver == "{DRIVER}" || "{"x" * 9000}" == ""'
-        requests = [
-            write.request(f"r{number}", GPU, selectors=[long, long, long])
-            for number in range(self._random.choice([4, 30]))
-        ]
-        return self._hostile("huge claim", requests)
-
-    def _odd_configuration(self) -> Action:
-        parameters = self._random.choice(
-            [
-                {
-                    "apiVersion": "resource.nvidia.com/v1beta1",
-                    "kind": "GpuConfig",
-                    "sharing": {"strategy": "TimeSlicing"},
-                },
-                {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "Nothing", "x": ["\u202e", "\\u0000", {"a": 1}]},
-                {"kind": 7},
-            ]
-        )
-        config = [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]
-        return self._hostile("odd configuration", [write.request("gpu", GPU)], config=config)
 
     def _device(self) -> Document:
         """A device of a node: a whole GPU by its number, or a partition by its place among those published."""
@@ -398,3 +205,12 @@ class Chooser:
             "feature switched off",
             {"feature": self._random.choice(["taint rules", "device status"]), "back_in_s": 15.0},
         )
+
+    def _upgrade_agent(self) -> Action:
+        dies = self._random.choice(["", "", "", "the old", "the next"])
+        beside_s = self._random.choice([0.0, 0.5, 3.0])
+        return Action("upgrade: agent", {"node": self._random.choice(NODES), "beside_s": beside_s, "dies": dies})
+
+    def _upgrade_operator(self) -> Action:
+        who = self._random.choice(["leader", "leader", "follower"])
+        return Action("upgrade: operator", {"who": who, "beside_s": self._random.choice([0.0, 5.0])})

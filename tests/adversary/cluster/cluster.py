@@ -14,17 +14,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draco.agent.plugin.handover import stands_by
 from draco_local.cluster import attach, ports
 from draco_local.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ControlPlane, Settings
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
+from tests.adversary.cluster.manifests import DRIVER
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
 
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 REPLICAS = ("operator-a", "operator-b")
+OPERATORS = (*REPLICAS, "operator-c")
+"""Two of them run, and during an upgrade all three."""
 NODES: Mapping[str, str] = {"adv-0": "H100-80GB", "adv-1": "H100-80GB", "adv-2": "A100-40GB"}
 """Nodes and the model of their GPUs."""
 GPUS = 4
@@ -32,8 +36,11 @@ READY_WITHIN_S = 120.0
 REPLICA_GRACE_S = 25.0
 """A replica that was started has to import, connect, list everything, and wait for its turn."""
 AGENT_GRACE_S = 30.0
+ENDS_WITHIN_S = 30.0
+"""So long Kubernetes waits for a program that it told to end."""
 API_GRACE_S = 15.0
 """Informers come back with backoff and list anew."""
+_NEXT = "-next"
 WITHOUT_RULES = ("--runtime-config=resource.k8s.io/v1beta2=false,resource.k8s.io/v1alpha3=false",)
 _STATUS_GATES = (
     "DRAResourceClaimDeviceStatus",
@@ -60,6 +67,8 @@ class Cluster:
     observer: Observer
     kubeconfig: Path
     running: set[str] = field(default_factory=set)
+    agents: dict[str, str] = field(default_factory=lambda: {node: f"agent-{node}" for node in NODES})
+    """The agent that serves each node, or is to."""
     stopped: set[str] = field(default_factory=set)
     """Replicas that run and do nothing, until they are let go on."""
     fresh_until: dict[str, float] = field(default_factory=dict)
@@ -129,16 +138,31 @@ class Cluster:
         argv += ["--root", self.sockets, "--name", name, "--gpus", str(GPUS), "--board", NODES[name]]
         self._start(f"kubelet-{name}", argv)
 
-    def start_agent(self, name: str) -> None:
+    def start_agent(self, node: str) -> None:
         """Start a node's agent."""
+        self._start_agent(node, self.agents[node])
+        self.observer.up(f"agent of {node}", grace_s=AGENT_GRACE_S)
+
+    def start_next_agent(self, node: str) -> str:
+        """Start the agent that is to follow the one that serves; "" when there is one already, or none to follow."""
+        serving, following = self.agents[node], _other_agent(self.agents[node])
+        if serving not in self.running or following in self.running:
+            return ""
+        self._start_agent(node, following)
+        return following
+
+    def stands_by(self, node: str) -> bool:
+        """Whether the next agent is ready to take over."""
+        return stands_by(self.sockets / node / "plugins" / DRIVER)
+
+    def _start_agent(self, name: str, program: str) -> None:
         root = self.sockets / name
         if not (root / "gpus.json").exists():
             root.mkdir(parents=True, exist_ok=True)
             state.create(root / "gpus.json", board=NODES[name], gpus=GPUS, node_name=name)
         argv = [*DIES_WITH_US, sys.executable, "-m", "draco_local.simulator.agent", "--state", root / "gpus.json"]
         argv += ["--node-name", name, "--kubelet-dir", root, "--cdi-dir", root / "cdi", "--kubeconfig", self.kubeconfig]
-        self._start(f"agent-{name}", argv)
-        self.observer.up(f"agent of {name}", grace_s=AGENT_GRACE_S)
+        self._start(program, [*argv, "--take-over"])
 
     def start_operator(self, name: str) -> None:
         """Start a replica."""
@@ -172,13 +196,37 @@ class Cluster:
         """SIGKILL to a program of ours."""
         self.observer.killed(name)
         if name.startswith("agent-"):
-            self.observer.down(f"agent of {name.removeprefix('agent-')}")
-        if name in REPLICAS and self.holder() in {name, ""}:
+            self._agent_dies(name)
+        if name in OPERATORS and self.holder() in {name, ""}:
             self.observer.lease.killed(time.monotonic())
         self.processes.stop(name, grace_s=0.0)
         self.running.discard(name)
         self.stopped.discard(name)
         self._count_replicas()
+
+    def _agent_dies(self, name: str) -> None:
+        node = node_of(name)
+        self.observer.upgrades.disturbed(node)
+        self.observer.down(f"agent of {node}")
+        if _other_agent(name) in self.running:
+            self.agents[node] = _other_agent(name)
+            self.observer.up(f"agent of {node}", grace_s=AGENT_GRACE_S)
+
+    def end(self, name: str) -> bool:
+        """SIGTERM to a program of ours, and SIGKILL when it does not end in time. Whether it did."""
+        began = time.monotonic()
+        self.observer.programs.told_to_end(name)
+        if name in OPERATORS:
+            if self.holder() == name:
+                self.observer.lease.told_to_end(began)
+            self.running.discard(name)
+            self._count_replicas()
+        elif _other_agent(name) in self.running:
+            self.agents[node_of(name)] = _other_agent(name)
+        self.processes.stop(name, grace_s=ENDS_WITHIN_S)
+        self.running.discard(name)
+        self.observer.killed(name)
+        return time.monotonic() - began < ENDS_WITHIN_S
 
     def stop_for_a_while(self, name: str, pid: int) -> None:
         """SIGSTOP to a replica."""
@@ -198,7 +246,7 @@ class Cluster:
     def _count_replicas(self) -> None:
         """Whether any replica is there that could take the lease. One that starts has to watch it for as long as it lasts."""
         now = time.monotonic()
-        there = [self.fresh_until.get(name, now) - now for name in (self.running - self.stopped) & set(REPLICAS)]
+        there = [self.fresh_until.get(name, now) - now for name in (self.running - self.stopped) & set(OPERATORS)]
         able_in_s = min(there, default=None)
         if able_in_s is None or able_in_s > 0:
             self.observer.down("replicas")
@@ -212,8 +260,10 @@ class Cluster:
     def revive(self) -> list[str]:
         """Start again what does not run: what was killed, and what ended by itself, as Kubernetes would."""
         self.restart_ended()
-        wanted = [*REPLICAS, *(f"kubelet-{each}" for each in NODES), *(f"agent-{each}" for each in NODES)]
-        missing = [name for name in wanted if name not in self.running]
+        operators = [name for name in OPERATORS if name not in self.running]
+        missing = operators[: len(REPLICAS) - len(OPERATORS) + len(operators)]
+        missing += [f"kubelet-{node}" for node in NODES if f"kubelet-{node}" not in self.running]
+        missing += [name for name in self.agents.values() if name not in self.running]
         for name in missing:
             self.start(name)
         return missing
@@ -228,12 +278,15 @@ class Cluster:
         """Start a program of ours that does not run."""
         if name in self.running:
             return
-        if name in REPLICAS:
+        if name in OPERATORS:
             self.start_operator(name)
         elif name.startswith("kubelet-"):
             self.start_kubelet(name.removeprefix("kubelet-"))
+        elif _other_agent(name) in self.running:
+            self._start_agent(node_of(name), name)
         else:
-            self.start_agent(name.removeprefix("agent-"))
+            self.agents[node_of(name)] = name
+            self.start_agent(node_of(name))
 
     def pid(self, name: str) -> int | None:
         """A program's process; None when it does not run."""
@@ -259,7 +312,9 @@ class Cluster:
     def reboot(self, node: str, minors: list[int] | None) -> None:
         """Cut a node's power: its kubelet and agent die, what was in memory is gone, and the boards come back."""
         self.kill(f"kubelet-{node}")
-        self.kill(f"agent-{node}")
+        for agent in (_other_agent(self.agents[node]), self.agents[node]):
+            if agent in self.running:
+                self.kill(agent)
         for spec in (self.sockets / node / "cdi").glob("*"):
             spec.unlink(missing_ok=True)
         faults.reboot(self.state(node), minors=minors)
@@ -269,6 +324,16 @@ class Cluster:
     def state(self, node: str) -> Path:
         """The state file of a node's GPUs."""
         return self.sockets / node / "gpus.json"
+
+
+def node_of(agent: str) -> str:
+    """The node of an agent's process."""
+    return agent.removeprefix("agent-").removesuffix(_NEXT)
+
+
+def _other_agent(agent: str) -> str:
+    """A node has two names for its agents, in turn."""
+    return agent.removesuffix(_NEXT) if agent.endswith(_NEXT) else f"{agent}{_NEXT}"
 
 
 def access_of(plane: ControlPlane) -> Access:

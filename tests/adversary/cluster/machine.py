@@ -11,16 +11,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
-from tests.adversary.cluster.actions import Action, Chooser
+from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
 from tests.adversary.cluster.observer.laws import Suspicion
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.observer.rest import is_said_to_fit
 from tests.adversary.cluster.performing import Performer
+from tests.adversary.cluster.tenants import Action
 
 REST_WITHIN_S = 90.0
 """How long a cluster may take from the last action until each pod runs or is told why not, in time that counts."""
@@ -62,13 +64,17 @@ def run(
     seconds: float,
     seed: int,
     *,
+    most: int | None = None,
     beside: Iterable[Action] = (),
     ahead_s: float = 0.0,
     folder: Path | None = None,
     say: Say = print,
     stop_at_first: bool = False,
 ) -> Report:
-    """Act for so long on a new cluster: what the seed draws, and `beside` it a record, which begins `ahead_s` earlier."""
+    """Act for so long on a new cluster: what the seed draws, and `beside` it a record, which begins `ahead_s` earlier.
+
+    `most` is how many actions are drawn at most.
+    """
     say(f"cluster machine: {seconds:.0f} s with seed {seed}")
     chooser = Chooser(seed)
 
@@ -79,7 +85,9 @@ def run(
         while time.monotonic() < until:
             yield chooser.next()
 
-    return _on_a_cluster(lambda: together([beside, drawn()]), seed, folder, say, stop_at_first=stop_at_first)
+    return _on_a_cluster(
+        lambda: together([beside, islice(drawn(), most)]), seed, folder, say, stop_at_first=stop_at_first
+    )
 
 
 def replay(

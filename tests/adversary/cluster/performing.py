@@ -17,13 +17,14 @@ from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.state import StateError
-from tests.adversary.cluster.actions import Action
-from tests.adversary.cluster.cluster import FEATURES, NODES, REPLICAS, Cluster
+from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
 from tests.adversary.cluster.observer import world
 from tests.adversary.cluster.observer.api import Answer, Api
 from tests.adversary.cluster.observer.laws import READY
 from tests.adversary.cluster.observer.watching import RESOURCE, RULE_VERSIONS
+from tests.adversary.cluster.tenants import Action
+from tests.adversary.cluster.upgrading import Upgrades
 
 PATHS = {
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -51,6 +52,7 @@ class Performer:
         self._settling = asyncio.Event()
         self._restarting = asyncio.Lock()
         self._rules = ""
+        self._upgrades = Upgrades(cluster, self._soon, self._pause)
         self._kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
             "rule: one device": self._rule,
             "rule: many devices": self._rule,
@@ -72,6 +74,8 @@ class Performer:
             "kill: kube-controller-manager": lambda _: self._restart(CONTROLLER_MANAGER),
             "kill: etcd": lambda _: self._restart(ETCD),
             "feature switched off": self._switch_off,
+            "upgrade: agent": self._upgrades.agent,
+            "upgrade: operator": self._upgrades.operator,
             "wait: pods run": self._wait_for_pods,
             "wait: ready for work": self._wait_for_requests,
             "hardware: reboot": self._reboot,
@@ -94,6 +98,8 @@ class Performer:
         self._cluster.observer.note(str(action))
         self.done[action.kind] += 1
         arguments = action.arguments
+        if action.kind.startswith(("hardware", "kill: kubelet")):
+            self._cluster.observer.upgrades.disturbed(arguments["node"])
         if "create" in arguments:
             for document in arguments["create"]:
                 await self._create(document)
@@ -108,6 +114,7 @@ class Performer:
         while self._later:
             await asyncio.gather(*self._later)
         self._settling.clear()
+        self._cluster.observer.upgrades.disturbed()
         for node in NODES:
             await asyncio.to_thread(self._heal, node)
         async with self._restarting:
@@ -211,13 +218,17 @@ class Performer:
 
     def _soon(self, after_s: float, do: Callable[[], Awaitable[None]]) -> None:
         async def later() -> None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._settling.wait(), after_s)
+            await self._pause(after_s)
             await do()
 
         task = asyncio.create_task(later())
         self._later.add(task)
         task.add_done_callback(self._ended)
+
+    async def _pause(self, seconds: float) -> None:
+        """Not longer than until everything is to come to rest."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._settling.wait(), seconds)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._later.discard(task)
@@ -232,11 +243,12 @@ class Performer:
 
     async def _kill_operator(self, arguments: Document) -> None:
         leader = self._cluster.holder()
-        others = [name for name in REPLICAS if name != leader]
-        await self._kill_for(leader if arguments["who"] == "leader" and leader else others[0], arguments["back_in_s"])
+        others = [name for name in OPERATORS if name != leader and name in self._cluster.running]
+        wanted = leader if arguments["who"] == "leader" or not others else others[0]
+        await self._kill_for(wanted, arguments["back_in_s"])
 
     async def _kill_both(self, arguments: Document) -> None:
-        for name in REPLICAS:
+        for name in OPERATORS:
             await self._kill_for(name, arguments["back_in_s"])
 
     async def _pause_leader(self, arguments: Document) -> None:
@@ -256,7 +268,7 @@ class Performer:
         self._soon(arguments["back_in_s"], go_on)
 
     async def _kill_agent(self, arguments: Document) -> None:
-        await self._kill_for(f"agent-{arguments['node']}", arguments["back_in_s"])
+        await self._kill_for(self._cluster.agents[arguments["node"]], arguments["back_in_s"])
 
     async def _kill_kubelet(self, arguments: Document) -> None:
         await self._kill_for(f"kubelet-{arguments['node']}", arguments["back_in_s"])

@@ -17,6 +17,8 @@ QUICK_S = 3.0
 """No older than this where nothing else is to blame."""
 TAKEOVER_GRACE_S = 5.0
 """Two attempts of whoever waits, jitter included, and its writes."""
+GIVEN_UP_WITHIN_S = 5.0
+"""A leader that is told to end gives the lease up when its writes are done."""
 LEADING_FOR_S = 3.0
 """A new leader first reads what the one before has left."""
 WITHOUT_WHOM_S = 60.0
@@ -35,11 +37,17 @@ class LeaseLaw:
         self._renewed_at: float | None = None
         self._leads_since = 0.0
         self._resumed = False
+        self._gently = False
+
+    def told_to_end(self, now: float) -> None:
+        """The holder leaves, and gives the lease up before it does."""
+        self.killed(now)
+        self._gently = True
 
     def killed(self, now: float) -> None:
         """The holder, or all that could hold it, were killed, or stopped for a while."""
         self._killed_at = now
-        self._resumed = False
+        self._resumed = self._gently = False
 
     def resumed(self) -> None:
         """The holder was only stopped, and goes on; if nobody took the lease, it still has it."""
@@ -101,9 +109,11 @@ class LeaseLaw:
             down = self._fairness.was_down("api", self._killed_at, now) + self._fairness.was_down(
                 "replicas", self._killed_at, now
             )
-            limit = allowed + TAKEOVER_GRACE_S + down
+            before = allowed - duration + GIVEN_UP_WITHIN_S if self._gently else allowed
+            limit = before + TAKEOVER_GRACE_S + down
             if since > limit:
-                text = f"nobody took the lease over {since:.1f} s after its holder was killed; {limit:.1f} s would be in time"
+                how = "told to end" if self._gently else "killed"
+                text = f"nobody took the lease over {since:.1f} s after its holder was {how}; {limit:.1f} s would be in time"
                 yield Suspicion("lease not taken over", f"{self._killed_at}", text)
             return
         down = self._fairness.was_down("api", now - age - 1.0, now) + self._fairness.was_down(

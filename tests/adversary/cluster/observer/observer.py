@@ -21,6 +21,7 @@ from tests.adversary.cluster.observer.laws import LAWS, READY, Latecomers, Suspi
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.rest import unexplained
+from tests.adversary.cluster.observer.upgrades import UpgradeLaw
 from tests.adversary.cluster.observer.watching import KINDS, Watching, fresh
 from tests.adversary.cluster.observer.world import Object, World, condition, name, phase, results, stamp
 
@@ -81,6 +82,7 @@ class Observer:
         self.programs = Programs(self._api_was_down, self._driver_waited)
         self.pace = Pace(TWIN_EVERY_S)
         self.lease = LeaseLaw(self.fairness, self.pace)
+        self.upgrades = UpgradeLaw()
         self.ready = threading.Event()
         self._access = access
         self._nodes = dict(nodes)
@@ -120,7 +122,21 @@ class Observer:
 
     def down(self, part: str) -> None:
         """A part is taken down on purpose: "api", "collector", "rules", "agent of <node>"."""
+        if part == "api":
+            self.upgrades.disturbed()
         self.fairness.down(part, time.monotonic())
+
+    def upgrade_began(self, node: str) -> None:
+        """The agent that serves a node is about to be told to end; the next one stands by."""
+        state = hardware.read_state(self._nodes[node].state)
+        with self._lock:
+            self.counts["upgrades of agents"] += 1
+            if hardware.minded(state) and not any(gpu.get("error") for gpu in state["gpus"]):
+                self.upgrades.began(node, self.world)
+
+    def upgrade_ended(self, node: str) -> None:
+        """It has ended."""
+        self.upgrades.ended(node, time.monotonic())
 
     def up(self, part: str, *, grace_s: float) -> None:
         """It was started again."""
@@ -270,6 +286,8 @@ class Observer:
                 }
                 for each in hardware.wrong_board(specs, states), hardware.lost_but_obtainable(self.world, states):
                     found |= {(one.law, one.key): one for one in each if one.key.split()[0] in known}
+                for wrong in self.upgrades.look(self.world, specs, self._nodes, now):
+                    self._violated(wrong)
                 since = {key: since.get(key, -passed) + passed for key in found}
                 for key, lasted in since.items():
                     if lasted >= FILES_LAST_S[key[0]]:
@@ -296,7 +314,7 @@ class Observer:
         return self.fairness.was_down("api", now - 30.0, now) > 0
 
     def _driver_waited(self, program: str) -> bool:
-        node = program.removeprefix("agent-")
+        node = program.removeprefix("agent-").removesuffix("-next")
         return time.monotonic() - self._waited.get(node, -math.inf) < WAITED_S
 
     def _changed(self, kind: str, before: Object | None, after: Object | None) -> None:

@@ -33,6 +33,7 @@ class Program:
     read: int = 0
     ended: bool = False
     may_end: bool = False
+    leaves: bool = False
 
 
 class Programs:
@@ -60,11 +61,16 @@ class Programs:
         if name in self._programs:
             self._programs[name].may_end = True
 
+    def told_to_end(self, name: str) -> None:
+        """A program was told to end, for good: it goes when it is done with what it does, and says nothing wrong meanwhile."""
+        if name in self._programs:
+            self._programs[name].leaves = True
+
     def look(self) -> Iterator[Suspicion]:
         """What is wrong since the last look; each is told once."""
         for program in list(self._programs.values()):
             yield from self._said(program)
-            if not program.ended and not _runs(program.pid):
+            if not program.leaves and not program.ended and not _runs(program.pid):
                 program.ended = True
                 if program.name.startswith("operator") and (program.may_end or self._excused()):
                     continue  # it could not renew its lease: it must end, and whoever runs it starts it again

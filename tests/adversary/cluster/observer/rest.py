@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
-from tests.adversary.cluster.observer.world import Object, World, condition, name, results
+from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
 
 _DRACO_SAYS = "Draco says: "
 _FITS = "All claims can be allocated"
@@ -54,7 +54,7 @@ def _wrong(
     """What is not right about a pod that does not run; empty when it is told why."""
     node, ending = pod["spec"].get("nodeName"), pod["metadata"].get("deletionTimestamp")
     if node or ending:
-        said = _waiting(pod)
+        said = waiting(pod)
         if _sick(pod, states) or _OWN_FAULT.search(said) or _was_replaced(world, node, said, states):
             return ""
         return f"on node {node}, it {'is deleted and does not go' if ending else 'does not start'}: {said or 'no word'}"
@@ -112,14 +112,9 @@ def _was_replaced(world: World, node: str, said: str, states: Mapping[str, Mappi
     return bool(stood_for) and there.isdisjoint(stood_for)
 
 
-def _waiting(pod: Object) -> str:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return "; ".join(((each.get("state") or {}).get("waiting") or {}).get("message", "") for each in statuses)
-
-
 def _sick(pod: Object, states: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether something is wrong with the hardware of the pod's node, and the pod says so."""
     state = states.get(pod["spec"].get("nodeName", ""), {})
     broken = any(gpu.get("error") for gpu in state.get("gpus") or []) or (state.get("driver") or {}).get("error")
     told = any(event.get("type") == _XID for event in state.get("events") or [])
-    return bool(broken or told or state.get("failures") or state.get("latency_s")) and bool(_waiting(pod))
+    return bool(broken or told or state.get("failures") or state.get("latency_s")) and bool(waiting(pod))

@@ -182,6 +182,12 @@ def phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase"))
 
 
+def waiting(pod: Object) -> str:
+    """Why its containers do not start."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return "; ".join(((each.get("state") or {}).get("waiting") or {}).get("message", "") for each in statuses)
+
+
 def _tolerations(result: Object) -> Iterator[tuple[str, str, str, str]]:
     for each in result.get("tolerations") or []:
         yield each.get("key", ""), each.get("operator", "Equal"), each.get("value", ""), each.get("effect", "")
