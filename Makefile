@@ -64,7 +64,9 @@ image-reproducible: setup ## Build the image twice, the second time from nothing
 .PHONY: image-test
 image-test: setup ## Test what is in the image; install one with simulated GPUs on real nodes with helm, and test that (root)
 	@$(BIN)/python scripts/system_packages.py
+	@$(BIN)/python scripts/system_packages.py --kind
 	@$(BIN)/python scripts/programs.py --real-nodes=yes
+	@$(BIN)/python scripts/programs.py --kind=yes
 	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)
 	@$(BIN)/python -m scripts.image --target simulated --output build/simulated.tar $(IMAGE_ARGS)
 	@$(BIN)/python -m pytest tests/image $(PYTEST_ARGS)

@@ -71,6 +71,19 @@ class Docker:
             (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
             quietly([*self.command, "build", "--quiet", "--tag", image, folder])
 
+    def fetch(self, image: str) -> None:
+        """Pull an image that the engine does not have; ends the program with the way that needs no registry where it cannot."""
+        if self.has(image):
+            return
+        done = subprocess.run([*self.command, "pull", "--quiet", image], capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["it says nothing"]
+            engine, reason = self.command[0].capitalize(), said[-1].removeprefix("Error: ")
+            sys.exit(
+                f"{engine} cannot pull {image}, on which the image is built ({reason}). Where no registry answers, build on "
+                'Debian\'s packages: make image IMAGE_ARGS="--base debian".'
+            )
+
     def build(self, image: str, target: str, arguments: Sequence[str]) -> None:
         """Build one target of the Dockerfile."""
         quietly([*self.command, "build", "--quiet", "--target", target, "--tag", image, *arguments, str(ROOT)])
@@ -160,13 +173,26 @@ def engine_here() -> Docker:
 
 
 def base_in(engine: Docker, wanted: str) -> str:
-    """The name of the wanted base, "" for the Dockerfile's own; "debian" is made where the engine does not have it."""
-    return made_of_debian(engine, "base") if wanted == "debian" else wanted
+    """The name of the wanted base, "" for the Dockerfile's own; the engine has it then. "debian" is made, others are pulled."""
+    if wanted == "debian":
+        return made_of_debian(engine, "base")
+    engine.fetch(wanted or dockerfiles_own("BASE"))
+    return wanted
 
 
 def compiler_in(engine: Docker, wanted: str) -> str:
-    """The name of the base with a compiler, "" for the Dockerfile's own."""
-    return made_of_debian(engine, "compiler", COMPILER) if wanted == "debian" else ""
+    """The name of the base with a compiler, "" for the Dockerfile's own; the engine has it then."""
+    if wanted == "debian":
+        return made_of_debian(engine, "compiler", COMPILER)
+    engine.fetch(dockerfiles_own("COMPILER"))
+    return ""
+
+
+def dockerfiles_own(argument: str) -> str:
+    """What the Dockerfile says where an argument is not given."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    [value] = [line.partition("=")[2] for line in lines if line.startswith(f"ARG {argument}=")]
+    return value
 
 
 def made_of_debian(engine: Docker, kind: str, further: Sequence[str] = ()) -> str:

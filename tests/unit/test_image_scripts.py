@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from scripts import image_reproducible, sbom
+from scripts import image, image_reproducible, sbom
 from scripts.image_archive import ImageArchive
 
 MADE = datetime(2026, 1, 2, tzinfo=UTC)
@@ -140,3 +141,30 @@ def test_an_image_takes_no_more_in_a_registry_than_is_said(tmp_path: Path) -> No
         layer = outer.extractfile("0.tar")
         assert layer is not None
         assert len(gzip.compress(layer.read(), 6)) <= archive.compressed_bytes() < len(content) / 10
+
+
+def test_a_docker_that_cannot_pull_is_told_with_the_way_that_needs_no_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    docker = tmp_path / "docker"
+    docker.write_text(
+        "#!/bin/sh\n[ $1 = pull ] && echo 'Using default' >&2 && echo 'dial tcp: lookup registry: no such host' >&2\nexit 1\n"
+    )
+    docker.chmod(0o755)
+    told = (
+        r"^Docker cannot pull docker.io/library/python:3.13-slim-trixie, on which the image is built "
+        r'\(dial tcp: lookup registry: no such host\). Where .*: make image IMAGE_ARGS="--base debian".$'
+    )
+    with pytest.raises(SystemExit, match=told):
+        image.base_in(image.Docker(), "")
+    with pytest.raises(SystemExit, match=r"^Docker cannot pull docker.io/library/python:3.13-trixie,"):
+        image.compiler_in(image.Docker(), "")
+
+
+def test_a_base_that_docker_has_is_not_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\n[ "$*" = "image inspect mine:1" ]\n')
+    docker.chmod(0o755)
+    assert image.base_in(image.Docker(), "mine:1") == "mine:1"

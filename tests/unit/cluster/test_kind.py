@@ -79,7 +79,8 @@ def test_containers_are_restarted_soon_where_kubelet_can_be_told() -> None:
 def test_without_docker_a_private_engine_needs_root(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(
-        MissingRequirement, match=r"^No Docker answers here, and a private one needs root: start Docker"
+        MissingRequirement,
+        match=r"^No Docker answers here, and a Docker Engine of its own needs root: start Docker, or run",
     ):
         clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
     assert state.names() == []
@@ -114,7 +115,10 @@ def test_an_image_that_docker_has_or_can_pull_is_used(path: Path, tmp_path: Path
 def test_without_root_a_docker_that_cannot_pull_is_not_enough(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     put(path, "docker", '[ "$1" = info ] && exit 0; echo "no route to registry" >&2; exit 1')
-    with pytest.raises(MissingRequirement, match="needs root: start Docker"):
+    says = (
+        r"^Docker has no kindest/node:v1.36.3 and cannot pull it \(no route to registry\), .* needs root: give it that "
+    )
+    with pytest.raises(MissingRequirement, match=says):
         clusters.up("a", WANTED, progress=SilentProgress(), wait_s=0)
     assert Record("a").read().phase == "failed"
     clusters.down("a", progress=SilentProgress())

@@ -69,18 +69,17 @@ class PrivateEngine:
         """Where the engine writes."""
         return self._processes.log(_DAEMON)
 
-    def check(self) -> None:
-        """Raise MissingRequirement with one sentence for what this machine lacks."""
+    def check(self, why: str, *, otherwise: str) -> None:
+        """Raise MissingRequirement with one sentence: why this engine is wanted, what it lacks here, what else would help."""
         if os.geteuid() != 0:
             raise MissingRequirement(
-                "No Docker answers here, and a private one needs root: start Docker, or run this command with sudo."
+                f"{why}, and a Docker Engine of its own needs root: {otherwise}, or run this command with sudo."
             )
         packages = missing_packages()
         if packages:
             line = f"apt-get install --no-install-recommends {' '.join(packages)}"
             raise MissingRequirement(
-                f"No Docker that has kind's node image, or can pull it, answers here, and making both needs Debian packages: "
-                f"run `{line}`."
+                f"{why}, and a Docker Engine of its own needs Debian packages: {otherwise}, or run `{line}`."
             )
 
     def client(self) -> Docker:

@@ -106,7 +106,7 @@ class KindCluster:
     def check(self) -> None:
         """Some Docker must answer, or one must be startable here."""
         if not Docker().answers():
-            self._engine.check()
+            self._engine.check("No Docker answers here", otherwise="start Docker")
 
     def create(self, progress: Progress, *, wait_s: float) -> None:
         """Have kind make the cluster, then attach; see `Cluster.create`."""
@@ -150,8 +150,9 @@ class KindCluster:
                 reason = docker.pull(image_)
             if not reason:
                 return docker, image_, self._kind(progress)
-            progress.note(f" • Docker could not pull it, so it is made here, for a private engine: {reason}")
-            self._engine.check()
+            unable = f"Docker has no {image_} and cannot pull it ({reason})"
+            self._engine.check(unable, otherwise="give it that image with `docker load`")
+            progress.note(f" • {unable}: one is made here, for a private engine")
         programs = self._programs(*node_image.PROGRAMS, progress=progress)
         docker = self._engine.acquire(self._record.folder, progress)
         made = images.ensure(docker, self._wanted.kubernetes, programs, folder=self._engine.folder, progress=progress)

@@ -1,0 +1,121 @@
+"""The README's lines for a machine with Docker, kind and helm, typed as they are: build, load, install, test.
+
+Where no Docker answers that can pull, it is the private engine of kind's clusters: it has images of Debian's packages under the
+names that the Dockerfile gives its bases, and what it runs reaches package indexes by a proxy.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from draco_local.cluster.kindnode.docker import Docker
+from draco_local.cluster.kindnode.engine import PrivateEngine
+from draco_local.cluster.programs import binaries
+from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
+from draco_local.cluster.progress import SilentProgress
+from draco_local.cluster.providers.kind import KindCluster, config
+from draco_local.cluster.state import ClusterSpec, Record
+from scripts import image
+from tests.doubles.wayout import a_way_out
+from tests.e2e.kubectl import eventually
+from tests.e2e.test_tutorial import ROOT, steps
+
+SILENT = SilentProgress()
+WANTED = ClusterSpec(provider="kind", kubernetes=DEFAULT_KUBERNETES, nodes=0, operator=False)
+BUILDS_WITHIN_S = 900.0
+KEPT_FOR = "168h"
+"""What the private engine has of earlier builds, which the next one uses as far as nothing changed."""
+
+pytestmark = pytest.mark.real_node
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of somebody who has Docker, kind and helm, and has made a cluster."""
+    record = Record(f"readme-{uuid.uuid4().hex[:8]}")
+    record.folder.mkdir(parents=True)
+    with ExitStack() as afterwards:
+        afterwards.callback(shutil.rmtree, record.folder)
+        private = PrivateEngine()
+        afterwards.callback(private.release, record.folder, SILENT)
+        docker, node_image, kind = KindCluster(record, WANTED)._prepared(SILENT)
+        programs = {**binaries.find("kubectl", "helm"), "kind": Path(kind)}
+        for name, program in programs.items():
+            (tmp_path / name).symlink_to(program)
+        environment = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "KIND_CLUSTER_NAME": record.name,
+            "KUBECONFIG": str(tmp_path / "kubeconfig"),
+        }
+        wanted = tmp_path / "kind.yaml"
+        wanted.write_text(yaml.safe_dump(config(WANTED, address=docker.address)))
+        made: list[str | Path] = ["--name", record.name, "--kubeconfig", tmp_path / "kubeconfig"]
+        afterwards.callback(docker.run, [kind, "delete", "cluster", *made])
+        docker.run([kind, "create", "cluster", *made, "--config", wanted, "--image", node_image, "--wait", "180s"])
+        if docker.socket:
+            environment |= afterwards.enter_context(building(private, docker, tmp_path))
+        yield environment
+        docker.has("rmi", "draco:dev")
+
+
+@contextmanager
+def building(private: PrivateEngine, docker: Docker, folder: Path) -> Iterator[dict[str, str]]:
+    """Have the private engine have the bases, and what it builds a way out; the environment in which it is `docker`."""
+    engine = image.Docker()
+    engine.command = ("docker", "--host", f"unix://{docker.socket}")
+    bases = {
+        image.dockerfiles_own("BASE"): image.made_of_debian(engine, "base"),
+        image.dockerfiles_own("COMPILER"): image.made_of_debian(engine, "compiler", image.COMPILER),
+    }
+    own = folder / "base" / "own"
+    own.mkdir(parents=True)
+    for path in image.MACHINES_OWN:
+        if path.exists():
+            (own / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, own / path.relative_to("/"))
+    for name, made in bases.items():
+        (own.parent / "Dockerfile").write_text(f"FROM {made}\nCOPY own /\n")
+        docker.run(["docker", "build", "--quiet", "--tag", name, own.parent])
+    with a_way_out(str(private._addresses().host)) as proxy:
+        (folder / "config.json").write_text(
+            json.dumps({"proxies": {"default": {"httpProxy": proxy, "httpsProxy": proxy}}})
+        )
+        yield {"DOCKER_HOST": f"unix://{docker.socket}", "DOCKER_CONFIG": str(folder)}
+    docker.has("rmi", *bases)
+    docker.has("image", "prune", "--force", "--filter", f"until={KEPT_FOR}")
+
+
+def test_the_readmes_lines_build_load_and_install(shell: dict[str, str]) -> None:
+    def typed(command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=ROOT,
+            env=shell,
+            capture_output=True,
+            text=True,
+            timeout=BUILDS_WITHIN_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        return done.stdout
+
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = page[page.index("## Install on a cluster") :]
+    [block] = [
+        each for each in re.findall(r"^```console\n.*?^```$", section, re.MULTILINE | re.DOTALL) if "docker" in each
+    ]
+    commands = [step.command for step in steps(block)]
+    assert [command.split()[0] for command in commands] == ["docker", "kind", "helm"]
+    for command in commands:
+        typed(command)
+    [check] = [step.command for step in steps(section) if step.command.startswith("helm test ")]
+    eventually(lambda: "Succeeded" in typed(check), within_s=180, what="helm's test of the release succeeds")
