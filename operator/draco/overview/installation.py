@@ -246,18 +246,20 @@ def _agents(found: Installation) -> list[CheckFinding]:
 def _devices(found: Installation) -> list[CheckFinding]:
     publishing = {each.spec.node_name for each in found.slices if each.spec.devices}
     total = sum(len(each.spec.devices) for each in found.slices)
-    findings = [
-        _ok(
-            "devices",
-            f"{counted(len(publishing), 'node')} {agreeing(len(publishing), 'publishes', 'publish')} {counted(total, 'device')}.",
-        )
-        if total
-        else _failed(
-            "devices",
-            "No node publishes devices.",
-            "Look at the agents' log, or install a DRA driver on the GPU nodes.",
-        )
-    ]
+    if total:
+        publish = agreeing(len(publishing), "publishes", "publish")
+        findings = [_ok("devices", f"{counted(len(publishing), 'node')} {publish} {counted(total, 'device')}.")]
+    elif found.agents:
+        findings = [_failed("devices", "No node publishes devices.", "Look at the agents' log.")]
+    else:
+        findings = [
+            CheckFinding(
+                about="devices",
+                verdict=Verdict.WARNING,
+                message="No node publishes devices yet: Draco has nothing to operate.",
+                remedy="Install a DRA driver on the GPU nodes.",
+            )
+        ]
     for node in found.gpu_nodes:
         ready = next((one for one in node.status.conditions if one.type == "Ready"), None)
         if ready is None or ready.status != "True":

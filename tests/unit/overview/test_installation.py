@@ -108,6 +108,12 @@ def test_what_does_not_work_fails_and_names_the_fix(
     assert remedy in found.remedy
 
 
+def test_an_operator_alone_is_at_work_before_a_driver_is() -> None:
+    [found] = trouble(agents=[], gpu_nodes=[], slices=[])
+    assert (found.about, found.verdict) == ("devices", Verdict.WARNING)
+    assert "Install a DRA driver" in found.remedy
+
+
 def test_what_operator_and_agents_say_troubles_them_is_a_warning() -> None:
     troubled = msgspec.convert(
         {
