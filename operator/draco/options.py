@@ -1,13 +1,17 @@
-"""Kinds of values that more than one command takes.
+"""Options that more than one command takes, and kinds of values.
 
 Owns what is accepted and how a wrong one is refused: with one sentence, before the command has done anything.
 """
 
 import math
 import re
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 _DRIVER = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_DRIVER = 63
@@ -72,3 +76,67 @@ class DriverName(click.ParamType[str]):
                 ctx,
             )
         return value
+
+
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where metrics are served over TLS.
+
+    `certificates` is a folder with tls.crt and tls.key, as a Secret is mounted; `name` is the DNS name that scrapers
+    expect there, "" where that is not known.
+    """
+
+    host: str = "0.0.0.0"  # noqa: S104 - scrapes come from other hosts
+    port: int = 8443
+    certificates: Path
+    name: str = ""
+
+
+def both_or_neither(**options: object) -> bool:
+    """Whether options that mean something only together were given. Raises UsageError."""
+    given = [value is not None for value in options.values()]
+    if any(given) and not all(given):
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise click.UsageError(f"{names} need each other.")
+    return all(given)
+
+
+def with_metrics(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a click command the options of metrics over TLS. It gets them as `metrics`, which is None without them."""
+
+    @click.option(
+        "--metrics-listen",
+        envvar="DRACO_METRICS_LISTEN",
+        show_envvar=True,
+        type=ListenAddress(),
+        help="Address of /metrics over TLS, for those whose token lets them get it; by default anyone reads it at --listen.",
+    )
+    @click.option(
+        "--metrics-certificates",
+        envvar="DRACO_METRICS_CERTIFICATES",
+        show_envvar=True,
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder with the tls.crt and tls.key of --metrics-listen.",
+    )
+    @click.option(
+        "--metrics-name",
+        envvar="DRACO_METRICS_NAME",
+        show_envvar=True,
+        default="",
+        help="DNS name that scrapers expect in that certificate; the log says where it is another.",
+    )
+    @wraps(function)
+    def command(
+        *,
+        metrics_listen: tuple[str, int] | None,
+        metrics_certificates: Path | None,
+        metrics_name: str,
+        **options: Any,
+    ) -> Any:
+        both_or_neither(metrics_listen=metrics_listen, metrics_certificates=metrics_certificates)
+        metrics = None
+        if metrics_listen and metrics_certificates:
+            host, port = metrics_listen
+            metrics = MetricsSettings(host=host, port=port, certificates=metrics_certificates, name=metrics_name)
+        return function(metrics=metrics, **options)
+
+    return command

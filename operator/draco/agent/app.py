@@ -217,7 +217,7 @@ class Agent:
 
     @asynccontextmanager
     async def _endpoints(self) -> AsyncIterator[None]:
-        secure = self._settings.secure_metrics
+        secure = self._settings.metrics
         async with AsyncExitStack() as stack:
             if self._settings.listen is not None:
                 plain = self._measured if secure is None else None
@@ -406,7 +406,7 @@ class Agent:
 
     def _certificate_problem(self) -> str | None:
         """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
-        if self._settings.secure_metrics is None:
+        if self._settings.metrics is None:
             return None
         return " ".join(self.parts.metrics.certificates.troubles.values())
 

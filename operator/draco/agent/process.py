@@ -22,7 +22,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import SERVICE_ACCOUNT
 from draco.logs import LEVELS, configure_log
-from draco.options import DriverName, ListenAddress, Seconds
+from draco.options import DriverName, ListenAddress, Seconds, with_metrics
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
 log = structlog.get_logger()
@@ -74,17 +74,7 @@ OPTIONS = (
         type=ListenAddress(),
         help="Address of /livez and /readyz, and of /metrics unless it has one of its own. Default: none.",
     ),
-    _option(
-        "--metrics-listen",
-        type=ListenAddress(),
-        help="Address of /metrics over TLS, for those whose token lets them get it. Default: anyone reads it at --listen.",
-    ),
-    _option("--metrics-certificates", type=_FOLDER, help="Folder with the tls.crt and tls.key of --metrics-listen."),
-    _option(
-        "--metrics-name",
-        default="",
-        help="DNS name that scrapers expect in that certificate: the agent says where it is not.",
-    ),
+    with_metrics,
     _option(
         "--rescan",
         "rescan_s",
@@ -124,8 +114,6 @@ def run(
     **options: Any,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, maybe in groups."""
-    if (options["metrics_listen"] is None) is not (options["metrics_certificates"] is None):
-        raise click.UsageError("--metrics-listen and --metrics-certificates need each other.")
     configure_log(log_level)
     settings = AgentSettings(**options)
     asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library))

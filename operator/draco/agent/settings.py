@@ -10,7 +10,7 @@ import msgspec
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.plugin.dra_service import DEADLINE_S
 from draco.agent.plugin.health_service import TIMEOUT_S
-from draco.kube.secure_metrics import MetricsSettings
+from draco.options import MetricsSettings
 from draco.resources.names import NVIDIA_DRIVER
 
 
@@ -22,8 +22,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     `cdi.NodeFiles`. `driver_root` is where the node has the NVIDIA driver, `driver_root_view` the same folder as the agent sees
     it, if that differs; without it NVML is found by the linker, and containers get nothing of the driver. `sysfs_root` and
     `proc_root` are where the node's /sys and /proc are seen; without its processes in it nobody can say who holds an instance.
-    `listen` is host and port of the HTTP endpoints, None for none; where there is a `metrics_listen`, metrics are served there
-    instead, over TLS with the certificate in the folder `metrics_certificates`, which scrapers expect to be for `metrics_name`.
+    `listen` is host and port of the HTTP endpoints, None for none; where there are `metrics`, these are served there instead,
+    over TLS.
     `event_wait_s` is how long NVML is asked for events at a time, and so how long stopping may take; 0 reads the GPUs at
     intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as hanging. `prepare_deadline_s` must be
     below kubelet's 45; `health_timeout_s` is after how long without news kubelet calls a device Unknown. Every `rediscover_s`
@@ -43,9 +43,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     listen: tuple[str, int] | None = None
-    metrics_listen: tuple[str, int] | None = None
-    metrics_certificates: Path | None = None
-    metrics_name: str = ""
+    metrics: MetricsSettings | None = None
     rescan_s: float = 10.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
@@ -66,14 +64,6 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
             if self.driver_root is None
             else DriverRoot(self.driver_root, self.driver_root_view or self.driver_root)
         )
-
-    @property
-    def secure_metrics(self) -> MetricsSettings | None:
-        """How metrics are served over TLS."""
-        if self.metrics_listen is None or self.metrics_certificates is None:
-            return None
-        host, port = self.metrics_listen
-        return MetricsSettings(host=host, port=port, certificates=self.metrics_certificates, name=self.metrics_name)
 
     @property
     def state_folder(self) -> Path:

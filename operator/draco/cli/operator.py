@@ -23,9 +23,8 @@ from draco.controller.settings import OperatorSettings
 from draco.kube.connect.connection import Connect, Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
-from draco.kube.secure_metrics import MetricsSettings
 from draco.logs import LEVELS, configure_log
-from draco.options import ListenAddress, Seconds
+from draco.options import ListenAddress, MetricsSettings, Seconds, both_or_neither, with_metrics
 
 log = structlog.get_logger(__name__)
 
@@ -50,24 +49,7 @@ _DEFAULT = OperatorSettings(identity="")
     default=f"{_DEFAULT.http_host}:{_DEFAULT.http_port}",
     help="Address of /livez and /readyz, and of /metrics unless it has one of its own; port 0 takes a free one.",
 )
-@click.option(
-    "--metrics-listen",
-    envvar="DRACO_METRICS_LISTEN",
-    type=ListenAddress(),
-    help="Address of /metrics over TLS, for those whose token lets them get it; by default anyone reads it at --listen.",
-)
-@click.option(
-    "--metrics-certificates",
-    envvar="DRACO_METRICS_CERTIFICATES",
-    type=click.Path(path_type=Path),
-    help="Folder with the tls.crt and tls.key of --metrics-listen.",
-)
-@click.option(
-    "--metrics-name",
-    envvar="DRACO_METRICS_NAME",
-    default="",
-    help="DNS name that scrapers expect in that certificate; the log says where it is another.",
-)
+@with_metrics
 @click.option("--log-level", envvar="DRACO_LOG_LEVEL", type=click.Choice(LEVELS), default="info", help="Log level.")
 @click.option(
     "--pending-after",
@@ -164,9 +146,7 @@ def command(
     namespace: str,
     identity: str,
     listen: tuple[str, int],
-    metrics_listen: tuple[str, int] | None,
-    metrics_certificates: Path | None,
-    metrics_name: str,
+    metrics: MetricsSettings | None,
     log_level: str,
     pending_after: float,
     settle: float,
@@ -193,20 +173,9 @@ def command(
             f"--lease-duration ({lease_duration} s) must be longer than --renew-deadline ({renew_deadline:g} s), and that "
             f"longer than --retry-period ({retry_period:g} s)."
         )
-    if (webhook_listen is None) is not (webhook_certificates is None):
-        raise click.UsageError("--webhook-listen and --webhook-certificates need each other.")
-    if (metrics_listen is None) is not (metrics_certificates is None):
-        raise click.UsageError("--metrics-listen and --metrics-certificates need each other.")
+    both_or_neither(webhook_listen=webhook_listen, webhook_certificates=webhook_certificates)
     configure_log(log_level)
     quiet_kopf()
-    metrics = None
-    if metrics_listen and metrics_certificates:
-        metrics = MetricsSettings(
-            host=metrics_listen[0] or _DEFAULT.http_host,
-            port=metrics_listen[1],
-            certificates=metrics_certificates,
-            name=metrics_name,
-        )
     webhook = None
     if webhook_listen and webhook_certificates:
         webhook = WebhookSettings(

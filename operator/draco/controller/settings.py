@@ -7,7 +7,7 @@ import msgspec
 
 from draco.controller.claims.webhook import WebhookSettings
 from draco.controller.workers.pool import WorkerSettings
-from draco.kube.secure_metrics import MetricsSettings
+from draco.options import MetricsSettings
 from draco.resources.names import OPERATOR_LEASE
 
 

@@ -22,6 +22,7 @@ from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
+from draco.options import MetricsSettings
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
@@ -233,7 +234,7 @@ async def test_where_metrics_are_secure_they_are_for_those_who_may_read_them_and
 ) -> None:
     plain, scraper, tokens = unused_tcp_port_factory(), Scraper(tmp_path), accounts_in(api_server, namespace)
     scraper.port = unused_tcp_port_factory()
-    settings = {"metrics_listen": ("127.0.0.1", scraper.port), "metrics_certificates": tmp_path}
+    settings = {"metrics": MetricsSettings(host="127.0.0.1", port=scraper.port, certificates=tmp_path)}
     async with node.running(listen=("127.0.0.1", plain), **settings), aiohttp.ClientSession(trust_env=False) as session:
         assert await scraper.scrape(tokens["prometheus"]) == (0, ANY), "an agent without a certificate serves kubelet"
         scraper.show(scraper.authority)

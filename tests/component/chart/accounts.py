@@ -19,6 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
 from draco.kube.events.events import EventRecorder
+from draco.options import MetricsSettings
 from draco.resources.api.draco import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
@@ -77,8 +78,7 @@ class ScrapedNode(SimulatedNode):
     def agent_settings(self) -> AgentSettings:
         return msgspec.structs.replace(
             super().agent_settings(),
-            metrics_listen=("127.0.0.1", self.metrics_port),
-            metrics_certificates=self.root.parent,
+            metrics=MetricsSettings(host="127.0.0.1", port=self.metrics_port, certificates=self.root.parent),
         )
 
 
