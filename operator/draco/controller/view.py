@@ -4,10 +4,12 @@ Owns the list of collections that are watched, their indexes, what is sent to th
 devices for metrics. Writes nothing and decides nothing.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from random import Random
 from typing import Any
+
+from cachetools import LRUCache
 
 from draco.allocation import SupplyCounts, count_supply
 from draco.allocation.fleet.hardware import PoolHardware
@@ -133,7 +135,7 @@ class ClusterView:
             slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
         )
 
-        self._hardware: OrderedDict[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = OrderedDict()
+        self._hardware: LRUCache[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = LRUCache(_REMEMBERED_POOLS)
 
         self._clock = clock
         self._supply_every_s = supply_every_s
@@ -187,9 +189,6 @@ class ClusterView:
         remembered = self._hardware.get(pool)
         if remembered is None or not _are_same(remembered[0], slices):
             remembered = self._hardware[pool] = (slices, PoolHardware(slices))
-            if len(self._hardware) > _REMEMBERED_POOLS:
-                self._hardware.popitem(last=False)
-        self._hardware.move_to_end(pool)
         return remembered[1]
 
     def request(self, uid: str) -> DeviceMaintenance | None:

@@ -6,11 +6,10 @@ nothing itself: that is `endpoints`.
 """
 
 import hashlib
-from collections import OrderedDict
-from typing import Generic, TypeVar
 
 import msgspec
 import structlog
+from cachetools import LRUCache, TTLCache
 
 from draco.endpoints import Refusal
 from draco.kube.clock import Clock
@@ -20,8 +19,6 @@ from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.kinds import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 _ANONYMOUS = Refusal(401, "send a bearer token of the cluster: metrics are for those who may get /metrics")
 _UNKNOWN = Refusal(401, "the cluster does not know this token, or no longer")
@@ -46,25 +43,6 @@ class ReviewLimits(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 5.0
 
 
-class _Recent(Generic[T]):
-    """A mapping that forgets what was used longest ago."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._items: OrderedDict[str, T] = OrderedDict()
-
-    def get(self, key: str) -> T | None:
-        if key in self._items:
-            self._items.move_to_end(key)
-        return self._items.get(key)
-
-    def set(self, key: str, value: T) -> None:
-        self._items[key] = value
-        self._items.move_to_end(key)
-        if len(self._items) > self._most:
-            self._items.popitem(last=False)
-
-
 class DelegatedAccess:
     """Decides by the API server's word who may read a path that is no object's.
 
@@ -75,10 +53,10 @@ class DelegatedAccess:
         self._client = client
         self._clock = clock
         self._limits = limits = limits or ReviewLimits()
-        self._allowed: _Recent[float] = _Recent(limits.remembered)
-        self._refused: _Recent[tuple[float, Refusal]] = _Recent(limits.remembered)
-        self._welcome: _Recent[bool] = _Recent(limits.remembered)
-        self._budgets: _Recent[Budget] = _Recent(limits.remembered)
+        self._allowed: TTLCache[str, bool] = TTLCache(limits.remembered, limits.allowed_s, clock.monotonic)
+        self._refused: TTLCache[str, Refusal] = TTLCache(limits.remembered, limits.refused_s, clock.monotonic)
+        self._welcome: LRUCache[str, bool] = LRUCache(limits.remembered)
+        self._budgets: LRUCache[str, Budget] = LRUCache(limits.remembered)
         self._each = RateLimit(limits.burst, limits.every_s)
         self._together = RateLimit(limits.most_burst, limits.most_every_s).unspent(clock.monotonic())
         self._asking = 0
@@ -91,14 +69,11 @@ class DelegatedAccess:
         if scheme.lower() != "bearer" or not token:
             return _ANONYMOUS
         key = hashlib.sha256(f"{verb} {path} {token}".encode(errors="replace")).hexdigest()
-        now = self._clock.monotonic()
-        until = self._allowed.get(key)
-        if until is not None and now < until:
+        if self._allowed.get(key):
             return None
-        known = self._refused.get(key)
-        if known is not None and now < known[0]:
-            return known[1]
-        if not self._may_ask(address, now):
+        if (known := self._refused.get(key)) is not None:
+            return known
+        if not self._may_ask(address, self._clock.monotonic()):
             return Refusal(429, "too many tokens to look up; try again in some seconds", retry_after_s=5)
         self._asking += 1
         try:
@@ -108,16 +83,15 @@ class DelegatedAccess:
         finally:
             self._asking -= 1
         if refusal is None:
-            self._allowed.set(key, now + self._limits.allowed_s)
-            self._welcome.set(address, True)
+            self._allowed[key] = self._welcome[address] = True
         else:
-            self._refused.set(key, (now + self._limits.refused_s, refusal))
+            self._refused[key] = refusal
         return refusal
 
     def _may_ask(self, address: str, now: float) -> bool:
         budget = self._budgets.get(address) or self._each.unspent(now)
         may_ask = not budget.wait_s(now)
-        self._budgets.set(address, budget.spent(now) if may_ask else budget)
+        self._budgets[address] = budget.spent(now) if may_ask else budget
         if not may_ask or self._welcome.get(address):
             return may_ask
         if self._asking >= self._limits.at_once or self._together.wait_s(now):

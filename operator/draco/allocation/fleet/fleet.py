@@ -5,11 +5,12 @@ are now. A Fleet that followed any number of changes answers as one that was bui
 """
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, Self, TypeVar
+
+from cachetools import LRUCache
 
 from draco.allocation.fleet.capacity import arithmetic
 from draco.allocation.fleet.counters import Counters, CounterUse, drawn
@@ -35,21 +36,16 @@ class AnswerCache:
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._answers: OrderedDict[Hashable, Any] = OrderedDict()
+        self._answers: LRUCache[Hashable, Any] = LRUCache(most)
 
     def __len__(self) -> int:
         return len(self._answers)
 
     def get(self, asked: Hashable, work_out: Callable[[], T]) -> T:
         """The answer, worked out if it is not kept. `asked` must tell apart whatever has different answers."""
-        if asked in self._answers:
-            self._answers.move_to_end(asked)
-            kept: T = self._answers[asked]
-            return kept
-        answer = self._answers[asked] = work_out()
-        if len(self._answers) > self._most:
-            self._answers.popitem(last=False)
+        if asked not in self._answers:
+            self._answers[asked] = work_out()
+        answer: T = self._answers[asked]
         return answer
 
     def forget(self) -> None:

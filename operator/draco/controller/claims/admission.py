@@ -6,13 +6,13 @@ that is not known yet, a claim that is too costly to look at or has not been loo
 itself that fails on published devices is ever denied, and only where that is asked for.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
@@ -111,7 +111,7 @@ class Admission:
         self._mode = mode
         self._ready = ready
         self._within_s = within_s
-        self._known: OrderedDict[bytes, Sequence[Problem]] = OrderedDict()  # of `_known_version`, the oldest first
+        self._known: LRUCache[bytes, Sequence[Problem]] = LRUCache(_REMEMBERED)  # of `_known_version`
         self._known_version = -1
 
     async def review(self, body: bytes) -> tuple[bytes, ReviewOutcome]:
@@ -176,8 +176,6 @@ class Admission:
     def _remember(self, question: bytes, problems: Sequence[Problem], version: int) -> None:
         if self._known_version == self._followed.version == version:
             self._known[question] = problems
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
 
 
 def _claim(request: _Request) -> ResourceClaim | None:

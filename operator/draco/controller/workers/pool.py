@@ -11,13 +11,13 @@ nothing any more. A question whose process dies is asked once more, and then rem
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Final, Protocol
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 
 from draco.controller.workers.fair_queue import FairQueue, QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
@@ -144,7 +144,7 @@ class Workers:
         self._long: FairQueue[_Pending] = FairQueue()
         self._running: dict[int, _Pending] = {}
         self._number = 0
-        self._costly: OrderedDict[bytes, tuple[Answer, float]] = OrderedDict()
+        self._costly: LRUCache[bytes, tuple[Answer, float]] = LRUCache(_REMEMBERED)
         self._wake = asyncio.Event()
         self.counts = WorkerCounts()
         followed.when_unsaid(self._wake.set)
@@ -338,7 +338,7 @@ class Workers:
                 return
             case OverBudget() | OutOfMemory():
                 self.counts.too_costly += 1
-                self._remember(pending.key, reply.answer, float("inf"))
+                self._costly[pending.key] = (reply.answer, float("inf"))
             case Failed(why):
                 pending.failures += 1
                 self.counts.killed += 1
@@ -347,7 +347,7 @@ class Workers:
                     queue.put(pending, pending.namespace, pending.urgency)
                     return
                 self.counts.failed += 1
-                self._remember(pending.key, reply.answer, now_s + _FAILED_FOR_S)
+                self._costly[pending.key] = (reply.answer, now_s + _FAILED_FOR_S)
             case _:
                 self.counts.answered += 1
         if not pending.future.done():
@@ -358,11 +358,6 @@ class Workers:
         running, self._running = self._running, {}
         for pending in running.values():
             self._finish(pending, Reply(0, Failed(why), 0, 0.0))
-
-    def _remember(self, key: bytes, answer: Answer, until_s: float) -> None:
-        self._costly[key] = (answer, until_s)
-        if len(self._costly) > _REMEMBERED:
-            self._costly.popitem(last=False)
 
     def _key(self, question: Question) -> bytes:
         """What the cost of a question depends on, but for the fleet: the same for all pods of one Deployment."""
