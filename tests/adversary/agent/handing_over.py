@@ -6,7 +6,7 @@ each other is refused afterwards, too.
 """
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition
@@ -24,6 +24,29 @@ PATIENCE_S = 60.0
 """Longer than it takes to follow."""
 IN_TIME_S = 2.0
 """If kubelet has registered the next one by then, nobody gives up waiting for it."""
+
+
+Ask = tuple[int, int, bool]
+"""A call of kubelet's: at which of four moments, for which claim, and whether it gives it up."""
+
+
+class Course(NamedTuple):
+    """How an agent is told to end.
+
+    Kubelet takes `late_s` to register the next one. It asks for claims at four moments: before, at once, when the next one has
+    registered, and when the other has ended. The API server takes `slow_s` for an answer. One of both `dies`, at its step number
+    `at`, or `both` are told to end. Without `hands_over` the old one waits for nobody, as a version that knows of no other;
+    unless `followed`, nobody stands by but who did so before.
+    """
+
+    late_s: float
+    asks: list[Ask]
+    slow_s: float
+    dies: str
+    at: int
+    both: bool
+    hands_over: bool
+    followed: bool
 
 
 class Asked:
@@ -80,61 +103,37 @@ class HandingOver(LifeOfClaims):
         hands_over=st.sampled_from((True, True, True, False)),
         followed=st.sampled_from((True, True, True, False)),
     )
-    def told_to_end(
-        self,
-        late_s: float,
-        asks: list[tuple[int, int, bool]],
-        slow_s: float,
-        dies: str,
-        at: int,
-        *,
-        both: bool,
-        hands_over: bool,
-        followed: bool,
-    ) -> None:
-        """The agent is told to end; who follows it, if anybody does, serves from then on.
-
-        Kubelet takes `late_s` to register it. It asks for claims at four moments: before, at once, when the next one has
-        registered, and when the other has ended. The API server takes `slow_s` for an answer.
-        """
-        if followed and self.next is None:
+    def told_to_end(self, **drawn: Any) -> None:
+        """The agent is told to end; who follows it, if anybody does, serves from then on."""
+        course = Course(**drawn)
+        if course.followed and self.next is None:
             self._follow()
         with looking_often():
             if self.next is not None:
                 self.turn(SELDOM_S)
             if self.agent is not None:
-                self._told_to_end(late_s, asks, slow_s, dies, at, both=both, hands_over=hands_over)
+                self._told_to_end(course)
 
-    def _told_to_end(
-        self,
-        late_s: float,
-        asks: list[tuple[int, int, bool]],
-        slow_s: float,
-        dies: str,
-        at: int,
-        *,
-        both: bool,
-        hands_over: bool,
-    ) -> None:
+    def _told_to_end(self, course: Course) -> None:
         fired["told to end"] += 1
         old, following = self._up(), self.next
-        old.process.hands_over = hands_over
-        if dies and following is not None:
-            (old if dies == "the old" else following).death.arm(at)
+        old.process.hands_over = course.hands_over
+        if course.dies and following is not None:
+            (old if course.dies == "the old" else following).death.arm(course.at)
         others = bool(self.rivals.live)
         calls: list[Asked] = []
         if self._served():
-            self.source.slow_s, self.source.clock = slow_s, self.clock
-            calls += self._asked_at(0, old, asks)
+            self.source.slow_s, self.source.clock = course.slow_s, self.clock
+            calls += self._asked_at(0, old, course.asks)
             old.end()
-            calls += self._asked_at(1, old, asks)
-            if both and following is not None:
+            calls += self._asked_at(1, old, course.asks)
+            if course.both and following is not None:
                 following.end()
-            calls += self._until_followed(old, following, late_s, asks)
+            calls += self._until_followed(old, following, course.late_s, course.asks)
             self.source.slow_s = 0.0
         else:
             old.end()
-            self._until_followed(old, following, late_s, [])
+            self._until_followed(old, following, course.late_s, [])
         died = old.death.dead or (following is not None and following.death.dead)
         self._bury()
         agent = self.agent
@@ -146,12 +145,11 @@ class HandingOver(LifeOfClaims):
         for call in calls:
             assert call.failed is not None, f"{call.claim.name}: kubelet gets no answer"
             self._hear(call)
-        if not (died or both or others or late_s > IN_TIME_S or not hands_over) and following is not None:
+        disturbed = died or course.both or others or course.late_s > IN_TIME_S or not course.hands_over
+        if not disturbed and following is not None:
             self._check_calls(calls)
 
-    def _until_followed(
-        self, old: Driven, following: Driven | None, late_s: float, asks: list[tuple[int, int, bool]]
-    ) -> list[Asked]:
+    def _until_followed(self, old: Driven, following: Driven | None, late_s: float, asks: list[Ask]) -> list[Asked]:
         """Time passes until the old one has ended. Kubelet registers whoever wants it."""
         calls: list[Asked] = []
         waited_s, seen_s = 0.0, None
@@ -172,7 +170,7 @@ class HandingOver(LifeOfClaims):
             calls += self._asked_at(3, following, asks)
         return calls
 
-    def _asked_at(self, moment: int, agent: Driven, asks: list[tuple[int, int, bool]]) -> list[Asked]:
+    def _asked_at(self, moment: int, agent: Driven, asks: list[Ask]) -> list[Asked]:
         found = []
         for _, pick, gives_up in (ask for ask in asks if ask[0] == moment and self.claims):
             claim = self._pick(pick)
