@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.adversary.cluster import manifests as write
+from tests.adversary.cluster.drivers import VERSIONS
 from tests.adversary.cluster.manifests import DRIVER, PROFILES, Document
 from tests.adversary.cluster.tenants import NODES, Action, Tenants
 
@@ -54,6 +55,7 @@ class Chooser(Tenants):
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
+            (1, self._packages), (0.5, self._no_driver), (0.8, self._toolkit), (1.5, self._load_driver),
             (2, self._upgrade_agent), (1, self._upgrade_operator),
             (1, self._kill_kubelet), (1.9, self._kill_component), (0.2, self._switch_off),
         ]  # fmt: skip
@@ -214,3 +216,20 @@ class Chooser(Tenants):
     def _upgrade_operator(self) -> Action:
         who = self._random.choice(["leader", "leader", "follower"])
         return Action("upgrade: operator", {"who": who, "beside_s": self._random.choice([0.0, 5.0])})
+
+    def _driver(self, what: str, **arguments: Any) -> Action:
+        node = self._random.choice(NODES)
+        self._sick.append(node)
+        return Action(f"driver: {what}", {"node": node, **arguments})
+
+    def _packages(self) -> Action:
+        return self._driver("other files", version=self._random.choice(VERSIONS))
+
+    def _no_driver(self) -> Action:
+        return self._driver("no files")
+
+    def _toolkit(self) -> Action:
+        return self._driver("toolkit", which=self._random.choice(["works", "works", "fails", "gone"]))
+
+    def _load_driver(self) -> Action:
+        return self._driver("loaded as installed")

@@ -21,6 +21,8 @@ from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
+from tests.adversary.cluster import drivers
+from tests.adversary.cluster.drivers import DriverFiles
 from tests.adversary.cluster.manifests import DRIVER
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
@@ -137,6 +139,7 @@ class Cluster:
         ]
         argv += ["--root", self.sockets, "--name", name, "--gpus", str(GPUS), "--board", NODES[name]]
         self._start(f"kubelet-{name}", argv)
+        self.observer.disturbed(name)
 
     def start_agent(self, node: str) -> None:
         """Start a node's agent."""
@@ -160,9 +163,12 @@ class Cluster:
         if not (root / "gpus.json").exists():
             root.mkdir(parents=True, exist_ok=True)
             state.create(root / "gpus.json", board=NODES[name], gpus=GPUS, node_name=name)
+        if not self.driver(name).root.exists():
+            self.driver(name).install()
         argv = [*DIES_WITH_US, sys.executable, "-m", "draco_local.simulator.agent", "--state", root / "gpus.json"]
         argv += ["--node-name", name, "--kubelet-dir", root, "--cdi-dir", root / "cdi", "--kubeconfig", self.kubeconfig]
-        self._start(program, [*argv, "--take-over"])
+        argv += ["--driver-root", self.driver(name).root, "--take-over"]
+        self._start(program, argv, environment={"PATH": f"{self.driver(name).image}:{os.environ['PATH']}"})
 
     def start_operator(self, name: str) -> None:
         """Start a replica."""
@@ -181,12 +187,16 @@ class Cluster:
         self._start(name, argv)
         self._comes_up(name)
 
-    def _start(self, name: str, argv: list[object]) -> None:
+    def driver(self, node: str) -> DriverFiles:
+        """The files of a node's driver."""
+        return DriverFiles(self.sockets / node)
+
+    def _start(self, name: str, argv: list[object], environment: Mapping[str, str] | None = None) -> None:
         record = self.processes.start(
             name,
             [str(each) for each in argv],
             directory=Path(__file__).parents[3],
-            environment={"PYTHONUNBUFFERED": "1"},
+            environment={"PYTHONUNBUFFERED": "1", **(environment or {})},
         )
         self.running.add(name)
         if not name.startswith("kubelet"):
@@ -206,7 +216,7 @@ class Cluster:
 
     def _agent_dies(self, name: str) -> None:
         node = node_of(name)
-        self.observer.upgrades.disturbed(node)
+        self.observer.disturbed(node)
         self.observer.down(f"agent of {node}")
         if _other_agent(name) in self.running:
             self.agents[node] = _other_agent(name)
@@ -317,7 +327,10 @@ class Cluster:
                 self.kill(agent)
         for spec in (self.sockets / node / "cdi").glob("*"):
             spec.unlink(missing_ok=True)
+        self.observer.driver_changed(node)
         faults.reboot(self.state(node), minors=minors)
+        if installed := self.driver(node).installed:
+            drivers.load(self.state(node), installed)
         self.start_kubelet(node)
         self.start_agent(node)
 

@@ -17,6 +17,7 @@ from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.state import StateError
+from tests.adversary.cluster import drivers
 from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
 from tests.adversary.cluster.observer import world
@@ -99,14 +100,15 @@ class Performer:
         self.done[action.kind] += 1
         arguments = action.arguments
         if action.kind.startswith(("hardware", "kill: kubelet")):
-            self._cluster.observer.upgrades.disturbed(arguments["node"])
+            self._cluster.observer.disturbed(arguments["node"])
         if "create" in arguments:
             for document in arguments["create"]:
                 await self._create(document)
         elif action.kind in self._kinds:
             await self._kinds[action.kind](arguments)
         else:
-            await asyncio.to_thread(self._fault, action)
+            do = self._change_driver if action.kind.startswith("driver") else self._fault
+            await asyncio.to_thread(do, action)
 
     async def settle(self) -> None:
         """Bring back at once what was to come back later, end every fault, and have everything run."""
@@ -114,7 +116,7 @@ class Performer:
         while self._later:
             await asyncio.gather(*self._later)
         self._settling.clear()
-        self._cluster.observer.upgrades.disturbed()
+        self._cluster.observer.disturbed()
         for node in NODES:
             await asyncio.to_thread(self._heal, node)
         async with self._restarting:
@@ -326,6 +328,7 @@ class Performer:
                 case "board replaced":
                     hotplug.replace(path, gpu)
                 case "driver reloaded":
+                    self._cluster.observer.driver_changed(arguments["node"])
                     faults.reload_driver(path)
                 case "slow":
                     faults.latency(path, arguments["seconds"], arguments["function"] or "*")
@@ -339,10 +342,30 @@ class Performer:
             self.refused["hardware"] += 1
             self._cluster.observer.note(f"refused: {error}")
 
+    def _change_driver(self, action: Action) -> None:
+        node = action.arguments["node"]
+        files, gpus = self._cluster.driver(node), self._cluster.state(node)
+        self._cluster.observer.driver_changed(node)
+        match action.kind.removeprefix("driver: "):
+            case "other files":
+                files.install(action.arguments["version"])
+            case "no files":
+                files.remove()
+            case "toolkit":
+                files.toolkit(action.arguments["which"])
+            case "loaded as installed":
+                if files.installed:
+                    faults.reload_driver(gpus, version=files.installed)
+            case other:
+                raise AssertionError(f"nobody knows how to do {other}")
+        self._cluster.observer.driver_changed(node)
+
     def _heal(self, node: str) -> None:
         """A person comes with spare parts: every board is in and well, no call fails or waits."""
-        path = self._cluster.state(node)
-
+        path, files = self._cluster.state(node), self._cluster.driver(node)
+        if files.installed != drivers.loaded(path):
+            self._cluster.observer.driver_changed(node)
+            files.install(drivers.loaded(path))
         with state.mutate(path) as well:
             well.failures.clear()
             well.latency_s.clear()

@@ -11,7 +11,7 @@ from tests.adversary.cluster.observer.fairness import Fairness, Pace
 from tests.adversary.cluster.observer.hardware import Spec
 from tests.adversary.cluster.observer.lease import GIVEN_UP_WITHIN_S, TAKEOVER_GRACE_S, LeaseLaw
 from tests.adversary.cluster.observer.programs import Programs
-from tests.adversary.cluster.observer.upgrades import AFTER_S, LASTS_S, UpgradeLaw
+from tests.adversary.cluster.observer.upgrades import AFTER_S, LASTS_S, RECOVERS_S, UpgradeLaw
 from tests.adversary.cluster.observer.world import World
 
 NODE = "adv-0"
@@ -39,7 +39,7 @@ def world() -> World:
 def law(world: World) -> UpgradeLaw:
     law = UpgradeLaw()
     assert not list(law.look(world, [SPEC], NODES, 0.0))
-    law.began(NODE, world)
+    law.began(NODE, world, 0.0)
     return law
 
 
@@ -56,7 +56,7 @@ def test_a_pod_is_not_told_that_nobody_serves_its_node(law: UpgradeLaw, world: W
 def test_what_a_pod_was_told_before_is_no_fault_of_the_upgrade(world: World) -> None:
     law = UpgradeLaw()
     world.pods["pod"] = pod("DRA driver gpu.nvidia.com is not registered on this node")
-    law.began(NODE, world)
+    law.began(NODE, world, 0.0)
     assert not list(law.look(world, [], NODES, 1.0))
 
 
@@ -76,9 +76,12 @@ def test_the_spec_of_a_running_pod_stays(law: UpgradeLaw, world: World) -> None:
 
 def test_an_upgrade_is_not_judged_when_something_else_happened_or_it_is_over(law: UpgradeLaw, world: World) -> None:
     world.slices.clear()
-    law.disturbed(NODE)
+    law.disturbed(1.0, NODE)
     assert not list(law.look(world, [], NODES, 1.0))
-    law.began(NODE, world)
+    law.began(NODE, world, RECOVERS_S)
+    assert not list(law.look(world, [], NODES, RECOVERS_S))
+    law.began(NODE, world, 1.0 + RECOVERS_S)
+    assert list(law.look(world, [], NODES, 1.0 + RECOVERS_S))
     law.ended(NODE, 1.0)
     assert list(law.look(world, [], NODES, 1.0 + AFTER_S))
     assert not list(law.look(world, [], NODES, 1.1 + AFTER_S))

@@ -27,6 +27,10 @@ class Spec(NamedTuple):
     uuids: frozenset[str]
     boards: Mapping[str, frozenset[str]]
     capabilities: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    """Files of the node without which a container does not start."""
+    written: int = 0
+    """When, in nanoseconds."""
 
     @property
     def whole(self) -> frozenset[str]:
@@ -42,10 +46,10 @@ def read_specs(node: str, folder: Path) -> list[Spec]:
         if named is None:
             continue
         try:
-            document = json.loads(path.read_bytes())
+            document, written = json.loads(path.read_bytes()), path.stat().st_mtime_ns
         except (OSError, ValueError):
             continue
-        found.append(spec_of(node, named["uid"], document))
+        found.append(spec_of(node, named["uid"], document)._replace(written=written))
     return found
 
 
@@ -54,8 +58,11 @@ def spec_of(node: str, uid: str, document: Mapping[str, Any]) -> Spec:
     uuids: set[str] = set()
     boards: dict[str, frozenset[str]] = {}
     capabilities: set[str] = set()
-    for device in document.get("devices") or []:
+    needs: set[str] = set()
+    for device in [document, *(document.get("devices") or [])]:  # what is outside of devices comes with each of them
         edits = device.get("containerEdits") or {}
+        needs |= {each["hostPath"] for each in edits.get("mounts") or []}
+        needs |= {each["path"] for each in edits.get("hooks") or []}
         values = [each.partition("=")[2] for each in edits.get("env") or []]
         own = frozenset(each for each in values if each.startswith(("GPU-", "MIG-")))
         uuids |= own
@@ -65,7 +72,7 @@ def spec_of(node: str, uid: str, document: Mapping[str, Any]) -> Spec:
                 boards[path] = boards.get(path, frozenset()) | own
             elif "nvidia-cap" in path:
                 capabilities.add(path)
-    return Spec(node, uid, frozenset(uuids), boards, frozenset(capabilities))
+    return Spec(node, uid, frozenset(uuids), boards, frozenset(capabilities), frozenset(needs))
 
 
 def given_twice(specs: Collection[Spec], admins: Collection[str]) -> Iterator[Suspicion]:

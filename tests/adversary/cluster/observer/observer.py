@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from tests.adversary.cluster.observer import hardware
 from tests.adversary.cluster.observer.api import Access, Api
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
+from tests.adversary.cluster.observer.files import FilesLaw
 from tests.adversary.cluster.observer.laws import LAWS, READY, Latecomers, Suspicion
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.programs import Programs
@@ -36,7 +37,7 @@ MOST_TOLD = 5
 """Of one law so many are told in full, and all are counted."""
 SLOW_ANSWER_S = 1.0
 """While the API server takes longer than this for a small read, no time counts."""
-FILES_LAST_S = {"prepared twice": 1.0, "wrong board": 15.0, "lost but obtainable": 15.0}
+FILES_LAST_S = {"prepared twice": 1.0, "wrong files": 1.0, "wrong board": 15.0, "lost but obtainable": 15.0}
 """The agent notices at its next reading what the driver does not tell, ten seconds later at most."""
 
 WAITED_S = 60.0
@@ -83,6 +84,7 @@ class Observer:
         self.pace = Pace(TWIN_EVERY_S)
         self.lease = LeaseLaw(self.fairness, self.pace)
         self.upgrades = UpgradeLaw()
+        self.files = FilesLaw()
         self.ready = threading.Event()
         self._access = access
         self._nodes = dict(nodes)
@@ -123,7 +125,7 @@ class Observer:
     def down(self, part: str) -> None:
         """A part is taken down on purpose: "api", "collector", "rules", "agent of <node>"."""
         if part == "api":
-            self.upgrades.disturbed()
+            self.disturbed()
         self.fairness.down(part, time.monotonic())
 
     def upgrade_began(self, node: str) -> None:
@@ -132,11 +134,20 @@ class Observer:
         with self._lock:
             self.counts["upgrades of agents"] += 1
             if hardware.minded(state) and not any(gpu.get("error") for gpu in state["gpus"]):
-                self.upgrades.began(node, self.world)
+                self.upgrades.began(node, self.world, time.monotonic())
 
     def upgrade_ended(self, node: str) -> None:
         """It has ended."""
         self.upgrades.ended(node, time.monotonic())
+
+    def driver_changed(self, node: str) -> None:
+        """Files of a node's driver, its toolkit, or what is loaded, are about to change, or have changed."""
+        self.disturbed(node)
+        self.files.changed(node, time.monotonic())
+
+    def disturbed(self, node: str = "") -> None:
+        """Something is done to a node, or to all, so that an upgrade may be noticed."""
+        self.upgrades.disturbed(time.monotonic(), node)
 
     def up(self, part: str, *, grace_s: float) -> None:
         """It was started again."""
@@ -284,6 +295,8 @@ class Observer:
                     for node, state in states.items()
                     if hardware.minded(state) and all(self._is_up(part, now) for part in ("api", f"agent of {node}"))
                 }
+                files = self.files.look(specs, states, known, now)
+                found |= {(one.law, one.key): one for one in files}
                 for each in hardware.wrong_board(specs, states), hardware.lost_but_obtainable(self.world, states):
                     found |= {(one.law, one.key): one for one in each if one.key.split()[0] in known}
                 for wrong in self.upgrades.look(self.world, specs, self._nodes, now):

@@ -15,8 +15,8 @@ EXPECTED_ERRORS = frozenset(
 )
 """Errors that are right to log after an outage of the API server, or after a sleep: a leader cannot know that it still leads, and
 nothing can be written."""
-FACTS = frozenset({"gpu.fault"})
-"""What is an error of the hardware, told as one."""
+FACTS = frozenset({"driver.mismatch", "gpu.fault"})
+"""What is an error of the hardware or of the node's driver, told as one."""
 OF_SLOW_DRIVERS = frozenset({"nvml.hangs"})
 """Right to log where the driver's calls wait, though each of them may end in time."""
 EXPECTED_LOGGERS = ("kopf.",)

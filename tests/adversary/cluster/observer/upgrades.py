@@ -16,6 +16,8 @@ LASTS_S = 2.0
 """So long a spec may be missed: files, claims and pods are not read all at once."""
 AFTER_S = 5.0
 """Also so long after the one before has ended, nothing may be amiss."""
+RECOVERS_S = 20.0
+"""So long after something else has happened an upgrade is not judged: a kubelet that starts deletes the slices of its node."""
 GONE = "is not registered on this node"
 
 
@@ -35,9 +37,12 @@ class UpgradeLaw:
     def __init__(self) -> None:
         self._upgrades: dict[str, Upgrade] = {}
         self._specs: dict[str, frozenset[str]] = {}
+        self._disturbed: dict[str, float] = {}
 
-    def began(self, node: str, world: World) -> None:
+    def began(self, node: str, world: World, now: float) -> None:
         """The agent that serves is about to be told to end; another one stands by."""
+        if any(now - self._disturbed.get(each, -math.inf) < RECOVERS_S for each in (node, "")):
+            return
         self._upgrades[node] = Upgrade(self._specs.get(node, frozenset()), frozenset(_said(world, node)))
 
     def ended(self, node: str, now: float) -> None:
@@ -45,8 +50,9 @@ class UpgradeLaw:
         if node in self._upgrades:
             self._upgrades[node].until = now + AFTER_S
 
-    def disturbed(self, node: str = "") -> None:
+    def disturbed(self, now: float, node: str = "") -> None:
         """Something else happened to the node; without a name, to all."""
+        self._disturbed[node] = now
         for each in [node] if node else list(self._upgrades):
             self._upgrades.pop(each, None)
 

@@ -1,0 +1,63 @@
+"""The law of files: what a container is given of the driver is there, and goes with the loaded driver.
+
+Owns which specs were seen. A container starts right after its spec was written, so a spec is judged when it is new; one that
+lies there is judged when the driver has not changed for so long that it should have been written anew. Only looks.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.adversary.cluster.observer.hardware import Spec
+from tests.adversary.cluster.observer.laws import Suspicion
+
+SETTLED_S = 1.0
+"""A spec that is written while files come and go is nobody's fault."""
+ANEW_S = 45.0
+"""By then all that containers have was written anew for another driver: GPUs are read each ten seconds."""
+_CUDA = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
+
+
+class FilesLaw:
+    """Told of each change of a node's driver."""
+
+    def __init__(self) -> None:
+        self._changed: dict[str, float] = {}
+        self._seen: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def changed(self, node: str, now: float) -> None:
+        """Files of the driver, the toolkit, or what is loaded have changed, or are about to."""
+        self._changed[node] = now
+
+    def look(
+        self, specs: Collection[Spec], states: Mapping[str, Mapping[str, Any]], known: Collection[str], now: float
+    ) -> Iterator[Suspicion]:
+        """What is wrong; `known` are the nodes whose agents have had their time."""
+        seen, self._seen = self._seen, {}
+        for spec in specs:
+            key = (spec.node, spec.uid)
+            written, since = seen.get(key, (0, now))
+            if written != spec.written:
+                since = now
+            self._seen[key] = (spec.written, since)
+            changed = self._changed.get(spec.node, 0.0)
+            fresh = written == spec.written and since - changed > SETTLED_S
+            settled = spec.node in known and now - changed > ANEW_S
+            if not fresh and not settled:
+                continue
+            if fresh and not any(_CUDA.fullmatch(Path(path).name) for path in spec.needs):
+                text = f"on node {spec.node} the spec of claim {spec.uid} gives nothing of the driver"
+                yield Suspicion("wrong files", f"{spec.node} {spec.uid} {spec.written}", text)
+            for why in _wrong(spec, str((states.get(spec.node, {}).get("driver") or {}).get("version") or "")):
+                text = f"on node {spec.node} the spec of claim {spec.uid} gives {why}"
+                yield Suspicion("wrong files", f"{spec.node} {spec.uid} {spec.written}", text)
+
+
+def _wrong(spec: Spec, loaded: str) -> Iterator[str]:
+    for path in sorted(spec.needs):
+        if not Path(path).exists():
+            yield f"{path}, which is not there"
+        found = _CUDA.fullmatch(Path(path).name)
+        if found and loaded and found[1] != loaded:
+            yield f"{path}, but the loaded driver is {loaded}"
