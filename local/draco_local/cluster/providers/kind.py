@@ -146,7 +146,7 @@ class KindCluster:
         if docker.answers():
             if docker.has_image(image_):
                 return docker, image_, self._kind(progress)
-            with progress.step(f"Pulling {image_}"):
+            with progress.step(f"Asking Docker for {image_}"):
                 reason = docker.pull(image_)
             if not reason:
                 return docker, image_, self._kind(progress)
