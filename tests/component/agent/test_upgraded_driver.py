@@ -4,10 +4,12 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from draco.kube.connect.client import Client
 from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.state import mutate
 from tests.agents import SimulatedNode, eventually
 from tests.component.agent.test_hung_driver import given_up, prepared, readable
 from tests.component.agent.test_sick_gpus import taints
@@ -97,3 +99,31 @@ async def test_nothing_is_prepared_with_files_that_do_not_go_with_the_loaded_dri
             return len(specs(node)) == 5 and all(f"libcuda.so.{NEW}" in spec for spec in specs(node))
 
         await eventually(all_new)
+
+
+@pytest.mark.usefixtures("crds")
+async def test_a_library_that_does_not_go_with_the_driver_ends_no_fault(node: SimulatedNode) -> None:
+    """As when the agent is started in between, and the packages are taken back: the driver was never loaded again."""
+    expected: dict[str, list[tuple[str, str, str]]] = {f"gpu-{index}": [] for index in range(4)}
+    expected["gpu-1"] = [("draco.dev/fault", "Xid119", "NoSchedule")]
+    claim = await node.claim("gpu-0")
+
+    async def tainted() -> bool:
+        return await taints(node) == expected
+
+    async def says(status: str) -> bool:
+        return (await readable(node))[0] == status
+
+    async with node.running(rescan_s=0.2):
+        faults.xid(node.gpus, 1, 119)
+        await eventually(tainted)
+        faults.break_driver(node.gpus, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+        await eventually(lambda: says("False"))
+        assert "reload the driver or reboot the node" in (await readable(node))[2]
+    async with node.running(rescan_s=0.2):
+        assert "reload the driver or reboot the node" in await prepared(node, claim)
+        with mutate(node.gpus) as gpus:
+            gpus.driver.error = 0
+        await eventually(lambda: says("True"))
+        assert not await prepared(node, claim)
+        assert await tainted()
