@@ -156,10 +156,7 @@ def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
                 remedy="Install the chart with operator.enabled=true.",
             )
         ]
-    findings = []
-    for each in found.operators:
-        wanted = 1 if each.spec.replicas is None else each.spec.replicas
-        findings.append(_pods("operator", each, each.status.ready_replicas, wanted, "replica"))
+    findings = [_replicas(each) for each in found.operators]
     leaders = leading(found.leases, now)
     places = sorted(lease.metadata.namespace for lease in leaders)
     if len(leaders) > 1:
@@ -170,8 +167,10 @@ def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
                 "Uninstall all but one: `helm list --all-namespaces` shows them.",
             )
         )
-    elif not leaders:
-        space = found.operators[0].metadata.namespace
+    elif leaders:
+        findings.append(_ok("leader", f"{leaders[0].spec.holder_identity} leads."))
+    elif started := [each for each in found.operators if each.spec.replicas != 0]:
+        space = started[0].metadata.namespace
         findings.append(
             _failed(
                 "leader",
@@ -179,10 +178,19 @@ def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
                 f"See why: kubectl logs -n {space} -l app.kubernetes.io/component=operator --tail=20",
             )
         )
-    else:
-        (lease,) = leaders
-        findings.append(_ok("leader", f"{lease.spec.holder_identity} leads."))
     return findings
+
+
+def _replicas(operator: Workload) -> CheckFinding:
+    wanted = 1 if operator.spec.replicas is None else operator.spec.replicas
+    if wanted:
+        return _pods("operator", operator, operator.status.ready_replicas, wanted, "replica")
+    name, space = operator.metadata.name, operator.metadata.namespace
+    return _failed(
+        "operator",
+        f"Deployment {name} is scaled to 0 replicas: nothing carries out maintenance or says why claims are pending.",
+        f"Scale it up: kubectl scale deployment {name} -n {space} --replicas=2",
+    )
 
 
 def leading(leases: Sequence[Lease], now: datetime) -> list[Lease]:

@@ -78,6 +78,12 @@ def test_all_is_well() -> None:
     [
         ({"absent_kinds": ["GpuNode"]}, "kinds", "does not know GpuNode", "crds.enabled=true"),
         ({"operators": [operator(ready=1)]}, "operator", "1 of 2 replicas is ready", "kubectl describe pods -n system"),
+        (
+            {"operators": [operator(ready=0, wanted=0)], "leases": []},
+            "operator",
+            "Deployment o is scaled to 0 replicas",
+            "kubectl scale deployment o -n system --replicas=2",
+        ),
         ({"operators": [], "agents": []}, "operator", "No operator is installed", "operator.enabled=true"),
         ({"leases": []}, "leader", "No replica of the operator leads", "kubectl logs -n system"),
         ({"leases": [lease(age_s=31)]}, "leader", "No replica of the operator leads", "kubectl logs"),
