@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.provider import FROM_IMAGE
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
@@ -18,12 +20,23 @@ WORKERS = "DRACO_TEST_WORKERS"
 REPORTS: list[str] = []
 """What tests found out, a line each: shown below the results, whichever worker ran them."""
 
-SHARED = ("tests/e2e/real_nodes", "tests/e2e")
-"""Folders whose tests share a cluster that takes long to make. Elsewhere the tests of a file stay together."""
+SHARED = () if FROM_IMAGE else ("tests/e2e/real_nodes", "tests/e2e")
+"""Folders whose tests share a cluster that takes long to make. Elsewhere the tests of a file stay together.
+
+Where Draco is installed from its image all clusters are alike: each worker makes one, and takes file after file.
+"""
 
 SECONDS: dict[str, float] = {
     "tests/e2e": 300,
     "tests/e2e/real_nodes": 150,
+    "tests/e2e/real_nodes/test_claims.py": 90,
+    "tests/e2e/real_nodes/test_partitions.py": 50,
+    "tests/e2e/real_nodes/test_power.py": 45,
+    "tests/e2e/test_examples.py": 80,
+    "tests/e2e/test_installed.py": 40,
+    "tests/e2e/test_mig.py": 95,
+    "tests/e2e/test_mig_maintenance.py": 60,
+    "tests/e2e/test_mig_promises.py": 35,
     "tests/adversary/cluster/test_cluster_machine.py": 70,
     "tests/component/chart/test_stolen_tokens.py": 55,
     "tests/differential/test_cel_situations.py": 40,

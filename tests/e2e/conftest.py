@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -22,6 +23,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+_NEXT: Final = pytest.StashKey[pytest.Item | None]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Let fixtures know what comes next."""
+    item.stash[_NEXT] = nextitem
 
 
 def _is_left_out(item: pytest.Item) -> bool:
@@ -65,19 +75,32 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     assert down.returncode == 0, down.stdout + down.stderr
 
 
+@pytest.fixture(scope="session")
+def ending() -> list[str]:
+    """Namespaces of tests, which may still have pods and claims."""
+    return []
+
+
 @pytest.fixture
-def kube(cluster: Kubectl, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
-    """Kubectl in a namespace of the test's own; the next test finds every GPU free again."""
+def kube(cluster: Kubectl, ending: list[str], request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubectl]:
+    """Kubectl in a namespace of the test's own; the next test finds every GPU free again, unless it is content with any."""
     name = request.node.name.replace("_", "-").lower().split("[")[0][:50].strip("-")
     reading = reader(cluster.kubeconfig)
     reading.make_namespace(name)
     yield cluster.in_namespace(name, tmp_path)
     reading.end_namespace(name)
+    ending.append(name)
+    following = request.node.stash[_NEXT]
+    if following is None or following.get_closest_marker("any_gpu"):
+        return
     eventually(
-        lambda: not any(cluster.objects(kind, namespace=name) for kind in ("pods", "resourceclaims")),
-        what=f"all pods and claims of namespace {name} are gone",
+        lambda: (
+            not any(cluster.objects(kind, namespace=each) for each in ending for kind in ("pods", "resourceclaims"))
+        ),
+        what=f"all pods and claims of {', '.join(ending)} are gone",
         within_s=90,
     )
+    ending.clear()
 
 
 def namespaces(cluster: Kubectl) -> set[str]:

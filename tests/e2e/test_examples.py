@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import EXAMPLES
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.provider import NODES
@@ -17,6 +19,7 @@ def test_every_example_has_a_line_in_the_readme() -> None:
     assert {name for name in folders if f"| [{name}]({name}) |" in readme} == folders
 
 
+@pytest.mark.any_gpu
 def test_one_gpu_is_allocated_by_memory(kube: Kubectl, example: Example) -> None:
     example("one-gpu-by-memory")
     kube.running("one-gpu")
@@ -26,12 +29,14 @@ def test_one_gpu_is_allocated_by_memory(kube: Kubectl, example: Example) -> None
     )
 
 
+@pytest.mark.any_gpu
 def test_a_class_of_big_gpus_needs_no_cel_from_its_users(kube: Kubectl, example: Example) -> None:
     example("high-memory-class")
     kube.running("training")
     assert len(kube.devices("training")) == 1
 
 
+@pytest.mark.any_gpu
 def test_two_containers_share_one_gpu(kube: Kubectl, example: Example) -> None:
     example("two-containers-one-gpu")
     kube.running("server-and-sidecar")
@@ -40,6 +45,7 @@ def test_two_containers_share_one_gpu(kube: Kubectl, example: Example) -> None:
     assert len(kube.devices("shared-in-pod")) == 1
 
 
+@pytest.mark.any_gpu
 def test_two_pods_share_one_gpu(kube: Kubectl, example: Example) -> None:
     example("two-pods-one-gpu")
     kube.running("first", "second")
@@ -48,6 +54,7 @@ def test_two_pods_share_one_gpu(kube: Kubectl, example: Example) -> None:
     assert len(kube.devices("shared-by-pods")) == 1
 
 
+@pytest.mark.any_gpu
 def test_a_template_gives_each_replica_a_gpu_of_its_own(kube: Kubectl, example: Example) -> None:
     example("template-per-pod")
     eventually(
@@ -58,6 +65,7 @@ def test_a_template_gives_each_replica_a_gpu_of_its_own(kube: Kubectl, example: 
     assert len(devices) == len(set(devices)) == 3
 
 
+@pytest.mark.any_gpu
 def test_a_job_gets_a_gpu_of_the_model_it_asks_for(kube: Kubectl, example: Example) -> None:
     example("job-with-template")
     eventually(lambda: [pod["status"].get("phase") for pod in kube.objects("pods")] == ["Running"], what="the Job runs")
@@ -65,6 +73,7 @@ def test_a_job_gets_a_gpu_of_the_model_it_asks_for(kube: Kubectl, example: Examp
     assert len(kube.devices(claim["metadata"]["name"])) == 1
 
 
+@pytest.mark.any_gpu
 def test_two_containers_share_the_gpu_that_a_template_claims_for_their_pod(kube: Kubectl, example: Example) -> None:
     example("two-containers-by-template")
     kube.running("left-and-right")
@@ -74,6 +83,7 @@ def test_two_containers_share_the_gpu_that_a_template_claims_for_their_pod(kube:
     assert len(kube.devices(claim["metadata"]["name"])) == 1
 
 
+@pytest.mark.any_gpu
 def test_a_prioritized_list_takes_the_best_there_is(kube: Kubectl, example: Example) -> None:
     example("prioritized-list")
     kube.running("best-available")
@@ -81,6 +91,7 @@ def test_a_prioritized_list_takes_the_best_there_is(kube: Kubectl, example: Exam
     assert [result["request"] for result in results] == ["gpu/h100"]
 
 
+@pytest.mark.any_gpu
 def test_the_extended_resource_is_served_by_dra(kube: Kubectl, example: Example) -> None:
     example("extended-resource")
     kube.running("classic")
@@ -175,6 +186,7 @@ def test_a_foreign_driver_is_explained_and_maintained_and_left_alone(kube: Kubec
     assert kube.get("resourceslice", "gpu-example-com-rack-1")["metadata"]["resourceVersion"] == before
 
 
+@pytest.mark.any_gpu
 def test_a_pod_that_asks_for_a_little_too_much_runs_with_what_it_is_told(kube: Kubectl, example: Example) -> None:
     example("almost-enough-memory")
     (note,) = eventually(lambda: kube.notes("almost"), what="an Event says why the claim waits")
@@ -185,24 +197,27 @@ def test_a_pod_that_asks_for_a_little_too_much_runs_with_what_it_is_told(kube: K
     kube.running("almost")
 
 
+@pytest.mark.any_gpu
 def test_a_claim_that_names_no_class_is_told_so(kube: Kubectl) -> None:
-    apply_claim_and_pod(kube, "typo", device_class="gpu.nvidia.co")
+    kube.run_with_input(claim_and_pod("typo", device_class="gpu.nvidia.co"), "apply", "-f", "-")
     (note,) = eventually(lambda: kube.notes("typo"), what="an Event says why the claim waits")
     assert "gpu.nvidia.co" in note
     assert "gpu.nvidia.com" in note
 
 
+@pytest.mark.any_gpu
 def test_a_claim_that_no_device_matches_is_told_what_there_is(kube: Kubectl) -> None:
     cel = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('200Gi')) >= 0"
-    apply_claim_and_pod(kube, "too-big", cel=cel)
+    kube.run_with_input(claim_and_pod("too-big", cel=cel), "apply", "-f", "-")
     (note,) = eventually(lambda: kube.notes("too-big"), what="an Event says why the claim waits")
     assert "200Gi" in note
     assert "81559Mi" in note
 
 
+@pytest.mark.any_gpu
 def test_a_malformed_quantity_in_a_selector_is_named(kube: Kubectl) -> None:
     cel = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40 GB')) >= 0"
-    apply_claim_and_pod(kube, "misspelt", cel=cel)
+    kube.run_with_input(claim_and_pod("misspelt", cel=cel), "apply", "-f", "-")
     (note,) = eventually(lambda: kube.notes("misspelt"), what="an Event says why the claim waits")
     assert "quantities must match the regular expression" in note
 
@@ -229,18 +244,15 @@ def other_node(node: str) -> str:
 def fill_node(kube: Kubectl, prefix: str, *, node: str, gpus: int) -> list[str]:
     """Ask for so many GPUs of one node, each with a claim and a pod of the same name; return the names."""
     names = [f"{prefix}-{index}" for index in range(gpus)]
-    for name in names:
-        apply_claim_and_pod(kube, name, node=node)
+    kube.run_with_input("---".join(claim_and_pod(name, node=node) for name in names), "apply", "-f", "-")
     return names
 
 
-def apply_claim_and_pod(
-    kube: Kubectl, name: str, *, device_class: str = "gpu.nvidia.com", node: str = "", cel: str = ""
-) -> None:
+def claim_and_pod(name: str, *, device_class: str = "gpu.nvidia.com", node: str = "", cel: str = "") -> str:
     """A claim for one device and a pod that uses it."""
     selector = f"\n  nodeSelector: {{kubernetes.io/hostname: {node}}}" if node else ""
     selectors = f", selectors: [{{cel: {{expression: {json.dumps(cel)}}}}}]" if cel else ""
-    manifest = f"""
+    return f"""
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {{name: {name}}}
@@ -254,4 +266,3 @@ spec:{selector}
   resourceClaims: [{{name: gpu, resourceClaimName: {name}}}]
   containers: [{{name: main, image: "busybox:1.37", command: [sleep, infinity], resources: {{claims: [{{name: gpu}}]}}}}]
 """
-    kube.run_with_input(manifest, "apply", "-f", "-")

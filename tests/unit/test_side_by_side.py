@@ -27,6 +27,11 @@ def test_the_tests_of_a_file_stay_together_and_those_of_a_folder_with_one_cluste
     assert group_of(test) == group
 
 
+def test_where_every_cluster_is_alike_only_the_tests_of_a_file_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "SHARED", ())
+    assert group_of("tests/e2e/real_nodes/test_claims.py::test_a") == "tests/e2e/real_nodes/test_claims.py"
+
+
 def test_what_takes_longest_begins_first_and_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "SECONDS", {"c.py": 60.0})
     collected = ["a.py::1", "b.py::1", "a.py::2", "b.py::2", "b.py::3", "c.py::1"]

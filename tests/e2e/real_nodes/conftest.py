@@ -4,6 +4,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,23 @@ def real_cluster(request: pytest.FixtureRequest) -> Iterator[tuple[Kubectl, Mach
         draco("cluster", "down", "--name", REAL_CLUSTER)
 
 
-@pytest.fixture
-def bench(real_cluster: tuple[Kubectl, Machines], tmp_path: Path) -> Iterator[Bench]:
-    """A namespace of the test's own, and the first node with all its GPUs published and free."""
-    kubectl, nodes = real_cluster
+@contextmanager
+def a_bench(kubectl: Kubectl, nodes: Machines, folder: Path) -> Iterator[Bench]:
+    """A namespace of its own, and the first node with all its GPUs published and free."""
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     reading = reader(kubectl.kubeconfig)
     reading.make_namespace(namespace)
-    bench = Bench(kubectl.in_namespace(namespace, tmp_path), nodes, nodes.nodes[0])
+    bench = Bench(kubectl.in_namespace(namespace, folder), nodes, nodes.nodes[0])
     eventually(lambda: bench.published() == WHOLE_GPUS, within_s=60, what=f"all GPUs of {DRIVER} are published")
-    yield bench
-    reading.end_namespace(namespace)
-    eventually(lambda: not bench.checkpoint(), within_s=60, what="the node holds no claim any more")
+    try:
+        yield bench
+    finally:
+        reading.end_namespace(namespace)
+        eventually(lambda: not bench.checkpoint(), within_s=60, what="the node holds no claim any more")
+
+
+@pytest.fixture
+def bench(real_cluster: tuple[Kubectl, Machines], tmp_path: Path) -> Iterator[Bench]:
+    """The same for one test."""
+    with a_bench(*real_cluster, tmp_path) as bench:
+        yield bench

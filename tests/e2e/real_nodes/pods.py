@@ -86,7 +86,7 @@ class Bench:
 
     def exists(self, kind: str, name: str) -> bool:
         """Whether there is such an object."""
-        return bool(self.kube.run("get", kind, name, "--ignore-not-found", "-o", "name").stdout)
+        return any(each["metadata"]["name"] == name for each in self.kube.objects(kind))
 
     def ready(self, name: str) -> bool:
         """Whether the pod is Ready."""
@@ -98,6 +98,10 @@ class Bench:
         statuses = self.kube.get("pod", name)["status"].get("containerStatuses", [])
         return next((str(each["containerID"]) for each in statuses if "running" in each["state"]), "")
 
+    def returned(self, name: str, old_container: str) -> bool:
+        """Whether the pod is ready in another container than this."""
+        return self.container(name) not in {"", old_container} and self.ready(name)
+
     def inside(self, name: str, *command: str) -> str:
         """What a command says inside the pod's container."""
         return self.kube.run("exec", name, "--", *command).stdout
@@ -105,6 +109,10 @@ class Bench:
     def environment(self, name: str) -> dict[str, str]:
         """The environment of the pod's container."""
         return dict(line.split("=", 1) for line in self.inside(name, "env").splitlines())
+
+    def gpu_uuids(self, name: str) -> list[str]:
+        """What the pod's container was told to have."""
+        return [value for key, value in self.environment(name).items() if key.startswith("DRACO_DEVICE_")]
 
     def gpu_nodes(self, name: str) -> set[str]:
         """The device nodes of single GPUs that the pod's container has: nvidia0 and so on."""

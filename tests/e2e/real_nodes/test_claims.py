@@ -1,6 +1,5 @@
 """A claim on a real kubelet and a real container runtime, and what its life survives."""
 
-import functools
 import json
 from pathlib import Path
 
@@ -14,18 +13,9 @@ from draco_local.cluster.realnode.nodes import disk_of
 from tests.e2e.kubectl import eventually
 from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, WHOLE_GPUS, Bench, claim, pod
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 EXAMPLES = Path(__file__).parents[3] / "manifests" / "examples"
 
 pytestmark = pytest.mark.real_node
-
-
-def gpu_uuids(bench: Bench, name: str) -> list[str]:
-    return [value for key, value in bench.environment(name).items() if key.startswith("DRACO_DEVICE_")]
-
-
-def returned(bench: Bench, name: str, old_container: str) -> bool:
-    return bench.container(name) not in {"", old_container} and bench.ready(name)
 
 
 def test_a_container_sees_its_gpu_and_no_other(bench: Bench) -> None:
@@ -42,7 +32,7 @@ def test_a_container_sees_its_gpu_and_no_other(bench: Bench) -> None:
             == "done\n"
         )
     assert bench.device("one") != bench.device("two")
-    assert gpu_uuids(bench, "one") != gpu_uuids(bench, "two")
+    assert bench.gpu_uuids("one") != bench.gpu_uuids("two")
 
 
 def test_a_container_has_the_nodes_driver_where_any_image_looks_for_it(bench: Bench) -> None:
@@ -77,9 +67,7 @@ def test_an_upgrade_of_the_driver_reaches_agent_and_containers(bench: Bench) -> 
         )
         assert bench.container("one") == old  # nothing happens to one that runs
         bench.inside("one", "sh", "-c", "kill -TERM 1")
-        eventually(
-            lambda: returned(bench, "one", old), within_s=RETURNS_WITHIN_S, what="the container is started again"
-        )
+        eventually(lambda: bench.returned("one", old), within_s=RETURNS_WITHIN_S, what="the container is started again")
         assert "libcuda.so.595.58.03" in bench.inside("one", "ls", "/usr/lib/x86_64-linux-gnu").split()
     finally:
         gpus.reload_driver(path, version="580.95.05")
@@ -170,40 +158,6 @@ def test_a_pod_deleted_while_the_agent_is_dead_is_released_when_it_is_back(bench
     before = bench.kill("agent")
     bench.delete("one")
     bench.restarted("agent", before=before)
-    eventually(lambda: bench.released("one"), within_s=STARTS_WITHIN_S, what="the claim is released")
-
-
-def test_a_node_that_loses_its_power_comes_back_with_its_pods_claims_and_gpus(bench: Bench) -> None:
-    bench.start("one", "two")
-    containers = {name: bench.container(name) for name in ("one", "two")}
-    devices = {name: bench.device(name) for name in ("one", "two")}
-    uuids = {name: gpu_uuids(bench, name) for name in ("one", "two")}
-
-    boot_id = bench.on_node("cat", BOOT_ID)
-    bench.nodes.power_off(bench.node)
-    assert not bench.nodes.powered(bench.node)
-    bench.nodes.power_on(bench.node)
-
-    for name, container in containers.items():
-        eventually(
-            functools.partial(returned, bench, name, container),
-            within_s=RETURNS_WITHIN_S,
-            what=f"pod {name} runs in a new container",
-        )
-        assert bench.device(name) == devices[name]
-        assert bench.prepared(name)
-        assert gpu_uuids(bench, name) == uuids[name]
-        assert bench.gpu_nodes(name) == {devices[name].replace("gpu-", "nvidia")}
-    eventually(lambda: bench.published() == WHOLE_GPUS, within_s=STARTS_WITHIN_S, what="all GPUs are published")
-    assert bench.on_node("cat", BOOT_ID) != boot_id
-
-
-def test_a_pod_deleted_while_its_node_is_off_is_released_when_it_is_back(bench: Bench) -> None:
-    bench.start("one")
-    bench.nodes.power_off(bench.node)
-    bench.kube.run("delete", "pod", "one", "--wait=false")
-    bench.nodes.power_on(bench.node)
-    eventually(lambda: not bench.exists("pod", "one"), within_s=RETURNS_WITHIN_S, what="the pod is gone")
     eventually(lambda: bench.released("one"), within_s=STARTS_WITHIN_S, what="the claim is released")
 
 

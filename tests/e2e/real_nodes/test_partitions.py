@@ -1,70 +1,30 @@
 """Partitions of GPUs for containers of a real kubelet and a real container runtime."""
 
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import draco
 from tests.e2e.kubectl import eventually
-from tests.e2e.real_nodes.machines import REAL_CLUSTER
-from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, WHOLE_GPUS, Bench, pod
+from tests.e2e.real_nodes.partitions import (
+    MAKES_THE_COMPUTE_INSTANCE,
+    divided_by_claims,
+    gpus_by_hand,
+    made,
+    part_of_a_gpu,
+    started_again,
+    the_instance,
+)
+from tests.e2e.real_nodes.pods import RETURNS_WITHIN_S, STARTS_WITHIN_S, Bench, pod
 
 pytestmark = pytest.mark.real_node
-
-MAKES_THE_COMPUTE_INSTANCE = "nvmlGpuInstanceCreateComputeInstance"
-
-
-def part_of_a_gpu(name: str, profile: str) -> dict[str, Any]:
-    """A claim of one partition."""
-    selector = {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"}}
-    request = {"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com", "selectors": [selector]}}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": name},
-        "spec": {"devices": {"requests": [request]}},
-    }
-
-
-def gpus_by_hand(bench: Bench, command: str, *arguments: str) -> str:
-    """What a person does to the node's GPUs behind Draco's back."""
-    done = draco("cluster", "gpu", command, bench.node, *arguments, "--name", REAL_CLUSTER)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def made(bench: Bench) -> list[dict[str, Any]]:
-    """The GPU instances that the node's first GPU has."""
-    found: list[dict[str, Any]] = json.loads(gpus_by_hand(bench, "show", "-o", "json"))["gpus"][0]["instances"]
-    return found
 
 
 @pytest.fixture
 def divided(bench: Bench) -> Iterator[Bench]:
     """The node's first GPU is divided by what claims ask for."""
-    (first, *_) = bench.kube.get("gpunode", bench.node)["status"]["gpus"]
-    policy = {
-        "apiVersion": "draco.dev/v1alpha1",
-        "kind": "MigPolicy",
-        "metadata": {"name": "by-claims"},
-        "spec": {
-            "mode": "Dynamic",
-            "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": bench.node}},
-            "deviceSelectors": [
-                {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].uuid == '{first['uuid']}'"}}
-            ],
-        },
-    }
-    bench.apply([policy])
-    eventually(lambda: bench.published() > WHOLE_GPUS, what="partitions are published")
-    yield bench
-    bench.kube.run("delete", "pods", "--all", "--grace-period=1")
-    gpus_by_hand(bench, "latency", "0", "--function", MAKES_THE_COMPUTE_INSTANCE)
-    bench.kube.run("delete", "migpolicy", "by-claims")
-    eventually(lambda: bench.published() == WHOLE_GPUS, what="no partition is published any more")
+    with divided_by_claims(bench):
+        yield bench
 
 
 def test_a_container_sees_its_instance_and_no_other(divided: Bench) -> None:
@@ -108,40 +68,11 @@ def test_a_container_gets_its_instance_though_the_agent_is_killed_while_making_i
     assert reported["state"] == "Ready"
 
 
-def started_again(bench: Bench, name: str, old_container: str, uuid: str) -> bool:
-    """Whether the pod runs in another container, which was told of this instance."""
-    if bench.container(name) in {"", old_container} or not bench.ready(name):
-        return False
-    return uuid in bench.environment(name).values()
-
-
-def the_instance(bench: Bench) -> str:
-    """The MIG UUID of the one instance there is; "" while there is none that can be used."""
-    found = [compute["uuid"] for one in made(bench) for compute in one["compute"]]
-    return str(found[0]) if len(found) == 1 else ""
-
-
 def of_its_claim(bench: Bench) -> str:
     """The same, once it is the claim's as the agent reports it."""
     (gpu, *_) = (gpu["mig"] for gpu in bench.kube.get("gpunode", bench.node)["status"]["gpus"])
     found = [each["uuid"] for each in gpu.get("instances", []) if each["use"] == "Claim"]
     return found[0] if found == [the_instance(bench)] else ""
-
-
-def test_a_pod_has_its_partition_again_after_its_node_lost_its_power(divided: Bench) -> None:
-    bench = divided
-    bench.apply([part_of_a_gpu("one", "3g.40gb"), pod("one", node=bench.node, claims="one")])
-    bench.wait("one")
-    device, old = bench.device("one"), bench.container("one")
-    bench.nodes.power_off(bench.node)  # no instance outlives that
-    bench.nodes.power_on(bench.node)
-    eventually(
-        lambda: (uuid := the_instance(bench)) and started_again(bench, "one", old, uuid),
-        within_s=RETURNS_WITHIN_S,
-        what="the pod runs on an instance that was made anew",
-    )
-    assert bench.device("one") == device
-    assert len(bench.inside("one", "ls", "/dev/nvidia-caps").split()) == 2
 
 
 def test_a_reload_of_the_driver_gives_a_pod_its_partition_again(divided: Bench) -> None:

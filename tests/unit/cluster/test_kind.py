@@ -72,7 +72,7 @@ def test_only_nodes_that_have_gpus_are_labelled_and_have_a_disk(tmp_path: Path) 
 
 
 def test_containers_are_restarted_soon_where_kubelet_can_be_told() -> None:
-    assert kubelet_config("1.36.3")["crashLoopBackOff"] == {"maxContainerRestartPeriod": "5s"}
+    assert kubelet_config("1.36.3")["crashLoopBackOff"] == {"maxContainerRestartPeriod": "1s"}
     assert "crashLoopBackOff" not in kubelet_config("1.34.4")
 
 

@@ -29,7 +29,7 @@ from draco_local.cluster.state import ClusterSpec, Record
 
 CONFIG = "kind.yaml"
 _CDI_PATCH = '[plugins."io.containerd.grpc.v1.cri"]\n  enable_cdi = true\n'
-_RESTARTS_LATEST_AFTER: Final = "5s"
+_RESTARTS_LATEST_AFTER: Final = "1s"
 _SINCE_RESTARTS_CAN_BE_SOON: Final = (1, 35)
 
 
