@@ -86,7 +86,16 @@ class HandingOver(LifeOfClaims):
             death=Death(),
             follows=True,
         )
-        self.next.begin(self.wanted)
+        try:
+            self.next.begin(self.wanted)
+        except AnotherPlugin:  # the one that was to follow had not looked yet, and somebody else is there
+            assert any(rival.contends for rival in self.rivals.live), (
+                "the next agent does not start, though nobody contends"
+            )
+            fired["follow: refused beside another"] += 1
+            self.next.stop()
+            self.next = None
+            return
         if self.next.process.holds:  # the one that was to follow had not looked yet
             self.agent, self.next = self.next, self.agent
             self._promoted()
