@@ -25,7 +25,7 @@ def test_operator_and_agents_run_as_pods_with_no_more_rights_than_they_need(clus
         [container] = each["status"]["containerStatuses"]
         assert container["ready"], each["metadata"]["name"]
         ended = container["lastState"].get("terminated", {})
-        crashed = bool(ended) and ended["exitCode"] not in ENDED_BY_TESTS
+        crashed = bool(ended) and (ended["exitCode"] not in ENDED_BY_TESTS or ended.get("reason") == "OOMKilled")
         assert not crashed, cluster.run("logs", "-p", "-n", SYSTEM, each["metadata"]["name"]).stdout
     for each in operators:
         assert each["spec"]["securityContext"]["runAsNonRoot"]
