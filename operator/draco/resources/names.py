@@ -46,7 +46,7 @@ TAINTS_OF_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, TAINT_FAUL
 FORGET_GPU = f"{DRACO_DOMAIN}/forget-gpu"
 """Annotation of a GpuNode: UUIDs, separated by commas, of GPUs that are gone for good. What they were called is free again."""
 CONDITION_CERTIFICATE = "CertificateFit"
-"""Of a GpuNode: whether whoever reads its agent's metrics can accept the certificate."""
+"""Of a GpuNode: whether those who read its agent's metrics can accept the certificate."""
 CONDITION_PARTITIONABLE = "Partitionable"
 """Of a GpuNode: whether the cluster keeps the counters that partitions made on demand are published with."""
 

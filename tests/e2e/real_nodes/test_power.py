@@ -87,7 +87,7 @@ def test_a_pod_has_its_partition_again_after_its_node_lost_its_power(outage: Out
     eventually(  # no instance outlives that
         lambda: (uuid := the_instance(bench)) and started_again(bench, "part", before.container, uuid),
         within_s=RETURNS_WITHIN_S,
-        what="the pod runs on an instance that was made anew",
+        what="the pod runs on an instance that was made again",
     )
     assert bench.device("part") == before.device
     assert len(bench.inside("part", "ls", "/dev/nvidia-caps").split()) == 2

@@ -1,4 +1,4 @@
-"""The number of inotify instances: whoever runs an engine has enough, and the machine has its own number when nobody does."""
+"""The number of inotify instances: who runs an engine has enough, and the machine has its own number when nobody does."""
 
 import contextlib
 import os

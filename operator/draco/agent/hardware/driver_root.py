@@ -46,7 +46,7 @@ class InstalledDriver(msgspec.Struct, frozen=True):
     def mismatch(self, loaded: str) -> str:
         """Why no container could use a GPU with these files, as a sentence; "" when they go with the loaded version, or may.
 
-        So it is when packages were upgraded without a reload: whoever had opened NVML by then goes on with the old files.
+        So it is when packages were upgraded without a reload: a program that had opened NVML by then goes on with the old files.
         """
         if not (loaded and self.version) or self.version == loaded:
             return ""

@@ -352,7 +352,7 @@ class HardwareMonitor:
 
 
 def _mismatched(gpu: Gpu, sentence: str) -> Gpu:
-    """A GPU that takes no new work; whoever has it works on with the files that he started with."""
+    """A GPU that takes no new work; a container that has it works on with the files that it started with."""
     return gpu if gpu.fault is not None else msgspec.structs.replace(gpu, fault=GpuFault(DRIVER_MISMATCH, sentence))
 
 

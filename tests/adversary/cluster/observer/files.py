@@ -1,7 +1,7 @@
 """The law of files: what a container is given of the driver is there, and goes with the loaded driver.
 
 Owns which specs were seen. A container starts right after its spec was written, so a spec is judged when it is new; one that
-lies there is judged when the driver has not changed for so long that it should have been written anew. Only looks.
+lies there is judged when the driver has not changed for so long that it should have been written again. Only looks.
 """
 
 import re
@@ -15,7 +15,7 @@ from tests.adversary.cluster.observer.laws import Suspicion
 SETTLED_S = 1.0
 """A spec that is written while files come and go is nobody's fault."""
 ANEW_S = 45.0
-"""By then all that containers have was written anew for another driver: GPUs are read each ten seconds."""
+"""By then all that containers have was written again for another driver: GPUs are read each ten seconds."""
 _CUDA = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 
 
