@@ -62,7 +62,8 @@ class ImageArchive:
         for layer in range(len(self._layers)):
             with self._opened(layer) as opened:
                 assert not [each.name for each in opened if Path(each.name).name.startswith(".wh.")]
-                opened.extractall(folder, filter="fully_trusted", numeric_owner=True)  # noqa: S202 - an image of our own, as root
+                opened.extraction_filter = _unchanged  # the argument `filter` is newer than Python 3.11.2
+                opened.extractall(folder, numeric_owner=True)  # noqa: S202 - an image of our own, as root
 
     def compressed_bytes(self) -> int:
         """What the layers take in a registry at most: there they are packed with more care."""
@@ -91,6 +92,11 @@ def _content(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     if found is None:
         raise KeyError(name)
     return found
+
+
+def _unchanged(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo:
+    """Unpack a file as the archive has it, with its owner and all bits of its mode."""
+    return member
 
 
 def _stored(archive: tarfile.TarFile, each: tarfile.TarInfo) -> StoredFile:

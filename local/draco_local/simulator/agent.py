@@ -5,6 +5,7 @@ the agent loads its library as on hardware; elsewhere the simulator is in the ag
 of /proc are written beside the state file.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,20 @@ def main(state_file: Path, **options: Any) -> None:
         roots = {"sysfs_root": tree, "proc_root": procfs.build(state_file, gpus)}
         installed = options["driver_root"] is not None and Path(SOCKET).is_socket()
         run(connect, library=None if installed else SimulatedNvml(state_file), **{**options, **roots})
-    except* DracoError as errors:
-        raise click.ClickException("; ".join(dict.fromkeys(_sentences(errors)))) from errors
+    except (DracoError, ExceptionGroup) as error:
+        causes = list(_leaves(error))
+        if not all(isinstance(cause, DracoError) for cause in causes):
+            raise
+        raise click.ClickException("; ".join(dict.fromkeys(map(str, causes)))) from error
 
 
-def _sentences(error: BaseException) -> list[str]:
-    if isinstance(error, BaseExceptionGroup):
-        return [sentence for inner in error.exceptions for sentence in _sentences(inner)]
-    return [str(error)]
+def _leaves(error: Exception) -> Iterator[Exception]:
+    """The errors themselves, without the groups around them."""
+    if isinstance(error, ExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 if __name__ == "__main__":

@@ -194,9 +194,11 @@ async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Calla
             async with asyncio.TaskGroup() as tasks:
                 for offer in offered:
                     tasks.create_task(_fetch_one(session, offer, folder / offer.release.name, report))
-        except* (DownloadFailed, WrongChecksum, OSError) as failed:
-            wrong, others = failed.split(WrongChecksum)
-            raise (wrong or others or failed).exceptions[0] from None
+        except ExceptionGroup as failed:  # what an `except*` raises comes in a group again, in some versions of Python
+            _, unexpected = failed.split((DownloadFailed, WrongChecksum, OSError))
+            if unexpected:
+                raise
+            raise (failed.subgroup(WrongChecksum) or failed).exceptions[0] from None
 
 
 async def _fetch_one(
