@@ -25,6 +25,7 @@ MARKER = "DRACO_CLUSTER_FOLDER"
 _PASSED_ON = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV"),
     "GOMAXPROCS",  # how many processors each of Kubernetes' programs may use at once
+    "GOGC",  # how much more memory they may use before they look for garbage
 )
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _EXECVE_S = 2.0  # far longer than the kernel needs to load a program, also on a busy machine
