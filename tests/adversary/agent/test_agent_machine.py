@@ -15,7 +15,7 @@ from tests.adversary.agent.run import Finding, OutOfTurn, hunt, play, shrunk
 from tests.side_by_side import REPORTS
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
-SEQUENCES = 20
+SEQUENCES = 15
 SEED = int(os.environ.get("ADVERSARY_SEED") or 201)
 
 
