@@ -82,7 +82,7 @@ async def test_kubectl_shows_how_a_node_is_divided(node: SimulatedNode) -> None:
     async with node.running():
         await node.register()
         assert not await error_of(node, "prepare", claim)
-        shown = await eventually(lambda: table(node, Instances=1))
+        shown = await eventually(lambda: table(node, Instances=1, Prepared=1))
         assert [*shown] == [
             "Name",
             "Ready",
