@@ -62,7 +62,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         return (
             None
             if self.driver_root is None
-            else DriverRoot(self.driver_root, self.driver_root_view or self.driver_root)
+            else DriverRoot(self.driver_root, self.driver_root_view or self.driver_root, self.proc_root)
         )
 
     @property

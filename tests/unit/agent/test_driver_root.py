@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.hardware.driver_root import DriverRoot, resolved
+from draco.agent.hardware.driver_root import LOADED, DriverRoot, resolved
 from draco_local.simulator.driver import library, service
 from draco_local.simulator.gpus import state
 
@@ -131,6 +131,38 @@ def test_a_driver_tells_whether_its_files_go_with_what_is_loaded(
         (tmp_path / "usr/lib64/libnvidia-ml.so.1").symlink_to(name)
     [driver] = [one for one in DriverRoot(Path("/"), tmp_path).installed() if one.folder == "usr/lib64"]
     assert bool(driver.mismatch(loaded)) == mismatch
+
+
+PROPRIETARY = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc 12.2.0\n"
+)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22)  Wed Jan 8\n"
+BOTH = ["usr/lib64", "run/nvidia/driver/usr/lib64"]
+
+
+@pytest.mark.parametrize(
+    ("said", "order"),
+    [
+        (PROPRIETARY.format("580.95.05"), BOTH[::-1]),
+        (OPEN.format("580.95.05"), BOTH[::-1]),
+        (OPEN.format("535.230.02"), BOTH),
+        (OPEN.format("595.58.03"), BOTH),
+        ("", BOTH),
+        (None, BOTH),
+    ],
+    ids=["the container's", "the container's, open", "the host's", "neither", "an empty file", "nothing loaded"],
+)
+def test_of_two_drivers_the_one_that_is_loaded_comes_first(said: str | None, order: list[str], tmp_path: Path) -> None:
+    """Packages of the distribution may be left on a node whose driver the GPU operator brings in a container."""
+    for folder, version in zip(BOTH, ("535.230.02", "580.95.05"), strict=True):
+        (tmp_path / "root" / folder).mkdir(parents=True)
+        (tmp_path / "root" / folder / f"libnvidia-ml.so.{version}").touch()
+        (tmp_path / "root" / folder / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+    if said is not None:
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+        (tmp_path / "proc" / LOADED).write_text(said)
+    found = DriverRoot(Path("/"), tmp_path / "root", tmp_path / "proc").installed()
+    assert [str(one.nvml.parent.relative_to(tmp_path / "root")) for one in found] == order
 
 
 def test_a_file_that_was_replaced_under_its_name_is_loaded_anew(

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from draco.agent.hardware.capabilities import Capabilities
+from draco.agent.hardware.driver_root import loaded_version
 from draco.agent.mig.holders import Holders
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import procfs
@@ -24,6 +26,16 @@ def proc(path: Path) -> Path:
 def test_a_node_has_no_such_folder_until_somebody_wants_it(mig: Mig, path: Path) -> None:
     mig.make(9, 4)
     assert not procfs.tree(path).exists()
+
+
+def test_the_loaded_driver_tells_its_version_until_it_is_unloaded(path: Path, proc: Path) -> None:
+    assert loaded_version(proc) == "580.95.05"
+    with mutate(path) as node:
+        node.driver.version = "595.58.03"
+    assert loaded_version(proc) == "595.58.03"
+    with mutate(path) as node:
+        node.driver.error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert loaded_version(proc) == ""
 
 
 def test_the_agent_finds_the_device_nodes_of_instances(proc: Path) -> None:

@@ -1,8 +1,8 @@
 """The part of a simulated node's /proc that tells of GPUs: a folder beside its state file, kept up with it.
 
-Owns the tree: the boot id, the driver's capability files, by which a container is given a GPU instance or a compute instance,
-and the open device files of processes that hold GPUs. Shapes and numbers are those of Linux and of NVIDIA's driver. There is no
-list of devices: the kernel below has none of these, so nobody can make their nodes.
+Owns the tree: the boot id, the loaded driver's version and capability files, by which a container is given a GPU instance or
+a compute instance, and the open device files of processes that hold GPUs. Shapes and numbers are those of Linux and of NVIDIA's
+driver. There is no list of devices: the kernel below has none of these, so nobody can make their nodes.
 """
 
 import os
@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
+import pynvml
+
 from draco_local.simulator.gpus.gpu_state import GpuProcess, GpuState, NodeState
 
+_VERSION = Path("driver/nvidia/version")
 _CONFIG, _MONITOR = 1, 2
 FIRST = 3  # minor number of the first GPU's instance 0
 _INSTANCES, _COMPUTE = 15, 8  # what the driver sets numbers aside for, per GPU and per GPU instance
@@ -43,6 +46,8 @@ def refresh(state_file: Path, state: NodeState) -> None:
         relative = found.relative_to(root)
         if found.is_dir() and relative not in folders:
             shutil.rmtree(found)
+    if _VERSION not in wanted:
+        (root / _VERSION).unlink(missing_ok=True)
     for link in root.glob("[0-9]*/fd/*"):
         if link.relative_to(root) not in wanted:
             link.unlink()
@@ -74,6 +79,11 @@ def capability_nodes(gpus: int) -> list[str]:
 def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
     """Every file of the tree with its content; of those in an fd folder, what they link to."""
     yield Path("sys/kernel/random/boot_id"), f"{state.boot_id}\n"
+    if state.driver.error != pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+        yield (
+            _VERSION,
+            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {state.driver.version}  Release Build\n",
+        )
     yield (
         Path("driver/nvidia-caps/mig-minors"),
         _minors(tuple(sorted(gpu.minor for gpu in state.gpus)), state.first_capability),

@@ -22,7 +22,10 @@ FOLDERS: Final = (
     *("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "usr/local/nvidia/lib64"),
 )
 """Where a root has its libraries; those of 64 bits come first where a distribution has both."""
+LOADED: Final = "driver/nvidia/version"
+"""Below /proc: which version of the kernel modules is loaded, as a line of text."""
 _VERSION: Final = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
+_LOADED_VERSION: Final = re.compile(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s")
 _MOST_LINKS: Final = 40  # as the kernel follows
 
 
@@ -57,13 +60,21 @@ class InstalledDriver(msgspec.Struct, frozen=True):
 
 
 class DriverRoot(msgspec.Struct, frozen=True):
-    """The folder to search: as the node names it, and as the agent sees it."""
+    """The folder to search: as the node names it, and as the agent sees it. `proc` is where the node's /proc is seen."""
 
     host: Path
     view: Path
+    proc: Path = Path("/proc")
 
-    def installed(self) -> Iterator[InstalledDriver]:
-        """Every NVML that is there, the most likely first."""
+    def installed(self) -> list[InstalledDriver]:
+        """Every NVML that is there, the most likely first.
+
+        That is what goes with the loaded modules: packages of another version may be left beside a driver container.
+        """
+        loaded = loaded_version(self.proc)
+        return sorted(self._found(), key=lambda each: bool(loaded) and each.version != loaded)
+
+    def _found(self) -> Iterator[InstalledDriver]:
         for root in ROOTS:
             view = self.view / root
             for folder in FOLDERS:
@@ -75,6 +86,15 @@ class DriverRoot(msgspec.Struct, frozen=True):
         """Where that is, as part of a sentence."""
         roots = [str(self.host / root) for root in ROOTS]
         return f"{', '.join(FOLDERS[:-1])} and {FOLDERS[-1]} below {', '.join(roots[:-1])} and {roots[-1]}"
+
+
+def loaded_version(proc: Path) -> str:
+    """The version of the loaded kernel modules, proprietary or open; "" where none are loaded, or none that tell it."""
+    try:
+        match = _LOADED_VERSION.match((proc / LOADED).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return match[1] if match else ""
 
 
 def resolved(path: Path, root: Path) -> Path | None:
