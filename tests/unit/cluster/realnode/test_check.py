@@ -62,7 +62,7 @@ def test_what_may_be_watched_is_tried_and_given_back(monkeypatch: pytest.MonkeyP
     answers = iter([os.dup(0), -1])
     monkeypatch.setattr(check, "CDLL", lambda _: SimpleNamespace(inotify_init=lambda: next(answers)))
     assert not check.can_watch(2)
-    assert set(Path("/proc/self/fd").iterdir()) == open_before
+    assert set(Path("/proc/self/fd").iterdir()) <= open_before  # what earlier tests left may be closed meanwhile
 
 
 @pytest.mark.parametrize(("effective", "may"), [("000001ffffffffff", True), ("000001fffeffffff", False)])
