@@ -50,7 +50,7 @@ def no_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def own(root: DriverRoot, hook: Path | None = HOOK) -> ContainerEdits:
-    return driver_files.edits(root.installed()[0], hook)
+    return driver_files.edits(next(root.installed()), hook)
 
 
 def mounts(edits: ContainerEdits) -> dict[str, tuple[str, tuple[str, ...]]]:

@@ -108,7 +108,7 @@ class CommonEdits:
             return None
 
     def _driver(self) -> InstalledDriver | None:
-        return None if self._root is None else next(iter(self._root.installed()), None)
+        return None if self._root is None else next(self._root.installed(), None)
 
     def _there(self, path: str) -> bool:
         """Whether the node has a file. What the agent does not see is taken to be there."""

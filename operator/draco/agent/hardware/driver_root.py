@@ -66,13 +66,19 @@ class DriverRoot(msgspec.Struct, frozen=True):
     view: Path
     proc: Path = Path("/proc")
 
-    def installed(self) -> list[InstalledDriver]:
+    def installed(self) -> Iterator[InstalledDriver]:
         """Every NVML that is there, the most likely first.
 
         That is what goes with the loaded modules: packages of another version may be left beside a driver container.
         """
         loaded = loaded_version(self.proc)
-        return sorted(self._found(), key=lambda each: bool(loaded) and each.version != loaded)
+        others = []
+        for driver in self._found():
+            if loaded in ("", driver.version):
+                yield driver
+            else:
+                others.append(driver)
+        yield from others
 
     def _found(self) -> Iterator[InstalledDriver]:
         for root in ROOTS:
