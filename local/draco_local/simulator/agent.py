@@ -5,7 +5,6 @@ the agent loads its library as on hardware; elsewhere the simulator is in the ag
 of /proc are written beside the state file.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from draco.agent.process import ApiServerAccess, run, with_options
 from draco.kube.connect import kubeconfig
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import connect_in_cluster
-from draco.resources.errors import DracoError
+from draco.resources.errors import DracoError, leaves
 from draco_local.simulator.driver.library import SOCKET
 from draco_local.simulator.gpus import procfs, state, sysfs
 from draco_local.simulator.nvml.library import SimulatedNvml
@@ -47,19 +46,10 @@ def main(state_file: Path, **options: Any) -> None:
         installed = options["driver_root"] is not None and Path(SOCKET).is_socket()
         run(connect, library=None if installed else SimulatedNvml(state_file), **{**options, **roots})
     except (DracoError, ExceptionGroup) as error:
-        causes = list(_leaves(error))
+        causes = list(leaves(error))
         if not all(isinstance(cause, DracoError) for cause in causes):
             raise
         raise click.ClickException("; ".join(dict.fromkeys(map(str, causes)))) from error
-
-
-def _leaves(error: Exception) -> Iterator[Exception]:
-    """The errors themselves, without the groups around them."""
-    if isinstance(error, ExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 if __name__ == "__main__":

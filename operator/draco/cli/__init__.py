@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from draco import __version__
-from draco.resources.errors import DracoError
+from draco.resources.errors import DracoError, leaves
 from draco.resources.texts import shown_lines
 
 COMMANDS: Final = MappingProxyType(
@@ -143,30 +143,21 @@ def run(arguments: Sequence[str], *, program: str = "draco") -> int:
 
 def _report(error: BaseException) -> int:
     """Tell a person how it ended; a defect's traceback goes to a file, or to the screen when DRACO_DEBUG is set."""
-    leaves = list(_leaves(error))
-    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+    causes = list(leaves(error))
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         _say("Interrupted.")
         return EXIT_INTERRUPTED
     if os.environ.get("DRACO_DEBUG"):
         traceback.print_exception(error)
         return EXIT_FAILED
-    sentences = [_sentence(leaf) for leaf in leaves]
+    sentences = [_sentence(cause) for cause in causes]
     if all(sentence is not None for sentence in sentences):
         for sentence in dict.fromkeys(sentences):
             _say(f"Error: {sentence}")
         return EXIT_FAILED
-    defect = next(leaf for leaf, sentence in zip(leaves, sentences, strict=True) if sentence is None)
+    defect = next(cause for cause, sentence in zip(causes, sentences, strict=True) if sentence is None)
     _say(f"Error: Draco has a bug ({_brief(defect)}); {_where_written(error)}")
     return EXIT_FAILED
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors themselves, without the groups in which structured concurrency wraps them."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _sentence(error: BaseException) -> str | None:

@@ -25,6 +25,7 @@ from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
 from draco.logs import LEVELS, configure_log
 from draco.options import ListenAddress, MetricsSettings, Seconds, both_or_neither, with_metrics
+from draco.resources.errors import leaves
 
 log = structlog.get_logger(__name__)
 
@@ -241,8 +242,4 @@ E = TypeVar("E", bound=Exception)
 
 def _within(group: ExceptionGroup[Exception], kind: type[E]) -> E | None:
     """Such an error in the group, however deep."""
-    for error in group.exceptions:
-        found = _within(error, kind) if isinstance(error, ExceptionGroup) else error
-        if isinstance(found, kind):
-            return found
-    return None
+    return next((error for error in leaves(group) if isinstance(error, kind)), None)

@@ -1,7 +1,9 @@
-"""The base of every error that a person can act on.
+"""The base of every error that a person can act on, and what is in a group of errors.
 
-Owns one class. Each package derives its own small hierarchy from it; the command line prints nothing but its sentence.
+Owns one class: each package derives its own small hierarchy from it; the command line prints nothing but its sentence.
 """
+
+from collections.abc import Iterator
 
 
 class DracoError(Exception):
@@ -9,3 +11,12 @@ class DracoError(Exception):
 
     An error that is a defect of ours must not derive from this class: it should reach the log with its traceback.
     """
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors themselves, without the groups in which structured concurrency wraps them."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
