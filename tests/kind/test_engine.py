@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from draco_local.cluster.kindnode.engine import PrivateEngine
-from draco_local.cluster.process import marked_with
+from draco_local.cluster.process import Processes, marked_with
 from draco_local.cluster.progress import SilentProgress
 from draco_local.cluster.realnode import cgroup, network
 
@@ -104,6 +105,23 @@ def test_an_engine_that_was_killed_is_started_again(engine: PrivateEngine, tmp_p
     assert engine.acquire(cluster, SILENT).answers()
     engine.release(cluster, SILENT)
     assert machine(engine) == before
+
+
+def test_an_engine_that_is_about_to_end_is_waited_for_and_started_again(engine: PrivateEngine, tmp_path: Path) -> None:
+    cluster = a_cluster(tmp_path, "one")
+    engine.acquire(cluster, SILENT)
+    (first,) = [record.pid for record in Processes(engine.folder).records() if record.name == "dockerd"]
+    os.kill(first, signal.SIGSTOP)
+    for pid, _ in marked_with(engine.folder):
+        if pid != first:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    last = threading.Timer(0.3, os.kill, (first, signal.SIGKILL))
+    last.start()
+    try:
+        assert engine.acquire(cluster, SILENT).answers()
+    finally:
+        last.join()
 
 
 def test_an_engine_that_stops_leaves_another_users_enough_watchers(

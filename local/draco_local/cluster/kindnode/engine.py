@@ -107,7 +107,7 @@ class PrivateEngine:
         with self._locked(progress):
             self._users.mkdir(parents=True, exist_ok=True)
             write_atomically(self._user(cluster), os.fsencode(cluster))
-            if not self._runs():
+            if not self._serves():
                 with progress.step("Starting a private Docker Engine"):
                     self._stop()
                     self._start()
@@ -123,6 +123,18 @@ class PrivateEngine:
     def running(self) -> bool:
         """Whether the engine runs and answers."""
         return self._runs() and self.client().answers()
+
+    def _serves(self) -> bool:
+        """Whether the engine is there to stay: one that was killed has a process for some moments yet, and answers nobody."""
+        if not self._runs():
+            return False
+        answers = _until(self.client().answers, within_s=_ANSWERS_WITHIN_S, while_=self._runs)
+        if not answers and (silent := self._records()):
+            raise ProcessFailed(
+                f"The private Docker Engine runs, but answers nobody (its log is {self.log}): end its process "
+                f"{silent[0].pid}, which ends the nodes of all its clusters, and run this command again."
+            )
+        return answers
 
     def _runs(self) -> bool:
         return bool(self._records())
@@ -143,9 +155,7 @@ class PrivateEngine:
             network.create_control(names, plan)
             with watchers.raised() as descriptor:
                 self._start_daemon(descriptor)
-        client = self.client()
-        _until(client.answers, within_s=_ANSWERS_WITHIN_S, while_=self._runs)
-        if not client.answers():
+        if not _until(self.client().answers, within_s=_ANSWERS_WITHIN_S, while_=self._runs):
             said = self._processes.last_words(_DAEMON) or "it wrote nothing"
             self._stop()
             raise ProcessFailed(f"The Docker Engine does not start: {said} (its log is {self.log}).")
@@ -245,7 +255,8 @@ def _end_children(parent: int) -> None:
                 os.kill(int(child), signal.SIGTERM)
 
 
-def _until(true: Callable[[], bool], *, within_s: float, while_: Callable[[], bool] = lambda: True) -> None:
+def _until(true: Callable[[], bool], *, within_s: float, while_: Callable[[], bool] = lambda: True) -> bool:
     deadline = time.monotonic() + within_s
-    while not true() and while_() and time.monotonic() < deadline:
+    while not (reached := true()) and while_() and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+    return reached
