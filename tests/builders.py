@@ -35,6 +35,9 @@ from draco.resources.api.core import (
     NodeSpec,
     NodeStatus,
     Pod,
+    PodDisruptionBudget,
+    PodDisruptionBudgetSpec,
+    PodDisruptionBudgetStatus,
     PodResourceClaim,
     PodSpec,
     PodStatus,
@@ -61,7 +64,7 @@ from draco.resources.api.draco import (
     MigProfile,
     WantedGpu,
 )
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.meta import LabelSelector, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import (
     DeviceTaint,
@@ -136,7 +139,12 @@ def a_claim(
     """A claim for one device; allocated if `on` names devices as `a_device_key` reads them, reserved for the named pods."""
     results = [
         DeviceRequestAllocationResult(
-            request="gpu", driver=key.driver, pool=key.pool, device=key.device, admin_access=admin_access
+            request="gpu",
+            driver=key.driver,
+            pool=key.pool,
+            device=key.device,
+            admin_access=admin_access,
+            tolerations=list(tolerations),
         )
         for key in map(a_device_key, on)
     ]
@@ -210,6 +218,17 @@ def a_rule(
         spec=DeviceTaintRuleSpec(
             taint=DeviceTaint(key=taint, effect=effect), device_selector=DeviceTaintSelector(**selector)
         ),
+    )
+
+
+def a_budget(
+    name: str = "budget", *, namespace: str = "default", allows: int = 0, **labels: str
+) -> PodDisruptionBudget:
+    """A budget for the pods with these labels; without any for all of its namespace."""
+    return PodDisruptionBudget(
+        metadata=ObjectMeta(name=name, namespace=namespace, uid=a_uid("budget", namespace, name)),
+        spec=PodDisruptionBudgetSpec(selector=LabelSelector(match_labels=labels)),
+        status=PodDisruptionBudgetStatus(disruptions_allowed=allows),
     )
 
 

@@ -39,6 +39,7 @@ COMMANDS: Final = MappingProxyType(
             "draco.cli.status.command",
             "Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.",
         ),
+        "taint": ("draco.cli.taint.command", "See, try, add and remove taints of single devices."),
     }
 )
 """By name: the module of a command, and what `draco --help` says of it, kept here so that saying it imports nothing."""

@@ -128,9 +128,14 @@ class ExtensionPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"rule {self.rule}: extend to {len(self.apply)} devices, take back from {len(self.delete)}"
 
 
+def is_draco_own(rule: DeviceTaintRule) -> bool:
+    """Whether the rule is one of those that Draco writes and takes away by itself."""
+    return rule.metadata.name.startswith(_OWN_PREFIXES)
+
+
 def extended_device(rule: DeviceTaintRule) -> DeviceKey | None:
     """The one device that a rule names, if its taint is to be put on the same hardware; None for every other rule."""
-    if rule.metadata.name.startswith(_OWN_PREFIXES) or rule.metadata.annotations.get(ANNOTATION_EXTEND) == "false":
+    if is_draco_own(rule) or rule.metadata.annotations.get(ANNOTATION_EXTEND) == "false":
         return None
     return _named_device(rule)
 

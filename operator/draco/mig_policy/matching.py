@@ -16,7 +16,6 @@ import msgspec
 from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
 from draco.mig_policy.windows import unknown_zones
 from draco.resources.api.draco import GpuStatus, MigPolicy
-from draco.resources.api.meta import LabelSelector
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 
 _LAST = datetime.max.replace(tzinfo=UTC)
@@ -111,7 +110,7 @@ def verdict(
     be read just now; it is the latter if the policy has it.
     """
     spec = rules.policy.spec
-    if spec.node_selector is not None and not selects(spec.node_selector, labels):
+    if spec.node_selector is not None and not spec.node_selector.selects(labels):
         return _OTHER_NODE
     if gpu.uuid in spec.exclude:
         return _EXCLUDED
@@ -141,25 +140,6 @@ def _by_selectors(rules: Rules, device: Device | None, driver: str) -> MatchVerd
                 PolicyMatch.UNKNOWN, selector=index, error=f"spec.deviceSelectors[{index}] fails: {said}."
             )
     return _SELECTED
-
-
-def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
-    """Whether the labels are selected, as everywhere in Kubernetes."""
-    if any(labels.get(key) != value for key, value in selector.match_labels.items()):
-        return False
-    return all(_holds(each.operator, each.values, labels.get(each.key)) for each in selector.match_expressions)
-
-
-def _holds(operator: str, values: list[str], value: str | None) -> bool:
-    match operator:
-        case "In":
-            return value is not None and value in values
-        case "NotIn":
-            return value is None or value not in values
-        case "Exists":
-            return value is not None
-        case _:
-            return value is None
 
 
 def whole_gpus(devices: Iterable[Device], gpus: Iterable[GpuStatus], *, driver: str) -> dict[str, Device]:

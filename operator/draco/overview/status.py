@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from draco.maintenance import maintenance_uid
-from draco.maintenance.rules import extends
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
 from draco.overview.installation import troubles
 from draco.overview.status_schema import (
@@ -25,10 +23,10 @@ from draco.overview.status_schema import (
     MissingView,
     NodeView,
     PolicyView,
-    RuleView,
 )
+from draco.overview.taint_rules import TaintedCluster, rule_views
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Lease, Node, Pod
+from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import (
@@ -51,14 +49,16 @@ ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAI
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from the cluster.
 
-    `pods` need only be those that may wait for a claim, `leaders` the leases of operators that somebody holds. `missing` comes
-    from feature discovery, `unread` says what could not be read.
+    `pods` need only be those that may wait for a claim, or use one that a taint rule hits; `budgets` those of such pods.
+    `leaders` are the leases of operators that somebody holds. `missing` comes from feature discovery, `unread` says what could
+    not be read.
     """
 
     nodes: Sequence[Node] = ()
     slices: Sequence[ResourceSlice] = ()
     claims: Sequence[ResourceClaim] = ()
     pods: Sequence[Pod] = ()
+    budgets: Sequence[PodDisruptionBudget] = ()
     rules: Sequence[DeviceTaintRule] = ()
     maintenances: Sequence[DeviceMaintenance] = ()
     gpu_nodes: Sequence[GpuNode] = ()
@@ -78,8 +78,13 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> C
     claim_list = sorted(
         (_claim(claim, waiting) for claim in claims), key=lambda view: (view.namespace, natural(view.name))
     )
-    named = {rule.metadata.uid: rule.metadata.name for rule in snapshot.rules if not extends(rule)}
-    named |= {request.metadata.uid: request.metadata.name for request in snapshot.maintenances}
+    tainted = TaintedCluster(
+        devices=[view.key for view in devices],
+        hardware=hardware,
+        claims=snapshot.claims,
+        pods=snapshot.pods,
+        budgets=snapshot.budgets,
+    )
     return ClusterStatus(
         server=server,
         namespace=namespace,
@@ -88,10 +93,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> C
         nodes=_nodes(snapshot.nodes, devices),
         device_list=devices,
         claim_list=claim_list,
-        taint_rules=[
-            _rule(rule, devices, snapshot.claims, hardware, named)
-            for rule in sorted(snapshot.rules, key=lambda rule: rule.metadata.name)
-        ],
+        taint_rules=rule_views(snapshot.rules, snapshot.maintenances, tainted),
         maintenance=[_maintenance(item) for item in sorted(snapshot.maintenances, key=lambda item: item.metadata.name)],
         mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
         missing=list(snapshot.missing),
@@ -311,36 +313,6 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> Clai
         ],
         waiting=sorted(waiting.get(claim.metadata.key, []), key=natural) if state is ClaimState.PENDING else [],
     )
-
-
-def _rule(
-    rule: DeviceTaintRule,
-    devices: Iterable[DeviceView],
-    claims: Iterable[ResourceClaim],
-    hardware: HardwareByPool,
-    named: Mapping[str, str],
-) -> RuleView:
-    return RuleView(
-        name=rule.metadata.name,
-        taint=_taint(rule.spec.taint),
-        selector=_selector(rule.spec.device_selector),
-        devices=[str(view.key) for view in devices if hardware.hits(rule, view.key)],
-        # From the claims themselves: a rule also hits a device whose slice is gone.
-        claims=sorted(
-            str(claim.metadata.key)
-            for claim in claims
-            if any(hardware.hits(rule, device) for device in _devices_of(claim))
-        ),
-        extends=named.get(extends(rule), ""),
-        maintenance=named.get(maintenance_uid(rule), ""),
-    )
-
-
-def _selector(selector: DeviceTaintSelector | None) -> str:
-    if selector is None:
-        return "nothing"
-    fields = (("driver", selector.driver), ("pool", selector.pool), ("device", selector.device))
-    return ", ".join(f"{name}={value}" for name, value in fields if value is not None) or "every device"
 
 
 def _maintenance(item: DeviceMaintenance) -> MaintenanceView:

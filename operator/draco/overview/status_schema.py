@@ -106,7 +106,9 @@ class ClaimView(OutputStruct, frozen=True, kw_only=True):
 class RuleView(OutputStruct, frozen=True, kw_only=True):
     """One DeviceTaintRule and what it hits now, what is the same hardware included where Draco extends it.
 
-    `extends` names the rule that this one extends, `maintenance` the DeviceMaintenance that it belongs to.
+    `extends` names the rule that this one extends, `maintenance` the DeviceMaintenance that it belongs to. `pods` use the claims;
+    `evicted` are those of them that the effect NoExecute deletes or would delete, `budgets` the PodDisruptionBudgets that allow
+    fewer (none for NoSchedule, which deletes nothing). `message` says it in sentences.
     """
 
     name: str
@@ -114,6 +116,10 @@ class RuleView(OutputStruct, frozen=True, kw_only=True):
     selector: str
     devices: list[str] = []
     claims: list[str] = []
+    pods: list[str] = []
+    evicted: list[str] = []
+    budgets: list[str] = []
+    message: str = ""
     extends: str = ""
     maintenance: str = ""
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import Event, Lease, Node, Pod
+from draco.resources.api.core import Event, Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reviews import SubjectAccessReview, TokenReview
@@ -49,6 +49,7 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
 
 
 PODS = Kind("", "v1", "pods", "Pod", True, Pod)
+POD_DISRUPTION_BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", True, PodDisruptionBudget)
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
 EVENTS = Kind("", "v1", "events", "Event", True, Event)

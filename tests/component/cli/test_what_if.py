@@ -230,6 +230,9 @@ REFUSED: tuple[tuple[str, Json], ...] = (
     ("resourceslices", {"devices": [DEVICE | {"attributes": {"a": {"version": "1.2"}}}]}),
     ("resourceslices", {"devices": [DEVICE | {"attributes": {"a": {"string": "x" * 65}}}]}),
     ("resourceslices", {"devices": [DEVICE | {"nodeName": "n"}]}),
+    ("resourceslices", {"devices": [DEVICE | {"taints": [{"key": "no good", "effect": "None"}]}]}),
+    ("resourceslices", {"devices": [DEVICE | {"taints": [{"key": "example.com/", "effect": "None"}]}]}),
+    ("resourceslices", {"devices": [DEVICE | {"taints": [{"key": "a", "value": "-", "effect": "None"}]}]}),
     ("resourceslices", {"devices": [DEVICE | {"bindingConditions": [f"c{number}" for number in range(5)]}]}),
     ("resourceclaims", {"name": "gpu"}),
     ("resourceclaims", {"name": "gpu", "exactly": {"deviceClassName": "a", "allocationMode": "Some"}}),
@@ -246,6 +249,7 @@ REFUSED: tuple[tuple[str, Json], ...] = (
 TAKEN: tuple[tuple[str, Json], ...] = (
     ("resourceslices", {"devices": many(128)}),
     ("resourceslices", {"devices": [DEVICE | {"attributes": {"a": {"version": "1.2.3"}}}]}),
+    ("resourceslices", {"devices": [DEVICE | {"taints": [{"key": "a.b/C_d.e", "value": "F-1", "effect": "None"}]}]}),
     ("resourceclaims", exact(tolerations=[{"operator": "Exists"}] * 20)),
     ("resourceclaims", exact(tolerations=[{"value": "b"}])),
     ("resourceclaims", {"name": "gpu", "exactly": {"deviceClassName": "a", "tolerations": [{"operator": "Exists"}]}}),

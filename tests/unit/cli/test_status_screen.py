@@ -11,6 +11,7 @@ from draco.overview.status_schema import MissingView
 from draco.resources.api.draco import MaintenancePhase, MigPolicy, MigPolicyStatus
 from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
 from tests.builders import (
+    a_budget,
     a_claim,
     a_device,
     a_gpu_node,
@@ -149,11 +150,36 @@ def test_devices_of_a_few_nodes_are_listed_while_they_fit_a_screen() -> None:
 def test_rules_say_what_they_hit_and_requests_where_they_stand() -> None:
     text = screen(A_CLUSTER)
     assert rows(text, "TAINT RULES") == [
-        ["bad-fan", "example.com/broken:NoSchedule", "pool=node-0, device=gpu-2", "gpu.nvidia.com/node-0/gpu-2", "none"]
+        [
+            "bad-fan",
+            "example.com/broken:NoSchedule",
+            "pool=node-0, device=gpu-2",
+            "gpu.nvidia.com/node-0/gpu-2",
+            "none",
+            "none",
+        ]
     ]
     assert rows(text, "MAINTENANCE") == [
         ["swap-fan", "InMaintenance", "gpu.nvidia.com/node-0/gpu-3", "0", "fan replacement"]
     ]
+
+
+def test_a_rule_that_breaks_a_budget_is_pointed_out_unless_it_deletes_nothing() -> None:
+    claim = a_claim("train", on=["node-0/gpu-0"], reserved_for=["train-0"])
+    pod = a_pod("train-0", claims=["train"], node="node-0", labels={"app": "train"})
+    for effect, is_said in (("NoExecute", True), ("None", True), ("NoSchedule", False)):
+        text = screen(
+            Snapshot(
+                nodes=[a_node()],
+                slices=[a_slice()],
+                claims=[claim],
+                pods=[pod],
+                budgets=[a_budget("train", app="train")],
+                rules=[a_rule("bad-fan", effect=effect, pool="node-0", device="gpu-0")],
+            )
+        )
+        assert rows(text, "TAINT RULES")[0][-2:] == ["default/train", "default/train-0"]
+        assert ("- bad-fan: PodDisruptionBudget default/train allows fewer" in text) is is_said
 
 
 def test_what_is_missing_comes_with_what_to_do() -> None:

@@ -74,6 +74,8 @@ def test_slices(said: str, spec: Json) -> None:
         ("is an empty list", {"attributes": {"a": {"ints": []}}}),
         ("is beyond 64 bits", {"attributes": {"a": {"ints": [2**63]}}}),
         ('effect "Never" is unknown', {"taints": [{"key": "a", "effect": "Never"}]}),
+        ('key "no good" is no label\'s key', {"taints": [{"key": "no good", "effect": "None"}]}),
+        ('value "-" is no label\'s value', {"taints": [{"key": "a", "value": "-", "effect": "None"}]}),
         ("names nodes of its own", {"nodeName": "n"}),
         ("bindingConditions has 5 items", {"bindingConditions": list("abcde")}),
     ],

@@ -4,7 +4,7 @@ Owns the patience with a server that has just started, and what is said without 
 `draco status` does not load what allocation needs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import TypeVar
 
@@ -12,8 +12,10 @@ from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import retry
 from draco.kube.errors import Forbidden, NotFound
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.errors import DracoError
-from draco.resources.kinds import Kind
+from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS, Kind
 
 T = TypeVar("T")
 
@@ -46,12 +48,15 @@ class Reader:
                 f"these credentials may not list {kind.plural} in the whole cluster, which this command needs: {error}"
             ) from error
 
-    async def all_if_allowed(self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None) -> list[T]:
+    async def all_if_allowed(
+        self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None, *, namespace: str = ""
+    ) -> list[T]:
         """Every object of the kind; none, and a sentence about it, without the right to list them. Raises KubeError."""
         try:
-            return await self._list(kind, params)
+            return await self._list(kind, params, namespace)
         except Forbidden:
-            self.unread.append(f"These credentials may not list {kind.plural} in the whole cluster: {consequence}.")
+            where = f"namespace {namespace}" if namespace else "the whole cluster"
+            self.unread.append(f"These credentials may not list {kind.plural} in {where}: {consequence}.")
             return []
 
     async def all_if_served(self, kind: Kind[T], consequence: str) -> list[T] | None:
@@ -61,13 +66,35 @@ class Reader:
         except NotFound:
             return None
 
-    async def _list(self, kind: Kind[T], params: Mapping[str, str] | None = None) -> list[T]:
+    async def _list(self, kind: Kind[T], params: Mapping[str, str] | None = None, namespace: str = "") -> list[T]:
         # A server that has just started, or that has just learnt a kind, asks to come back in a moment.
         jitter = Random()  # noqa: S311 - spreads retries, guards nothing
         page = await retry(
-            lambda: self._client.list_page(kind, params=params), clock=SystemClock(), random=jitter, attempts=4
+            lambda: self._client.list_page(kind, namespace=namespace, params=params),
+            clock=SystemClock(),
+            random=jitter,
+            attempts=4,
         )
         self.unread += [
             f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}." for one in page.undecodable
         ]
         return page.items
+
+
+_FEW_NAMESPACES = 20
+"""Of more than these, pods and budgets are read for the whole cluster at once."""
+
+
+async def pods_and_budgets(
+    reader: Reader, claims: Iterable[ResourceClaim]
+) -> tuple[list[Pod], list[PodDisruptionBudget]]:
+    """Read the pods that may use these claims, and the budgets that may cover them; what cannot be read is among `unread`."""
+    namespaces = sorted({claim.metadata.namespace for claim in claims})
+    pods: list[Pod] = []
+    budgets: list[PodDisruptionBudget] = []
+    for namespace in namespaces if len(namespaces) <= _FEW_NAMESPACES else [""]:
+        pods += await reader.all_if_allowed(PODS, "not every pod that a taint deletes is shown", namespace=namespace)
+        budgets += await reader.all_if_allowed(
+            POD_DISRUPTION_BUDGETS, "whether a taint breaks one is not shown", namespace=namespace
+        )
+    return pods, budgets

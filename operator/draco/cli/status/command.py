@@ -10,16 +10,19 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from draco.cli.input.reading import Reader, without_dra
+from draco.cli.input.reading import Reader, pods_and_budgets, without_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
+from draco.maintenance.rules import is_draco_own
+from draco.overview.hardware_use import HardwareByPool
 from draco.overview.installation import OPERATORS, leading
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import ClusterStatus, MissingView
+from draco.overview.taint_rules import TaintedCluster
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, LEASES, MIG_POLICIES, NODES, PODS, SLICES
 
 WIDTH = 10_000
@@ -83,11 +86,15 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
                     remedy="Install it with charts/draco, or apply crds/.",
                 )
             )
+        written = [rule for rule in (rules.result() if rules else []) if not is_draco_own(rule)]
+        tainted = TaintedCluster(devices=(), hardware=HardwareByPool(slices.result()), claims=claims.result())
+        users, budgets = await pods_and_budgets(reader, tainted.claims_hit(written))
         snapshot = Snapshot(
             nodes=nodes.result(),
             slices=slices.result(),
             claims=claims.result(),
-            pods=pods.result(),
+            pods=list({pod.metadata.key: pod for pod in (*pods.result(), *users)}.values()),
+            budgets=budgets,
             rules=rules.result() if rules else [],
             gpu_nodes=gpu_nodes.result() or [],
             maintenances=maintenances.result() or [],

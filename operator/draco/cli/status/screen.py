@@ -223,14 +223,22 @@ def _pods(view: ClaimView) -> str:
 def _rules(status: ClusterStatus, console: Console, *, fold: bool) -> None:
     if not status.taint_rules:
         return
-    table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS")
+    table = _table("RULE", "TAINT", "SELECTS", "DEVICES", "CLAIMS", "PODS")
     # A GPU has dozens of partitions, and as many rules when it is tainted: they are shown with the one that they serve.
     shown = [rule for rule in status.taint_rules if not (fold and (rule.extends or rule.maintenance))]
     for rule in shown:
-        table.add_row(rule.name, rule.taint, rule.selector, _some(rule.devices), _some(rule.claims))
+        table.add_row(rule.name, rule.taint, rule.selector, _some(rule.devices), _some(rule.claims), _some(rule.pods))
     _section("TAINT RULES", console)
     if shown:
         console.print(table)
+    for rule in shown:
+        if rule.budgets:
+            allow = agreeing(len(rule.budgets), "allows", "allow")
+            console.print(
+                f"- {rule.name}: PodDisruptionBudget {_some(rule.budgets)} {allow} fewer evictions than NoExecute makes; "
+                f"see `draco taint preview {rule.name}`.",
+                style="yellow",
+            )
     if folded := len(status.taint_rules) - len(shown):
         rules = counted(folded, "rule")
         console.print(

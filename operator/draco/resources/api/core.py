@@ -1,13 +1,14 @@
-"""Pods, nodes, Events and Leases, as far as Draco reads and writes them.
+"""Pods, their disruption budgets, nodes, Events and Leases, as far as Draco reads and writes them.
 
-Owns their structs: core/v1, and coordination.k8s.io/v1 for the Lease, which is complete, so that it can be written back whole.
+Owns their structs: core/v1, policy/v1, and coordination.k8s.io/v1 for the Lease, which is complete, so that it can be written
+back whole.
 events.k8s.io/v1 serves the same Events under other names of fields.
 """
 
 from datetime import datetime
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import NodeSelector, NodeSelectorTerm, ObjectKey, ObjectMeta
+from draco.resources.api.meta import LabelSelector, NodeSelector, NodeSelectorTerm, ObjectKey, ObjectMeta
 
 
 class PodResourceClaim(ApiStruct, frozen=True, kw_only=True):
@@ -134,6 +135,11 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
         return [ObjectKey(self.metadata.namespace, name) for name in names if name]
 
     @property
+    def is_over(self) -> bool:
+        """Whether it is being deleted, or all its containers have ended for good."""
+        return self.metadata.deletion_timestamp is not None or self.status.phase in {"Succeeded", "Failed"}
+
+    @property
     def pending(self) -> bool:
         """Whether it is alive and none of its containers has started yet."""
         return self.metadata.deletion_timestamp is None and self.status.phase in {"", "Pending"}
@@ -142,6 +148,26 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
     def waits(self) -> bool:
         """Whether it is alive and has no node yet."""
         return self.pending and not self.spec.node_name
+
+
+class PodDisruptionBudgetSpec(ApiStruct, frozen=True, kw_only=True):
+    """Which pods of its namespace it covers; without a selector none."""
+
+    selector: LabelSelector | None = None
+
+
+class PodDisruptionBudgetStatus(ApiStruct, frozen=True, kw_only=True):
+    """How many of these pods may be evicted now."""
+
+    disruptions_allowed: int = 0
+
+
+class PodDisruptionBudget(ApiStruct, frozen=True, kw_only=True):
+    """What the Eviction API asks before it evicts a pod."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
+    status: PodDisruptionBudgetStatus = PodDisruptionBudgetStatus()
 
 
 class NodeTaint(ApiStruct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Owns the shared structs, the keys that name an object, and the rule that a condi
 `status`. Knows no kind.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -98,6 +98,24 @@ class LabelSelector(ApiStruct, frozen=True, kw_only=True):
 
     match_labels: dict[str, str] = {}
     match_expressions: list[NodeSelectorRequirement] = []
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether the labels are selected, as everywhere in Kubernetes."""
+        if any(labels.get(key) != value for key, value in self.match_labels.items()):
+            return False
+        return all(_holds(each, labels.get(each.key)) for each in self.match_expressions)
+
+
+def _holds(wanted: NodeSelectorRequirement, value: str | None) -> bool:
+    match wanted.operator:
+        case "In":
+            return value is not None and value in wanted.values
+        case "NotIn":
+            return value is None or value not in wanted.values
+        case "Exists":
+            return value is not None
+        case _:
+            return value is None
 
 
 def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, generation: int | None = None) -> Condition:

@@ -27,6 +27,8 @@ from draco.resources.written.manifests import Object
 
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+_TAINT_VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_TAINT_KEY: Final = re.compile(rf"(?:{_SUBDOMAIN.pattern}/)?{_TAINT_VALUE.pattern}")
 _MAX_DRIVER: Final = 63
 _MAX_DEVICES: Final = 128
 _MAX_ADVANCED_DEVICES: Final = 64
@@ -158,6 +160,10 @@ def _is_version(text: str) -> bool:
 def _taint(taint: DeviceTaint, where: str) -> Iterator[str]:
     if not taint.key:
         yield f"{where}.key is empty: name the taint"
+    elif not _TAINT_KEY.fullmatch(taint.key):
+        yield f'{where}.key "{_short(taint.key)}" is no label\'s key: write a name such as example.com/broken'
+    if taint.value and not _TAINT_VALUE.fullmatch(taint.value):
+        yield f'{where}.value "{_short(taint.value)}" is no label\'s value: use at most 63 letters, digits, -, _ and .'
     if taint.effect not in EFFECTS:
         yield f'{where}.effect "{_short(taint.effect)}" is unknown: write None, NoSchedule or NoExecute'
 

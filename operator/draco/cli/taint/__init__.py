@@ -1,0 +1,1 @@
+"""`draco taint`: taints on single devices, looked at beforehand, added and removed."""

@@ -1,0 +1,305 @@
+"""`draco taint`: see, try, add and remove taints of single devices.
+
+Owns the options, what is asked before pods are deleted, and the writes of rules for people. What was written on the command line
+means is `targets`', what a taint does is decided in `draco.overview`. Writes no rule that Draco's operator owns.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from draco.cli.input.reading import ClusterReadError, Reader, pods_and_budgets, without_dra
+from draco.cli.options import output_option, with_cluster
+from draco.cli.output import echo, print_document, visible
+from draco.cli.taint.targets import (
+    TaintTargetError,
+    check_overwriting,
+    described,
+    device_of,
+    kept_by,
+    rule_on,
+    rules_named,
+    rules_to_remove,
+    same_taint,
+    taint_of,
+)
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.discovery import discover
+from draco.kube.errors import NotFound
+from draco.maintenance.impact import TaintImpact, sentences
+from draco.overview.hardware_use import HardwareByPool
+from draco.overview.status_schema import RuleView
+from draco.overview.taint_rules import TaintedCluster, rule_views, selector_text, view_of
+from draco.resources.api.base import OutputStruct
+from draco.resources.api.slices import current_slices
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, SLICES, Kind
+from draco.resources.names import DeviceKey
+from draco.resources.texts import counted, listed
+
+T = TypeVar("T")
+
+SCHEMA = "draco.dev/taint-rules/v1"
+"""Name of the JSON document. Fields are only ever added under one name."""
+_WIDTH = 10_000
+"""Columns of a table: a row is one line, as kubectl's are."""
+
+
+class RuleList(OutputStruct, frozen=True, kw_only=True):
+    """DeviceTaintRules and what they hit. `unread` says what could not be read."""
+
+    schema: str = SCHEMA
+    taint_rules: list[RuleView]
+    unread: list[str] = []
+
+
+class _Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read. `requests` are UIDs and names of DeviceMaintenances."""
+
+    client: Client
+    kind: Kind[DeviceTaintRule]
+    reader: Reader
+    rules: list[DeviceTaintRule]
+    tainted: TaintedCluster
+
+    async def with_users(self, rules: Sequence[DeviceTaintRule]) -> TaintedCluster:
+        """The same with the pods that use what these rules hit, and with the budgets that cover them."""
+        pods, budgets = await pods_and_budgets(self.reader, self.tainted.claims_hit(rules))
+        return msgspec.structs.replace(self.tainted, pods=pods, budgets=budgets)
+
+
+@click.group()
+def command() -> None:
+    """See, try, add and remove taints of single devices.
+
+    Kubernetes taints what a DeviceTaintRule names: these commands write rules for exactly one device each. Where Draco's operator
+    runs, all partitions of a GPU are tainted with it.
+    """
+
+
+@command.command("list")
+@with_cluster
+@output_option("text", "json", text="json: one document of a stable schema.")
+def list_(kubeconfig: Path | None, context: str | None, output: str) -> None:
+    """List the DeviceTaintRules, and what each of them hits."""
+
+    async def read(cluster: _Cluster) -> RuleList:
+        requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "whose rules are which is not shown") or []
+        views = rule_views(cluster.rules, requests, await cluster.with_users(cluster.rules))
+        return RuleList(taint_rules=views, unread=cluster.reader.unread)
+
+    found = _run(read, kubeconfig, context)
+    if output == "json":
+        print_document(found)
+        return
+    _say_unread(found.unread)
+    if not found.taint_rules:
+        echo("No DeviceTaintRule found.")
+        return
+    _print_table(visible(found))
+
+
+@command.command()
+@click.argument("what", nargs=-1, required=True, metavar="RULE | DEVICE... KEY[=VALUE]:EFFECT")
+@with_cluster
+@output_option("text", "json", text="json: one document of a stable schema.")
+def preview(what: Sequence[str], kubeconfig: Path | None, context: str | None, output: str) -> None:
+    """Say what a taint does, or would do: devices, claims, pods, and the disruption budgets that it breaks.
+
+    A DEVICE is POOL/DEVICE, with most drivers NODE/DEVICE. Changes nothing.
+
+    \b
+    draco taint preview gpu-node-0/gpu-3 example.com/broken:NoExecute
+    draco taint preview my-rule
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+
+    async def read(cluster: _Cluster) -> tuple[list[DeviceTaintRule], TaintImpact, list[str]]:
+        rules = _meant(what, cluster) if len(what) > 1 else rules_named(what, cluster.rules)
+        return rules, (await cluster.with_users(rules)).impact(rules), cluster.reader.unread
+
+    rules, impact, unread = _run(read, kubeconfig, context)
+    if output == "json":
+        print_document(RuleList(taint_rules=[view_of(rule, impact) for rule in rules[:1]], unread=unread))
+        return
+    _say_unread(unread)
+    _print_impact(rules, impact)
+
+
+@command.command()
+@click.argument("devices", nargs=-1, required=True, metavar="DEVICE...")
+@click.argument("taint", metavar="KEY[=VALUE]:EFFECT")
+@click.option("--overwrite", is_flag=True, help="Change the value or effect where the device has a rule with this key.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before pods are deleted.")
+@with_cluster
+def add(
+    *,
+    devices: Sequence[str],
+    taint: str,
+    overwrite: bool,
+    dry_run: bool,
+    yes: bool,
+    kubeconfig: Path | None,
+    context: str | None,
+) -> None:
+    """Put a taint on devices: one DeviceTaintRule for each.
+
+    A DEVICE is POOL/DEVICE, with most drivers NODE/DEVICE. Effects: NoSchedule keeps new claims off, NoExecute deletes the pods
+    that use the device as well, None only announces.
+
+    \b
+    draco taint add gpu-node-0/gpu-3 example.com/broken:NoSchedule
+    draco taint add gpu-node-0/gpu-3 gpu-node-0/gpu-4 example.com/broken=fan:None
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+
+    async def write(cluster: _Cluster) -> None:
+        rules = _meant((*devices, taint), cluster)
+        there = {rule.metadata.name: rule for rule in cluster.rules}
+        for rule in rules:
+            check_overwriting(there.get(rule.metadata.name), rule, overwrite=overwrite)
+        impact = (await cluster.with_users(rules)).impact(rules)
+        _say_unread(cluster.reader.unread)
+        _print_impact(rules, impact)
+        if rules[0].spec.taint.effect == "NoExecute" and impact.evicted and not (yes or dry_run):
+            _ask(counted(len(impact.evicted), "pod"))
+        for rule in rules:
+            echo(f"devicetaintrule/{rule.metadata.name} {await _write(cluster, rule, there, dry_run)}")
+
+    _run(write, kubeconfig, context)
+
+
+@command.command()
+@click.argument("what", nargs=-1, required=True, metavar="RULE... | DEVICE... KEY[:EFFECT]")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@with_cluster
+def remove(*, what: Sequence[str], dry_run: bool, kubeconfig: Path | None, context: str | None) -> None:
+    """Take taints off devices: delete DeviceTaintRules, by name or by device and key.
+
+    \b
+    draco taint remove gpu-node-0/gpu-3 example.com/broken
+    draco taint remove my-rule
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+
+    async def write(cluster: _Cluster) -> None:
+        if any("/" in each for each in what):  # no name of a rule has one
+            if len(what) == 1:
+                raise click.UsageError("Name the taint to remove after its devices, as KEY or KEY:EFFECT.")
+            *named, key = what
+            found = [device_of(text, cluster.tainted.devices) for text in named]
+            rules = [rule for device in found for rule in rules_to_remove(device, key, cluster.rules)]
+        else:
+            rules = rules_named(what, cluster.rules)
+        requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "whose rules are which is not known") or []
+        names = [(request.metadata.uid, request.metadata.name) for request in requests]
+        for rule in rules:
+            if said := kept_by(rule, cluster.rules, names):
+                raise TaintTargetError(said)
+        for rule in rules:
+            if not dry_run:
+                with suppress(NotFound):  # somebody else was faster
+                    await cluster.client.delete(cluster.kind, rule.metadata.key, uid=rule.metadata.uid)
+            echo(f"devicetaintrule/{rule.metadata.name} deleted{' (dry run)' if dry_run else ''}")
+
+    _run(write, kubeconfig, context)
+
+
+def _run(work: Callable[[_Cluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None) -> T:
+    return asyncio.run(_with_cluster(work, kubeconfig, context))
+
+
+async def _with_cluster(
+    work: Callable[[_Cluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None
+) -> T:
+    """Read what taints can hit, and do the work with it."""
+    async with Client(await connect(kubeconfig, context)) as client:
+        features = await discover(client)
+        if not features.dra:
+            raise without_dra(client)
+        if features.taint_rules is None:
+            (missing,) = [each for each in features.missing if each.name == "DeviceTaintRule"]
+            raise ClusterReadError(f"{client.connection.server} does not serve DeviceTaintRule. {missing.remedy}")
+        reader = Reader(client)
+        async with asyncio.TaskGroup() as tasks:
+            slices = tasks.create_task(reader.all(SLICES))
+            claims = tasks.create_task(reader.all(CLAIMS))
+            rules = tasks.create_task(reader.all(features.taint_rules))
+        devices = {
+            DeviceKey(*item.pool, device.name)
+            for parts in current_slices(slices.result()).values()
+            for item in parts
+            for device in item.spec.devices
+        }
+        tainted = TaintedCluster(
+            devices=sorted(devices), hardware=HardwareByPool(slices.result()), claims=claims.result()
+        )
+        return await work(
+            _Cluster(client=client, kind=features.taint_rules, reader=reader, rules=rules.result(), tainted=tainted)
+        )
+
+
+def _meant(what: Sequence[str], cluster: _Cluster) -> list[DeviceTaintRule]:
+    """The rules that put the taint, the last of the words, on the devices before it."""
+    *devices, text = what
+    taint = taint_of(text)
+    found = [device_of(device, cluster.tainted.devices) for device in dict.fromkeys(devices)]
+    return [rule_on(device, taint) for device in dict.fromkeys(found)]
+
+
+async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, DeviceTaintRule], dry_run: bool) -> str:
+    """Create the rule or change its taint. Returns the word for what was done, as kubectl has it."""
+    before = there.get(rule.metadata.name)
+    if before and same_taint(before.spec.taint, rule.spec.taint):
+        return "unchanged"
+    said = "configured" if before else "created"
+    if dry_run:
+        return f"{said} (dry run)"
+    if before is None:
+        await cluster.client.create(cluster.kind, rule)
+    else:
+        taint = {"value": None, **msgspec.to_builtins(rule.spec.taint)}
+        patch = {"metadata": {"uid": before.metadata.uid}, "spec": {"taint": taint}}
+        await cluster.client.patch(cluster.kind, rule.metadata.key, patch)
+    return said
+
+
+def _ask(pods: str) -> None:
+    """Have somebody agree to the deletion of pods."""
+    if not sys.stdin.isatty():
+        raise TaintTargetError(
+            f"this deletes {pods}, and nobody can be asked here: add --yes, or use the effect NoSchedule and wait until they end."
+        )
+    click.confirm(f"Delete {pods}?", abort=True, err=True)
+
+
+def _say_unread(unread: Sequence[str]) -> None:
+    for each in dict.fromkeys(unread):
+        echo(each, err=True)
+
+
+def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None:
+    echo(f"Taint {described(rules[0])} on {listed(selector_text(rule.spec.device_selector) for rule in rules)}")
+    for sentence in sentences(rules[0], impact):
+        echo(sentence)
+
+
+def _print_table(found: RuleList) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("NAME", "TAINT", "SELECTS", "DEVICES", "CLAIMS", "PODS", "FOR"):
+        table.add_column(name, no_wrap=True)
+    for view in found.taint_rules:
+        numbers = map(str, map(len, (view.devices, view.claims, view.pods)))
+        table.add_row(view.name, view.taint, view.selector, *numbers, view.maintenance or view.extends or "-")
+    console = Console(highlight=False, soft_wrap=False, width=_WIDTH)
+    with console.capture() as screen:
+        console.print(table)
+    for line in screen.get().splitlines():
+        click.echo(line.rstrip())

@@ -1,0 +1,145 @@
+"""What people write on the command line of `draco taint`, as devices, taints and rules.
+
+Owns these short forms and what is said when they name nothing, or more than one thing. Reads nothing; what a rule hits is
+`overview.taint_rules`' to say.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+
+from draco.maintenance import maintenance_uid
+from draco.maintenance.rules import extends, is_draco_own
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.taints import (
+    EFFECTS,
+    DeviceTaint,
+    DeviceTaintRule,
+    DeviceTaintRuleSpec,
+    DeviceTaintSelector,
+    taint_text,
+)
+from draco.resources.errors import DracoError
+from draco.resources.names import DeviceKey
+from draco.resources.texts import listed, nearest
+from draco.resources.written.limits import refusal
+
+_LONGEST_NAME = 253
+_DIGEST = 8
+
+
+class TaintTargetError(DracoError):
+    """What was written names no device, taint or rule that the command can work with."""
+
+
+def taint_of(text: str) -> DeviceTaint:
+    """Read KEY[=VALUE]:EFFECT, as kubectl writes taints of nodes."""
+    said, colon, effect = text.rpartition(":")
+    key, _, value = said.partition("=")
+    if not colon or not key:
+        raise TaintTargetError(
+            f"'{text}' is no taint: write KEY[=VALUE]:EFFECT, such as example.com/broken:NoSchedule, with one of {_effects()}."
+        )
+    if effect not in EFFECTS:
+        raise TaintTargetError(f"'{effect}' is no effect of a taint on a device: write one of {_effects()}.")
+    return DeviceTaint(key=key, value=value, effect=effect)
+
+
+def device_of(text: str, published: Collection[DeviceKey]) -> DeviceKey:
+    """Find the device that is meant by POOL/DEVICE, or by DRIVER/POOL/DEVICE where two drivers publish one."""
+    meant = [key for key in published if text in {str(key), f"{key.pool}/{key.device}"}]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise TaintTargetError(
+            f"{text} is published by several drivers: write one of {listed(sorted(map(str, meant)))}."
+        )
+    pool = text.rpartition("/")[0]
+    beside = {f"{key.pool}/{key.device}" for key in published if pool in {key.pool, f"{key.driver}/{key.pool}"}}
+    raise TaintTargetError(
+        f"no device {text} is published{nearest(text, beside or {f'{key.pool}/{key.device}' for key in published})}"
+    )
+
+
+def rule_on(device: DeviceKey, taint: DeviceTaint) -> DeviceTaintRule:
+    """The rule that puts the taint on just this device. Who adds a taint of one key twice, writes one rule."""
+    digest = hashlib.sha256("\0".join((*device, taint.key)).encode()).hexdigest()[:_DIGEST]
+    stem = f"{device.pool}-{device.device}".replace("/", "-")[: _LONGEST_NAME - _DIGEST - 1].rstrip(".-")
+    rule = DeviceTaintRule(
+        metadata=ObjectMeta(name=f"{stem}-{digest}"),
+        spec=DeviceTaintRuleSpec(
+            device_selector=DeviceTaintSelector(driver=device.driver, pool=device.pool, device=device.device),
+            taint=taint,
+        ),
+    )
+    if said := refusal(rule):
+        raise TaintTargetError(said)
+    return rule
+
+
+def same_taint(one: DeviceTaint, other: DeviceTaint) -> bool:
+    """Whether they say the same, whenever they were added."""
+    return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
+
+
+def check_overwriting(before: DeviceTaintRule | None, wanted: DeviceTaintRule, *, overwrite: bool) -> None:
+    """Raise TaintTargetError if the rule that has this name says something else, and is not to be changed."""
+    if before is None:
+        return
+    name = before.metadata.name
+    if before.spec.device_selector != wanted.spec.device_selector:
+        raise TaintTargetError(f"rule {name} is there already, for other devices: rename or delete it.")
+    if not overwrite and not same_taint(before.spec.taint, wanted.spec.taint):
+        raise TaintTargetError(f"rule {name} taints this device with {described(before)}: change it with --overwrite.")
+
+
+def rules_named(names: Iterable[str], rules: Sequence[DeviceTaintRule]) -> list[DeviceTaintRule]:
+    """Find the rules with these names. Raises TaintTargetError for one that is not there."""
+    by_name = {rule.metadata.name: rule for rule in rules}
+    for name in names:
+        if name not in by_name:
+            raise TaintTargetError(f"there is no DeviceTaintRule {name}{nearest(name, by_name)}")
+    return [by_name[name] for name in dict.fromkeys(names)]
+
+
+def rules_to_remove(device: DeviceKey, text: str, rules: Sequence[DeviceTaintRule]) -> list[DeviceTaintRule]:
+    """Find the rules that put the taint KEY[:EFFECT] on just this device. Raises TaintTargetError if there is none."""
+    key, _, effect = text.removesuffix("-").partition(":")
+    with_key = [rule for rule in rules if rule.spec.taint.key == key and effect in {"", rule.spec.taint.effect}]
+    exact = DeviceTaintSelector(driver=device.driver, pool=device.pool, device=device.device)
+    meant = [rule for rule in with_key if rule.spec.device_selector == exact]
+    written = [rule for rule in meant if not is_draco_own(rule)]
+    if written:
+        return written
+    wide = [rule for rule in with_key if rule.spec.device_selector and rule.spec.device_selector.matches(device)]
+    if found := meant or wide:
+        names = listed(rule.metadata.name for rule in found)
+        raise TaintTargetError(
+            f"the taint {text} on {device} comes from rule {names}, which is not for this device alone: remove that by its name."
+        )
+    raise TaintTargetError(f"no rule puts the taint {text} on {device}: list them with `draco taint list`.")
+
+
+def kept_by(rule: DeviceTaintRule, rules: Iterable[DeviceTaintRule], requests: Iterable[tuple[str, str]]) -> str:
+    """Say why it does no good to remove a rule that Draco would write again; "" for every other one.
+
+    `requests` are UIDs and names of DeviceMaintenances.
+    """
+    name = rule.metadata.name
+    names = dict(requests)
+    if request := names.get(maintenance_uid(rule)):
+        finish = f'kubectl patch devicemaintenance {request} --type merge -p \'{{"spec":{{"finished":true}}}}\''
+        return f"rule {name} belongs to DeviceMaintenance {request}, which would write it again: finish that with `{finish}`."
+    extended = extends(rule)
+    if original := next((each for each in rules if extended and each.metadata.uid == extended), None):
+        return f"rule {name} extends rule {original.metadata.name} to the rest of a GPU and would come back: remove that one."
+    return ""
+
+
+def described(rule: DeviceTaintRule) -> str:
+    """A rule's taint, as kubectl writes it."""
+    taint = rule.spec.taint
+    return taint_text(taint.key, taint.value, taint.effect)
+
+
+def _effects() -> str:
+    return ", ".join(EFFECTS)

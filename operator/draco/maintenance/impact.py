@@ -1,0 +1,178 @@
+"""What a taint on some devices does: which claims hold them, which pods use these claims, whose disruption budget it breaks.
+
+Owns the arithmetic and its sentences, for the Event on a DeviceTaintRule and for `draco taint`. Decides nothing, reads nothing:
+which devices are meant is the caller's to say. NoExecute deletes pods without asking a PodDisruptionBudget, so what a budget
+would have allowed is said beforehand. Source: the device taint eviction controller of Kubernetes 1.36, KEP-5055.
+"""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
+from draco.resources.names import DeviceKey
+from draco.resources.texts import agreeing, counted, listed, them
+
+
+class EvictedPod(msgspec.Struct, frozen=True, order=True):
+    """A pod that NoExecute deletes, so many seconds after the taint was added: the claims' tolerations may grant it some."""
+
+    key: ObjectKey
+    after_s: int = 0
+
+
+class BudgetImpact(msgspec.Struct, frozen=True, order=True):
+    """How many of a budget's pods would be deleted, and how many disruptions it allows now."""
+
+    key: ObjectKey
+    evicted: int
+    allowed: int
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether more pods go than it allows."""
+        return self.evicted > self.allowed
+
+    def __str__(self) -> str:
+        return f"{self.key} (allows {self.allowed} of {self.evicted})"
+
+
+class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
+    """What a taint hits: published `devices`, `claims` on any that it means, the `pods` that these are reserved for.
+
+    `evicted` are those of the pods that the effect NoExecute deletes or would delete, `budgets` those that cover any of them.
+    """
+
+    devices: tuple[DeviceKey, ...] = ()
+    claims: tuple[ObjectKey, ...] = ()
+    pods: tuple[ObjectKey, ...] = ()
+    evicted: tuple[EvictedPod, ...] = ()
+    budgets: tuple[BudgetImpact, ...] = ()
+
+    @property
+    def broken(self) -> list[BudgetImpact]:
+        """The budgets that allow less than would happen."""
+        return [each for each in self.budgets if each.is_broken]
+
+
+def impact_of(
+    taint: DeviceTaint,
+    hits: Callable[[DeviceKey], bool],
+    *,
+    devices: Iterable[DeviceKey],
+    claims: Iterable[ResourceClaim],
+    pods: Iterable[Pod] = (),
+    budgets: Iterable[PodDisruptionBudget] = (),
+) -> TaintImpact:
+    """What `taint` does if it is put on what `hits` says. A claim counts with its administrative access, as it does for eviction.
+
+    `devices` are the published ones; `pods` need only be those that use one of the claims. A pod that is not among them is
+    counted all the same if a claim is reserved for it, but no budget is known to cover it.
+    """
+    known = {pod.metadata.key: pod for pod in pods}
+    as_evicting = msgspec.structs.replace(taint, effect="NoExecute")
+    hit: list[ObjectKey] = []
+    used: set[ObjectKey] = set()
+    after_s: dict[ObjectKey, int] = {}
+    for claim in claims:
+        results = [each for each in _results(claim) if hits(DeviceKey(each.driver, each.pool, each.device))]
+        if not results:
+            continue
+        hit.append(claim.metadata.key)
+        delays = [delay for each in results if (delay := _delay_s(each, as_evicting)) is not None]
+        for pod in _users(claim, known):
+            used.add(pod)
+            if delays:
+                after_s[pod] = min([after_s.get(pod, delays[0]), *delays])
+    evicted = tuple(sorted(EvictedPod(key, seconds) for key, seconds in after_s.items()))
+    return TaintImpact(
+        devices=tuple(sorted(device for device in devices if hits(device))),
+        claims=tuple(sorted(hit)),
+        pods=tuple(sorted(used)),
+        evicted=evicted,
+        budgets=tuple(sorted(_budgets(budgets, [known[each.key] for each in evicted if each.key in known]))),
+    )
+
+
+def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
+    """What the rule does, the decisive thing first."""
+    selector, effect = rule.spec.device_selector, rule.spec.taint.effect
+    if selector is None:
+        return ["It has no spec.deviceSelector, so it taints nothing: name driver, pool and device."]
+    if not impact.devices and not impact.claims:
+        return [
+            "No published device matches it: compare driver, pool and device with `kubectl get resourceslices -o yaml`.",
+            "A device that is published later is tainted from then on.",
+        ]
+    devices, pods = counted(len(impact.devices), "device"), counted(len(impact.evicted), "pod")
+    said = []
+    if selector == DeviceTaintSelector():
+        said.append("Its selector is empty, so it taints every device of the cluster: name driver, pool and device.")
+    if effect == "NoExecute":
+        deletes = f"{pods}: {_named(impact)}" if impact.evicted else "no pod"
+        said.append(f"It keeps new claims off {devices} and deletes {deletes}.")
+    elif effect in BLOCKING_EFFECTS:
+        said.append(f"It keeps new claims off {devices}. {_held(impact)}")
+    else:
+        deletes = f"{pods}: {_named(impact)}" if impact.evicted else "no pod"
+        said.append(
+            f"It only announces (effect {effect}) a taint on {devices}. {_held(impact)} NoExecute would delete {deletes}."
+        )
+    if effect != "NoSchedule" and impact.broken:
+        breaks, number = "breaks" if effect == "NoExecute" else "would break", len(impact.broken)
+        budgets = agreeing(number, "PodDisruptionBudget", "PodDisruptionBudgets")
+        said.append(f"That {breaks} {budgets} {listed(impact.broken)}: NoExecute does not ask {them(number)}.")
+    return said
+
+
+def _held(impact: TaintImpact) -> str:
+    number = len(impact.claims)
+    if not number:
+        return "No claim has any of them."
+    pods = f" for {counted(len(impact.pods), 'pod')}" if impact.pods else ""
+    return f"{counted(number, 'claim')} {agreeing(number, 'keeps its', 'keep their')} devices{pods}: {listed(impact.claims)}."
+
+
+def _named(impact: TaintImpact) -> str:
+    return listed(f"{each.key} after {each.after_s} s" if each.after_s else each.key for each in impact.evicted)
+
+
+def _results(claim: ResourceClaim) -> list[DeviceRequestAllocationResult]:
+    return claim.status.allocation.devices.results if claim.status.allocation else []
+
+
+def _delay_s(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> int | None:
+    """After how many seconds the taint evicts a device's user; None if that is tolerated for good.
+
+    A toleration without an effect helps a claim to be allocated the device, but not to keep it: that one must say NoExecute.
+    """
+    granted = [
+        each.toleration_seconds for each in result.tolerations if each.effect == taint.effect and each.tolerates(taint)
+    ]
+    if None in granted:
+        return None
+    return min((max(0, seconds) for seconds in granted if seconds is not None), default=0)
+
+
+def _users(claim: ResourceClaim, known: dict[ObjectKey, Pod]) -> set[ObjectKey]:
+    """The pods that the claim is reserved for: by name, or as members of what it is reserved for."""
+    namespace = claim.metadata.namespace
+    users = {ObjectKey(namespace, each.name) for each in claim.status.reserved_for if each.resource == "pods"}
+    if any(each.resource != "pods" for each in claim.status.reserved_for):
+        users |= {key for key, pod in known.items() if pod.spec.node_name and claim.metadata.key in pod.claims}
+    over = {key for key, pod in known.items() if pod.is_over}
+    return users - over
+
+
+def _budgets(budgets: Iterable[PodDisruptionBudget], evicted: Iterable[Pod]) -> Iterable[BudgetImpact]:
+    pods = list(evicted)
+    for budget in budgets:
+        selector, namespace = budget.spec.selector, budget.metadata.namespace
+        if selector is None:
+            continue
+        covered = sum(pod.metadata.namespace == namespace and selector.selects(pod.metadata.labels) for pod in pods)
+        if covered:
+            yield BudgetImpact(budget.metadata.key, covered, budget.status.disruptions_allowed)

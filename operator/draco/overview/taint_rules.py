@@ -1,0 +1,93 @@
+"""What each DeviceTaintRule hits, for `draco status` and `draco taint`, and what a rule would hit that is not there yet.
+
+Owns the row of a rule. What a taint does is `maintenance.impact`'s to say, what is the same hardware `hardware_use`'s.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from draco.maintenance import maintenance_uid
+from draco.maintenance.impact import TaintImpact, impact_of, sentences
+from draco.maintenance.rules import extends
+from draco.overview.hardware_use import HardwareByPool
+from draco.overview.status_schema import RuleView
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector, taint_text
+from draco.resources.names import DeviceKey
+
+
+class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What taints can hit. `devices` are the published ones, `pods` at least those that use a claim which is hit."""
+
+    devices: Sequence[DeviceKey]
+    hardware: HardwareByPool
+    claims: Sequence[ResourceClaim] = ()
+    pods: Sequence[Pod] = ()
+    budgets: Sequence[PodDisruptionBudget] = ()
+
+    def impact(self, rules: Iterable[DeviceTaintRule]) -> TaintImpact:
+        """What these rules hit together, with what Draco extends them to. They have one taint, which the first one says."""
+        several = list(rules)
+        return impact_of(
+            several[0].spec.taint,
+            self._hit_by(several),
+            devices=self.devices,
+            claims=self.claims,
+            pods=self.pods,
+            budgets=self.budgets,
+        )
+
+    def claims_hit(self, rules: Iterable[DeviceTaintRule]) -> list[ResourceClaim]:
+        """The claims that have a device which any of these rules means."""
+        hits = self._hit_by(list(rules))
+        return [claim for claim in self.claims if any(map(hits, (*claim.devices_held, *claim.devices_watched)))]
+
+    def _hit_by(self, rules: Sequence[DeviceTaintRule]) -> Callable[[DeviceKey], bool]:
+        return lambda device: any(self.hardware.hits(rule, device) for rule in rules)
+
+
+def rule_views(
+    rules: Iterable[DeviceTaintRule], maintenances: Iterable[DeviceMaintenance], cluster: TaintedCluster
+) -> list[RuleView]:
+    """A row for each rule, by name."""
+    ordered = sorted(rules, key=lambda rule: rule.metadata.name)
+    named = {rule.metadata.uid: rule.metadata.name for rule in ordered if not extends(rule)}
+    named |= {request.metadata.uid: request.metadata.name for request in maintenances}
+    return [
+        view_of(
+            rule,
+            cluster.impact([rule]),
+            extended=named.get(extends(rule), ""),
+            maintenance=named.get(maintenance_uid(rule), ""),
+        )
+        for rule in ordered
+    ]
+
+
+def view_of(rule: DeviceTaintRule, impact: TaintImpact, *, extended: str = "", maintenance: str = "") -> RuleView:
+    """The row of one rule, of which the impact is known."""
+    taint = rule.spec.taint
+    return RuleView(
+        name=rule.metadata.name,
+        taint=taint_text(taint.key, taint.value, taint.effect),
+        selector=selector_text(rule.spec.device_selector),
+        devices=list(map(str, impact.devices)),
+        claims=list(map(str, impact.claims)),
+        pods=list(map(str, impact.pods)),
+        evicted=[str(each.key) for each in impact.evicted],
+        budgets=[str(each.key) for each in impact.broken] if taint.effect != "NoSchedule" else [],
+        extends=extended,
+        maintenance=maintenance,
+        message=" ".join(sentences(rule, impact)),
+    )
+
+
+def selector_text(selector: DeviceTaintSelector | None) -> str:
+    """What a rule selects, in a few words."""
+    if selector is None:
+        return "nothing"
+    fields = (("driver", selector.driver), ("pool", selector.pool), ("device", selector.device))
+    return ", ".join(f"{name}={value}" for name, value in fields if value is not None) or "every device"
