@@ -44,12 +44,14 @@ class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
     """What a taint hits: published `devices`, `claims` on any that it means, the `pods` that these are reserved for.
 
     `evicted` are those of the pods that the effect NoExecute deletes or would delete, `budgets` those that cover any of them.
+    `overlooked` are pods that it should delete and does not: the controller knows no claims for extended resources.
     """
 
     devices: tuple[DeviceKey, ...] = ()
     claims: tuple[ObjectKey, ...] = ()
     pods: tuple[ObjectKey, ...] = ()
     evicted: tuple[EvictedPod, ...] = ()
+    overlooked: tuple[ObjectKey, ...] = ()
     budgets: tuple[BudgetImpact, ...] = ()
 
     @property
@@ -77,6 +79,7 @@ def impact_of(
     hit: list[ObjectKey] = []
     used: set[ObjectKey] = set()
     after_s: dict[ObjectKey, int] = {}
+    overlooked: set[ObjectKey] = set()
     for claim in claims:
         results = [each for each in _results(claim) if hits(DeviceKey(each.driver, each.pool, each.device))]
         if not results:
@@ -85,7 +88,9 @@ def impact_of(
         delays = [delay for each in results if (delay := _delay_s(each, as_evicting)) is not None]
         for pod in _users(claim, known):
             used.add(pod)
-            if delays:
+            if delays and pod in known and known[pod].extended_resource_claim == claim.metadata.key:
+                overlooked.add(pod)
+            elif delays:
                 after_s[pod] = min([after_s.get(pod, delays[0]), *delays])
     evicted = tuple(sorted(EvictedPod(key, seconds) for key, seconds in after_s.items()))
     return TaintImpact(
@@ -93,6 +98,7 @@ def impact_of(
         claims=tuple(sorted(hit)),
         pods=tuple(sorted(used)),
         evicted=evicted,
+        overlooked=tuple(sorted(overlooked - after_s.keys())),
         budgets=tuple(sorted(_budgets(budgets, [known[each.key] for each in evicted if each.key in known]))),
     )
 
@@ -125,6 +131,10 @@ def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
         breaks, number = "breaks" if effect == "NoExecute" else "would break", len(impact.broken)
         budgets = agreeing(number, "PodDisruptionBudget", "PodDisruptionBudgets")
         said.append(f"That {breaks} {budgets} {listed(impact.broken)}: NoExecute does not ask {them(number)}.")
+    if effect != "NoSchedule" and impact.overlooked:
+        number, pods = len(impact.overlooked), listed(impact.overlooked)
+        have = agreeing(number, "has its GPU as an extended resource", "have their GPUs as extended resources")
+        said.append(f"NoExecute overlooks {counted(number, 'pod')} that {have}: delete {pods} yourself.")
     return said
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from draco.maintenance.impact import BudgetImpact, EvictedPod, TaintImpact, impact_of, sentences
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
-from draco.resources.api.core import Pod, PodDisruptionBudget, PodStatus
+from draco.resources.api.core import Pod, PodDisruptionBudget, PodExtendedResourceClaimStatus, PodStatus
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
 from draco.resources.names import NVIDIA_DRIVER
@@ -94,6 +94,26 @@ def test_pods_that_are_over_are_no_victims() -> None:
     )
     assert not found.pods
     assert not found.evicted
+
+
+def test_a_pod_with_extended_resources_is_overlooked_unless_it_has_another_claim() -> None:
+    made = PodExtendedResourceClaimStatus(resource_claim_name="made")
+    status = PodStatus(phase="Running", extended_resource_claim_status=made)
+    classic = a_pod("classic", node="node-0", status=status)
+    both = a_pod("both", claims=["claim"], node="node-0", status=status)
+    claims = [
+        a_claim("made", on=["node-0/gpu-0"], reserved_for=["classic", "both"]),
+        a_claim("claim", on=["node-0/gpu-0"], reserved_for=["both"]),
+    ]
+    rule = on_gpu()
+    found = impact(rule, *claims, pods=[classic, both])
+    assert (found.overlooked, [each.key.name for each in found.evicted]) == (keys("classic"), ["both"])
+    assert found.pods == keys("both", "classic")
+    assert "delete default/classic yourself" in " ".join(sentences(rule, found))
+    tolerant = DeviceToleration(operator="Exists", effect="NoExecute")
+    assert not impact(
+        rule, a_claim("made", on=["node-0/gpu-0"], reserved_for=["classic"], tolerations=[tolerant]), pods=[classic]
+    ).overlooked
 
 
 @pytest.mark.parametrize(

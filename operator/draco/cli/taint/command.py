@@ -30,6 +30,7 @@ from draco.cli.taint.targets import (
     rules_to_remove,
     same_taint,
     taint_of,
+    target_text,
 )
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -38,7 +39,7 @@ from draco.kube.errors import NotFound
 from draco.maintenance.impact import TaintImpact, sentences
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
-from draco.overview.taint_rules import TaintedCluster, rule_views, selector_text, view_of
+from draco.overview.taint_rules import TaintedCluster, rule_views, view_of
 from draco.resources.api.base import OutputStruct
 from draco.resources.api.slices import current_slices
 from draco.resources.api.taints import DeviceTaintRule
@@ -286,7 +287,7 @@ def _say_unread(unread: Sequence[str]) -> None:
 
 
 def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None:
-    echo(f"Taint {described(rules[0])} on {listed(selector_text(rule.spec.device_selector) for rule in rules)}")
+    echo(f"Taint {described(rules[0])} on {listed(map(target_text, rules))}")
     for sentence in sentences(rules[0], impact):
         echo(sentence)
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from draco.maintenance import maintenance_uid
 from draco.maintenance.rules import extends, is_draco_own
+from draco.overview.taint_rules import selector_text
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import (
     EFFECTS,
@@ -133,6 +134,14 @@ def kept_by(rule: DeviceTaintRule, rules: Iterable[DeviceTaintRule], requests: I
     if original := next((each for each in rules if extended and each.metadata.uid == extended), None):
         return f"rule {name} extends rule {original.metadata.name} to the rest of a GPU and would come back: remove that one."
     return ""
+
+
+def target_text(rule: DeviceTaintRule) -> str:
+    """What a rule selects, in the form in which devices are written here."""
+    selector = rule.spec.device_selector
+    if selector and selector.pool and selector.device:
+        return f"{selector.pool}/{selector.device}"
+    return selector_text(selector)
 
 
 def described(rule: DeviceTaintRule) -> str:

@@ -130,9 +130,16 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
         """The claims it uses: by name, made from a template, or made by the scheduler for extended resources."""
         made = {status.name: status.resource_claim_name for status in self.status.resource_claim_statuses}
         names = [claim.resource_claim_name or made.get(claim.name) for claim in self.spec.resource_claims]
-        if self.status.extended_resource_claim_status is not None:
-            names.append(self.status.extended_resource_claim_status.resource_claim_name)
-        return [ObjectKey(self.metadata.namespace, name) for name in names if name]
+        found = [ObjectKey(self.metadata.namespace, name) for name in names if name]
+        return found + ([self.extended_resource_claim] if self.extended_resource_claim else [])
+
+    @property
+    def extended_resource_claim(self) -> ObjectKey | None:
+        """The claim that the scheduler made for its extended resources."""
+        made = self.status.extended_resource_claim_status
+        return (
+            ObjectKey(self.metadata.namespace, made.resource_claim_name) if made and made.resource_claim_name else None
+        )
 
     @property
     def is_over(self) -> bool:

@@ -1,0 +1,115 @@
+"""`draco taint` on a whole cluster: what it says that NoExecute does is what Kubernetes does then."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import draco
+from tests.e2e.kubectl import Kubectl, eventually
+
+KEY = "example.com/suspect"
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def clean(kube: Kubectl) -> Iterator[Kubectl]:
+    """Kubectl. Afterwards nothing is tainted."""
+    yield kube
+    kube.run("delete", "devicetaintrules", "--all")
+
+
+def a_claim(name: str, **toleration: str | int) -> Json:
+    exactly: Json = {"deviceClassName": "gpu.nvidia.com"}
+    if toleration:
+        exactly["tolerations"] = [{"operator": "Exists", **toleration}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+    }
+
+
+def a_pod(name: str, *claims: str, limits: Json | None = None) -> Json:
+    used = [{"name": claim, "resourceClaimName": claim} for claim in claims]
+    container = {"name": "main", "image": "busybox:1.37", "command": ["sleep", "infinity"]}
+    resources = {"claims": [{"name": claim} for claim in claims], "limits": limits or {}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": "victim"}},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "resourceClaims": used,
+            "containers": [{**container, "resources": resources}],
+        },
+    }
+
+
+def taint(kube: Kubectl, *arguments: str) -> str:
+    done = draco("taint", *arguments, kubeconfig=kube.kubeconfig)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def evictions_over(kube: Kubectl, pool: str, device: str) -> bool:
+    """Whether Kubernetes says of the rule for a device that it deletes no more pods."""
+    (rule,) = [
+        each
+        for each in kube.objects("devicetaintrules")
+        if (each["spec"]["deviceSelector"]["pool"], each["spec"]["deviceSelector"]["device"]) == (pool, device)
+    ]
+    conditions = rule.get("status", {}).get("conditions", [])
+    return any((each["type"], each["status"]) == ("EvictionInProgress", "False") for each in conditions)
+
+
+def test_the_pods_that_a_preview_names_are_those_that_go(clean: Kubectl) -> None:
+    kube = clean
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "all-of-them"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "victim"}}},
+    }
+    kube.apply_objects(
+        budget,
+        a_claim("plain"),
+        a_claim("stays", effect="NoExecute"),
+        a_claim("patient", effect="NoExecute", tolerationSeconds=3600),
+        a_claim("any-effect", key=KEY),
+        a_pod("one-of-two", "plain"),
+        a_pod("two-of-two", "plain"),
+        a_pod("stays", "stays"),
+        a_pod("patient", "patient"),
+        a_pod("any-effect", "any-effect"),
+        a_pod("classic", limits={"nvidia.com/gpu": 1}),
+    )
+    pods = ("one-of-two", "two-of-two", "stays", "patient", "any-effect", "classic")
+    kube.running(*pods)
+    generated = kube.get("pod", "classic")["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
+    devices = [
+        "/".join(device)
+        for claim in ("plain", "stays", "patient", "any-effect", generated)
+        for device in kube.devices(claim)
+    ]
+    assert len(devices) == 5
+
+    (view,) = json.loads(taint(kube, "preview", *devices, f"{KEY}:NoExecute", "-o", "json"))["taintRules"]
+    predicted = {name.rpartition("/")[2] for name in view["evicted"]}
+    assert predicted == {"one-of-two", "two-of-two", "any-effect", "patient"}
+    assert {name.rpartition("/")[2] for name in view["pods"]} == set(pods)
+    assert "classic yourself" in view["message"]
+    assert [name.rpartition("/")[2] for name in view["budgets"]] == ["all-of-them"]
+
+    taint(kube, "add", "--yes", *devices, f"{KEY}:NoExecute")
+    left = {"stays", "patient", "classic"}  # the patient one's hour is not over, and Kubernetes overlooks the last
+    eventually(
+        lambda: {each["metadata"]["name"] for each in kube.objects("pods")} == left, what="the others are deleted"
+    )
+    for device in kube.devices("stays") + kube.devices(generated):
+        eventually(lambda device=device: evictions_over(kube, *device), what=f"Kubernetes is done with {device}")
+    assert {each["metadata"]["name"] for each in kube.objects("pods")} == left
+    taint(kube, "remove", *devices, KEY)
+    assert not kube.objects("devicetaintrules")
