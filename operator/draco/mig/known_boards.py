@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.mig.board import Board, Profile
+from draco.mig.board import Board
 
 
 class GiProfileEnum(IntEnum):
@@ -49,8 +49,8 @@ class GiProfile(msgspec.Struct, frozen=True):
     copy_engines: int
     decoders: int
     encoders: int
-    jpegs: int
-    ofas: int
+    jpeg_engines: int
+    ofa_engines: int
     starts: tuple[int, ...]
     size: int
 
@@ -69,7 +69,7 @@ class CiProfile(msgspec.Struct, frozen=True):
         return f"MIG {around.name}" if self.slices == around.slices else f"MIG {self.slices}c.{around.name}"
 
 
-_ENGINES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpegs", "ofas")
+_ENGINES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
 
 class PlacedProfile(NamedTuple):
@@ -93,7 +93,7 @@ class MigTable(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> GiProfile:
         """The profile that takes the whole board; it has all its engines."""
-        return max(self.profiles, key=lambda profile: (profile.size, profile.ofas))
+        return max(self.profiles, key=lambda profile: (profile.size, profile.ofa_engines))
 
     def free_starts(self, profile: GiProfile, existing: Collection[PlacedProfile]) -> list[int]:
         """Where one more instance of a profile could be made: free units, and enough engines left."""
@@ -150,11 +150,13 @@ def _share(profile: GiProfile, slices: int) -> int:
     return profile.multiprocessors * slices // profile.slices // 2 * 2
 
 
-def _seven_slices(names: str, rows: tuple[tuple[int, int, int, int, int, int], ...]) -> MigTable:
+def _seven_slices(
+    names: str, memory_mib: tuple[int, ...], engines: tuple[tuple[int, int, int, int, int], ...]
+) -> MigTable:
     """The common grid of eight memory units and seven compute slices.
 
-    `names` and `rows` follow the order 1g, 1g+me, 1g with double memory, 2g, 3g, 4g, 7g; a row is MiB,
-    multiprocessors, copy engines, decoders, JPEG decoders, optical flow accelerators.
+    All follow the order 1g, 1g+me, 1g with double memory, 2g, 3g, 4g, 7g; a row of `engines` is multiprocessors, copy engines,
+    decoders, JPEG decoders, optical flow accelerators.
     """
     grid = (
         (GiProfileEnum.SLICE_1, 19, 1, (0, 1, 2, 3, 4, 5, 6), 1, 7),
@@ -166,84 +168,41 @@ def _seven_slices(names: str, rows: tuple[tuple[int, int, int, int, int, int], .
         (GiProfileEnum.SLICE_7, 0, 7, (0,), 8, 1),
     )
     profiles = []
-    for (kind, profile_id, slices, starts, size, most), name, row in zip(grid, names.split(), rows, strict=True):
-        memory, sms, copies, decoders, jpegs, ofas = row
+    for row, name, memory, shared in zip(grid, names.split(), memory_mib, engines, strict=True):
+        kind, profile_id, slices, starts, size, most = row
+        sms, copies, decoders, jpegs, ofas = shared
         profiles.append(
             GiProfile(kind, profile_id, name, slices, most, memory, sms, copies, decoders, 0, jpegs, ofas, starts, size)
         )
     return MigTable(units=8, profiles=tuple(profiles))
 
 
-_A100_40GB = _seven_slices(
-    "1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb",
-    (
-        (4864, 14, 1, 0, 0, 0),
-        (4864, 14, 1, 1, 1, 1),
-        (9856, 14, 1, 1, 0, 0),
-        (9856, 28, 2, 1, 0, 0),
-        (19968, 42, 3, 2, 0, 0),
-        (19968, 56, 4, 2, 0, 0),
-        (40192, 98, 7, 5, 1, 1),
-    ),
+_A100 = (
+    (14, 1, 0, 0, 0),
+    (14, 1, 1, 1, 1),
+    (14, 1, 1, 0, 0),
+    (28, 2, 1, 0, 0),
+    (42, 3, 2, 0, 0),
+    (56, 4, 2, 0, 0),
+    (98, 7, 5, 1, 1),
 )
-_A100_80GB = _seven_slices(
-    "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
-    (
-        (9728, 14, 1, 0, 0, 0),
-        (9728, 14, 1, 1, 1, 1),
-        (19968, 14, 1, 1, 0, 0),
-        (19968, 28, 2, 1, 0, 0),
-        (40192, 42, 3, 2, 0, 0),
-        (40192, 56, 4, 2, 0, 0),
-        (80896, 98, 7, 5, 1, 1),
-    ),
+_HOPPER = (
+    (16, 1, 1, 1, 0),
+    (16, 1, 1, 1, 1),
+    (26, 1, 1, 1, 0),
+    (32, 2, 2, 2, 0),
+    (60, 3, 3, 3, 0),
+    (64, 4, 4, 4, 0),
+    (132, 8, 7, 7, 1),
 )
-_H100_80GB = _seven_slices(
-    "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
-    (
-        (9984, 16, 1, 1, 1, 0),
-        (9984, 16, 1, 1, 1, 1),
-        (20096, 26, 1, 1, 1, 0),
-        (20096, 32, 2, 2, 2, 0),
-        (40448, 60, 3, 3, 3, 0),
-        (40448, 64, 4, 4, 4, 0),
-        (81152, 132, 8, 7, 7, 1),
-    ),
-)
-# The starts of H200 and B200 are those of the common grid; no listing of theirs is published.
-_H200_141GB = _seven_slices(
-    "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb",
-    (
-        (16384, 16, 1, 1, 1, 0),
-        (16384, 16, 1, 1, 1, 1),
-        (33024, 26, 1, 1, 1, 0),
-        (33024, 32, 2, 2, 2, 0),
-        (71168, 60, 3, 3, 3, 0),
-        (71168, 64, 4, 4, 4, 0),
-        (143104, 132, 8, 7, 7, 1),
-    ),
-)
-_B200 = _seven_slices(
-    "1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb",
-    (
-        (22528, 18, 2, 1, 1, 0),  # another listing says 20992 MiB
-        (22528, 18, 2, 1, 1, 1),
-        (45312, 30, 2, 1, 1, 0),
-        (45312, 36, 4, 2, 2, 0),
-        (91136, 70, 6, 3, 3, 0),  # memory, multiprocessors and decoders of the last three rows are estimated
-        (91136, 72, 8, 4, 4, 0),
-        (182784, 148, 16, 7, 7, 1),
-    ),
-)
-_A30 = MigTable(
-    units=4,
-    profiles=(
-        GiProfile(GiProfileEnum.SLICE_1, 14, "1g.6gb", 1, 4, 5952, 14, 1, 1, 0, 0, 0, (0, 1, 2, 3), 1),
-        GiProfile(GiProfileEnum.SLICE_1_REV1, 21, "1g.6gb+me", 1, 1, 5952, 14, 1, 1, 0, 1, 1, (0, 1, 2, 3), 1),
-        GiProfile(GiProfileEnum.SLICE_2, 5, "2g.12gb", 2, 2, 11968, 28, 2, 2, 0, 0, 0, (0, 2), 2),
-        GiProfile(GiProfileEnum.SLICE_2_REV1, 6, "2g.12gb+me", 2, 1, 11968, 28, 2, 2, 0, 1, 1, (0, 2), 2),
-        GiProfile(GiProfileEnum.SLICE_4, 0, "4g.24gb", 4, 1, 24000, 56, 4, 4, 0, 1, 1, (0,), 4),
-    ),
+_B200 = (
+    (18, 2, 1, 1, 0),
+    (18, 2, 1, 1, 1),
+    (30, 2, 1, 1, 0),
+    (36, 4, 2, 2, 0),
+    (70, 6, 3, 3, 0),  # multiprocessors and decoders of the last three rows are estimated
+    (72, 8, 4, 4, 0),
+    (148, 16, 7, 7, 1),
 )
 _QUARTERS, _HALVES = (0, 3, 6, 9), (0, 6)
 _RTX_PRO_6000 = MigTable(
@@ -263,14 +222,45 @@ _RTX_PRO_6000 = MigTable(
     ),
 )
 
+# The starts of H200 and B200 are those of the common grid; no listing of theirs is published.
 MIG_BY_BOARD: Mapping[str, MigTable] = MappingProxyType(
     {
-        "A100-40GB": _A100_40GB,
-        "A100-80GB": _A100_80GB,
-        "H100-80GB": _H100_80GB,
-        "H200-141GB": _H200_141GB,
-        "B200": _B200,
-        "A30": _A30,
+        "A100-40GB": _seven_slices(
+            "1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb",
+            (4864, 4864, 9856, 9856, 19968, 19968, 40192),
+            _A100,
+        ),
+        "A100-80GB": _seven_slices(
+            "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
+            (9728, 9728, 19968, 19968, 40192, 40192, 80896),
+            _A100,
+        ),
+        "H100-80GB": _seven_slices(
+            "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
+            (9984, 9984, 20096, 20096, 40448, 40448, 81152),
+            _HOPPER,
+        ),
+        "H200-141GB": _seven_slices(
+            "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb",
+            (16384, 16384, 33024, 33024, 71168, 71168, 143104),
+            _HOPPER,
+        ),
+        "B200": _seven_slices(
+            "1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb",
+            # The last three are estimated; another listing says 20992 for the first.
+            (22528, 22528, 45312, 45312, 91136, 91136, 182784),
+            _B200,
+        ),
+        "A30": MigTable(
+            units=4,
+            profiles=(
+                GiProfile(GiProfileEnum.SLICE_1, 14, "1g.6gb", 1, 4, 5952, 14, 1, 1, 0, 0, 0, (0, 1, 2, 3), 1),
+                GiProfile(GiProfileEnum.SLICE_1_REV1, 21, "1g.6gb+me", 1, 1, 5952, 14, 1, 1, 0, 1, 1, (0, 1, 2, 3), 1),
+                GiProfile(GiProfileEnum.SLICE_2, 5, "2g.12gb", 2, 2, 11968, 28, 2, 2, 0, 0, 0, (0, 2), 2),
+                GiProfile(GiProfileEnum.SLICE_2_REV1, 6, "2g.12gb+me", 2, 1, 11968, 28, 2, 2, 0, 1, 1, (0, 2), 2),
+                GiProfile(GiProfileEnum.SLICE_4, 0, "4g.24gb", 4, 1, 24000, 56, 4, 4, 0, 1, 1, (0,), 4),
+            ),
+        ),
         "RTX-PRO-6000": _RTX_PRO_6000,
     }
 )
@@ -278,26 +268,7 @@ MIG_BY_BOARD: Mapping[str, MigTable] = MappingProxyType(
 
 def board_of(table: MigTable) -> Board:
     """The same table as NVML would report it to the planner."""
-    return Board(
-        tuple(
-            Profile(
-                id=each.id,
-                name=each.name,
-                slices=each.slices,
-                size=each.size,
-                starts=each.starts,
-                max_instances=each.max_instances,
-                memory_mib=each.memory_mib,
-                multiprocessors=each.multiprocessors,
-                copy_engines=each.copy_engines,
-                decoders=each.decoders,
-                encoders=each.encoders,
-                jpeg_engines=each.jpegs,
-                ofa_engines=each.ofas,
-            )
-            for each in table.profiles
-        )
-    )
+    return msgspec.convert(table, Board, from_attributes=True)
 
 
 BOARDS: Mapping[str, Board] = MappingProxyType({name: board_of(table) for name, table in MIG_BY_BOARD.items()})

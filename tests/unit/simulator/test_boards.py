@@ -18,7 +18,7 @@ PROFILES = [
 ]
 TABLES = [pytest.param(board, table, id=board.key) for board, table in PARTITIONABLE]
 SEVEN_SLICES = [pytest.param(board, table, id=board.key) for board, table in PARTITIONABLE if table.units == 8]
-RESOURCES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpegs", "ofas")
+RESOURCES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
 
 def _most_side_by_side(profile: GiProfile) -> int:
@@ -108,8 +108,10 @@ def test_a_profile_is_named_after_its_slices_and_about_its_memory(
     assert match is not None
     assert int(match[1]) == profile.slices
     assert profile.memory_mib / 1024 == pytest.approx(int(match[2]), rel=0.12)
-    assert (match[3] in {"+me", "+me.all"}) <= (profile.ofas == 1)
-    assert (match[3] == "-me") <= (profile.decoders + profile.encoders + profile.jpegs + profile.ofas == 0)
+    assert (match[3] in {"+me", "+me.all"}) <= (profile.ofa_engines == 1)
+    assert (match[3] == "-me") <= (
+        profile.decoders + profile.encoders + profile.jpeg_engines + profile.ofa_engines == 0
+    )
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)

@@ -302,5 +302,5 @@ def _filled(info: Any, profile: CiProfile, around: GiProfile) -> Any:
     info.multiprocessorCount = profile.multiprocessors
     info.sharedCopyEngineCount = around.copy_engines
     info.sharedDecoderCount, info.sharedEncoderCount = around.decoders, around.encoders
-    info.sharedJpegCount, info.sharedOfaCount = around.jpegs, around.ofas
+    info.sharedJpegCount, info.sharedOfaCount = around.jpeg_engines, around.ofa_engines
     return info

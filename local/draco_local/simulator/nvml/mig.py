@@ -160,7 +160,7 @@ class MigCalls:
         attributes.multiprocessorCount = compute_profile_of(profile, found.compute.profile_id).multiprocessors
         attributes.sharedCopyEngineCount = profile.copy_engines
         attributes.sharedDecoderCount, attributes.sharedEncoderCount = profile.decoders, profile.encoders
-        attributes.sharedJpegCount, attributes.sharedOfaCount = profile.jpegs, profile.ofas
+        attributes.sharedJpegCount, attributes.sharedOfaCount = profile.jpeg_engines, profile.ofa_engines
         attributes.gpuInstanceSliceCount = profile.slices
         attributes.computeInstanceSliceCount = found.compute.slices
         attributes.memorySizeMB = profile.memory_mib
@@ -203,8 +203,8 @@ def _filled(info: Any, profile: GiProfile) -> Any:
     info.copyEngineCount = profile.copy_engines
     info.decoderCount = profile.decoders
     info.encoderCount = profile.encoders
-    info.jpegCount = profile.jpegs
-    info.ofaCount = profile.ofas
+    info.jpegCount = profile.jpeg_engines
+    info.ofaCount = profile.ofa_engines
     info.memorySizeMB = profile.memory_mib
     if hasattr(info, "name"):
         info.name = f"MIG {profile.name}".encode()
