@@ -12,7 +12,7 @@ it), `promises` (which devices claims keep there), `summary` (one policy's statu
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
 from draco.mig_policy.matching import Rules, oldest_first, rules_of
 from draco.mig_policy.promises import promises
-from draco.mig_policy.summary import LISTED_NODES, PolicyCounts, StatusInputs, status_of, summary
+from draco.mig_policy.summary import LISTED_NODES, PolicyCounts, status_of, summary
 from draco.mig_policy.windows import Permit, permit
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "PolicyCounts",
     "Rules",
     "SeenNode",
-    "StatusInputs",
     "decide",
     "oldest_first",
     "permit",

@@ -49,20 +49,11 @@ def profile_names(boards: Mapping[str, Board]) -> list[str]:
 
 
 def _profile(row: MigProfile) -> Profile:
-    return Profile(
-        id=row.id,
-        name=row.name,
-        slices=row.slices,
-        size=row.size,
+    return msgspec.structs.replace(
+        msgspec.convert(row, Profile, from_attributes=True),
         starts=tuple(sorted(row.starts)),
         max_instances=row.max_instances or len(row.starts),
         memory_mib=_mebibytes(row.memory),
-        multiprocessors=row.multiprocessors,
-        copy_engines=row.copy_engines,
-        decoders=row.decoders,
-        encoders=row.encoders,
-        jpeg_engines=row.jpeg_engines,
-        ofa_engines=row.ofa_engines,
     )
 
 

@@ -6,10 +6,9 @@ the first GPU it is wrong on; then what is not done yet; then what others have.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from heapq import nsmallest
-from typing import NamedTuple
 
 from draco.mig.board import Board
 from draco.mig_policy.boards import profile_names
@@ -121,20 +120,12 @@ _LISTED_CONFLICTS = 64
 _NAMED = 8
 
 
-class StatusInputs(NamedTuple):
-    """What a policy's status is made of, beside the policy: every node's decision, and advice that it should pass on."""
-
-    decisions: Sequence[NodeDecision]
-    now: datetime
-    advice: str = ""
-
-
-def summary(rules: Rules, outlook: StatusInputs) -> MigPolicyStatus:
-    """The policy's status, with the times of its conditions."""
+def summary(rules: Rules, decisions: Iterable[NodeDecision], now: datetime, advice: str = "") -> MigPolicyStatus:
+    """The policy's status by every node's decision, with the times of its conditions, and advice that it should pass on."""
     counts = PolicyCounts(rules.name)
-    for decision in outlook.decisions:
+    for decision in decisions:
         counts.add(decision)
-    return status_of(rules, counts, outlook.now, outlook.advice)
+    return status_of(rules, counts, now, advice)
 
 
 def status_of(rules: Rules, counts: PolicyCounts, now: datetime, advice: str = "") -> MigPolicyStatus:
@@ -143,7 +134,7 @@ def status_of(rules: Rules, counts: PolicyCounts, now: datetime, advice: str = "
     valid = _valid(rules, counts)
     conflicting = _conflicting(counts.lost)
     applied = _applied(rules, counts)
-    conditions = [_timed(policy, condition, now) for condition in (valid, applied, conflicting)]
+    before, generation = policy.status.conditions, policy.metadata.generation
     return MigPolicyStatus(
         observed_generation=policy.metadata.generation,
         gpus=counts.states.total(),
@@ -155,7 +146,7 @@ def status_of(rules: Rules, counts: PolicyCounts, now: datetime, advice: str = "
             :_LISTED_CONFLICTS
         ],
         nodes=_nodes(counts),
-        conditions=conditions,
+        conditions=[timed(each, before, now, generation=generation) for each in (valid, applied, conflicting)],
     )
 
 
@@ -284,10 +275,6 @@ def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
         failed=counts[LayoutState.FAILED],
         message=f"{_listed(sentences, separator='; ')}." if sentences else "",
     )
-
-
-def _timed(policy: MigPolicy, condition: Condition, now: datetime) -> Condition:
-    return timed(condition, policy.status.conditions, now, generation=policy.metadata.generation)
 
 
 def _condition(type_: str, status: str, reason: str, message: str) -> Condition:

@@ -4,9 +4,10 @@ Owns the way from a policy's words, which are for any board, to what is wanted o
 starts, and the profiles that the board has.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
+
+import msgspec
 
 from draco.mig.board import Board, Placement
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
@@ -18,7 +19,6 @@ from draco.resources.api.draco import (
     LayoutInstances,
     MigMode,
     MigPolicy,
-    ProfileCount,
     WantedGpu,
     WantedInstance,
 )
@@ -55,7 +55,7 @@ def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> W
     placed = _placed(board, tuple(layout.instances), _present(mig, board))
     if isinstance(placed, str):
         return _cannot(LayoutState.FAILED, f"layout {layout.name}: {placed}")
-    return WantedResult(_with(plain, layout=list(placed)))
+    return WantedResult(msgspec.structs.replace(plain, layout=list(placed)))
 
 
 def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> WantedResult:
@@ -65,24 +65,7 @@ def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> WantedResult:
         names = ", ".join(profile_names({"": board}))
         return _cannot(LayoutState.FAILED, f"its board has none of spec.profiles; it has {names}")
     warm = [each for each in policy.spec.warm if each.profile in has]
-    return WantedResult(_with(plain, profiles=profiles, warm=warm))
-
-
-def _with(
-    plain: WantedGpu,
-    *,
-    layout: Sequence[WantedInstance] = (),
-    profiles: Sequence[str] = (),
-    warm: Sequence[ProfileCount] = (),
-) -> WantedGpu:
-    return WantedGpu(
-        uuid=plain.uuid,
-        policy=plain.policy,
-        mode=plain.mode,
-        layout=list(layout),
-        profiles=list(profiles),
-        warm=list(warm),
-    )
+    return WantedResult(msgspec.structs.replace(plain, profiles=profiles, warm=warm))
 
 
 def _cannot(state: LayoutState, message: str) -> WantedResult:

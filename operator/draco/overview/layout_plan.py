@@ -19,7 +19,6 @@ from draco.mig_policy import (
     Permit,
     Rules,
     SeenNode,
-    StatusInputs,
     decide,
     oldest_first,
     permit,
@@ -39,6 +38,7 @@ from draco.resources.api.draco import (
     GpuNode,
     GpuStatus,
     MigPolicy,
+    MigPolicyStatus,
     PromisedDevice,
     WantedGpu,
 )
@@ -110,10 +110,10 @@ def plan(seen: ObservedNodes, now: datetime) -> PlanView:
         for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))
     ]
     gpus = [each for node in nodes for each in _gpus(node, policies)]
-    outlook = StatusInputs([node.taken_up for node in nodes], now)
+    decisions = [node.taken_up for node in nodes]
     shown = [_deleted(policy, nodes) for policy in policies.deleted]
     shown += [
-        _policy(rules, outlook, seen.policies.get(rules.name))
+        _policy(rules, summary(rules, decisions, now), seen.policies.get(rules.name))
         for rules in policies.after
         if rules.name in policies.asked
     ]
@@ -213,8 +213,7 @@ def _said(decision: GpuDecision, understood: Iterable[str]) -> tuple[LayoutOutco
     return (LayoutOutcome.UNKNOWN, unknown.error.rstrip(".")) if unknown else None
 
 
-def _policy(rules: Rules, outlook: StatusInputs, before: MigPolicy | None) -> PolicyPlanView:
-    status = summary(rules, outlook)
+def _policy(rules: Rules, status: MigPolicyStatus, before: MigPolicy | None) -> PolicyPlanView:
     conditions = {each.type: each for each in status.conditions}
     valid, applied = conditions[CONDITION_VALID], conditions[CONDITION_APPLIED]
     problem = valid.message if valid.status == "False" else ""

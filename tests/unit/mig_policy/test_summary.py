@@ -13,7 +13,6 @@ from draco.mig_policy import (
     NodeDecision,
     PolicyCounts,
     SeenNode,
-    StatusInputs,
     decide,
     oldest_first,
     rules_of,
@@ -57,7 +56,7 @@ def applied(node: GpuNode, *policies: MigPolicy) -> NodeDecision:
 
 def status(policy: MigPolicy, nodes: Sequence[GpuNode] = (), *others: MigPolicy, advice: str = "") -> MigPolicyStatus:
     decisions = [applied(node, policy, *others) for node in nodes]
-    return summary(rules_of(policy), StatusInputs(decisions, LATER, advice))
+    return summary(rules_of(policy), decisions, LATER, advice)
 
 
 def nodes(*gpus: GpuMig, count: int = 2, board: Board = H100) -> list[GpuNode]:
@@ -231,9 +230,9 @@ def test_a_condition_keeps_its_time_until_it_turns() -> None:
     before = status(policy, nodes())
     policy = msgspec.structs.replace(policy, status=before)
     decisions = [applied(node, policy) for node in nodes()]
-    again = summary(rules_of(policy), StatusInputs(decisions, LATER + timedelta(hours=1)))
+    again = summary(rules_of(policy), decisions, LATER + timedelta(hours=1))
     assert again == before
-    turned = summary(rules_of(policy), StatusInputs([], LATER + timedelta(hours=1)))
+    turned = summary(rules_of(policy), [], LATER + timedelta(hours=1))
     assert next(each for each in turned.conditions if each.type == "Applied").last_transition_time == LATER + timedelta(
         hours=1
     )
