@@ -19,8 +19,7 @@ import msgspec
 
 from benchmarks.mig_streams import GRID, Arrival, arrivals
 from benchmarks.table import Row, tell
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu, device_name
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, Use
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, HeldInstance, Instance, LocatedGpu, Use, device_name
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.partitions import Divisible, Place, partition_name
 from draco.agent.publish.slices import Publisher

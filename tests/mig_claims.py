@@ -2,8 +2,7 @@
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
-from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible
 from draco.mig.known_boards import BOARDS

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from draco.agent.hardware.gpus import HealthState
-from draco.agent.hardware.instances import GpuMigView, Use
+from draco.agent.hardware.gpus import GpuMigView, HealthState, Use
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.certificates import CertificateMetrics

@@ -7,8 +7,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
-from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu
 from draco.agent.publish import partitions
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound

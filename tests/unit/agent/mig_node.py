@@ -8,8 +8,7 @@ from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import Files, LocalFiles
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import Use
+from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
 from draco.agent.mig.claim_instances import ClaimInstances

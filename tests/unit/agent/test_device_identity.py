@@ -4,8 +4,7 @@ from typing import Any
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, LocatedGpu
-from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.gpus import Gpu, GpuHealth, GpuMigView, HealthState, LocatedGpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.ownership import remains
 from draco.agent.plugin.health_service import DeviceReport, claimed_reports, reports

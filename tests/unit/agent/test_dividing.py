@@ -2,8 +2,7 @@
 
 import msgspec
 
-from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, Use
+from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault, GpuMigView, HeldInstance, Instance, Use
 from draco.agent.mig.parts import known_of
 from draco.mig.known_boards import BOARDS
 from draco.resources.names import GpuUuid

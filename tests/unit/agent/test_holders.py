@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
-from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.gpus import Instance
 from draco.agent.mig.holders import Holders, HolderSearch, HoldingProcess, own_pid, sentence
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import by_hand, faults

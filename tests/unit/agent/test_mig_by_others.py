@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.instances import Instance, Use
+from draco.agent.hardware.gpus import Instance, Use
 from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.mig.inventory import DOUBT_S
 from draco.mig.board import Placement

@@ -14,8 +14,7 @@ import pytest
 
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.files import LocalFiles
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import Instance, Use
+from draco.agent.hardware.gpus import Gpu, Instance, Use
 from draco.agent.mig.claim_instances import PATIENCE_S
 from draco.agent.mig.inventory import GpuInventory
 from draco.agent.mig.ownership import recognised

@@ -23,7 +23,7 @@ import pytest
 from draco.agent.claims import recovery
 from draco.agent.errors import PrepareError
 from draco.agent.files import LocalFiles
-from draco.agent.hardware.instances import Use
+from draco.agent.hardware.gpus import Use
 from draco.agent.mig.inventory import DOUBT_S
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import InstanceState, OwnedInstance, PreparationState

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.hardware.instances import Use
+from draco.agent.hardware.gpus import Use
 from draco.agent.mig.claim_instances import PATIENCE_S
 from draco.mig.keeping import KeptInstances
 from draco_local.simulator.accidents import faults

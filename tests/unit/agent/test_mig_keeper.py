@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import structlog
 
-from draco.agent.hardware.instances import GpuMigView, MigState, PlacementKey
+from draco.agent.hardware.gpus import GpuMigView, PlacementKey
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.mig.layout import LayoutApplier
 from draco.kube.connect.client import Client
 from draco.kube.queue import run_workers
-from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
+from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 from tests.builders import a_mig_node
 from tests.doubles.clock import ManualClock

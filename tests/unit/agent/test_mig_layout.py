@@ -7,10 +7,10 @@ import pynvml
 import pytest
 from prometheus_client import generate_latest
 
-from draco.agent.hardware.instances import MigState, Use
+from draco.agent.hardware.gpus import Use
 from draco.agent.metrics import AgentMetrics
 from draco.mig.keeping import KeptInstances, keeping
-from draco.resources.api.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
+from draco.resources.api.draco import MigMode, MigState, ProfileCount, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.builders import a_claim

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.instances import Use
+from draco.agent.hardware.gpus import Use
 from draco.agent.publish.partitions import partition_name
 from draco.agent.report import mig_report
 from draco.mig.board import Board, Placement

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from draco.agent.hardware.instances import MigState, Use
-from draco.resources.api.draco import MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
+from draco.agent.hardware.gpus import Use
+from draco.resources.api.draco import MigMode, MigState, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 

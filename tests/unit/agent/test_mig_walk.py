@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.instances import Use
+from draco.agent.hardware.gpus import Use
 from draco.agent.record.checkpoint import InstanceState
 from draco.mig.keeping import KeptInstances
 from draco_local.simulator.accidents import by_hand, faults

@@ -3,8 +3,17 @@
 import msgspec
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuHealth, HealthState, LocatedGpu, UnidentifiedGpu
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance
+from draco.agent.hardware.gpus import (
+    DriverInfo,
+    GpuFault,
+    GpuHealth,
+    GpuMigView,
+    HealthState,
+    HeldInstance,
+    Instance,
+    LocatedGpu,
+    UnidentifiedGpu,
+)
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.health_service import reports

@@ -16,8 +16,7 @@ from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.files import LocalFiles
 from draco.agent.hardware import nvml_errors
 from draco.agent.hardware.fault_record import FaultRecord
-from draco.agent.hardware.gpus import Gpu, HealthState
-from draco.agent.hardware.instances import Use
+from draco.agent.hardware.gpus import Gpu, HealthState, Use
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.gpus import Instance
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import InsufficientResources, InUse, NotSupported, NvmlError, ResetRequired
 from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances

@@ -12,13 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.hardware.faults import with_fault
-from draco.agent.hardware.gpus import DriverInfo, GpuFault, LocatedGpu
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, MigState, Use
+from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuMigView, HeldInstance, Instance, LocatedGpu, Use
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.known_boards import BOARDS
-from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu, WantedInstance
+from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu, WantedInstance
 from tests.builders import a_gpu, a_slice
 from tests.doubles.clock import ManualClock
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, MigState, Use
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, HeldInstance, Instance, LocatedGpu, Use
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
 from draco.mig.placement import choose
+from draco.resources.api.draco import MigState
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceAttribute
 from draco.resources.names import GpuUuid, read_partition_name
 from draco.resources.quantity import Quantity

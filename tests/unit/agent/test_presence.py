@@ -12,8 +12,7 @@ import pytest
 from draco.agent.claims import recovery
 from draco.agent.claims.presence import NodeHardware, as_it_is, located, moved
 from draco.agent.errors import DeviceMissing, PrepareError
-from draco.agent.hardware.gpus import Gpu, GpuFault
-from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.gpus import Gpu, GpuFault, Instance
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.startup import Startup

@@ -10,7 +10,7 @@ import pytest
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CLAIM, CdiFolder, NodeFiles, annotated
 from draco.agent.files import LocalFiles
-from draco.agent.hardware.instances import Instance, PlacementKey
+from draco.agent.hardware.gpus import Instance, PlacementKey
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import (
     CheckpointDamaged,

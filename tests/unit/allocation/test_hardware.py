@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
-from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu
 from draco.agent.publish import partitions
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.board import Board

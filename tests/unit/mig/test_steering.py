@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from draco.agent.hardware.gpus import LocatedGpu
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, Use
+from draco.agent.hardware.gpus import GpuMigView, HeldInstance, Instance, LocatedGpu, Use
 from draco.agent.publish import partitions
 from draco.agent.publish.partitions import Divisible, Place
 from draco.mig.board import Placement

@@ -22,8 +22,7 @@ import msgspec
 
 from draco.agent.claims.plan import conflict, intent_of
 from draco.agent.errors import PrepareError
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import Instance, PlacementKey
+from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
 from draco.agent.record.checkpoint import (
     InstanceState,
     OwnedInstance,

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import pynvml
 
-from draco.agent.hardware.gpus import GpuLocation
-from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.gpus import GpuLocation, Instance
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, NvmlError, translated
 from draco.mig.board import Board, Placement, Profile

@@ -12,8 +12,7 @@ import msgspec
 
 from draco.agent.errors import DeviceMissing, InstanceHeld, PrepareError
 from draco.agent.files import advice
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import Instance, PlacementKey
+from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
 from draco.agent.mig.instance_manager import NOBODY_LISTED, InstanceManager, NotVerified, StillHeld
 from draco.agent.mig.inventory import MigInventory

@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import Instance
+from draco.agent.hardware.gpus import Gpu, Instance
 from draco.resources.texts import listed, shown
 
 MOST = 3

@@ -16,8 +16,7 @@ from contextlib import suppress
 import msgspec
 
 from draco.agent.errors import AgentError
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import Instance, PlacementKey
+from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import (
     DriverError,
     InsufficientResources,

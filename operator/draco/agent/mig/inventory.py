@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.hardware.gpus import Gpu, GpuLocation
-from draco.agent.hardware.instances import GpuMigView, Instance, MigState, PlacementKey, Use
+from draco.agent.hardware.gpus import Gpu, GpuLocation, GpuMigView, Instance, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
 from draco.agent.mig.ownership import CreationAttempt, Ownership, held, ownership_of, references
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
 from draco.mig.board import Board, PlacementId
+from draco.resources.api.draco import MigState
 from draco.resources.names import GpuUuid
 
 _TOLERATED = 1

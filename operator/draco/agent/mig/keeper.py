@@ -10,7 +10,7 @@ from random import Random
 
 import structlog
 
-from draco.agent.hardware.instances import GpuMigView, MigState, PlacementKey
+from draco.agent.hardware.gpus import GpuMigView, PlacementKey
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.layout import LayoutApplier
 from draco.kube.clock import Clock
@@ -20,7 +20,7 @@ from draco.kube.discovery import serves
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.resources.api.draco import GpuNode, IsolatedGpu, PromisedDevice, WantedGpu
+from draco.resources.api.draco import GpuNode, IsolatedGpu, MigState, PromisedDevice, WantedGpu
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import FORGET_GPU, GpuUuid

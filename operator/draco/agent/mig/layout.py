@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import structlog
 
-from draco.agent.hardware.instances import PlacementKey
+from draco.agent.hardware.gpus import PlacementKey
 from draco.agent.hardware.nvml_errors import InUse, NvmlError, ResetRequired
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.mig.instance_manager import InstanceManager, NotVerified

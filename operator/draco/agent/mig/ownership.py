@@ -7,8 +7,7 @@ Decides nothing about what happens to an instance.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, Instance, PlacementKey, Use
+from draco.agent.hardware.gpus import Gpu, GpuMigView, HeldInstance, Instance, PlacementKey, Use
 from draco.agent.record.checkpoint import InstanceState, OwnedInstance, PreparationState, PreparedClaim
 from draco.mig.board import PlacementId
 

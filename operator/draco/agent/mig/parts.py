@@ -11,8 +11,7 @@ from random import Random
 import msgspec
 
 from draco.agent.hardware.capabilities import Capabilities
-from draco.agent.hardware.gpus import Gpu
-from draco.agent.hardware.instances import GpuMigView, HeldInstance, PlacementKey
+from draco.agent.hardware.gpus import Gpu, GpuMigView, HeldInstance, PlacementKey
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
 from draco.agent.mig.claim_instances import ClaimInstances

@@ -6,7 +6,7 @@ Owns the way from the inventory and the record to the planner's values. Asks NVM
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draco.agent.hardware.instances import HeldInstance, PlacementKey, Use
+from draco.agent.hardware.gpus import HeldInstance, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import never_seen
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import references

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import Message
 
-from draco.agent.hardware.gpus import Gpu, HealthState, device_name
-from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.gpus import Gpu, GpuMigView, HealthState, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.resources.names import GpuUuid

@@ -18,8 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu, position
-from draco.agent.hardware.instances import GpuMigView, MigState, Use
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, position
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.publish import partitions, slices
@@ -29,7 +28,7 @@ from draco.kube.clock import Clock, wait_for
 from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Board, Placement
 from draco.mig.keeping import KeptInstances, keeping, layout_of
-from draco.resources.api.draco import IsolatedGpu, MigMode, PromisedDevice, WantedGpu
+from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
 from draco.resources.api.slices import CounterSet, Device
 from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
 from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu, device_name, position
-from draco.agent.hardware.instances import GpuMigView, MigState, Use
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LocatedGpu, Use, device_name, position
 from draco.agent.publish import slices
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
-from draco.resources.api.draco import IsolatedGpu
+from draco.resources.api.draco import IsolatedGpu, MigState
 from draco.resources.api.slices import (
     Counter,
     CounterSet,

@@ -25,8 +25,7 @@ import msgspec
 
 from draco.agent.errors import AgentError
 from draco.agent.files import Files
-from draco.agent.hardware.gpus import Gpu, KnownGpu
-from draco.agent.hardware.instances import PlacementKey
+from draco.agent.hardware.gpus import Gpu, KnownGpu, PlacementKey
 from draco.agent.record import journal
 from draco.agent.record.journal import Journal, Position
 from draco.mig.board import unit_mask

@@ -5,8 +5,7 @@ Owns the translation from what the agent knows to what people and the operator r
 
 from collections.abc import Iterable, Mapping
 
-from draco.agent.hardware.gpus import Gpu, device_name
-from draco.agent.hardware.instances import GpuMigView, HeldInstance
+from draco.agent.hardware.gpus import Gpu, GpuMigView, HeldInstance, device_name
 from draco.agent.publish.partitions import partition_name
 from draco.mig.board import Board, Placement
 from draco.resources.api import draco as api

@@ -10,8 +10,7 @@ import msgspec
 import structlog
 
 from draco import __version__
-from draco.agent.hardware.gpus import device_name, position
-from draco.agent.hardware.instances import GpuMigView
+from draco.agent.hardware.gpus import GpuMigView, device_name, position
 from draco.agent.hardware.monitor import DRIVER_HANGS, DRIVER_MISMATCH, HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import PluginConflict, RegistrationState
