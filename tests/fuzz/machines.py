@@ -28,7 +28,8 @@ from draco.agent.files import LocalFiles
 from draco.agent.hardware.capabilities import TABLE, Capabilities, CapabilityUnknown
 from draco.agent.hardware.fault_record import FaultRecord
 from draco.agent.hardware.gpus import LocatedGpu
-from draco.agent.hardware.nvml import Nvml, NvmlError
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.holders import Holders
 from draco.agent.plugin.api import dra_v1_pb2

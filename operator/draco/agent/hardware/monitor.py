@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -44,26 +44,20 @@ from draco.resources.names import GpuUuid
 _ROOT = re.compile(r"pci[0-9a-f]{4}:[0-9a-f]{2}")
 
 
-class PcieRoots(Protocol):
-    """Asks where a device sits by its address, e.g. `0000:1b:00.0`."""
-
-    def root(self, pci_bus_id: str) -> str | None:
-        """Value of resource.kubernetes.io/pcieRoot, e.g. `pci0000:15`, or None when it is not known."""
-        ...
-
-    def numa_node(self, pci_bus_id: str) -> int | None:
-        """NUMA node, or None when the machine has none or does not say."""
-        ...
-
-
 class SysfsPcieRoots:
-    """Reads a sysfs tree; `sysfs_root` is what /sys is to the agent, which may be mounted elsewhere in a container."""
+    """Asks sysfs where a device sits by its address, e.g. `0000:1b:00.0`.
+
+    `sysfs_root` is what /sys is to the agent, which may be mounted elsewhere in a container.
+    """
 
     def __init__(self, sysfs_root: Path = Path("/sys")) -> None:
         self._devices = sysfs_root / "bus" / "pci" / "devices"
 
     def root(self, pci_bus_id: str) -> str | None:
-        """The first component of the device's real path that is a root complex."""
+        """Value of resource.kubernetes.io/pcieRoot, e.g. `pci0000:15`, or None when it is not known.
+
+        It is the first component of the device's real path that is a root complex.
+        """
         try:
             place = (self._devices / pci_bus_id).resolve(strict=True)
         except (OSError, RuntimeError):
@@ -71,7 +65,7 @@ class SysfsPcieRoots:
         return next((part for part in place.parts if _ROOT.fullmatch(part)), None)
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """The device's `numa_node` file, in which the kernel writes -1 for "no node"."""
+        """NUMA node, or None when the machine has none, for which the kernel writes -1, or does not say."""
         try:
             node = int((self._devices / pci_bus_id / "numa_node").read_text())
         except (OSError, ValueError):
@@ -136,7 +130,7 @@ class HardwareMonitor:
     def __init__(
         self,
         nvml: Nvml,
-        pcie: PcieRoots,
+        pcie: SysfsPcieRoots,
         *,
         faults: FaultRecord,
         divided: Callable[[Sequence[Gpu]], Sequence[Gpu]],

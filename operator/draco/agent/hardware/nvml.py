@@ -40,8 +40,6 @@ from draco.agent.hardware.nvml_errors import (
     REMAP_FAILED,
     WATCHED,
     DriverError,
-    DriverMissing,
-    DriverReloaded,
     GpuLost,
     GpuUnknown,
     NoEvent,
@@ -54,20 +52,6 @@ from draco.agent.hardware.nvml_errors import (
 from draco.resources.names import GpuUuid
 
 T = TypeVar("T")
-
-__all__ = [
-    "DriverInfo",
-    "DriverMissing",
-    "DriverReloaded",
-    "EventKind",
-    "Gpu",
-    "GpuEvent",
-    "GpuHealth",
-    "HealthState",
-    "Nvml",
-    "NvmlError",
-    "UnidentifiedGpu",
-]
 
 
 class NvmlCall(NamedTuple):

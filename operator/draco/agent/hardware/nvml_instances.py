@@ -7,19 +7,16 @@ value is followed as an address, which ends the process.
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pynvml
 
-from draco.agent.hardware.gpus import GpuLocation, Instance
+from draco.agent.hardware.gpus import Instance
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, NvmlError, translated
 from draco.mig.board import Board, Placement, Profile
 from draco.resources.names import GpuUuid
-
-T = TypeVar("T")
 
 SLOTS = 64
 """Room in the arrays for NVML's lists; no board has as many instances, or starts, of one profile."""
@@ -37,18 +34,10 @@ class NvmlInstances:
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
+        self.lock, self.aside, self.where = nvml.lock, nvml.aside, nvml.where
         self._session = 0
         self._boards: dict[GpuUuid, Board | None] = {}
         self._compute_profiles: dict[tuple[GpuUuid, int], dict[int, int]] = {}
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """Held by a caller that makes several related calls."""
-        return self._nvml.lock
-
-    def aside(self, work: Callable[[], T]) -> T:
-        """What slow work that asks NVML nothing comes to, done while the lock is free for others."""
-        return self._nvml.aside(work)
 
     def board(self, uuid: GpuUuid) -> Board | None:
         """What the GPU can be divided into; None when it cannot be."""
@@ -65,10 +54,6 @@ class NvmlInstances:
             return None
         current, pending = found
         return MigModes(current == pynvml.NVML_DEVICE_MIG_ENABLE, pending == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-    def where(self, uuid: GpuUuid) -> GpuLocation:
-        """Where the GPU is at this moment."""
-        return self._nvml.where(uuid)
 
     def set_mode(self, uuid: GpuUuid, wanted: int) -> None:
         """Ask for a MIG mode (NVML_DEVICE_MIG_ENABLE or _DISABLE); an NvmlError when it did not come about at once.
