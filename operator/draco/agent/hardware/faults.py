@@ -8,13 +8,35 @@ Source: NVIDIA's XID catalogue, October 2025, by the immediate action it names f
 """
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 
 import msgspec
 
 from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, GpuFault, GpuHealth, HealthState
 from draco.resources.names import GpuUuid
+
+LOST = "Lost"
+NOT_FOUND = "NotFound"
+REMAP_FAILED = "RemapFailed"
+"""Faults that NVML tells of by itself, beside the recovery actions that it asks for."""
+
+
+class Recovery(StrEnum):
+    """The faults that stand for what NVML's recovery action asks for, and ceases to ask for when it was done."""
+
+    RESET = "NeedsReset"
+    REBOOT = "NeedsReboot"
+    DRAIN_P2P = "NeedsDrainP2P"
+    DRAIN_AND_RESET = "NeedsDrainAndReset"
+    IMEX_RECOVERY = "NeedsImexRecovery"
+    BUS_RESET = "NeedsBusReset"
+    SYSTEM_REBOOT = "NeedsSystemReboot"
+    UNKNOWN = "NeedsRecovery"
+    """One that this release has no word for."""
+
+
+REBOOTS = frozenset({LOST, NOT_FOUND, Recovery.REBOOT, Recovery.SYSTEM_REBOOT})
 
 
 class FaultEnd(IntEnum):
@@ -107,7 +129,7 @@ def after_look(one: LatchedXid, seen: Gpu) -> LatchedXid | None:
     was done; where it has none, only a new load of the driver and a reboot are certain.
     """
     if seen.fault is not None:
-        return msgspec.structs.replace(one, asked=True) if seen.fault.name in RECOVERABLE else one
+        return msgspec.structs.replace(one, asked=True) if seen.fault.name in set(Recovery) else one
     done = one.asked and seen.health.state is HealthState.HEALTHY and one.fatal.ends is FaultEnd.RESET
     return None if done else one
 
@@ -125,32 +147,3 @@ def judged(gpu: Gpu, remembered: Iterable[LatchedXid]) -> Gpu:
 def with_fault(gpu: Gpu, fault: GpuFault) -> Gpu:
     """A GPU that takes no new work. It is unhealthy, whatever else is known of it."""
     return msgspec.structs.replace(gpu, fault=fault, health=GpuHealth(HealthState.UNHEALTHY, fault.message))
-
-
-# Names of the faults that NVML tells of by itself.
-LOST = "Lost"
-NOT_FOUND = "NotFound"
-REMAP_FAILED = "RemapFailed"
-NEEDS_RESET = "NeedsReset"
-NEEDS_REBOOT = "NeedsReboot"
-NEEDS_DRAIN_P2P = "NeedsDrainP2P"
-NEEDS_DRAIN_AND_RESET = "NeedsDrainAndReset"
-NEEDS_IMEX_RECOVERY = "NeedsImexRecovery"
-NEEDS_BUS_RESET = "NeedsBusReset"
-NEEDS_SYSTEM_REBOOT = "NeedsSystemReboot"
-NEEDS_RECOVERY = "NeedsRecovery"
-"""Some recovery action that this release has no word for."""
-REBOOTS = frozenset({LOST, NOT_FOUND, NEEDS_REBOOT, NEEDS_SYSTEM_REBOOT})
-RECOVERABLE = frozenset(
-    {
-        NEEDS_RESET,
-        NEEDS_REBOOT,
-        NEEDS_DRAIN_P2P,
-        NEEDS_DRAIN_AND_RESET,
-        NEEDS_IMEX_RECOVERY,
-        NEEDS_BUS_RESET,
-        NEEDS_SYSTEM_REBOOT,
-        NEEDS_RECOVERY,
-    }
-)
-"""What NVML's recovery action asks for, and ceases to ask for when it was done."""

@@ -18,7 +18,7 @@ import msgspec
 import pynvml
 
 from draco.agent.hardware import faults
-from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.faults import Recovery, with_fault
 from draco.agent.hardware.gpus import (
     HEALTHY,
     DriverInfo,
@@ -39,7 +39,7 @@ from draco.agent.hardware.nvml_errors import (
     RECOVERY_ACTIONS,
     REMAP_FAILED,
     WATCHED,
-    DriverError,
+    CallError,
     GpuLost,
     GpuUnknown,
     NoEvent,
@@ -167,9 +167,7 @@ class Nvml:
         for index in range(count):
             try:
                 seen[index] = self._read(index)
-            except DriverError:
-                raise
-            except NvmlError as error:
+            except CallError as error:
                 known = self._seen.get(index)
                 if known is None:
                     unidentified.append(UnidentifiedGpu(index, str(error)))
@@ -187,9 +185,7 @@ class Nvml:
         """How a GPU is now, from what NVML says it needs. DriverError when the driver is the trouble."""
         try:
             fault = self._fault(uuid, self.handle(uuid))
-        except DriverError:
-            raise
-        except NvmlError as error:
+        except CallError as error:
             return _health_of(error)
         return HEALTHY if fault is None else GpuHealth(HealthState.UNHEALTHY, fault.message)
 
@@ -272,7 +268,7 @@ class Nvml:
         if values is not None and values[0].nvmlReturn == pynvml.NVML_SUCCESS:
             action = int(values[0].value.uiVal)
             if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
-                unnamed = GpuFault(faults.NEEDS_RECOVERY, f"The GPU needs recovery action {action}.")
+                unnamed = GpuFault(Recovery.UNKNOWN, f"The GPU needs recovery action {action}.")
                 return RECOVERY_ACTIONS.get(action, unnamed)
         rows = self.optional("nvmlDeviceGetRemappedRows", handle)
         if rows is not None:  # it cannot be asked of a GPU that is divided: what it last said holds
@@ -293,9 +289,7 @@ class Nvml:
                     continue  # else another board is in its place, or the same one was out in between
                 types = self.call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
                 self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
-            except DriverError:
-                raise
-            except NvmlError:
+            except CallError:
                 continue  # its health says so; it is tried again on the next wait
             events.watched[index] = uuid
             events.by_address[_address(handle)] = uuid
@@ -316,9 +310,7 @@ class Nvml:
     def _uuid(self, handle: Any) -> GpuUuid | None:
         try:
             return GpuUuid(self.call("nvmlDeviceGetUUID", handle))
-        except DriverError:
-            raise
-        except NvmlError:
+        except CallError:
             return None
 
     def _drop_lost(self, events: "_Subscription") -> Iterator[GpuEvent]:
@@ -330,9 +322,7 @@ class Nvml:
                 self.call("nvmlDeviceGetHandleByIndex", index)
             except GpuLost:
                 yield GpuEvent(EventKind.LOST, uuid)
-            except DriverError:
-                raise
-            except NvmlError:
+            except CallError:
                 continue
 
     def optional(self, function: str, *args: Any) -> Any:
@@ -418,5 +408,5 @@ def _troubled(known: Gpu, error: NvmlError) -> Gpu:
 
 
 _FAULTS: Mapping[type[NvmlError], str] = MappingProxyType(
-    {GpuLost: faults.LOST, GpuUnknown: faults.NOT_FOUND, ResetRequired: faults.NEEDS_RESET}
+    {GpuLost: faults.LOST, GpuUnknown: faults.NOT_FOUND, ResetRequired: Recovery.RESET}
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 
 from draco.agent.hardware import faults
+from draco.agent.hardware.faults import Recovery
 from draco.agent.hardware.gpus import EventKind, GpuFault
 from draco.resources.errors import DracoError
 
@@ -41,39 +42,43 @@ class DriverMismatched(DriverError):
     """The library is of another version than the loaded driver: nothing can be asked until that is loaded again."""
 
 
-class GpuLost(NvmlError):
+class CallError(NvmlError):
+    """One call is the trouble, or the GPU that it is about; the driver answers."""
+
+
+class GpuLost(CallError):
     """The GPU has fallen off the bus; only a reboot of the node brings it back."""
 
 
-class ResetRequired(NvmlError):
+class ResetRequired(CallError):
     """The GPU works again only after a reset."""
 
 
-class PermissionMissing(NvmlError):
+class PermissionMissing(CallError):
     """The agent may not make this call."""
 
 
-class NotSupported(NvmlError):
+class NotSupported(CallError):
     """The board or the driver does not have this."""
 
 
-class GpuUnknown(NvmlError):
+class GpuUnknown(CallError):
     """There is no such GPU, or no such instance any more."""
 
 
-class InUse(NvmlError):
+class InUse(CallError):
     """Somebody uses the instance, or an instance in it: to be tried again, and the holder to be found."""
 
 
-class InsufficientResources(NvmlError):
+class InsufficientResources(CallError):
     """The units are taken, or an engine is used up: what is there has to be read again; asking again does not help."""
 
 
-class InvalidArgument(NvmlError):
+class InvalidArgument(CallError):
     """A number that the board does not know; also how NVML ends an enumeration."""
 
 
-class NoEvent(NvmlError):
+class NoEvent(CallError):
     """Nothing happened in the time given; from a call that changes something: nobody knows whether it will."""
 
 
@@ -86,7 +91,7 @@ def never_seen(uuid: str) -> GpuUnknown:
     )
 
 
-class Unreadable(NvmlError):
+class Unreadable(CallError):
     """NVML's answer says nothing about the GPU's state."""
 
 
@@ -233,26 +238,24 @@ WATCHED = sum(EVENT_KINDS)
 RECOVERY_ACTIONS: Mapping[int, GpuFault] = MappingProxyType(
     {
         pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: GpuFault(
-            faults.NEEDS_RESET, "The GPU needs a reset; drain it and run `nvidia-smi --gpu-reset`."
+            Recovery.RESET, "The GPU needs a reset; drain it and run `nvidia-smi --gpu-reset`."
         ),
-        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: GpuFault(
-            faults.NEEDS_REBOOT, "The GPU needs a reboot of its node."
-        ),
+        pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: GpuFault(Recovery.REBOOT, "The GPU needs a reboot of its node."),
         pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: GpuFault(
-            faults.NEEDS_DRAIN_P2P, "All work that uses peer access to the GPU must end."
+            Recovery.DRAIN_P2P, "All work that uses peer access to the GPU must end."
         ),
         pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: GpuFault(
-            faults.NEEDS_DRAIN_AND_RESET,
+            Recovery.DRAIN_AND_RESET,
             "The GPU runs with less than its full capability; let its work end, then reset it.",
         ),
         pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: GpuFault(
-            faults.NEEDS_IMEX_RECOVERY, "The GPU needs its IMEX domain to be recovered."
+            Recovery.IMEX_RECOVERY, "The GPU needs its IMEX domain to be recovered."
         ),
         pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: GpuFault(
-            faults.NEEDS_BUS_RESET, "The GPU needs a reset of its PCI bus."
+            Recovery.BUS_RESET, "The GPU needs a reset of its PCI bus."
         ),
         pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: GpuFault(
-            faults.NEEDS_SYSTEM_REBOOT, "The GPU needs a reboot of the whole system."
+            Recovery.SYSTEM_REBOOT, "The GPU needs a reboot of the whole system."
         ),
     }
 )
