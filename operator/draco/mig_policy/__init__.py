@@ -4,30 +4,7 @@ Owns the way from what is seen of policies and nodes to what is wanted of each G
 or talk to the API server: the controller carries out what is decided here.
 
 Rooms: `matching` (whether a policy selects a GPU, and why not), `boards` (boards and GPUs of the API as the planner knows them,
-what an agent will do), `wanted` (what a policy wants of one GPU), `gpu_state` (how far that is so), `decide` (one node, all of
-it), `promises` (which devices claims keep there), `summary` (one policy's status), `windows` (when a GPU may be reset),
-`releases` (idle claims in the way of a waiting one), `release_policy` (whether what they hold may be taken back).
+what an agent will do), `decide` (what a policy wants of one GPU, and of all of a node), `gpu_state` (how far that is so),
+`promises` (which devices claims keep there), `summary` (one policy's status), `windows` (when a GPU may be reset), `releases`
+(idle claims in the way of a waiting one), `release_policy` (whether what they hold may be taken back).
 """
-
-from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
-from draco.mig_policy.matching import Rules, oldest_first, rules_of
-from draco.mig_policy.promises import promises
-from draco.mig_policy.summary import LISTED_NODES, PolicyCounts, status_of, summary
-from draco.mig_policy.windows import Permit, permit
-
-__all__ = [
-    "LISTED_NODES",
-    "GpuDecision",
-    "NodeDecision",
-    "Permit",
-    "PolicyCounts",
-    "Rules",
-    "SeenNode",
-    "decide",
-    "oldest_first",
-    "permit",
-    "promises",
-    "rules_of",
-    "status_of",
-    "summary",
-]

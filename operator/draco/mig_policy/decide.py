@@ -1,22 +1,37 @@
 """One node: which of its GPUs belong to which policy, and what is wanted of each.
 
 Owns the choice: the oldest policy that selects a GPU has it. A GPU that cannot be judged now, because its agent or its driver is
-down, or because a selector is broken, stays with the policy that has it.
+down, or because a selector is broken, stays with the policy that has it. Owns also the way from a policy's words, which are for
+any board, to what is wanted of a GPU with a certain board: the layout with its starts, and the profiles that the board has.
 
 Decisions of tens of thousands of GPUs are remembered, and hold no cycles: the garbage collector need not walk them each time.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
-from draco.mig.board import Board
-from draco.mig_policy.boards import boards_of
+from draco.mig.board import Board, Placement
+from draco.mig.layouts import LayoutError, LayoutItem, resolve
+from draco.mig_policy.boards import boards_of, profile_names
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules, verdict
-from draco.mig_policy.wanted import wanted_of
-from draco.resources.api.draco import GpuNode, GpuStatus, WantedGpu
+from draco.resources.api.draco import (
+    GpuMig,
+    GpuNode,
+    GpuStatus,
+    InstanceUse,
+    LayoutInstances,
+    MigMode,
+    MigPolicy,
+    WantedGpu,
+    WantedInstance,
+)
 from draco.resources.api.slices import Device
+
+_KEPT = frozenset({InstanceUse.CLAIM, InstanceUse.LAYOUT, InstanceUse.WARM})
 
 
 class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,3 +128,70 @@ def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStat
         return []
     reported = {each.uuid for each in node.status.gpus}
     return [GpuStatus(device="", uuid=uuid) for uuid in current if uuid not in reported]
+
+
+class WantedResult(NamedTuple):
+    """What is wanted; or why it cannot be said, and then the GPU stays as it is."""
+
+    wanted: WantedGpu | None
+    hindered: GpuCondition | None = None
+
+
+def wanted_of(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> WantedResult:
+    """What the policy wants of the GPU with this UUID. Resets are not permitted yet: that is a matter of time."""
+    plain = WantedGpu(uuid=uuid, policy=policy.metadata.name, mode=policy.spec.mode)
+    if policy.spec.mode is MigMode.DISABLED:
+        return WantedResult(plain)
+    if board is None:
+        # Some drivers tell what fits on a board only once MIG is on, so that comes first.
+        return (
+            WantedResult(plain)
+            if not mig.enabled
+            else _cannot(LayoutState.CHANGING, "its agent has not reported its board")
+        )
+    return _static(policy, plain, mig, board) if policy.spec.mode is MigMode.STATIC else _dynamic(policy, plain, board)
+
+
+def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> WantedResult:
+    layout = next((each for each in policy.spec.layouts if each.name == policy.spec.layout), None)
+    if layout is None:
+        return _cannot(LayoutState.FAILED, f"spec.layouts has no layout named {policy.spec.layout}")
+    placed = _placed(board, tuple(layout.instances), _present(mig, board))
+    if isinstance(placed, str):
+        return _cannot(LayoutState.FAILED, f"layout {layout.name}: {placed}")
+    return WantedResult(msgspec.structs.replace(plain, layout=list(placed)))
+
+
+def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> WantedResult:
+    has = {profile.name for profile in board.profiles}
+    profiles = [name for name in policy.spec.profiles if name in has]
+    if policy.spec.profiles and not profiles:
+        names = ", ".join(profile_names({"": board}))
+        return _cannot(LayoutState.FAILED, f"its board has none of spec.profiles; it has {names}")
+    warm = [each for each in policy.spec.warm if each.profile in has]
+    return WantedResult(msgspec.structs.replace(plain, profiles=profiles, warm=warm))
+
+
+def _cannot(state: LayoutState, message: str) -> WantedResult:
+    return WantedResult(None, GpuCondition(state, message.rstrip(".")))
+
+
+def _present(mig: GpuMig, board: Board) -> frozenset[Placement]:
+    """What is there to stay, if it can: an instance in use should not go because another start would do as well."""
+    return frozenset(
+        Placement(profile, each.start)
+        for each in mig.instances
+        if each.use in _KEPT and (profile := board.profile(each.profile)) is not None
+    )
+
+
+@lru_cache(maxsize=4096)
+def _placed(
+    board: Board, instances: tuple[LayoutInstances, ...], present: frozenset[Placement]
+) -> tuple[WantedInstance, ...] | str:
+    """The layout on this board, in the order of starts; or why it cannot be."""
+    try:
+        placements = resolve(board, [LayoutItem(each.profile, each.count, each.start) for each in instances], present)
+    except LayoutError as error:
+        return str(error)
+    return tuple(WantedInstance(profile=each.profile.name, start=each.start) for each in placements)

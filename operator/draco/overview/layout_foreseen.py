@@ -10,11 +10,11 @@ import msgspec
 from draco.mig.board import Board
 from draco.mig.gpu_plan import GpuPlan
 from draco.mig.observed import ObservedGpu, Part
-from draco.mig_policy import Permit, Rules
 from draco.mig_policy.boards import at_last
-from draco.mig_policy.decide import GpuDecision
+from draco.mig_policy.decide import GpuDecision, wanted_of
 from draco.mig_policy.gpu_state import LayoutState, condition_of
-from draco.mig_policy.wanted import wanted_of
+from draco.mig_policy.matching import Rules
+from draco.mig_policy.windows import Permit
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, WaitView
 from draco.resources.api.draco import GpuNode, GpuStatus, InstanceUse, MigMode, MigPolicy, ResetPermit, WantedGpu
 

@@ -14,22 +14,12 @@ import msgspec
 
 from draco.mig.board import Board
 from draco.mig.gpu_plan import plan_gpu
-from draco.mig_policy import (
-    NodeDecision,
-    Permit,
-    Rules,
-    SeenNode,
-    decide,
-    oldest_first,
-    permit,
-    promises,
-    rules_of,
-    summary,
-)
 from draco.mig_policy.boards import observed
-from draco.mig_policy.decide import GpuDecision
-from draco.mig_policy.matching import PolicyMatch, whole_gpus
-from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID
+from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
+from draco.mig_policy.matching import PolicyMatch, Rules, oldest_first, rules_of, whole_gpus
+from draco.mig_policy.promises import promises
+from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID, summary
+from draco.mig_policy.windows import Permit, permit
 from draco.overview.layout_foreseen import ForeseenGpu, planned, without_policy
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlanView, PolicyPlanView
 from draco.overview.layouts import Holders, ObservedNodes, holders_of

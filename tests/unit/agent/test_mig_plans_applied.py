@@ -16,8 +16,8 @@ from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import GpuPlan, plan_gpu
 from draco.mig.keeping import keeping
-from draco.mig_policy import promises
 from draco.mig_policy.boards import observed
+from draco.mig_policy.promises import promises
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import (
     GpuNode,

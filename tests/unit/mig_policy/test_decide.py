@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from draco.mig.known_boards import BOARDS
-from draco.mig_policy import NodeDecision, SeenNode, decide, oldest_first, rules_of
+from draco.mig_policy.decide import NodeDecision, SeenNode, decide
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState
-from draco.mig_policy.matching import whole_gpus
+from draco.mig_policy.matching import oldest_first, rules_of, whole_gpus
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import (
     GpuMig,

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from draco.mig.known_boards import BOARDS
-from draco.mig_policy import SeenNode, decide, oldest_first, promises, rules_of
+from draco.mig_policy.decide import SeenNode, decide
+from draco.mig_policy.matching import oldest_first, rules_of
+from draco.mig_policy.promises import promises
 from draco.resources.api.draco import GpuMig, GpuNode, MigMode, MigPolicy, PromisedDevice, WantedGpu
 from draco.resources.api.meta import Condition
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_static_policy

@@ -8,17 +8,9 @@ import pytest
 
 from draco.mig.board import Board
 from draco.mig.known_boards import BOARDS
-from draco.mig_policy import (
-    LISTED_NODES,
-    NodeDecision,
-    PolicyCounts,
-    SeenNode,
-    decide,
-    oldest_first,
-    rules_of,
-    status_of,
-    summary,
-)
+from draco.mig_policy.decide import NodeDecision, SeenNode, decide
+from draco.mig_policy.matching import oldest_first, rules_of
+from draco.mig_policy.summary import LISTED_NODES, PolicyCounts, status_of, summary
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import (
     GpuMig,

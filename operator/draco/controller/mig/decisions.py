@@ -16,9 +16,10 @@ from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
-from draco.mig_policy import NodeDecision, Rules, SeenNode, decide, oldest_first, permit, rules_of
+from draco.mig_policy.decide import NodeDecision, SeenNode, decide
 from draco.mig_policy.gpu_state import LayoutState
-from draco.mig_policy.matching import whole_gpus
+from draco.mig_policy.matching import Rules, oldest_first, rules_of, whole_gpus
+from draco.mig_policy.windows import permit
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice, own_slices

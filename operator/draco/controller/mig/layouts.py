@@ -17,7 +17,8 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance import CONDITION_READY_FOR_WORK, isolated_gpus, says
-from draco.mig_policy import NodeDecision, promises
+from draco.mig_policy.decide import NodeDecision
+from draco.mig_policy.promises import promises
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice

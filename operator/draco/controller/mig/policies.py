@@ -17,7 +17,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
-from draco.mig_policy import PolicyCounts, status_of
+from draco.mig_policy.summary import PolicyCounts, status_of
 from draco.resources.api.core import Node
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 from draco.resources.kinds import MIG_POLICIES
