@@ -171,7 +171,7 @@ def test_a_broken_driver_is_the_trouble_of_the_node(
     path: Path, nvml: Nvml, code: int, kind: type[DriverError], words: str
 ) -> None:
     faults.break_driver(path, code)
-    for call in (nvml.gpus, nvml.driver, Nvml(SimulatedNvml(path)).open, lambda: nvml.health(_uuids(path)[0])):
+    for call in (nvml.gpus, nvml.driver, Nvml(SimulatedNvml(path)).open, lambda: nvml.where(_uuids(path)[0])):
         with pytest.raises(kind, match=words) as caught:
             call()
         assert caught.value.code == code
@@ -188,7 +188,6 @@ def test_after_a_driver_reload_the_session_can_be_opened_again(nvml: Nvml, path:
     nvml.close()
     nvml.open()
     assert nvml.gpus() == before
-    assert nvml.health(before[0].uuid).state is HealthState.HEALTHY
     list(nvml.wait_events(0))
     faults.xid(path, 0, 31)
     assert [event.data for event in nvml.wait_events(LONG_MS)] == [31]
@@ -229,11 +228,11 @@ def test_a_lost_gpu_keeps_its_identity_and_hides_no_other(nvml: Nvml, path: Path
 
 
 def test_what_cannot_be_read_is_unknown_and_never_healthy(nvml: Nvml, path: Path) -> None:
-    uuid = nvml.gpus()[0].uuid
+    nvml.gpus()
     faults.make_unreadable(path, 0)
-    for health in (nvml.gpus()[0].health, nvml.health(uuid)):
-        assert health.state is HealthState.UNKNOWN
-        assert "Unknown Error (code 999); look for NVRM in the kernel log" in health.message
+    health = nvml.gpus()[0].health
+    assert health.state is HealthState.UNKNOWN
+    assert "Unknown Error (code 999); look for NVRM in the kernel log" in health.message
     faults.heal(path, 0)
     assert nvml.gpus()[0].health.state is HealthState.HEALTHY
 
@@ -278,14 +277,12 @@ def test_a_function_the_driver_lacks_is_a_missing_feature_and_no_fault(path: Pat
 def test_every_recovery_action_makes_a_gpu_unhealthy_and_says_what_it_needs(
     nvml: Nvml, path: Path, action: int
 ) -> None:
-    uuid = nvml.gpus()[6].uuid
     faults.recovery_action(path, 6, action)
-    health = nvml.health(uuid)
+    health = nvml.gpus()[6].health
     assert health.state is HealthState.UNHEALTHY
     assert str(action) not in health.message
-    assert nvml.gpus()[6].health == health
     faults.reset(path, 6)
-    assert nvml.health(uuid).state is HealthState.HEALTHY
+    assert nvml.gpus()[6].health.state is HealthState.HEALTHY
 
 
 def test_a_recovery_action_of_a_newer_driver_is_unhealthy_too(nvml: Nvml, path: Path) -> None:
@@ -294,18 +291,17 @@ def test_a_recovery_action_of_a_newer_driver_is_unhealthy_too(nvml: Nvml, path: 
 
 
 def test_a_failed_row_remap_makes_a_gpu_unhealthy_and_a_pending_one_does_not(nvml: Nvml, path: Path) -> None:
-    uuid = nvml.gpus()[0].uuid
     faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, pending=True))
-    assert nvml.health(uuid).state is HealthState.HEALTHY
+    assert nvml.gpus()[0].health.state is HealthState.HEALTHY
     faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, failed=True))
-    assert "replace the GPU" in nvml.health(uuid).message
+    assert "replace the GPU" in nvml.gpus()[0].health.message
 
 
-def test_a_gpu_that_is_not_there_is_not_healthy(nvml: Nvml) -> None:
+def test_a_gpu_that_is_not_there_is_named(nvml: Nvml) -> None:
     gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
-    health = nvml.health(gone)
-    assert health.state is HealthState.UNHEALTHY
-    assert health.message == (
+    with pytest.raises(GpuUnknown) as caught:
+        nvml.where(gone)
+    assert str(caught.value) == (
         f"NVML knows no GPU {gone} (nvmlDeviceGetHandleByUUID): it was removed, or has fallen off the bus; look for it with "
         "`nvidia-smi -L`, and reboot the node if it should be there."
     )
@@ -327,7 +323,7 @@ def test_handles_are_looked_up_once(path: Path) -> None:
     nvml = Nvml(SimulatedNvml(path, sleep=slept.append))
     nvml.open()
     for _ in range(3):
-        assert nvml.health(_uuids(path)[0]).state is HealthState.HEALTHY
+        nvml.where(_uuids(path)[0])
     assert slept == [5.0]
 
 

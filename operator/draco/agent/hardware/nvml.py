@@ -8,19 +8,16 @@ thread may wait for events without it, and must have stopped before the session 
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pynvml
 
-from draco.agent.hardware import faults
 from draco.agent.hardware.faults import Recovery, with_fault
 from draco.agent.hardware.gpus import (
-    HEALTHY,
     DriverInfo,
     EventKind,
     Gpu,
@@ -41,11 +38,8 @@ from draco.agent.hardware.nvml_errors import (
     WATCHED,
     CallError,
     GpuLost,
-    GpuUnknown,
     NoEvent,
     NotSupported,
-    NvmlError,
-    ResetRequired,
     not_text,
     translated,
 )
@@ -180,14 +174,6 @@ class Nvml:
     def unidentified(self) -> tuple[UnidentifiedGpu, ...]:
         """GPUs that the last `gpus` counted but could not identify."""
         return self._unidentified
-
-    def health(self, uuid: GpuUuid) -> GpuHealth:
-        """How a GPU is now, from what NVML says it needs. DriverError when the driver is the trouble."""
-        try:
-            fault = self._fault(uuid, self.handle(uuid))
-        except CallError as error:
-            return _health_of(error)
-        return HEALTHY if fault is None else GpuHealth(HealthState.UNHEALTHY, fault.message)
 
     def watch(self) -> None:
         """Listen to every GPU: `wait_events` tells what happens from now on. One that cannot be watched is tried again there."""
@@ -394,19 +380,8 @@ def _instance(number: int) -> int | None:
     return None if number == pynvml.NVML_GPU_INSTANCE_ID_ANY else int(number)
 
 
-def _health_of(error: NvmlError) -> GpuHealth:
-    unhealthy = any(isinstance(error, kind) for kind in _FAULTS)
-    return GpuHealth(HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN, str(error))
-
-
-def _troubled(known: Gpu, error: NvmlError) -> Gpu:
+def _troubled(known: Gpu, error: CallError) -> Gpu:
     """A GPU that answers with an error. One that says nothing about its state is unknown, and no faultier than before."""
-    name = next((name for kind, name in _FAULTS.items() if isinstance(error, kind)), "")
-    if name:
-        return with_fault(known, GpuFault(name, str(error)))
-    return msgspec.structs.replace(known, health=_health_of(error))
-
-
-_FAULTS: Mapping[type[NvmlError], str] = MappingProxyType(
-    {GpuLost: faults.LOST, GpuUnknown: faults.NOT_FOUND, ResetRequired: Recovery.RESET}
-)
+    if error.fault:
+        return with_fault(known, GpuFault(error.fault, str(error)))
+    return msgspec.structs.replace(known, health=GpuHealth(HealthState.UNKNOWN, str(error)))

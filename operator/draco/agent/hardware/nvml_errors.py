@@ -45,13 +45,20 @@ class DriverMismatched(DriverError):
 class CallError(NvmlError):
     """One call is the trouble, or the GPU that it is about; the driver answers."""
 
+    fault: str = ""
+    """The name of the fault that a GPU has which answers so; "" where that says nothing of its state."""
+
 
 class GpuLost(CallError):
     """The GPU has fallen off the bus; only a reboot of the node brings it back."""
 
+    fault = faults.LOST
+
 
 class ResetRequired(CallError):
     """The GPU works again only after a reset."""
+
+    fault = Recovery.RESET
 
 
 class PermissionMissing(CallError):
@@ -64,6 +71,8 @@ class NotSupported(CallError):
 
 class GpuUnknown(CallError):
     """There is no such GPU, or no such instance any more."""
+
+    fault = faults.NOT_FOUND
 
 
 class InUse(CallError):

@@ -6,7 +6,7 @@ value is followed as an address, which ends the process.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -83,12 +83,12 @@ class NvmlInstances:
         if mode is None or not mode.enabled or board is None:
             return []
         device = self._nvml.handle(uuid)
-        found = []
-        for profile in board.profiles:
-            for handle in self._list("nvmlDeviceGetGpuInstances", device, profile.id, pynvml.c_nvmlGpuInstance_t):
-                one = self._instance(uuid, handle)
-                if one is not None:
-                    found.append(one)
+        found = [
+            one
+            for profile in board.profiles
+            for handle in self._list("nvmlDeviceGetGpuInstances", device, profile.id, pynvml.c_nvmlGpuInstance_t)
+            if (one := self._instance(uuid, handle)) is not None
+        ]
         return sorted(found, key=lambda one: (one.start, one.gi))
 
     def create(self, uuid: GpuUuid, placement: Placement, on_gi: Callable[[int], None]) -> Instance:
@@ -102,18 +102,7 @@ class NvmlInstances:
         on_gi(int(info.id))
         spanning = self._spanning(uuid, int(info.profileId), handle, placement.profile.slices)
         compute = self._nvml.call("nvmlGpuInstanceCreateComputeInstance", handle, spanning)
-        within = self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute)
-        return Instance(
-            gpu=uuid,
-            gi=int(info.id),
-            profile_id=int(info.profileId),
-            start=int(info.placement.start),
-            size=int(info.placement.size),
-            ci=int(within.id),
-            # Not from a walk over MIG devices: that can take seconds while others are busy.
-            uuid=str(self._nvml.call("nvmlDeviceGetUUID", within.device)),
-            parts=1,
-        )
+        return self._described(uuid, info, [self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute)])
 
     def destroy(self, instance: Instance) -> None:
         """Destroy the compute instance, then the GPU instance. What is gone already is fine; InUse when it is held."""
@@ -156,20 +145,14 @@ class NvmlInstances:
         for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
             try:
                 info = self._nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", device, number, version=2)
-                starts = self._starts(device, int(info.id))
+                placements = "nvmlDeviceGetGpuInstancePossiblePlacements"
+                starts = self._list(placements, device, int(info.id), pynvml.c_nvmlGpuInstancePlacement_t)
             except NotSupported:
                 continue
             except InvalidArgument:
                 return
             if starts:
                 yield _profile(info, starts)
-
-    def _starts(self, device: Any, profile_id: int) -> list[Any]:
-        array = (pynvml.c_nvmlGpuInstancePlacement_t * SLOTS)()
-        count = ctypes.c_uint(SLOTS)
-        function = "nvmlDeviceGetGpuInstancePossiblePlacements"
-        self._nvml.call(function, device, profile_id, array, ctypes.byref(count))
-        return list(array[: count.value])
 
     def _instance(self, uuid: GpuUuid, handle: Any) -> Instance | None:
         """None when it was destroyed while we looked. NvmlError when NVML contradicts itself: what is there is not gone."""
@@ -182,17 +165,7 @@ class NvmlInstances:
                     "nvmlGpuInstanceGetComputeInstances", handle, profile, pynvml.c_nvmlComputeInstance_t
                 )
             ]
-            first = min(compute, key=lambda one: int(one.id), default=None)
-            return Instance(
-                gpu=uuid,
-                gi=int(info.id),
-                profile_id=int(info.profileId),
-                start=int(info.placement.start),
-                size=int(info.placement.size),
-                ci=None if first is None else int(first.id),
-                uuid=None if first is None else str(self._nvml.call("nvmlDeviceGetUUID", first.device)),
-                parts=len(compute),
-            )
+            return self._described(uuid, info, compute)
         except GpuUnknown as error:
             try:
                 info = self._nvml.call("nvmlGpuInstanceGetInfo", handle)
@@ -202,6 +175,21 @@ class NvmlInstances:
                 f"NVML lists GPU instance {info.id} of GPU {uuid}, but not its compute instances; the agent tries again.",
                 error.code,
             ) from error
+
+    def _described(self, uuid: GpuUuid, info: Any, compute: Sequence[Any]) -> Instance:
+        """What NVML says of a GPU instance and of the compute instances in it, of which the first counts."""
+        first = min(compute, key=lambda one: int(one.id), default=None)
+        return Instance(
+            gpu=uuid,
+            gi=int(info.id),
+            profile_id=int(info.profileId),
+            start=int(info.placement.start),
+            size=int(info.placement.size),
+            ci=None if first is None else int(first.id),
+            # Not from a walk over MIG devices: that can take seconds while others are busy.
+            uuid=None if first is None else str(self._nvml.call("nvmlDeviceGetUUID", first.device)),
+            parts=len(compute),
+        )
 
     def _compute(self, uuid: GpuUuid, profile_id: int, handle: Any) -> dict[int, int]:
         """Compute slices by the id of each compute instance profile in GPU instances of a profile."""
