@@ -26,7 +26,7 @@ from draco.agent.publish.slices import Publisher
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.mig.geometry import State, geometry
-from draco.mig.placement import Choice, choose
+from draco.mig.placement import BoardPool, Choice
 from draco.mig.replay import Policy, Replay, SimulatedFleet, rule_of
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES
@@ -101,7 +101,7 @@ class Node:
     def is_best(self, choice: Choice) -> bool:
         """Whether no place would cost less of what the GPUs could still host, by the rule that orders devices."""
         states = [gpu.state for gpu in self.divisible()]
-        best = choose(geometry(GRID), states, choice.placement.profile)
+        best = BoardPool(geometry(GRID), states).choose(choice.placement.profile)
         return best is not None and _cost(states, choice) == _cost(states, best)
 
 

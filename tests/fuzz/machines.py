@@ -254,7 +254,7 @@ def nvml(text: str) -> str:
     try:
         session.open()
         driver = session.driver()
-        published = slices.devices([LocatedGpu(gpu) for gpu in session.gpus()], driver)
+        published = [slices.device(LocatedGpu(gpu), driver) for gpu in session.gpus()]
     except NvmlError as error:
         return sentence(error)
     finally:

@@ -3,7 +3,7 @@
 Owns the rule of capability loss over several GPUs of one board. Changes no GPU and knows no claims: callers tell what is there.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from draco.mig.board import Placement, Profile
@@ -64,16 +64,6 @@ class BoardPool:
             del self._alike[self.states[gpu]]
         self.states[gpu] = state
         self._alike.setdefault(state, set()).add(gpu)
-
-
-def choose(geometry: Geometry, states: Sequence[State], profile: Profile) -> Choice | None:
-    """The place for one more instance on any of these GPUs; None if it fits nowhere."""
-    best: tuple[tuple[object, ...], int, Placement] | None = None
-    for gpu, state in enumerate(states):
-        ranked = geometry.best(state, profile)
-        if ranked is not None and (best is None or ranked.cost < best[0]):
-            best = (ranked.cost, gpu, ranked.placement)
-    return None if best is None else Choice(best[1], best[2])
 
 
 def largest_first(profiles: Iterable[Profile]) -> list[Profile]:

@@ -10,10 +10,10 @@ from enum import StrEnum
 
 import msgspec
 
-from draco.mig.board import Placement, Profile
+from draco.mig.board import Profile
 from draco.mig.geometry import Geometry
 from draco.mig.packing import packable
-from draco.mig.placement import BoardPool, Choice, choose
+from draco.mig.placement import BoardPool, Choice
 from draco.mig.repair import Movability, PlacedInstance, plan_repair
 
 
@@ -65,9 +65,9 @@ def rule_of(policy: Policy, chance: Callable[[int], int]) -> PlacementRule | Non
     """The rule of a policy; None for the bound, which places nothing. `chance(n)` draws one of 0 … n-1."""
     match policy:
         case Policy.SCHEDULER_1_35:
-            return lambda fleet, profile: _any_gpu(fleet, profile, chance)
+            return lambda fleet, profile: _lowest_start(fleet, profile, chance)
         case Policy.SCHEDULER_1_36:
-            return _first_gpu
+            return lambda fleet, profile: _lowest_start(fleet, profile, lambda _: 0)
         case Policy.STEERED:
             return _least_loss_in_node
         case Policy.OPERATOR:
@@ -76,30 +76,22 @@ def rule_of(policy: Policy, chance: Callable[[int], int]) -> PlacementRule | Non
             return None
 
 
-def _any_gpu(fleet: SimulatedFleet, profile: Profile, chance: Callable[[int], int]) -> Choice | None:
+def _lowest_start(fleet: SimulatedFleet, profile: Profile, pick: Callable[[int], int]) -> Choice | None:
+    """The lowest start on one of a node's GPUs that have room; `pick(n)` says which of n."""
+    states = fleet.pool.states
     for node in fleet.nodes():
-        if fitting := [gpu for gpu in node if fleet.geometry.room(fleet.pool.states[gpu], profile)]:
-            gpu = fitting[chance(len(fitting))]
-            return Choice(gpu, _lowest(fleet, gpu, profile))
+        if fitting := [gpu for gpu in node if fleet.geometry.room(states[gpu], profile)]:
+            gpu = fitting[pick(len(fitting))]
+            return Choice(gpu, next(each for each in fleet.geometry.fits(states[gpu]) if each.profile == profile))
     return None
-
-
-def _first_gpu(fleet: SimulatedFleet, profile: Profile) -> Choice | None:
-    for node in fleet.nodes():
-        for gpu in node:
-            if fleet.geometry.room(fleet.pool.states[gpu], profile):
-                return Choice(gpu, _lowest(fleet, gpu, profile))
-    return None
-
-
-def _lowest(fleet: SimulatedFleet, gpu: int, profile: Profile) -> Placement:
-    return next(each for each in fleet.geometry.fits(fleet.pool.states[gpu]) if each.profile == profile)
 
 
 def _least_loss_in_node(fleet: SimulatedFleet, profile: Profile) -> Choice | None:
     for node in fleet.nodes():
-        if choice := choose(fleet.geometry, fleet.pool.states[node.start : node.stop], profile):
-            return choice._replace(gpu=node.start + choice.gpu)
+        ranked = [(fleet.geometry.best(fleet.pool.states[gpu], profile), gpu) for gpu in node]
+        if fitting := [(best.cost, gpu, best.placement) for best, gpu in ranked if best]:
+            _, gpu, placement = min(fitting, key=lambda each: each[:2])
+            return Choice(gpu, placement)
     return None
 
 

@@ -11,7 +11,7 @@ from draco.agent.publish.partitions import Divisible
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import choose
+from draco.mig.placement import BoardPool
 from draco.resources.api.draco import MigState
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceAttribute
 from draco.resources.names import GpuUuid, read_partition_name
@@ -159,7 +159,7 @@ def test_claims_that_come_one_after_the_other_go_where_the_planner_would_put_eac
     space = geometry(H100, profiles)
     for profile in space.wanted:
         states, expected = [gpu.state for gpu in gpus], []
-        while (choice := choose(space, states, profile)) is not None:
+        while (choice := BoardPool(space, states).choose(profile)) is not None:
             states[choice.gpu] = space.add(states[choice.gpu], choice.placement)
             expected.append((gpus[choice.gpu].uuid, choice.start))
         places = [(one.gpu, one.placement.start) for one in partitions.order(gpus) if one.placement.profile == profile]

@@ -5,6 +5,7 @@ import pytest
 
 from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
 from draco.agent.publish import slices
+from draco.agent.publish.offering import Offering
 from draco.agent.publish.slices import Publisher
 from draco.resources.api.slices import (
     Counter,
@@ -24,7 +25,7 @@ BY = Publisher(node="node-0", uid="uid-0", driver="gpu.nvidia.com")
 
 
 def some_devices(count: int) -> list[Device]:
-    return slices.devices([LocatedGpu(a_gpu(minor)) for minor in range(count)], DRIVER)
+    return [slices.device(LocatedGpu(a_gpu(minor)), DRIVER) for minor in range(count)]
 
 
 def stored(plan: slices.SlicePlan, observed: list[ResourceSlice] | None = None) -> list[ResourceSlice]:
@@ -91,7 +92,8 @@ def test_driver_versions_become_semantic_ones(text: str, semantic: str | None) -
 
 def test_devices_stand_in_the_order_of_their_minor_numbers() -> None:
     gpus = [LocatedGpu(a_gpu(minor)) for minor in (10, 2, 0)]
-    assert [one.name for one in slices.devices(gpus, DRIVER)] == ["gpu-0", "gpu-2", "gpu-10"]
+    offer = Offering().offer(gpus, DRIVER, migs={}, wanted={}, now_s=0.0)
+    assert [one.name for one in offer.devices] == ["gpu-0", "gpu-2", "gpu-10"]
 
 
 def test_a_slice_holds_128_devices_and_64_when_any_has_a_taint() -> None:

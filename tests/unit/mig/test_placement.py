@@ -1,13 +1,14 @@
 """Placement: which GPU and start."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from draco.mig.board import Board, Placement, Profile
-from draco.mig.geometry import State, geometry
+from draco.mig.geometry import Geometry, State, geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import BoardPool, Choice, choose, largest_first
+from draco.mig.placement import BoardPool, Choice, largest_first
 from tests.unit.mig.enumerated import plain
 
 GRID = plain("H100-80GB")
@@ -34,24 +35,31 @@ def crowded(board: Board, gpus: int, chance: random.Random) -> list[State]:
     return states
 
 
+def first_best(made: Geometry, states: Sequence[State], wanted: Profile) -> Choice | None:
+    """The same choice, made by looking at one GPU after the other."""
+    ranked = [(best.cost, gpu, best) for gpu, each in enumerate(states) if (best := made.best(each, wanted))]
+    _, gpu, least = min(ranked, key=lambda each: each[:2], default=(None, -1, None))
+    return Choice(gpu, least.placement) if least else None
+
+
 def test_a_claim_goes_where_least_is_lost() -> None:
     gpus = [state(), state("4g.40gb@0"), state("7g.80gb@0")]
-    assert choose(MADE, gpus, profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 4))
-    assert choose(MADE, gpus, profile("7g.80gb")) == Choice(0, Placement(profile("7g.80gb"), 0))
-    assert choose(MADE, gpus[1:], profile("7g.80gb")) is None
+    assert BoardPool(MADE, gpus).choose(profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 4))
+    assert BoardPool(MADE, gpus).choose(profile("7g.80gb")) == Choice(0, Placement(profile("7g.80gb"), 0))
+    assert BoardPool(MADE, gpus[1:]).choose(profile("7g.80gb")) is None
 
 
 def test_of_equal_losses_the_fuller_gpu_is_taken() -> None:
     """A 3g costs an empty GPU as much as one that has a 3g."""
     gpus = [state(), state("3g.40gb@4")]
-    assert choose(MADE, gpus, profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 0))
+    assert BoardPool(MADE, gpus).choose(profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 0))
 
 
 def test_of_equal_losses_the_gpu_with_most_instances_is_taken_even_if_another_is_fuller() -> None:
     """The right half costs the same on both; the one with a single instance may be empty again soon."""
     gpus = [state("4g.40gb@0"), state("1g.10gb@0", "1g.10gb@1")]
     assert [MADE.loss(each, Placement(profile("3g.40gb"), 4)) for each in gpus] == [10, 10]
-    assert choose(MADE, gpus, profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 4))
+    assert BoardPool(MADE, gpus).choose(profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 4))
 
 
 @pytest.mark.parametrize("name", ["H100-80GB", "A30", "RTX-PRO-6000"])
@@ -63,7 +71,7 @@ def test_gpus_grouped_by_state_get_the_same_choice_as_one_by_one(name: str) -> N
     for _ in range(300):
         wanted = chance.choice(board.profiles)
         choice = pool.choose(wanted)
-        assert choice == choose(made, pool.states, wanted)
+        assert choice == first_best(made, pool.states, wanted)
         assert pool.room(wanted) == sum(made.room(each, wanted) for each in pool.states)
         if choice is not None:
             pool.put(choice)

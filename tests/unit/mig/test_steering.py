@@ -10,7 +10,7 @@ from draco.agent.publish.partitions import Divisible, Place
 from draco.mig.board import Placement
 from draco.mig.geometry import geometry
 from draco.mig.known_boards import BOARDS
-from draco.mig.placement import Choice, choose
+from draco.mig.placement import BoardPool, Choice
 from tests.builders import a_gpu
 
 GPUS = [a_gpu(minor) for minor in range(8)]
@@ -47,7 +47,7 @@ def test_the_first_published_device_that_fits_is_the_one_the_rule_would_take(nam
         for profile in BOARDS[name].profiles:
             made = node[0].space
             fitting = (p for p in order if p.placement.profile == profile and made.fits_at(states[p.gpu], p.placement))
-            assert next(fitting, None) == as_place(choose(made, list(states.values()), profile))
+            assert next(fitting, None) == as_place(BoardPool(made, states.values()).choose(profile))
 
 
 @pytest.mark.parametrize("name", ["H100-80GB", "A30", "RTX-PRO-6000"])
@@ -60,7 +60,7 @@ def test_claims_that_come_faster_than_an_order_is_published_go_where_each_would_
         made, order = node[0].space, partitions.order(node)
         for profile in BOARDS[name].profiles:
             states = {gpu.uuid: gpu.state for gpu in node}
-            while choice := choose(made, list(states.values()), profile):
+            while choice := BoardPool(made, states.values()).choose(profile):
                 fitting = (p for p in order if p.placement.profile == profile)
                 first = next(p for p in fitting if made.fits_at(states[p.gpu], p.placement))
                 assert first == as_place(choice)

@@ -9,7 +9,8 @@ each profile's placements come in the order in which they cost least of what sti
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 import msgspec
@@ -31,24 +32,15 @@ from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
 from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid, read_partition_name
 from draco.resources.quantity import Format, Quantity
 
-_ENGINES = (
-    ("multiprocessors", "multiprocessors"),
-    ("copyEngines", "copy_engines"),
-    ("decoders", "decoders"),
-    ("encoders", "encoders"),
-    ("jpegEngines", "jpeg_engines"),
-    ("ofaEngines", "ofa_engines"),
-)
-"""Capacities of a partition, and the profile's fields they come from."""
-_COUNTERS = {
+_ENGINES = {
     "multiprocessors": "multiprocessors",
-    "copyEngines": "copy-engines",
+    "copyEngines": "copy_engines",
     "decoders": "decoders",
     "encoders": "encoders",
-    "jpegEngines": "jpeg-engines",
-    "ofaEngines": "ofa-engines",
-    "memory": "memory",
+    "jpegEngines": "jpeg_engines",
+    "ofaEngines": "ofa_engines",
 }
+"""Capacities of a partition, and the profile's fields they come from. Their counters have the fields' names, with hyphens."""
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
 _PARENTS_ONLY = frozenset({"uuid", "addressingMode"})
 """Attributes of a whole GPU that its partitions do not have."""
@@ -93,20 +85,17 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> State:
         """What of it cannot be had: all that is held, but for idle instances that would give way."""
-        return self.space.state_of(
-            Placement(profile, held.instance.start)
-            for held in self.mig.held
-            if held.use is not Use.WARM and (profile := self.board.by_id(held.instance.profile_id))
-        )
+        return self.space.state_of(self._held(warm=False))
 
     @property
     def warm(self) -> frozenset[Placement]:
         """Idle instances that are there already."""
-        return frozenset(
-            Placement(profile, held.instance.start)
-            for held in self.mig.held
-            if held.use is Use.WARM and (profile := self.board.by_id(held.instance.profile_id))
-        )
+        return frozenset(self._held(warm=True))
+
+    def _held(self, *, warm: bool) -> Iterator[Placement]:
+        for held in self.mig.held:
+            if (held.use is Use.WARM) is warm and (profile := self.board.by_id(held.instance.profile_id)):
+                yield Placement(profile, held.instance.start)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -240,9 +229,7 @@ class _Maker:
         self._plain = slices.device(gpu.located, driver)
         self._inherited = {name: value for name, value in self._plain.attributes.items() if name not in _PARENTS_ONLY}
         self._set = _counter_set(gpu)
-        self._foreign = 0
-        for held in gpu.mig.foreign:
-            self._foreign |= held.instance.mask
+        self._foreign = reduce(or_, (held.instance.mask for held in gpu.mig.foreign), 0)
 
     def whole(self) -> Device:
         most = _most(self._gpu)
@@ -311,7 +298,7 @@ def isolation_taints(
 
 def _compete(board: Board, one: Placement, other: Placement) -> bool:
     """Whether the GPU's counters cannot pay for both."""
-    fields = (*(field for _, field in _ENGINES), "memory_mib")
+    fields = (*_ENGINES.values(), "memory_mib")
     return bool(one.mask & other.mask) or any(
         getattr(one.profile, field) + getattr(other.profile, field)
         > max(getattr(profile, field) for profile in board.profiles)
@@ -322,14 +309,14 @@ def _compete(board: Board, one: Placement, other: Placement) -> bool:
 
 def _amounts(profile: Profile) -> dict[str, str]:
     """A partition's capacities, as quantities."""
-    engines = {name: str(getattr(profile, field)) for name, field in _ENGINES}
+    engines = {name: str(getattr(profile, field)) for name, field in _ENGINES.items()}
     return engines | {"memory": _memory(profile)}
 
 
 def _most(gpu: Divisible) -> dict[str, str]:
     """What the whole has of each: the most that any of its profiles has."""
     profiles = gpu.board.profiles
-    engines = {name: str(max(getattr(each, field) for each in profiles)) for name, field in _ENGINES}
+    engines = {name: str(max(getattr(each, field) for each in profiles)) for name, field in _ENGINES.items()}
     return engines | {"memory": _memory(max(profiles, key=lambda each: each.memory_mib))}
 
 
@@ -342,5 +329,5 @@ def _counter_set(gpu: Divisible) -> str:
 
 
 def _counted(amounts: Mapping[str, str], units: Iterable[int]) -> dict[str, Counter]:
-    counted = {_COUNTERS[name]: Counter(value=value) for name, value in amounts.items()}
+    counted = {_ENGINES.get(name, name).replace("_", "-"): Counter(value=value) for name, value in amounts.items()}
     return counted | {f"memory-slice-{unit}": Counter(value="1") for unit in units}

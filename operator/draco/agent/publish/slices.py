@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu, device_name, position
+from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu, device_name
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.slices import (
     CounterSet,
@@ -77,11 +77,6 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
 def _cut(text: str) -> str:
     """What of a text fits into an attribute: the limit is one of bytes."""
     return text.encode(errors="replace")[:STRING_LIMIT].decode(errors="ignore")
-
-
-def devices(gpus: Sequence[LocatedGpu], driver: DriverInfo) -> list[Device]:
-    """All GPUs as devices, in the order of their names."""
-    return [device(located, driver) for located in sorted(gpus, key=lambda located: position(located.gpu))]
 
 
 class Content(msgspec.Struct, frozen=True):
