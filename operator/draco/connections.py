@@ -152,8 +152,11 @@ class Connections:
             )
             try:
                 await ended
-            finally:
-                transport.abort()
+            except asyncio.CancelledError:
+                # A TLS transport of Python 3.11 that was closed twice has forgotten what to abort, and ends by itself.
+                with suppress(AttributeError):
+                    transport.abort()
+                raise
 
 
 class _Watched(asyncio.Protocol):
