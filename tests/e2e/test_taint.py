@@ -54,14 +54,19 @@ def taint(kube: Kubectl, *arguments: str) -> str:
     return done.stdout
 
 
-def evictions_over(kube: Kubectl, pool: str, device: str) -> bool:
-    """Whether Kubernetes says of the rule for a device that it deletes no more pods."""
+def rule_of(kube: Kubectl, pool: str, device: str) -> Json:
+    """The one rule for a device."""
     (rule,) = [
         each
         for each in kube.objects("devicetaintrules")
         if (each["spec"]["deviceSelector"]["pool"], each["spec"]["deviceSelector"]["device"]) == (pool, device)
     ]
-    conditions = rule.get("status", {}).get("conditions", [])
+    return rule
+
+
+def evictions_over(kube: Kubectl, pool: str, device: str) -> bool:
+    """Whether Kubernetes says of the rule for a device that it deletes no more pods."""
+    conditions = rule_of(kube, pool, device).get("status", {}).get("conditions", [])
     return any((each["type"], each["status"]) == ("EvictionInProgress", "False") for each in conditions)
 
 
@@ -95,6 +100,7 @@ def test_the_pods_that_a_preview_names_are_those_that_go(clean: Kubectl) -> None
         for device in kube.devices(claim)
     ]
     assert len(devices) == 5
+    (plain,) = kube.devices("plain")
 
     (view,) = json.loads(taint(kube, "preview", *devices, f"{KEY}:NoExecute", "-o", "json"))["taintRules"]
     predicted = {name.rpartition("/")[2] for name in view["evicted"]}
@@ -111,5 +117,10 @@ def test_the_pods_that_a_preview_names_are_those_that_go(clean: Kubectl) -> None
     for device in kube.devices("stays") + kube.devices(generated):
         eventually(lambda device=device: evictions_over(kube, *device), what=f"Kubernetes is done with {device}")
     assert {each["metadata"]["name"] for each in kube.objects("pods")} == left
+    name = rule_of(kube, *plain)["metadata"]["name"]
+    eventually(
+        lambda: "deletes no pod" in kube.run("describe", "devicetaintrule", name).stdout,
+        what="its Event says that nobody is left",
+    )
     taint(kube, "remove", *devices, KEY)
     assert not kube.objects("devicetaintrules")

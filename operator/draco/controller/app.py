@@ -28,9 +28,11 @@ from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.controller.reconciling import Reconciling, register_queues
 from draco.controller.settings import OperatorSettings
+from draco.controller.taints import reports
 from draco.controller.taints.extensions import TaintExtensionReconciler
 from draco.controller.taints.maintenance import MaintenanceReconciler
 from draco.controller.taints.reach import RuleReach, register_reach, warn_of_wide_rules
+from draco.controller.taints.reports import TaintRuleReports
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import Workers
 from draco.endpoints import http_app, serving
@@ -111,25 +113,24 @@ class Operator:
         self.view = ClusterView(
             client, features.taint_rules, clock=clock, random=random, supply_every_s=settings.supply_every_s
         )
-        notes = Notes(
-            client,
-            controller=FIELD_MANAGER_OPERATOR,
-            instance=settings.identity,
-            clock=clock,
-            reason=EVENT_REASON,
-            action=EVENT_ACTION,
-        )
+
+        def notes(reason: str, action: str) -> Notes:
+            return Notes(
+                client,
+                controller=FIELD_MANAGER_OPERATOR,
+                instance=settings.identity,
+                clock=clock,
+                reason=reason,
+                action=action,
+            )
+
         maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
         extensions = TaintExtensionReconciler(client, self.view)
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         layouts = MigLayoutReconciler(client, self.view, decisions)
-        advice = Notes(
-            client,
-            controller=FIELD_MANAGER_OPERATOR,
-            instance=settings.identity,
-            clock=clock,
-            reason=repair.EVENT_REASON,
-            action=repair.EVENT_ACTION,
+        advice = notes(repair.EVENT_REASON, repair.EVENT_ACTION)
+        self._reports = TaintRuleReports(
+            client, self.view, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock, random=random
         )
         self._happenings = EventRecorder(
             client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock, random=random
@@ -149,7 +150,7 @@ class Operator:
         policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
         self._pending_claims = PendingClaims(
             self.view,
-            notes,
+            notes(EVENT_REASON, EVENT_ACTION),
             clock=clock,
             random=random,
             pending_after_s=settings.pending_after_s,
@@ -164,6 +165,7 @@ class Operator:
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
         self.extensions: Reconciling[str] = working("taint-extensions", extensions)
+        self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
@@ -171,6 +173,7 @@ class Operator:
         self.reconcilers: list[Reconciling[Any]] = [
             self.maintenance,
             self.extensions,
+            self.taint_reports,
             self.pending,
             self.layouts,
             self.policies,
@@ -330,6 +333,7 @@ class Operator:
                     group.create_task(each.run(), name=each.name)
                 following = self._pending_claims.follow(self.pending.wake, lambda: self.pending.queue.depth)
                 group.create_task(following, name="explaining")
+                group.create_task(self._reports.adopt(self.taint_reports.wake), name="adopting taint reports")
                 group.create_task(self._happenings.run(), name="events")
         finally:
             self.metrics.leader.set(0)

@@ -21,7 +21,7 @@ from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
 from draco.maintenance import maintained_device, maintenance_uid
-from draco.maintenance.rules import extended_device, extends
+from draco.maintenance.rules import extended_device, extends, is_draco_own
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
@@ -55,6 +55,9 @@ BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
 BY_EXTENDED_POOL = "extended pool"
 """Taint rules that are to be extended, by the pool of the device that they name."""
+BY_TAINTED_POOL = "tainted pool"
+"""Taint rules that are not Draco's own, by the one pool that they name, or else by WIDE."""
+WIDE = "wide"
 _REMEMBERED_POOLS = 512
 BY_USE = "use"
 IDLE = "idle"
@@ -128,6 +131,7 @@ class ClusterView:
             lambda rule: [PoolKey(device.driver, device.pool)] if (device := extended_device(rule)) else [],
         )
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
+        self.rule_store.add_index(BY_TAINTED_POOL, _tainted_pool_of)
 
         self.followed = FollowedFleet()
         """Subscribed before anyone else, so that what is asked because of a change is asked about the cluster with it."""
@@ -248,6 +252,13 @@ def _use_of(claim: ResourceClaim) -> Iterable[Hashable]:
 def _maintenance_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
     uid = maintenance_uid(rule)
     return [uid] if uid else []
+
+
+def _tainted_pool_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
+    selector = rule.spec.device_selector
+    if selector is None or is_draco_own(rule):
+        return []
+    return [PoolKey(selector.driver, selector.pool) if selector.driver and selector.pool else WIDE]
 
 
 def _maintained_device_of(rule: DeviceTaintRule) -> Iterable[Hashable]:

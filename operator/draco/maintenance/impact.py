@@ -5,7 +5,7 @@ which devices are meant is the caller's to say. NoExecute deletes pods without a
 would have allowed is said beforehand. Source: the device taint eviction controller of Kubernetes 1.36, KEP-5055.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -66,15 +66,14 @@ def impact_of(
     *,
     devices: Iterable[DeviceKey],
     claims: Iterable[ResourceClaim],
-    pods: Iterable[Pod] = (),
-    budgets: Iterable[PodDisruptionBudget] = (),
+    pods: Iterable[Pod] | None = None,
 ) -> TaintImpact:
     """What `taint` does if it is put on what `hits` says. A claim counts with its administrative access, as it does for eviction.
 
-    `devices` are the published ones; `pods` need only be those that use one of the claims. A pod that is not among them is
-    counted all the same if a claim is reserved for it, but no budget is known to cover it.
+    `devices` are the published ones; `pods` need only be those that use one of the claims. None: they may not be read, and whom a
+    claim is reserved for counts.
     """
-    known = {pod.metadata.key: pod for pod in pods}
+    known = None if pods is None else {pod.metadata.key: pod for pod in pods}
     as_evicting = msgspec.structs.replace(taint, effect="NoExecute")
     hit: list[ObjectKey] = []
     used: set[ObjectKey] = set()
@@ -88,7 +87,7 @@ def impact_of(
         delays = [delay for each in results if (delay := _delay_s(each, as_evicting)) is not None]
         for pod in _users(claim, known):
             used.add(pod)
-            if delays and pod in known and known[pod].extended_resource_claim == claim.metadata.key:
+            if delays and known and known[pod].extended_resource_claim == claim.metadata.key:
                 overlooked.add(pod)
             elif delays:
                 after_s[pod] = min([after_s.get(pod, delays[0]), *delays])
@@ -99,7 +98,29 @@ def impact_of(
         pods=tuple(sorted(used)),
         evicted=evicted,
         overlooked=tuple(sorted(overlooked - after_s.keys())),
-        budgets=tuple(sorted(_budgets(budgets, [known[each.key] for each in evicted if each.key in known]))),
+    )
+
+
+def joined(parts: Iterable[TaintImpact]) -> TaintImpact:
+    """What one taint hits in several pools: a claim or a pod that is in two counts once. Budgets are not added up."""
+    every = list(parts)
+    after_s: dict[ObjectKey, int] = {}
+    for each in (pod for part in every for pod in part.evicted):
+        after_s[each.key] = min(each.after_s, after_s.get(each.key, each.after_s))
+    return TaintImpact(
+        devices=tuple(sorted({device for part in every for device in part.devices})),
+        claims=tuple(sorted({claim for part in every for claim in part.claims})),
+        pods=tuple(sorted({pod for part in every for pod in part.pods})),
+        evicted=tuple(sorted(EvictedPod(key, seconds) for key, seconds in after_s.items())),
+        overlooked=tuple(sorted({pod for part in every for pod in part.overlooked} - after_s.keys())),
+    )
+
+
+def with_budgets(impact: TaintImpact, budgets: Iterable[PodDisruptionBudget], pods: Iterable[Pod]) -> TaintImpact:
+    """The same with the budgets that cover any of the evicted pods. One that is not among `pods` is covered by none."""
+    going = {each.key for each in impact.evicted}
+    return msgspec.structs.replace(
+        impact, budgets=tuple(sorted(_budgets(budgets, [pod for pod in pods if pod.metadata.key in going])))
     )
 
 
@@ -167,14 +188,20 @@ def _delay_s(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> int |
     return min((max(0, seconds) for seconds in granted if seconds is not None), default=0)
 
 
-def _users(claim: ResourceClaim, known: dict[ObjectKey, Pod]) -> set[ObjectKey]:
+def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[ObjectKey]:
     """The pods that the claim is reserved for: by name, or as members of what it is reserved for."""
-    namespace = claim.metadata.namespace
-    users = {ObjectKey(namespace, each.name) for each in claim.status.reserved_for if each.resource == "pods"}
+    reserved = {
+        ObjectKey(claim.metadata.namespace, each.name): each.uid
+        for each in claim.status.reserved_for
+        if each.resource == "pods"
+    }
+    if known is None:
+        return set(reserved)
+    # A claim stays reserved for a pod that is gone until Kubernetes sees to it.
+    users = {key for key, uid in reserved.items() if key in known and known[key].metadata.uid == uid}
     if any(each.resource != "pods" for each in claim.status.reserved_for):
         users |= {key for key, pod in known.items() if pod.spec.node_name and claim.metadata.key in pod.claims}
-    over = {key for key, pod in known.items() if pod.is_over}
-    return users - over
+    return {key for key in users if not known[key].is_over}
 
 
 def _budgets(budgets: Iterable[PodDisruptionBudget], evicted: Iterable[Pod]) -> Iterable[BudgetImpact]:

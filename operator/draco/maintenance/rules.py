@@ -140,6 +140,17 @@ def extended_device(rule: DeviceTaintRule) -> DeviceKey | None:
     return _named_device(rule)
 
 
+def means(rule: DeviceTaintRule, hardware: PoolHardware, device: DeviceKey) -> bool:
+    """Whether the rule taints the device, of a pool with this hardware: it names it, or Draco extends it to that."""
+    selector = rule.spec.device_selector
+    if selector is None:
+        return False
+    if selector.matches(device):
+        return True
+    named = extended_device(rule)
+    return named is not None and named[:2] == device[:2] and hardware.overlap(device.device, named.device)
+
+
 def extends(rule: DeviceTaintRule) -> str:
     """UID of the rule that this one extends; "" if it is no extension. Other people's rules never qualify."""
     return rule.metadata.labels.get(LABEL_EXTENDS, "") if rule.metadata.name.startswith(EXTENSION_PREFIX) else ""

@@ -49,15 +49,16 @@ ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAI
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from the cluster.
 
-    `pods` need only be those that may wait for a claim, or use one that a taint rule hits; `budgets` those of such pods.
-    `leaders` are the leases of operators that somebody holds. `missing` comes from feature discovery, `unread` says what could
-    not be read.
+    `pods` need only be those that may wait for a claim. `users` are those that use a claim which a taint rule hits (None: they
+    may not be read), `budgets` those that may cover them. `leaders` are the leases of operators that somebody holds. `missing`
+    comes from feature discovery, `unread` says what could not be read.
     """
 
     nodes: Sequence[Node] = ()
     slices: Sequence[ResourceSlice] = ()
     claims: Sequence[ResourceClaim] = ()
     pods: Sequence[Pod] = ()
+    users: Sequence[Pod] | None = None
     budgets: Sequence[PodDisruptionBudget] = ()
     rules: Sequence[DeviceTaintRule] = ()
     maintenances: Sequence[DeviceMaintenance] = ()
@@ -82,7 +83,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> C
         devices=[view.key for view in devices],
         hardware=hardware,
         claims=snapshot.claims,
-        pods=snapshot.pods,
+        pods=snapshot.users,
         budgets=snapshot.budgets,
     )
     return ClusterStatus(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from draco.maintenance import maintenance_uid
-from draco.maintenance.impact import TaintImpact, impact_of, sentences
+from draco.maintenance.impact import TaintImpact, impact_of, sentences, with_budgets
 from draco.maintenance.rules import extends
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
@@ -20,25 +20,24 @@ from draco.resources.names import DeviceKey
 
 
 class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What taints can hit. `devices` are the published ones, `pods` at least those that use a claim which is hit."""
+    """What taints can hit. `devices` are the published ones.
+
+    `pods` are at least those that use a claim which is hit; None if they may not be read.
+    """
 
     devices: Sequence[DeviceKey]
     hardware: HardwareByPool
     claims: Sequence[ResourceClaim] = ()
-    pods: Sequence[Pod] = ()
+    pods: Sequence[Pod] | None = None
     budgets: Sequence[PodDisruptionBudget] = ()
 
     def impact(self, rules: Iterable[DeviceTaintRule]) -> TaintImpact:
         """What these rules hit together, with what Draco extends them to. They have one taint, which the first one says."""
         several = list(rules)
-        return impact_of(
-            several[0].spec.taint,
-            self._hit_by(several),
-            devices=self.devices,
-            claims=self.claims,
-            pods=self.pods,
-            budgets=self.budgets,
+        found = impact_of(
+            several[0].spec.taint, self._hit_by(several), devices=self.devices, claims=self.claims, pods=self.pods
         )
+        return with_budgets(found, self.budgets, self.pods or ())
 
     def claims_hit(self, rules: Iterable[DeviceTaintRule]) -> list[ResourceClaim]:
         """The claims that have a device which any of these rules means."""

@@ -31,6 +31,7 @@ from draco.resources.kinds import (
     NODES,
     PODS,
     SLICES,
+    TAINT_RULES,
     Kind,
 )
 from draco.resources.names import NodeName
@@ -241,6 +242,26 @@ async def a_gpu_is_maintained(cluster: Cluster) -> None:
     await cluster.gone(DEVICE_MAINTENANCES, key)
 
 
+async def a_taint_rule_is_reported(cluster: Cluster) -> None:
+    """What its pods' disruption budgets allow is read for it."""
+    await cluster.claim("tainted")
+    await cluster.pod("victim", "tainted", node=NODE_NAMES[1])
+    await until(lambda: cluster.running("victim"), what="the pod runs")
+    rules = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
+    key = ObjectKey("", "suspect")
+    selector = {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"}
+    spec = {"taint": {"key": "example.com/suspect", "effect": "None"}, "deviceSelector": selector}
+    await cluster.client.create(rules, {"metadata": {"name": key.name}, "spec": spec})
+
+    async def reported() -> bool:
+        return any("would delete 1 pod" in text for text in await cluster.said_of(key.name, "TaintImpact"))
+
+    await until(reported, what="the Event on the rule")
+    await cluster.gone(rules, key)
+    await cluster.gone(PODS, ObjectKey(TENANT, "victim"))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "tainted"))
+
+
 async def a_gpu_is_partitioned_and_an_idle_claim_gives_way(cluster: Cluster) -> None:
     client, node = cluster.client, NODE_NAMES[0]
     spec = {
@@ -317,6 +338,7 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_pod_runs_and_ends,
     a_pending_claim_is_explained,
     a_gpu_is_maintained,
+    a_taint_rule_is_reported,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
     metrics_are_scraped,
     a_report_is_deleted,

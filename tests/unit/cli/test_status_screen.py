@@ -173,7 +173,7 @@ def test_a_rule_that_breaks_a_budget_is_pointed_out_unless_it_deletes_nothing() 
                 nodes=[a_node()],
                 slices=[a_slice()],
                 claims=[claim],
-                pods=[pod],
+                users=[pod],
                 budgets=[a_budget("train", app="train")],
                 rules=[a_rule("bad-fan", effect=effect, pool="node-0", device="gpu-0")],
             )

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from draco.maintenance.impact import BudgetImpact, EvictedPod, TaintImpact, impact_of, sentences
+from draco.maintenance.impact import BudgetImpact, EvictedPod, TaintImpact, impact_of, joined, sentences, with_budgets
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodExtendedResourceClaimStatus, PodStatus
 from draco.resources.api.meta import ObjectKey
@@ -25,12 +25,13 @@ def on_gpu(effect: str = "NoExecute") -> DeviceTaintRule:
 def impact(
     rule: DeviceTaintRule,
     *claims: ResourceClaim,
-    pods: Iterable[Pod] = (),
+    pods: Iterable[Pod] | None = None,
     budgets: Iterable[PodDisruptionBudget] = (),
 ) -> TaintImpact:
     selector = rule.spec.device_selector
     assert selector is not None
-    return impact_of(rule.spec.taint, selector.matches, devices=(GPU, OTHER), claims=claims, pods=pods, budgets=budgets)
+    found = impact_of(rule.spec.taint, selector.matches, devices=(GPU, OTHER), claims=claims, pods=pods)
+    return with_budgets(found, budgets, pods or ())
 
 
 def running(name: str, *claims: str, **labels: str) -> Pod:
@@ -65,10 +66,18 @@ def test_pods_that_share_a_claim_and_one_with_two_claims_are_counted_once() -> N
     assert [each.key.name for each in found.evicted] == ["one", "two"]
 
 
-def test_a_pod_that_cannot_be_read_is_counted() -> None:
+def test_pods_that_cannot_be_read_are_counted() -> None:
     found = impact(on_gpu(), a_claim("claim", on=["node-0/gpu-0"], reserved_for=["unseen"]), budgets=[a_budget()])
     assert found.pods == keys("unseen")
     assert not found.budgets
+
+
+def test_a_pod_that_is_gone_is_no_victim_though_the_claim_is_still_reserved_for_it() -> None:
+    claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["gone", "another"])
+    another = running("another", "claim")
+    namesake = msgspec.structs.replace(another, metadata=msgspec.structs.replace(another.metadata, uid="of another"))
+    found = impact(on_gpu(), claim, pods=[namesake])
+    assert (found.claims, found.pods, found.evicted) == (keys("claim"), (), ())
 
 
 def test_the_members_of_what_a_claim_is_reserved_for_are_its_pods() -> None:
@@ -163,6 +172,23 @@ def test_budgets_count_the_pods_that_they_cover() -> None:
     tight = BudgetImpact(ObjectKey("default", "tight"), evicted=2, allowed=1)
     assert found.budgets == (tight, BudgetImpact(ObjectKey("default", "wide"), evicted=2, allowed=2))
     assert found.broken == [tight]
+
+
+def test_what_is_hit_in_two_pools_counts_once() -> None:
+    claim = a_claim("both", on=["node-0/gpu-0", "node-1/gpu-0"], reserved_for=["pod"])
+    patient = DeviceToleration(operator="Exists", effect="NoExecute", toleration_seconds=60)
+    second = a_claim("second", on=["node-1/gpu-0"], reserved_for=["pod"], tolerations=[patient])
+    devices = (GPU, GPU._replace(pool="node-1"))
+    parts = [
+        impact_of(a_rule().spec.taint, lambda key, pool=pool: key.pool == pool, devices=devices, claims=[each])
+        for pool, each in (("node-0", claim), ("node-1", claim), ("node-1", second))
+    ]
+    assert joined(parts) == TaintImpact(
+        devices=devices,
+        claims=keys("both", "second"),
+        pods=keys("pod"),
+        evicted=(EvictedPod(ObjectKey("default", "pod")),),
+    )
 
 
 def said(effect: str, **more: int) -> str:

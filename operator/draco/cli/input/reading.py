@@ -52,12 +52,18 @@ class Reader:
         self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None, *, namespace: str = ""
     ) -> list[T]:
         """Every object of the kind; none, and a sentence about it, without the right to list them. Raises KubeError."""
+        return await self.all_or_none(kind, consequence, params, namespace=namespace) or []
+
+    async def all_or_none(
+        self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None, *, namespace: str = ""
+    ) -> list[T] | None:
+        """The same, with None where they may not be listed."""
         try:
             return await self._list(kind, params, namespace)
         except Forbidden:
             where = f"namespace {namespace}" if namespace else "the whole cluster"
             self.unread.append(f"These credentials may not list {kind.plural} in {where}: {consequence}.")
-            return []
+            return None
 
     async def all_if_served(self, kind: Kind[T], consequence: str) -> list[T] | None:
         """The same, and None where the cluster does not know the kind."""
@@ -87,13 +93,14 @@ _FEW_NAMESPACES = 20
 
 async def pods_and_budgets(
     reader: Reader, claims: Iterable[ResourceClaim]
-) -> tuple[list[Pod], list[PodDisruptionBudget]]:
-    """Read the pods that may use these claims, and the budgets that may cover them; what cannot be read is among `unread`."""
+) -> tuple[list[Pod] | None, list[PodDisruptionBudget]]:
+    """Read the pods that may use these claims, None if they may not be read, and the budgets that may cover them."""
     namespaces = sorted({claim.metadata.namespace for claim in claims})
-    pods: list[Pod] = []
+    pods: list[Pod] | None = []
     budgets: list[PodDisruptionBudget] = []
     for namespace in namespaces if len(namespaces) <= _FEW_NAMESPACES else [""]:
-        pods += await reader.all_if_allowed(PODS, "not every pod that a taint deletes is shown", namespace=namespace)
+        found = await reader.all_or_none(PODS, "a taint may delete other pods than shown", namespace=namespace)
+        pods = None if pods is None or found is None else pods + found
         budgets += await reader.all_if_allowed(
             POD_DISRUPTION_BUDGETS, "whether a taint breaks one is not shown", namespace=namespace
         )

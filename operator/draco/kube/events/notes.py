@@ -18,7 +18,7 @@ import structlog
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
-from draco.kube.events.events import EventContent, EventSubject, EventWriter, cut, event_name
+from draco.kube.events.events import EventContent, EventSubject, EventType, EventWriter, cut, event_name
 from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.kinds import EVENTS
@@ -45,7 +45,7 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 class Notes:
-    """Says one thing per object, under one reason, as a warning. `controller` and `instance` as for EventRecorder."""
+    """Says one thing per object, under one reason. `controller` and `instance` as for EventRecorder."""
 
     def __init__(
         self, client: Client, *, controller: str, instance: str, clock: Clock, reason: str, action: str
@@ -77,7 +77,7 @@ class Notes:
             adopted.append(regarding)
         return adopted
 
-    async def say(self, regarding: ObjectReference, note: str) -> float:
+    async def say(self, regarding: ObjectReference, note: str, *, type: EventType = "Warning") -> float:  # noqa: A002 - the field's name
         """Make the object's Event say `note`, now or when it is due. Returns in how many seconds to say it again."""
         note = cut(shown(note))
         now_s = self._clock.monotonic()
@@ -95,7 +95,7 @@ class Notes:
             else EventContent(note, 1, now, now)
         )
         try:
-            await self._writer.write(self._subject(regarding), self._name(regarding), said)
+            await self._writer.write(self._subject(regarding, type), self._name(regarding), said)
         except (Forbidden, NotFound, Invalid) as error:
             if isinstance(error, NamespaceTerminating):  # nobody's mistake
                 log.debug("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
@@ -120,8 +120,8 @@ class Notes:
         self._refused.pop(regarding.uid, None)
         await self._writer.delete(self._subject(regarding), self._name(regarding))
 
-    def _subject(self, regarding: ObjectReference) -> EventSubject:
-        return EventSubject(regarding, self._reason, self._action, "Warning")
+    def _subject(self, regarding: ObjectReference, type_: EventType = "Warning") -> EventSubject:
+        return EventSubject(regarding, self._reason, self._action, type_)
 
     def _name(self, regarding: ObjectReference) -> str:
         return event_name(regarding, hashlib.sha256(f"{regarding.uid}\0{self._reason}".encode()).hexdigest()[:16])
