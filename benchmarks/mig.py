@@ -104,7 +104,7 @@ def replay(stream: Sequence[Arrival], seed: int, gpus: int, setting: Setting) ->
             until, name = heapq.heappop(leaving)
             made.depart(name, until)
         if index == len(stream) // 10:
-            made.finish(claim.at)
+            made.advance(claim.at)
             made.results = ReplayCounts()
         name = str(index)
         hold = Movability.MOVABLE if claim.luck < MOVABLE else Movability.FIXED

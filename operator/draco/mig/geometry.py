@@ -141,10 +141,6 @@ class Geometry:
             self._capability[state] = known
         return known
 
-    def loss(self, state: State, placement: Placement) -> int:
-        """What of the capability one placement costs."""
-        return self.capability(state) - self.capability(self.add(state, placement))
-
     def rank(self, state: State, placement: Placement) -> PlacementRank:
         """The rule by which placements are compared.
 
@@ -163,18 +159,6 @@ class Geometry:
             ranked = [self.rank(state, each) for each in self.fits(state) if each.profile == profile]
             self._best[key] = min(ranked, key=lambda each: each.cost, default=None)
         return self._best[key]
-
-    def reachable(self) -> frozenset[State]:
-        """Every state a GPU can get into."""
-        met, left = {self.empty}, [self.empty]
-        while left:
-            state = left.pop()
-            for placement in self.fits(state):
-                after = self.add(state, placement)
-                if after not in met:
-                    met.add(after)
-                    left.append(after)
-        return frozenset(met)
 
     def _has_tokens(self, state: State, profile: Profile) -> bool:
         uses = self._uses[profile]

@@ -129,7 +129,9 @@ def ci_profiles(profile: GiProfile) -> tuple[CiProfile, ...]:
     enumeration value, as `nvidia-smi mig -lcip` prints it.
     """
     return tuple(
-        CiProfile(kind, kind, slices, profile.slices // slices, _share(profile, slices))
+        CiProfile(
+            kind, kind, slices, profile.slices // slices, profile.multiprocessors * slices // profile.slices // 2 * 2
+        )
         for slices, kind in _CI_KINDS.items()
         if slices <= profile.slices
     )
@@ -144,10 +146,6 @@ def ci_starts(profile: CiProfile, around: GiProfile) -> tuple[int, ...]:
     """Where a compute instance may start, in compute slices. Estimated: on the grid of the GPU instances of that size."""
     step = 4 if profile.slices == 3 else profile.slices
     return tuple(range(0, around.slices - profile.slices + 1, step))
-
-
-def _share(profile: GiProfile, slices: int) -> int:
-    return profile.multiprocessors * slices // profile.slices // 2 * 2
 
 
 def _seven_slices(

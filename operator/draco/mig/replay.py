@@ -150,19 +150,16 @@ class Replay:
         self.results = ReplayCounts()
         self.used_slices = 0
         self.at = 0.0
+        """Now; time may begin later, if nothing has happened before."""
         self._rule = rule
         self._max_moves = max_moves
         self._active: dict[str, tuple[Profile, Movability]] = {}
         self._places: dict[str, Choice] = {}
         self._claims: dict[Choice, str] = {}
 
-    def start_at(self, at: float) -> None:
-        """Time begins then; nothing may have happened before."""
-        self.at = at
-
     def arrive(self, claim: str, profile: Profile, at: float, hold: Movability = Movability.FIXED) -> ReplayOutcome:
         """A claim comes; what became of it. `hold` says what repair may do with its instance."""
-        self._advance(at)
+        self.advance(at)
         outcome = self._decide(claim, profile)
         key = (profile, outcome)
         self.results.outcomes[key] = self.results.outcomes.get(key, 0) + 1
@@ -175,17 +172,13 @@ class Replay:
 
     def depart(self, claim: str, at: float) -> None:
         """A claim goes; nothing happens if it has no instance."""
-        self._advance(at)
+        self.advance(at)
         if claim in self._active:
             self._forget(claim)
 
     def holds(self, claim: str) -> bool:
         """Whether a claim has its instance."""
         return claim in self._active
-
-    def finish(self, at: float) -> None:
-        """Count what is there until this moment."""
-        self._advance(at)
 
     def headroom(self, profile: Profile) -> int:
         """How many more of a profile fit as things are."""
@@ -253,7 +246,8 @@ class Replay:
         if claim in self._places:
             self._remove(claim)
 
-    def _advance(self, at: float) -> None:
+    def advance(self, at: float) -> None:
+        """Count what is there until this moment."""
         self.results.slice_time += self.used_slices * (at - self.at)
         self.results.time += at - self.at
         self.at = at

@@ -79,7 +79,7 @@ def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path)
         mig_capable=True,
         addressing_mode="None",
     )
-    assert (gpus[4].memory_mib, gpus[4].cuda_compute_capability) == (81559, "9.0.0")
+    assert (gpus[4].memory_bytes >> 20, gpus[4].cuda_compute_capability) == (81559, "9.0.0")
 
 
 @pytest.mark.parametrize(

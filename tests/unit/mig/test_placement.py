@@ -58,7 +58,7 @@ def test_of_equal_losses_the_fuller_gpu_is_taken() -> None:
 def test_of_equal_losses_the_gpu_with_most_instances_is_taken_even_if_another_is_fuller() -> None:
     """The right half costs the same on both; the one with a single instance may be empty again soon."""
     gpus = [state("4g.40gb@0"), state("1g.10gb@0", "1g.10gb@1")]
-    assert [MADE.loss(each, Placement(profile("3g.40gb"), 4)) for each in gpus] == [10, 10]
+    assert [MADE.rank(each, Placement(profile("3g.40gb"), 4)).loss for each in gpus] == [10, 10]
     assert BoardPool(MADE, gpus).choose(profile("3g.40gb")) == Choice(1, Placement(profile("3g.40gb"), 4))
 
 

@@ -149,14 +149,14 @@ def test_the_scheduler_of_1_35_takes_any_gpu_that_has_room() -> None:
 def test_used_capacity_is_the_mean_over_time() -> None:
     late = replay(Policy.OPERATOR, gpus=1, per_node=1)
     late.arrive("a", profile("4g.40gb"), 6.0)
-    late.finish(8.0)
+    late.advance(8.0)
     assert used_share(late) == pytest.approx(2 / 8 * 4 / 7)
     assert late.results.peak_slices == 4
     made = replay(Policy.OPERATOR, gpus=1, per_node=1)
-    made.start_at(10.0)
+    made.at = 10.0
     made.arrive("a", profile("7g.80gb"), 10.0)
     made.depart("a", 12.0)
-    made.finish(18.0)
+    made.advance(18.0)
     assert used_share(made) == pytest.approx(0.25)
 
 

@@ -172,11 +172,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         return self.fault is not None and self.fault.name == ABSENT
 
     @property
-    def memory_mib(self) -> int:
-        """Frame buffer in MiB, rounded down."""
-        return self.memory_bytes >> 20
-
-    @property
     def mig_needs_reset(self) -> bool:
         """Whether MIG mode changes only by a reset of the GPU: so it is before Hopper. Source: NVIDIA's MIG user guide."""
         return self.compute_major < _HOPPER

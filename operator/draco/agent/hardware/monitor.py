@@ -39,7 +39,6 @@ from draco.agent.hardware.nvml import Nvml, NvmlCall
 from draco.agent.hardware.nvml_errors import DriverReloaded, NvmlError
 from draco.agent.lanes import Lane
 from draco.kube.clock import Clock
-from draco.resources.names import GpuUuid
 
 _ROOT = re.compile(r"pci[0-9a-f]{4}:[0-9a-f]{2}")
 
@@ -108,11 +107,6 @@ class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
     def by_device(self) -> Mapping[str, Gpu]:
         """GPUs by the names they are published under."""
         return MappingProxyType({device_name(located.gpu): located.gpu for located in self.gpus})
-
-    @property
-    def by_uuid(self) -> Mapping[GpuUuid, Gpu]:
-        """GPUs by what they are. For callers that mean a GPU, not a name."""
-        return MappingProxyType({located.gpu.uuid: located.gpu for located in self.gpus})
 
     @property
     def present(self) -> tuple[Gpu, ...]:

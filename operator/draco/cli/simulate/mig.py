@@ -204,7 +204,7 @@ def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> _Replayed
         if not number:
             began = event.t
             for run in runs:
-                run.replay.start_at(began)
+                run.replay.at = began
         number += 1
         for run in runs:
             run.take(event)
