@@ -167,17 +167,12 @@ def _reason(made: Geometry, wanted: Sequence[_Wanted]) -> str:
 
 
 def _counted(wanted: Sequence[_Wanted]) -> str:
-    counted = Counter(wanted)
-    return ", ".join(
-        f"{number} x {each.profile.name}"
-        if each.start is None
-        else f"{_times(number)}{each.profile.name} at {each.start}"
-        for each, number in counted.items()
-    )
+    return ", ".join(_written(each, number) for each, number in Counter(wanted).items())
 
 
-def _times(number: int) -> str:
-    return f"{number} x " if number > 1 else ""
+def _written(each: _Wanted, number: int) -> str:
+    where = "" if each.start is None else f" at {each.start}"
+    return f"{each.profile.name}{where}" if where and number == 1 else f"{number} x {each.profile.name}{where}"
 
 
 def _by_start(placed: Iterable[Placement]) -> tuple[Placement, ...]:

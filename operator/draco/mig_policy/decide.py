@@ -9,7 +9,6 @@ Decisions of tens of thousands of GPUs are remembered, and hold no cycles: the g
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
@@ -107,7 +106,7 @@ def _gpu(
     if gpu.mig is not None and verdicts[owner.name].answer is PolicyMatch.SELECTED:
         result = wanted_of(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board))
         # What cannot be as it is wanted stays as it was, and Draco's.
-        wanted, hindered = result.wanted or kept, result.hindered
+        wanted, hindered = (result, None) if isinstance(result, WantedGpu) else (kept, result)
     if wanted is not None:
         wanted = msgspec.structs.replace(wanted, reset_permitted=permits.get(owner.name, False))
     if hindered is None and wanted is not None:
@@ -130,50 +129,42 @@ def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStat
     return [GpuStatus(device="", uuid=uuid) for uuid in current if uuid not in reported]
 
 
-class WantedResult(NamedTuple):
-    """What is wanted; or why it cannot be said, and then the GPU stays as it is."""
+def wanted_of(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> WantedGpu | GpuCondition:
+    """What the policy wants of the GPU with this UUID; or why that cannot be said, and then the GPU stays as it is.
 
-    wanted: WantedGpu | None
-    hindered: GpuCondition | None = None
-
-
-def wanted_of(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> WantedResult:
-    """What the policy wants of the GPU with this UUID. Resets are not permitted yet: that is a matter of time."""
+    Resets are not permitted yet: that is a matter of time.
+    """
     plain = WantedGpu(uuid=uuid, policy=policy.metadata.name, mode=policy.spec.mode)
     if policy.spec.mode is MigMode.DISABLED:
-        return WantedResult(plain)
+        return plain
     if board is None:
         # Some drivers tell what fits on a board only once MIG is on, so that comes first.
-        return (
-            WantedResult(plain)
-            if not mig.enabled
-            else _cannot(LayoutState.CHANGING, "its agent has not reported its board")
-        )
+        return _cannot(LayoutState.CHANGING, "its agent has not reported its board") if mig.enabled else plain
     return _static(policy, plain, mig, board) if policy.spec.mode is MigMode.STATIC else _dynamic(policy, plain, board)
 
 
-def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> WantedResult:
+def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> WantedGpu | GpuCondition:
     layout = next((each for each in policy.spec.layouts if each.name == policy.spec.layout), None)
     if layout is None:
         return _cannot(LayoutState.FAILED, f"spec.layouts has no layout named {policy.spec.layout}")
     placed = _placed(board, tuple(layout.instances), _present(mig, board))
     if isinstance(placed, str):
         return _cannot(LayoutState.FAILED, f"layout {layout.name}: {placed}")
-    return WantedResult(msgspec.structs.replace(plain, layout=list(placed)))
+    return msgspec.structs.replace(plain, layout=list(placed))
 
 
-def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> WantedResult:
+def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> WantedGpu | GpuCondition:
     has = {profile.name for profile in board.profiles}
     profiles = [name for name in policy.spec.profiles if name in has]
     if policy.spec.profiles and not profiles:
         names = ", ".join(profile_names({"": board}))
         return _cannot(LayoutState.FAILED, f"its board has none of spec.profiles; it has {names}")
     warm = [each for each in policy.spec.warm if each.profile in has]
-    return WantedResult(msgspec.structs.replace(plain, profiles=profiles, warm=warm))
+    return msgspec.structs.replace(plain, profiles=profiles, warm=warm)
 
 
-def _cannot(state: LayoutState, message: str) -> WantedResult:
-    return WantedResult(None, GpuCondition(state, message.rstrip(".")))
+def _cannot(state: LayoutState, message: str) -> GpuCondition:
+    return GpuCondition(state, message.rstrip("."))
 
 
 def _present(mig: GpuMig, board: Board) -> frozenset[Placement]:

@@ -5,7 +5,7 @@ counts node by node, so that a fleet of thousands of nodes is counted in small s
 the first GPU it is wrong on; then what is not done yet; then what others have.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from heapq import nsmallest
@@ -60,7 +60,9 @@ class PolicyCounts:
         """Its GPUs, by node."""
         self.states: Counter[LayoutState] = Counter()
         """How its GPUs stand."""
-        self.reasons: dict[LayoutState, dict[str, ReasonCount]] = {each: {} for each in LayoutState}
+        self.reasons: dict[LayoutState, dict[str, ReasonCount]] = {
+            each: defaultdict(ReasonCount) for each in LayoutState
+        }
         """Why its GPUs stand so, by message."""
         self.ranks: list[tuple[bool, bool, str]] = []
         """Its nodes in a form that sorts the worst first: whether nothing has failed, whether nothing changes, and the name."""
@@ -96,10 +98,7 @@ class PolicyCounts:
         for gpu in mine:
             state, message = gpu.condition
             self.states[state] += 1
-            reasons = self.reasons[state]
-            if message not in reasons:
-                reasons[message] = ReasonCount()
-            reasons[message].add(decision.node, gpu)
+            self.reasons[state][message].add(decision.node, gpu)
         states = {gpu.condition.state for gpu in mine}
         self.ranks.append((LayoutState.FAILED not in states, LayoutState.CHANGING not in states, decision.node))
         for board in decision.boards.values():
@@ -175,9 +174,7 @@ def _unknown_profiles(policy: MigPolicy, counts: PolicyCounts) -> str:
 def _conflicting(lost: Counter[str]) -> Condition:
     if not lost:
         return _condition(CONDITION_CONFLICTING, "False", "NoOther", "")
-    total = sum(lost.values())
-    message = f"{_taken(total)} to {_older(lost)}."
-    return _condition(CONDITION_CONFLICTING, "True", "OlderPolicy", message)
+    return _condition(CONDITION_CONFLICTING, "True", "OlderPolicy", f"{_taken(lost.total())} to {_older(lost)}.")
 
 
 def _taken(count: int) -> str:
@@ -214,8 +211,7 @@ def _sentence(state: LayoutState, counts: PolicyCounts, being: str) -> str:
     reasons = counts.reasons[state]
     message, first = max(reasons.items(), key=lambda pair: pair[1].count)
     others = f" and {first.count - 1} more" if first.count > 1 else ""
-    other = "1 other reason" if len(reasons) == 2 else f"{len(reasons) - 1} other reasons"
-    also = f"; {other} in status.nodes" if len(reasons) > 1 else ""
+    also = f"; {counted(len(reasons) - 1, 'other reason')} in status.nodes" if len(reasons) > 1 else ""
     sentences = f": {first.example}{others}: {message}" if message else ""
     return f"{counts.states[state]} of {counted(counts.states.total(), 'GPU')} {being}{sentences}{also}."
 

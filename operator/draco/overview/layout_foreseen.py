@@ -12,7 +12,7 @@ from draco.mig.gpu_plan import GpuPlan
 from draco.mig.observed import ObservedGpu, Part
 from draco.mig_policy.boards import at_last
 from draco.mig_policy.decide import GpuDecision, wanted_of
-from draco.mig_policy.gpu_state import LayoutState, condition_of
+from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import Rules
 from draco.mig_policy.windows import Permit
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, WaitView
@@ -106,7 +106,9 @@ def _offered(what: ForeseenGpu) -> str:
 
 def _hindered(policy: MigPolicy, gpu: GpuStatus, board: Board) -> bool:
     """Whether it cannot be said what the policy wants of the GPU."""
-    return gpu.mig is None or wanted_of(policy, gpu.uuid, gpu.mig, board if board.profiles else None).wanted is None
+    if gpu.mig is None:
+        return True
+    return isinstance(wanted_of(policy, gpu.uuid, gpu.mig, board if board.profiles else None), GpuCondition)
 
 
 def _outcome(shown: GpuPlanView) -> LayoutOutcome:

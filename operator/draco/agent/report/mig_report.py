@@ -5,9 +5,11 @@ Owns the translation from what the agent knows to what people and the operator r
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from draco.agent.hardware.gpus import Gpu, GpuMigView, HeldInstance, device_name
 from draco.agent.publish.partitions import partition_name
-from draco.mig.board import Board, Placement
+from draco.mig.board import Board, Placement, Profile
 from draco.resources.api import draco as api
 from draco.resources.api.draco import BoardTable, InstanceUse, MigInstance, MigProfile
 from draco.resources.names import GpuUuid
@@ -26,30 +28,12 @@ def boards(gpus: Iterable[Gpu]) -> Mapping[Board, str]:
 
 def tables(names: Mapping[Board, str]) -> list[BoardTable]:
     """Each board's table once."""
-    return [
-        BoardTable(
-            name=name,
-            profiles=[
-                MigProfile(
-                    id=one.id,
-                    name=one.name,
-                    slices=one.slices,
-                    size=one.size,
-                    starts=list(one.starts),
-                    max_instances=one.max_instances,
-                    memory=f"{one.memory_mib}Mi",
-                    multiprocessors=one.multiprocessors,
-                    copy_engines=one.copy_engines,
-                    decoders=one.decoders,
-                    encoders=one.encoders,
-                    jpeg_engines=one.jpeg_engines,
-                    ofa_engines=one.ofa_engines,
-                )
-                for one in board.profiles
-            ],
-        )
-        for board, name in names.items()
-    ]
+    return [BoardTable(name=name, profiles=[_profile(one) for one in board.profiles]) for board, name in names.items()]
+
+
+def _profile(one: Profile) -> MigProfile:
+    row = msgspec.convert(one, MigProfile, from_attributes=True)
+    return msgspec.structs.replace(row, memory=f"{one.memory_mib}Mi")
 
 
 def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMigView], names: Mapping[Board, str]) -> api.GpuMig | None:
