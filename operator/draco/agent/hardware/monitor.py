@@ -314,11 +314,9 @@ class HardwareMonitor:
             self._show(fresh)
 
     def _judged(self, view: HardwareView) -> HardwareView:
-        gpus = self._faults.judge(located.gpu for located in view.gpus)
-        judged = zip(view.gpus, gpus, strict=True)
-        return msgspec.structs.replace(
-            view, gpus=tuple(msgspec.structs.replace(located, gpu=gpu) for located, gpu in judged)
-        )
+        judged = zip(view.gpus, self._faults.judge(located.gpu for located in view.gpus), strict=True)
+        gpus = tuple(msgspec.structs.replace(located, gpu=gpu) for located, gpu in judged)
+        return msgspec.structs.replace(view, gpus=gpus)
 
     def _show(self, view: HardwareView) -> None:
         self._calm = view
