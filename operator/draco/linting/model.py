@@ -56,3 +56,10 @@ class Finding(msgspec.Struct, frozen=True):
     manifest: int
     path: TreePath
     edits: tuple[tuple[int, Edit], ...] = ()
+
+
+def finding(
+    rule: str, message: str, manifest: int, path: TreePath, *edits: Edit, severity: Severity = "error"
+) -> Finding:
+    """Make a finding whose edits all change the manifest that it is about."""
+    return Finding(rule, severity, message, manifest, path, tuple((manifest, edit) for edit in edits))

@@ -113,15 +113,8 @@ def with_path(expression: str, old: AttributePath, new: AttributePath) -> str | 
         is_quoted = found[access.name.first].text == "["
         if not is_quoted and not new.id.isidentifier():
             return None
-        steps = _respelled(new.domain, access.domain, is_quoted=True) + _respelled(
-            new.id, access.name, is_quoted=is_quoted
-        )
+        domain_mark, mark = ("?" if step.is_optional else "" for step in (access.domain, access.name))
+        name = f'[{mark}"{new.id}"]' if is_quoted else f".{mark}{new.id}"
         start, end = access.kind.start, found[access.name.last].end
-        changed = replaced(changed, start, end, new.kind + steps)
+        changed = replaced(changed, start, end, f'{new.kind}[{domain_mark}"{new.domain}"]{name}')
     return changed if changed != expression else None
-
-
-def _respelled(name: str, step: AccessStep, *, is_quoted: bool) -> str:
-    """A step to another name, of the form that the one had."""
-    mark = "?" if step.is_optional else ""
-    return f'[{mark}"{name}"]' if is_quoted else f".{mark}{name}"

@@ -24,21 +24,8 @@ Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
 
 _OPERATORS: Final[dict[str, Relation]] = {f"_{sign}_": sign for sign in ("==", "!=", "<", "<=", ">", ">=")}
 _BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)[bB]?")
-_FLIPPED: Final[dict[Relation, Relation]] = {
-    "==": "==",
-    "!=": "!=",
-    "<": ">",
-    "<=": ">=",
-    ">": "<",
-    ">=": "<=",
-}
+_FLIPPED: Final[dict[Relation, Relation]] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _COMPARED: Final[dict[tuple[Relation, int], Relation]] = {
-    (">=", 0): ">=",
-    (">", 0): ">",
-    ("<=", 0): "<=",
-    ("<", 0): "<",
-    ("==", 0): "==",
-    ("!=", 0): "!=",
     ("==", 1): ">",
     (">=", 1): ">",
     (">", -1): ">=",
@@ -48,7 +35,7 @@ _COMPARED: Final[dict[tuple[Relation, int], Relation]] = {
     ("<", 1): "<=",
     ("!=", 1): "<=",
 }
-"""What a test of `compareTo`'s answer means for the two things compared."""
+"""What a test of `compareTo`'s answer means for the two things compared; against 0 it means the same for them."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -110,7 +97,7 @@ def _same_kind(one: object, other: object) -> bool:
 def _operation(demand: Demand, left: Expr, operator: Relation, right: Expr) -> Comparison | None:
     match left, right:
         case Call(function="compareTo", target=one, arguments=(other,)), Literal(kind="int", value=int(answer)):
-            meant = _COMPARED.get((operator, answer))
+            meant = operator if answer == 0 else _COMPARED.get((operator, answer))
             return None if meant is None or one is None else _compared(demand, one, meant, other)
     return _compared(demand, left, operator, right)
 
@@ -119,7 +106,7 @@ def _compared(demand: Demand, left: Expr, operator: Relation, right: Expr) -> Co
     path, constant = _path(left), _constant(right)
     if path is None or constant is None:
         path, constant = _path(right), _constant(left)
-        operator = _FLIPPED[operator]
+        operator = _FLIPPED.get(operator, operator)
     if path is None or constant is None:
         return None
     value, position = constant
@@ -152,15 +139,14 @@ def _constant(node: Expr) -> tuple[Plain, int] | None:
             kind="string" | "int" | "uint" | "double" | "bool", value=bool() | int() | float() | str() as value
         ):
             return value, node.position
-        case Call(function="quantity", target=None, arguments=(Literal(kind="string", value=str(text), position=at),)):
+        case Call(
+            function="quantity" | "semver" as name,
+            target=None,
+            arguments=(Literal(kind="string", value=str(text), position=at),),
+        ):
             try:
-                return Quantity.parse(text), at
-            except QuantityError:
-                return None
-        case Call(function="semver", target=None, arguments=(Literal(kind="string", value=str(text), position=at),)):
-            try:
-                return SemVer.parse(text), at
-            except SemVerError:
+                return (Quantity.parse(text) if name == "quantity" else SemVer.parse(text)), at
+            except (QuantityError, SemVerError):
                 return None
     return None
 

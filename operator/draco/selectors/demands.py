@@ -38,7 +38,7 @@ def demands(expression: str) -> list[Demand]:
             pieces = [whole]
         found = []
         for piece in pieces:
-            start, end = _extent(piece)
+            start, end = piece[0].start, piece[-1].end
             text = expression[start:end]
             found.append(Demand(text, start, end, parse(text).root))
     except CompileError:
@@ -70,10 +70,6 @@ def as_operand(expression: str) -> str:
         return expression
     is_loose = isinstance(root, Call) and root.function in {"_||_", "_?_:_"}
     return f"({expression})" if is_loose else expression
-
-
-def _extent(piece: Sequence[Token]) -> tuple[int, int]:
-    return piece[0].start, piece[-1].end
 
 
 def _split(piece: Sequence[Token]) -> list[Sequence[Token]]:

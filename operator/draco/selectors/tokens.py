@@ -50,7 +50,7 @@ def chain_before(found: Sequence[Token], index: int) -> int | None:
     while at >= 0:
         token = found[at]
         if token.text in _CLOSING:
-            opening = _matching(found, at, -1)
+            opening = matching(found, at, -1)
             if opening is None:
                 return None
             at = opening
@@ -79,7 +79,7 @@ def chain_after(found: Sequence[Token], index: int) -> int | None:
     at = at if found[at].text in _OPENING else at + 1
     while at < len(found):
         if found[at].text in {"(", "["}:
-            closing = _matching(found, at, 1)
+            closing = matching(found, at, 1)
             if closing is None:
                 return None
             at = closing + 1
@@ -99,12 +99,13 @@ def depth_after(depth: int, token: Token) -> int:
 
 def without_parentheses(piece: Sequence[Token]) -> Sequence[Token]:
     """What is left without parentheses around the whole."""
-    while piece[0].text == "(" and _matching(piece, 0, 1) == len(piece) - 1:
+    while piece[0].text == "(" and matching(piece, 0, 1) == len(piece) - 1:
         piece = piece[1:-1]
     return piece
 
 
-def _matching(found: Sequence[Token], at: int, step: int) -> int | None:
+def matching(found: Sequence[Token], at: int, step: int) -> int | None:
+    """The index of the bracket that goes with the one at `at`, onwards with step 1 and back with -1; None if there is none."""
     depth = 0
     more, less = (_OPENING, _CLOSING) if step > 0 else (_CLOSING, _OPENING)
     while 0 <= at < len(found):

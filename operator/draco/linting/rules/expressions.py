@@ -12,7 +12,7 @@ from draco.linting.model import Severity
 from draco.resources.names import NVIDIA_DRIVER
 from draco.selectors.accesses import Access, accesses, spelled
 from draco.selectors.comparisons import by_function, quantity_meant, version_meant
-from draco.selectors.tokens import Token, chain_after, chain_before, quoted, replaced, tokens
+from draco.selectors.tokens import Token, chain_after, chain_before, matching, quoted, replaced, tokens
 
 _ORDER: Final = frozenset({"<", "<=", ">", ">="})
 _COMPARISONS: Final = _ORDER | {"==", "!="}
@@ -105,20 +105,15 @@ def _attribute_or_capacity(expression: str, found: list[Token], _driver: str | N
             continue
         name, is_nvidia = access.name.name, access.domain.name == NVIDIA_DRIVER
         is_amount = name in names.CAPACITIES if is_nvidia else _is_compared_with_quantity(found, access)
-        if access.kind.text == "attributes" and is_amount and (name not in names.ATTRIBUTES or not is_nvidia):
-            yield Complaint(
-                "capacity-as-attribute",
-                "error",
-                f"`{name}` is a capacity, not an attribute: read it from device.capacity",
-                replaced(expression, access.kind.start, access.kind.end, "capacity"),
-            )
-        elif access.kind.text == "capacity" and is_nvidia and name in names.ATTRIBUTES:
-            yield Complaint(
-                "capacity-as-attribute",
-                "error",
-                f"`{name}` is an attribute, not a capacity: read it from device.attributes",
-                replaced(expression, access.kind.start, access.kind.end, "attributes"),
-            )
+        is_attribute = is_nvidia and name in names.ATTRIBUTES
+        if access.kind.text == "attributes" and is_amount and not is_attribute:
+            message, field = f"`{name}` is a capacity, not an attribute: read it from device.capacity", "capacity"
+        elif access.kind.text == "capacity" and is_attribute:
+            message, field = f"`{name}` is an attribute, not a capacity: read it from device.attributes", "attributes"
+        else:
+            continue
+        text = replaced(expression, access.kind.start, access.kind.end, field)
+        yield Complaint("capacity-as-attribute", "error", message, text)
 
 
 def _is_compared_with_quantity(found: list[Token], access: Access) -> bool:
@@ -187,13 +182,8 @@ def _comparisons(expression: str, found: list[Token], _driver: str | None) -> It
 
 def _kind(side: list[Token], access: Access | None) -> str | None:
     """quantity, version or literal, or None for what can be anything."""
-    if side[0].text in {"quantity", "semver"} and side[-1].text == ")" and chain_after(side, 0) == len(side):
-        # A call and nothing more: nothing hangs on its closing bracket.
-        depth = 0
-        for position, token in enumerate(side):
-            depth += (token.text == "(") - (token.text == ")")
-            if position and depth == 0 and position < len(side) - 1:
-                return None
+    is_call = len(side) > 1 and side[1].text == "(" and matching(side, 1, 1) == len(side) - 1
+    if is_call and side[0].text in {"quantity", "semver"}:
         return "quantity" if side[0].text == "quantity" else "version"
     if access is not None and access.name is not None and access.end - access.start == len(side):
         if access.kind.text == "capacity":

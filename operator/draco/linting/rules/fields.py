@@ -6,7 +6,7 @@ Owns the search for the field or the place that was meant. Which fields there ar
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from draco.linting.model import Edit, Finding, Json, Manifest, MoveField, SetField, TreePath
+from draco.linting.model import Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.linting.names import ALIKE
 from draco.linting.objects import at, is_of_group, kind_of, mapping, text
 from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
@@ -54,7 +54,9 @@ class _Walk:
             return
         if not isinstance(value, list):
             edits = [SetField(path, [value])] if isinstance(value, dict) == isinstance(schema, Mapping) else []
-            yield self._found("field-form", f"{path[-1]} is a list: begin each of its items with `-`", path, *edits)
+            yield finding(
+                "field-form", f"{path[-1]} is a list: begin each of its items with `-`", self._index, path, *edits
+            )
             return
         for number, item in enumerate(value):
             yield from self.findings((*path, number), item, schema)
@@ -67,11 +69,15 @@ class _Walk:
                 if isinstance(value, str) and field in {"claims", "resourceClaims"}
                 else []
             )
-            yield self._found("field-form", f"each item of {field} is a mapping, such as `name: …`", path, *edits)
+            yield finding(
+                "field-form", f"each item of {field} is a mapping, such as `name: …`", self._index, path, *edits
+            )
         else:
             where = path[-1] if path else "the manifest"
             what = "a list: leave out the `-`" if isinstance(value, list) else "a plain value"
-            yield self._found("field-form", f"{where} must be a mapping with its own fields, but is {what}", path)
+            yield finding(
+                "field-form", f"{where} must be a mapping with its own fields, but is {what}", self._index, path
+            )
 
     def _unknown(self, path: TreePath, field: str, schema: Mapping[str, Schema]) -> Finding:
         here = (*path, field)
@@ -80,15 +86,14 @@ class _Walk:
         meant = self._place_of(path, field)
         if meant is not None:
             message = f"{field} is not a field{where or ' here'}: move it into {_where(meant[:-1])}"
-            return self._found("field-place", message, here, MoveField(here, meant))
+            return finding("field-place", message, self._index, here, MoveField(here, meant))
         likely = most_like(field, choices, at_least=ALIKE)
         if likely:
             edits: list[Edit] = [MoveField(here, (*path, likely))] if at(self._tree, (*path, likely)) is None else []
-            return self._found(
-                "unknown-field", f"there is no field {field}{where}: the nearest is {likely}", here, *edits
-            )
+            message = f"there is no field {field}{where}: the nearest is {likely}"
+            return finding("unknown-field", message, self._index, here, *edits)
         listed = f": there are {', '.join(choices)}" if 0 < len(choices) <= _NAMED else ""
-        return self._found("unknown-field", f"there is no field {field}{where}{listed}", here)
+        return finding("unknown-field", f"there is no field {field}{where}{listed}", self._index, here)
 
     def _place_of(self, path: TreePath, field: str) -> TreePath | None:
         """The one place where a field of this name may stand and nothing stands yet: in the same item of a list, or in none."""
@@ -109,9 +114,6 @@ class _Walk:
         for step in path:
             here = here[0] if isinstance(step, int) else here.get(step, here.get(EACH))
         return here
-
-    def _found(self, rule: str, message: str, path: TreePath, *edits: Edit) -> Finding:
-        return Finding(rule, "error", message, self._index, path, tuple((self._index, edit) for edit in edits))
 
 
 def _places(schema: Schema, field: str) -> Iterator[TreePath]:
@@ -142,4 +144,4 @@ def check_names(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fin
             if text(manifest.tree.get("name")):
                 continue  # reported as a field in the wrong place
             kind = kind_of(manifest)
-            yield Finding("name-missing", "error", f"the {kind} has no metadata.name", index, ("metadata",))
+            yield finding("name-missing", f"the {kind} has no metadata.name", index, ("metadata",))

@@ -6,7 +6,7 @@ not among the manifests may be in the cluster, and nothing is said of it.
 
 from collections.abc import Iterator, Sequence
 
-from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath
+from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath, finding
 from draco.linting.names import ALIKE
 from draco.linting.objects import (
     WrittenClaim,
@@ -24,6 +24,11 @@ from draco.resources.texts import most_like
 
 NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
 """The fields of an entry that name a claim, and whether it is a template."""
+_KINDS = {False: "ResourceClaim", True: "ResourceClaimTemplate"}
+
+
+def _field_for(claim: WrittenClaim) -> str:
+    return "resourceClaimTemplateName" if claim.is_template else "resourceClaimName"
 
 
 def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -35,7 +40,7 @@ def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterato
         for entry in entries:
             name = text(entry.fields.get("name"))
             if not name:
-                yield _found("pod-claim", "an entry of resourceClaims has no name", pod, entry.path)
+                yield finding("pod-claim", "an entry of resourceClaims has no name", pod.manifest, entry.path)
                 continue
             if "source" not in entry.fields:
                 yield from _target(pod, entry, known)
@@ -51,15 +56,15 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
             f"{name} has resourceClaimName and resourceClaimTemplateName: name the claim that pods share, or the template that "
             "makes one for each, not both"
         )
-        yield _found("claim-or-template", message, pod, entry.path)
+        yield finding("claim-or-template", message, pod.manifest, entry.path)
         return
     mine = [claim for claim in known if claim.namespace == pod.namespace]
     if not given:
         if any(field in entry.fields for field in ("resourceClaim", "resourceClaimTemplate")):
             return  # an unknown field, reported with its right name
-        edit = _only_one(entry, mine)
+        edits = [SetField((*entry.path, _field_for(claim)), claim.name) for claim in mine] if len(mine) == 1 else []
         message = f"{name} names no claim: add resourceClaimName or resourceClaimTemplateName"
-        yield _found("claim-or-template", message, pod, entry.path, *edit)
+        yield finding("claim-or-template", message, pod.manifest, entry.path, *edits)
         return
     target = text(entry.fields[given[0]])
     wants_template = NAMES[given[0]]
@@ -68,14 +73,12 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
     path = (*entry.path, given[0])
     other = next((claim for claim in mine if claim.name == target), None)
     if other is not None:
-        right = next(field for field, is_template in NAMES.items() if is_template == other.is_template)
-        kinds = (
-            ("ResourceClaimTemplate", "ResourceClaim")
-            if other.is_template
-            else ("ResourceClaim", "ResourceClaimTemplate")
+        right = _field_for(other)
+        kind, wrong = _KINDS[other.is_template], _KINDS[wants_template]
+        message = f"{target} is a {kind} here and not a {wrong}: name it in {right}"
+        yield finding(
+            "claim-or-template", message, pod.manifest, path, SetField((*entry.path, right), target), DropField(path)
         )
-        message = f"{target} is a {kinds[0]} here and not a {kinds[1]}: name it in {right}"
-        yield _found("claim-or-template", message, pod, path, SetField((*entry.path, right), target), DropField(path))
         return
     elsewhere = next((claim for claim in known if claim.name == target), None)
     if elsewhere is not None:
@@ -83,22 +86,12 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
             f"{target} is in namespace {elsewhere.namespace}, but this {pod.kind} is in {pod.namespace}: a pod uses only claims "
             "of its own namespace"
         )
-        yield _found("claim-namespace", message, pod, path)
+        yield finding("claim-namespace", message, pod.manifest, path)
         return
     likely = most_like(target, [claim.name for claim in mine if claim.is_template == wants_template], at_least=ALIKE)
     if likely:
         message = f"there is no {target} among these manifests; the nearest is {likely}"
-        yield Finding(
-            "claim-unknown", "warning", message, pod.manifest, path, ((pod.manifest, SetField(path, likely)),)
-        )
-
-
-def _only_one(entry: WrittenRequest, mine: Sequence[WrittenClaim]) -> list[Edit]:
-    """The one claim or template that can be meant, if there is just one."""
-    if len(mine) != 1:
-        return []
-    field = next(field for field, is_template in NAMES.items() if is_template == mine[0].is_template)
-    return [SetField((*entry.path, field), mine[0].name)]
+        yield finding("claim-unknown", message, pod.manifest, path, SetField(path, likely), severity="warning")
 
 
 def _unused(pod: WrittenPodSpec, entry: WrittenRequest, name: str) -> Iterator[Finding]:
@@ -107,9 +100,7 @@ def _unused(pod: WrittenPodSpec, entry: WrittenRequest, name: str) -> Iterator[F
     if len(every) == 1 and not any(container_claims(every[0])):
         edits = [SetField((*every[0].path, "resources", "claims"), [{"name": name}])]
     message = f"no container takes {name} in resources.claims: the pod holds the device, but no container can see it"
-    yield Finding(
-        "claim-unused", "warning", message, pod.manifest, entry.path, tuple((pod.manifest, edit) for edit in edits)
-    )
+    yield finding("claim-unused", message, pod.manifest, entry.path, *edits, severity="warning")
 
 
 def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -135,23 +126,22 @@ def _without_entry(
 ) -> Finding:
     path = (*use.path, "name")
     if not name:
-        return _found("container-claim", "an entry of resources.claims has no name", pod, use.path)
+        return finding("container-claim", "an entry of resources.claims has no name", pod.manifest, use.path)
     likely = most_like(name, entries, at_least=ALIKE)
     if likely:
         message = f"{name} is not an entry of the pod's resourceClaims; the nearest is {likely}"
-        return _found("container-claim", message, pod, path, SetField(path, likely))
+        return finding("container-claim", message, pod.manifest, path, SetField(path, likely))
     mine = [claim for claim in known if claim.namespace == pod.namespace]
     meant = [claim for claim in mine if claim.name == name] or mine
     edits: list[Edit] = []
     if len(meant) == 1:
-        field = next(field for field, is_template in NAMES.items() if is_template == meant[0].is_template)
         place: TreePath = (*pod.path, "resourceClaims", len(entries))
-        edits = [SetField(place, {"name": name, field: meant[0].name})]
+        edits = [SetField(place, {"name": name, _field_for(meant[0]): meant[0].name})]
     message = (
         f"the container takes {name}, but the pod has no such entry: add it to resourceClaims beside containers, with "
         "resourceClaimName or resourceClaimTemplateName"
     )
-    return _found("container-claim", message, pod, path, *edits)
+    return finding("container-claim", message, pod.manifest, path, *edits)
 
 
 def _request(
@@ -176,8 +166,4 @@ def _request(
     whole = [name for name in names if "/" not in name]
     likely = most_like(request, names, at_least=ALIKE) or (whole[0] if len(whole) == 1 else None)
     message = f"{target} has no request {request}: it has {', '.join(names)}"
-    yield _found("request-unknown", message, pod, path, *([SetField(path, likely)] if likely else []))
-
-
-def _found(rule: str, message: str, pod: WrittenPodSpec, path: TreePath, *edits: Edit) -> Finding:
-    return Finding(rule, "error", message, pod.manifest, path, tuple((pod.manifest, edit) for edit in edits))
+    yield finding("request-unknown", message, pod.manifest, path, *([SetField(path, likely)] if likely else []))

@@ -10,7 +10,7 @@ from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
 from draco.linting import names
-from draco.linting.model import Finding, Manifest, SetField
+from draco.linting.model import Finding, Manifest, SetField, Severity, finding
 from draco.linting.objects import (
     WrittenSelector,
     claims,
@@ -37,14 +37,11 @@ def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[
         wanted_text = selector.expression if is_too_long else wanted_text
         if selector.is_of_class and (guarded := _guarded(manifests, selector, wanted_text)):
             driver, wanted_text = guarded
-            yield _finding(
-                selector,
-                "class-without-driver",
-                "warning",
-                f"a class's selectors run on the devices of every driver, and an attribute that another vendor's device lacks "
-                f'makes the whole pod fail: begin with `device.driver == "{driver}" &&`',
-                wanted_text,
+            message = (
+                "a class's selectors run on the devices of every driver, and an attribute that another vendor's device lacks "
+                f'makes the whole pod fail: begin with `device.driver == "{driver}" &&`'
             )
+            yield _finding(selector, "class-without-driver", "warning", message, wanted_text)
         is_changed = wanted_text != selector.expression.strip()
         for complaint in complaints:
             fixed = wanted_text if is_changed and complaint.corrected is not None else None
@@ -54,14 +51,12 @@ def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[
             yield _finding(selector, *refusal, None)
 
 
-def _finding(selector: WrittenSelector, rule: str, severity: str, message: str, fixed: str | None) -> Finding:
-    edits = () if fixed is None else ((selector.manifest, SetField(selector.path, fixed)),)
-    return Finding(
-        rule, "error" if severity == "error" else "warning", message, selector.manifest, selector.path, edits
-    )
+def _finding(selector: WrittenSelector, rule: str, severity: Severity, message: str, fixed: str | None) -> Finding:
+    edits = [] if fixed is None else [SetField(selector.path, fixed)]
+    return finding(rule, message, selector.manifest, selector.path, *edits, severity=severity)
 
 
-def _refusal(expression: str, kubernetes: int) -> tuple[str, str, str] | None:
+def _refusal(expression: str, kubernetes: int) -> tuple[str, Severity, str] | None:
     """Rule, severity and sentence for an expression that the API server would not take."""
     try:
         compiled = compile_selector(expression)
@@ -70,19 +65,13 @@ def _refusal(expression: str, kubernetes: int) -> tuple[str, str, str] | None:
     cost = compiled.estimated_cost
     if cost is None or cost > MAX_COST:
         shown = "has no bound" if cost is None else f"may be {cost:,}"
-        return (
-            "selector-cost",
-            "error",
-            f"the cost of the selector {shown}, and Kubernetes allows no more than {MAX_COST:,}",
-        )
+        message = f"the cost of the selector {shown}, and Kubernetes allows no more than {MAX_COST:,}"
+        return "selector-cost", "error", message
     try:
         compile_selector(expression, environment=new_expressions(kubernetes, list_attributes=True))
     except CompileError as error:
-        return (
-            "selector-version",
-            "warning",
-            f"Kubernetes 1.{kubernetes} rejects this selector in a new object, although its scheduler would run it: {error}",
-        )
+        message = f"Kubernetes 1.{kubernetes} rejects this selector in a new object, although its scheduler would run it: {error}"
+        return "selector-version", "warning", message
     return None
 
 
@@ -108,10 +97,8 @@ def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
     """Attributes in constraints need their domain: without it no device has them."""
     drivers = drivers_of_classes(manifests)
     for claim in claims(manifests):
-        classes = {
-            text(asked.fields.get("deviceClassName")) for request in requests(claim) for asked in wanted(request)
-        }
-        known = {drivers[name] for name in classes if name in drivers}
+        asked = [one for request in requests(claim) for one in wanted(request)]
+        known = {drivers.get(text(one.fields.get("deviceClassName"))) for one in asked} - {None}
         driver = next(iter(known)) if len(known) == 1 else None
         for number, constraint in enumerate(listed(claim.devices.get("constraints"))):
             for field in _CONSTRAINTS:
@@ -122,17 +109,13 @@ def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                 if wanted_name == attribute:
                     continue
                 path = (*claim.path, "constraints", number, field)
-                message = (
-                    f"{field} must name an attribute with its domain"
-                    if "/" not in attribute
-                    else f"no device publishes {attribute}"
-                ) + (
-                    f": write {wanted_name}"
-                    if wanted_name
-                    else ": write DOMAIN/NAME, such as gpu.nvidia.com/parentUUID"
+                is_full = "/" in attribute
+                wrong = (
+                    f"no device publishes {attribute}" if is_full else f"{field} must name an attribute with its domain"
                 )
-                edits = ((claim.manifest, SetField(path, wanted_name)),) if wanted_name else ()
-                yield Finding("constraint-domain", "error", message, claim.manifest, path, edits)
+                message = f"{wrong}: write {wanted_name or 'DOMAIN/NAME, such as gpu.nvidia.com/parentUUID'}"
+                edits = [SetField(path, wanted_name)] if wanted_name else []
+                yield finding("constraint-domain", message, claim.manifest, path, *edits)
 
 
 def _qualified(attribute: str, driver: str | None) -> str | None:

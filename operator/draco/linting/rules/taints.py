@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.cel.syntax.parse import MAX_LENGTH
-from draco.linting.model import DropField, Finding, Json, Manifest, SetField, TreePath
+from draco.linting.model import DropField, Finding, Json, Manifest, SetField, TreePath, finding
 from draco.linting.names import ALIKE, CLASSES
 from draco.linting.objects import is_of_group, kind_of, listed, mapping, text
 from draco.linting.rules.expressions import corrected
@@ -42,19 +42,19 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                 f"a taint rule has no {' and no '.join(gone)}: since 1.35 it selects only by driver, pool and device; name all "
                 f"three, as {_search(selector)} shows them, or write a DeviceMaintenance of Draco"
             )
-            drops = tuple((index, DropField((*path, field))) for field in gone) if len(exact) > 1 else ()
-            yield Finding("taint-rule-selector", "error", message, index, (*path, gone[0]), drops)
+            drops = [DropField((*path, field)) for field in gone] if len(exact) > 1 else []
+            yield finding("taint-rule-selector", message, index, (*path, gone[0]), *drops)
         if not exact:
             if "deviceSelector" in spec and not gone:
                 message = "the empty deviceSelector taints every device of every driver: name driver, pool and device"
-                yield Finding("taint-rule-everything", "warning", message, index, path)
+                yield finding("taint-rule-everything", message, index, path, severity="warning")
             elif "deviceSelector" not in spec:
                 message = "a rule without deviceSelector taints no device: name driver, pool and device"
-                yield Finding("taint-rule-everything", "error", message, index, ("spec",))
+                yield finding("taint-rule-everything", message, index, ("spec",))
         taint = mapping(spec.get("taint"))
         effect = taint.get("effect")
         if "taint" in spec and effect not in EFFECTS:
             likely = most_like(text(effect), EFFECTS, at_least=ALIKE)
-            edits = ((index, SetField(("spec", "taint", "effect"), likely)),) if likely else ()
+            edits = [SetField(("spec", "taint", "effect"), likely)] if likely else []
             message = f"there is no effect {effect}: a device taint has NoSchedule, NoExecute or None"
-            yield Finding("taint-effect", "error", message, index, ("spec", "taint", "effect"), edits)
+            yield finding("taint-effect", message, index, ("spec", "taint", "effect"), *edits)

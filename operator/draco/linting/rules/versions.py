@@ -7,7 +7,7 @@ Source: KEP-4381, KEP-3063, k8s.io/api/resource.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath
+from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.linting.objects import (
     GROUP,
     OF_A_REQUEST,
@@ -32,6 +32,8 @@ _CLASSIC: Final = {
     "ResourceClaimParameters": "driver parameters are now in the claim: spec.devices.config[].opaque of a ResourceClaim",
     "ResourceClassParameters": "driver parameters are now in the class: spec.config[].opaque of a DeviceClass",
 }
+_CURRENT: Final = {"resourceClaimTemplate": "resourceClaimTemplateName", "resourceClaim": "resourceClaimName"}
+"""What the fields below `source` are called beside the entry's own name."""
 _OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassName")
 
 
@@ -43,11 +45,11 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
         if kind in _KINDS and not slash:
             wanted = f"{GROUP}/{'v1' if kind != 'DeviceTaintRule' else _rule_version(kubernetes)}"
             message = f"the apiVersion of a {kind} is {wanted}"
-            yield _found("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
+            yield finding("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
         if group != GROUP or not slash:
             continue
         if kind in _CLASSIC:
-            yield _found("classic-dra", f"{kind} belongs to a removed API: {_CLASSIC[kind]}", index, ("kind",))
+            yield finding("classic-dra", f"{kind} belongs to a removed API: {_CLASSIC[kind]}", index, ("kind",))
         elif kind == "ResourceClass":
             yield _of_resource_class(index, manifest.tree)
         elif kind == "DeviceTaintRule":
@@ -56,18 +58,14 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
                 message = (
                     f"DeviceTaintRule was never served as {group}/{version}: Kubernetes 1.{kubernetes} serves {wanted}"
                 )
-                yield _found("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
+                yield finding("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
         elif version != "v1":
             is_gone = version.startswith("v1alpha") or not version.startswith("v1beta")
             why = "is no longer served by any Kubernetes" if is_gone else "is deprecated and not served by default"
             message = f"{group}/{version} {why}: write {GROUP}/v1, served since Kubernetes 1.34"
-            yield Finding(
-                "api-version",
-                "error" if is_gone else "warning",
-                message,
-                index,
-                ("apiVersion",),
-                ((index, SetField(("apiVersion",), f"{GROUP}/v1")),),
+            edit = SetField(("apiVersion",), f"{GROUP}/v1")
+            yield finding(
+                "api-version", message, index, ("apiVersion",), edit, severity="error" if is_gone else "warning"
             )
 
 
@@ -91,7 +89,7 @@ def _of_resource_class(index: int, tree: Json) -> Finding:
         SetField(("spec", "selectors"), [selector]),
     ]
     message = "ResourceClass is now DeviceClass, which names the driver in a selector"
-    return _found("classic-dra", message, index, ("kind",), *edits)
+    return finding("classic-dra", message, index, ("kind",), *edits)
 
 
 def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -109,7 +107,7 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
             message = (
                 "resourceClassName belongs to classic DRA: requests name a DeviceClass, in exactly.deviceClassName"
             )
-            yield _found("classic-dra", message, claim.manifest, (*path, "resourceClassName"), *edits)
+            yield finding("classic-dra", message, claim.manifest, (*path, "resourceClassName"), *edits)
             classic.remove("resourceClassName")
         for field in classic:
             what = {
@@ -117,12 +115,12 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
                 "parametersRef": "parameters are now in spec.devices.config[].opaque",
             }.get(field, "requests name a DeviceClass")
             message = f"{field} belongs to classic DRA: {what}"
-            yield _found("classic-dra", message, claim.manifest, (*path, field), DropField((*path, field)))
+            yield finding("classic-dra", message, claim.manifest, (*path, field), DropField((*path, field)))
     for index, manifest in enumerate(manifests):
         if kind_of(manifest) == "DeviceClass" and "suitableNodes" in mapping(manifest.tree.get("spec")):
             path = ("spec", "suitableNodes")
             message = "suitableNodes was removed in Kubernetes 1.32: ResourceSlices say on which nodes devices are"
-            yield _found("classic-dra", message, index, path, DropField(path))
+            yield finding("classic-dra", message, index, path, DropField(path))
 
 
 def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -132,15 +130,14 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
             beside = [field for field in request.fields if field in OF_A_REQUEST]
             if not beside:
                 continue
-            has_list = "firstAvailable" in request.fields
             moved = [MoveField((*request.path, field), (*request.path, "exactly", field)) for field in beside]
             what = " and ".join(filter(None, (", ".join(beside[:-1]), beside[-1])))
-            if has_list:
+            if "firstAvailable" in request.fields:
                 message = f"{what} cannot be beside firstAvailable: each of its alternatives has its own"
-                yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]))
+                yield finding("exactly-missing", message, claim.manifest, (*request.path, beside[0]))
                 continue
             message = f"{what} of a request {agreeing(len(beside), 'is', 'are')} under `exactly` since v1beta2"
-            yield _found("exactly-missing", message, claim.manifest, (*request.path, beside[0]), *moved)
+            yield finding("exactly-missing", message, claim.manifest, (*request.path, beside[0]), *moved)
 
 
 def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -157,13 +154,8 @@ def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> 
                     *(MoveField((*path, "basic", field), (*path, field)) for field in mapping(basic)),
                     DropField((*path, "basic")),
                 ]
-                yield _found(
-                    "basic",
-                    "`basic` was removed in v1beta2: move its fields into the device",
-                    index,
-                    (*path, "basic"),
-                    *edits,
-                )
+                message = "`basic` was removed in v1beta2: move its fields into the device"
+                yield finding("basic", message, index, (*path, "basic"), *edits)
             for holder in (path, (*path, "basic")):
                 fields = mapping(at(manifest.tree, holder))
                 yield from _amounts(index, holder, mapping(fields.get("attributes")))
@@ -180,12 +172,12 @@ def _amounts(index: int, device: TreePath, attributes: Json) -> Iterator[Finding
                 *([DropField((*device, "attributes"))] if len(attributes) == 1 else []),
             )
             message = f"an attribute has no quantity: amounts such as {name} are capacities, with a `value`"
-            yield _found("capacity-as-attribute", message, index, path, *edits)
+            yield finding("capacity-as-attribute", message, index, path, *edits)
         elif not isinstance(attribute, dict):
             value = _typed(attribute)
             edits = () if value is None else (SetField(path, value),)
             message = f"the attribute {name} has no type: write one of int, bool, string or version below it"
-            yield _found("attribute-type", message, index, path, *edits)
+            yield finding("attribute-type", message, index, path, *edits)
 
 
 def _typed(value: Any) -> Json | None:
@@ -205,10 +197,10 @@ def _bare_capacities(index: int, device: TreePath, capacities: Json) -> Iterator
         path = (*device, "capacity", name)
         if isinstance(amount, str | int) and not isinstance(amount, bool):
             message = f"the capacity {name} must be in a field `value`"
-            yield _found("capacity-value", message, index, path, SetField(path, {"value": amount}))
+            yield finding("capacity-value", message, index, path, SetField(path, {"value": amount}))
         elif "quantity" in mapping(amount):
             message = f"the amount of {name} must be in its `value`"
-            yield _found("capacity-value", message, index, path, MoveField((*path, "quantity"), (*path, "value")))
+            yield finding("capacity-value", message, index, path, MoveField((*path, "quantity"), (*path, "value")))
 
 
 def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -219,15 +211,9 @@ def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int)
                 continue
             source = mapping(entry.fields["source"])
             path = (*entry.path, "source")
-            edits: list[Edit] = [MoveField((*path, field), (*entry.path, _current(field))) for field in source]
+            edits = [MoveField((*path, field), (*entry.path, _CURRENT.get(field, field))) for field in source]
             message = "`source` was removed in Kubernetes 1.31: name the claim or template beside the entry's own name"
-            yield _found("claim-source", message, pod.manifest, path, *edits, DropField(path))
-
-
-def _current(field: str) -> str:
-    return {"resourceClaimTemplate": "resourceClaimTemplateName", "resourceClaim": "resourceClaimName"}.get(
-        field, field
-    )
+            yield finding("claim-source", message, pod.manifest, path, *edits, DropField(path))
 
 
 def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -238,9 +224,8 @@ def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator
             continue
         kind = kind_of(manifest) or _kind_of(manifest.tree)
         if kind is None:
-            yield _found(
-                "fragment", f"{' and '.join(missing)} missing: this is not a manifest, or only part of one", index, ()
-            )
+            message = f"{' and '.join(missing)} missing: this is not a manifest, or only part of one"
+            yield finding("fragment", message, index, ())
             continue
         version = "v1" if kind == "Pod" else f"{GROUP}/v1"
         message = f"{' and '.join(missing)} missing: this is part of a {kind}, {version}"
@@ -250,7 +235,7 @@ def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator
         is_whole = kind != "Pod" or "containers" in mapping(manifest.tree.get("spec"))
         if not is_whole:
             message += ", whose containers are missing too"
-        yield _found("fragment", message, index, (), *(edits if is_whole else ()))
+        yield finding("fragment", message, index, (), *(edits if is_whole else ()))
 
 
 def _kind_of(tree: Json) -> str | None:
@@ -277,7 +262,3 @@ def _name_for(kind: str, tree: Json) -> str:
         devices = mapping(mapping(spec.get("spec", spec)).get("devices"))
         first = next(iter(listed(devices.get("requests"))), None)
     return text(mapping(first).get("name")) or "unnamed"
-
-
-def _found(rule: str, message: str, manifest: int, path: TreePath, *edits: Edit) -> Finding:
-    return Finding(rule, "error", message, manifest, path, tuple((manifest, edit) for edit in edits))
