@@ -14,13 +14,12 @@ from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.functions.costs import FORMATTING
 from draco.cel.functions.overloads import row
 from draco.cel.values.bounds import check_text, toil_of_formatting
-from draco.cel.values.texts import double_text, duration_text, quoted, timestamp_text
+from draco.cel.values.texts import PLAIN_TEXTS, double_text, duration_text, quoted, timestamp_text
 from draco.cel.values.values import (
     MAPS,
     MAX_INT,
     Duration,
     Timestamp,
-    TypeValue,
     UInt,
     Value,
     type_name,
@@ -106,15 +105,8 @@ def _bad_clause(reason: str) -> EvaluationError:
 
 
 def _string(value: Value, _precision: int) -> str:
-    kind = type(value)
-    if kind is str:
-        return str(value)
-    if kind is list or kind in MAPS:
-        return _nested(value)
-    if kind is float:
-        return double_text(value)
-    if kind in _SIMPLE:
-        return _SIMPLE[kind](value)
+    if type(value) in _STRINGS:
+        return _STRINGS[type(value)](value)
     raise EvaluationError(
         "string clause can only be used on strings, bools, bytes, ints, doubles, maps, lists, types, durations, and "
         f"timestamps, was given {type_name(value)}"
@@ -127,18 +119,6 @@ def _text_of_bytes(data: bytes) -> str:
     except UnicodeDecodeError:
         reason = quoted("invalid UTF-8 in bytes, cannot convert to string")
         raise EvaluationError(f"could not convert argument {reason} to string") from None
-
-
-_SIMPLE: Final[dict[type, Clause]] = {
-    int: str,
-    UInt: lambda value: str(int(value)),
-    bool: lambda value: "true" if value else "false",
-    type(None): lambda _: "null",
-    bytes: _text_of_bytes,
-    Timestamp: timestamp_text,
-    Duration: duration_text,
-    TypeValue: lambda value: value.name,
-}
 
 
 def _nested(value: Value) -> str:
@@ -158,46 +138,41 @@ def _joined(parts: Iterable[str]) -> str:
     return text
 
 
-def _element(value: Value) -> str:  # noqa: PLR0911 - one per type
-    kind = type(value)
-    if kind is list or kind in MAPS:
-        return _nested(value)
-    if kind is str:
-        return quoted(value)
-    if kind is bytes:
-        return f"b{quoted(_text_of_bytes(value))}"
-    if kind is float:
-        text = _fixed_digits(value, _PRECISION)
-        return text if math.isfinite(value) else quoted(text)
-    if kind is Timestamp:
-        return f"timestamp({quoted(timestamp_text(value))})"
-    if kind is Duration:
-        return f"duration({quoted(duration_text(value))})"
-    if kind in _SIMPLE:
-        return _SIMPLE[kind](value)
+_STRINGS: Final[dict[type, Clause]] = {
+    **PLAIN_TEXTS,
+    **dict.fromkeys((list, *MAPS), _nested),
+    type(None): lambda _: "null",
+    bytes: _text_of_bytes,
+}
+_ELEMENTS: Final[dict[type, Clause]] = {
+    **_STRINGS,
+    str: quoted,
+    bytes: lambda value: f"b{quoted(_text_of_bytes(value))}",
+    float: lambda value: f"{value:.{_PRECISION}f}" if math.isfinite(value) else quoted(double_text(value)),
+    Timestamp: lambda value: f"timestamp({quoted(timestamp_text(value))})",
+    Duration: lambda value: f"duration({quoted(duration_text(value))})",
+}
+
+
+def _element(value: Value) -> str:
+    if type(value) in _ELEMENTS:
+        return _ELEMENTS[type(value)](value)
     raise EvaluationError(f"no formatting function for {type_name(value)}")
 
 
 def _key(value: Value) -> str:
-    if type(value) is str:
-        return quoted(value)
-    if type(value) in {bool, int, UInt}:
-        return _SIMPLE[type(value)](value)
+    if type(value) in {str, bool, int, UInt}:
+        return _ELEMENTS[type(value)](value)
     raise EvaluationError(f"no formatting function for map key of type {type_name(value)}")
 
 
-def _fixed_digits(number: float, precision: int) -> str:
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "+Inf" if number > 0 else "-Inf"
-    return f"{number:.{precision}f}"
+def _integer(clause: str, form: str) -> Callable[[Value, int], str]:
+    def write(value: Value, _precision: int) -> str:
+        if type(value) in {int, UInt}:
+            return f"{int(value):{form}}"
+        raise EvaluationError(f"{clause} clause can only be used on integers, was given {type_name(value)}")
 
-
-def _decimal(value: Value, _precision: int) -> str:
-    if type(value) in {int, UInt}:
-        return str(int(value))
-    raise EvaluationError(f"decimal clause can only be used on integers, was given {type_name(value)}")
+    return write
 
 
 def _double(value: Value, clause: str) -> float:
@@ -268,21 +243,15 @@ def _hex(value: Value, _precision: int) -> str:
     )
 
 
-def _octal(value: Value, _precision: int) -> str:
-    if type(value) in {int, UInt}:
-        return f"{int(value):o}"
-    raise EvaluationError(f"octal clause can only be used on integers, was given {type_name(value)}")
-
-
 _CLAUSES: Final[dict[str, Callable[[Value, int], str]]] = {
     "s": _string,
-    "d": _decimal,
+    "d": _integer("decimal", "d"),
     "f": _fixed,
     "e": _scientific,
     "b": _binary,
     "x": _hex,
     "X": lambda value, precision: _hex(value, precision).upper(),
-    "o": _octal,
+    "o": _integer("octal", "o"),
 }
 OVERLOADS: Final = {
     "standard": (

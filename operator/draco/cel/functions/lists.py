@@ -3,7 +3,7 @@
 Owns everything with a list or an optional as target except iterating macros.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cmp_to_key
 from itertools import pairwise
 from typing import Final
@@ -21,7 +21,7 @@ from draco.cel.functions.costs import (
     TRAVERSING,
     sorting,
 )
-from draco.cel.functions.operators import RECEIVERS, add, compare, is_comparable
+from draco.cel.functions.operators import add, compare, is_comparable, unsupported
 from draco.cel.functions.overloads import Row, row
 from draco.cel.values.bounds import check_items, toil_inside, toil_of_all
 from draco.cel.values.equality import is_equal
@@ -97,7 +97,7 @@ def _compare_keys(one: Value, other: Value) -> int:
 
 def _sort(items: Value) -> list[Value]:
     if type(items) is not list:
-        raise EvaluationError("no such overload" if type(items) in RECEIVERS else "no such overload: sort")
+        raise unsupported("sort", items)
     return sort_by_keys(items, items)
 
 
@@ -144,13 +144,7 @@ def _sets_intersects(items: list[Value], others: list[Value]) -> bool:
 
 def _is_sorted(items: list[Value]) -> bool:
     _check_comparable(items)
-    for one, other in pairwise(items):
-        try:
-            if compare(one, other) > 0:
-                return False
-        except EvaluationError:
-            continue
-    return True
+    return all(_compare_keys(one, other) <= 0 for one, other in pairwise(items))
 
 
 def _check_comparable(items: list[Value]) -> None:
@@ -177,11 +171,8 @@ def _best(name: str, sign: int) -> Value:
             raise EvaluationError(f"{name} called on empty list")
         result = items[0]
         for item in items[1:]:
-            try:
-                if compare(item, result) == sign:
-                    result = item
-            except EvaluationError:
-                continue
+            if _compare_keys(item, result) == sign:
+                result = item
         return result
 
     return best
@@ -196,27 +187,17 @@ def _last_index_of(items: list[Value], wanted: Value) -> int:
 
 
 def _includes(target: Value, wanted: Value) -> bool:
-    if type(target) is list:
-        return any(is_equal(item, wanted) for item in target)
-    return is_equal(target, wanted)
+    return any(is_equal(item, wanted) for item in (target if type(target) is list else [target]))
 
 
-def _first(items: list[Value]) -> Optional:
-    return Optional(items[0]) if items else NONE
-
-
-def _last(items: list[Value]) -> Optional:
-    return Optional(items[-1]) if items else NONE
+def _at_end(position: int) -> Callable[[list[Value]], Optional]:
+    return lambda items: Optional(items[position]) if items else NONE
 
 
 def _value(one: Optional) -> Value:
     if not one.present:
         raise EvaluationError("optional.none() dereference")
     return one.value
-
-
-def _of_non_zero(value: Value) -> Optional:
-    return NONE if is_zero(value) else Optional(value)
 
 
 def _unwrap(items: list[Value]) -> list[Value]:
@@ -270,10 +251,14 @@ OVERLOADS: Final = {
             row(f"list_{kind}_sum_{kind}", f"list({kind}).sum() -> {kind}", _sum(zero), cost=TRAVERSING)
             for kind, zero in _ZEROS.items()
         ),
-        row("list_first", "list(V).first() -> optional(V)", _first, toil=toil_of_all),
-        row("list_last", "list(V).last() -> optional(V)", _last, toil=toil_of_all),
+        row("list_first", "list(V).first() -> optional(V)", _at_end(0), toil=toil_of_all),
+        row("list_last", "list(V).last() -> optional(V)", _at_end(-1), toil=toil_of_all),
         row("optional_of", "optional.of(V) -> optional(V)", Optional),
-        row("optional_ofNonZeroValue", "optional.ofNonZeroValue(V) -> optional(V)", _of_non_zero),
+        row(
+            "optional_ofNonZeroValue",
+            "optional.ofNonZeroValue(V) -> optional(V)",
+            lambda value: NONE if is_zero(value) else Optional(value),
+        ),
         row("optional_none", "optional.none() -> optional(V)", lambda: NONE),
         row("optional_value", "optional(V).value() -> V", _value),
         row("optional_hasValue", "optional(V).hasValue() -> bool", lambda one: one.present),

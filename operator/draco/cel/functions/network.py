@@ -17,9 +17,9 @@ from draco.cel.functions.costs import (
     READING,
     READING_TWICE,
 )
-from draco.cel.functions.overloads import row
+from draco.cel.functions.overloads import row, succeeds
 from draco.cel.values.texts import quoted
-from draco.cel.values.values import Cidr, Ip, Value
+from draco.cel.values.values import Cidr, Ip
 
 _HEX_DIGITS: Final = "0123456789abcdefABCDEF"
 _IPV6_FIELDS: Final = 8
@@ -169,17 +169,6 @@ def _prefix(start: str, slash: str, length: str) -> tuple[IPv4Address | IPv6Addr
     return address, int(length)
 
 
-def _is(parse: Value) -> Value:
-    def test(text: str) -> bool:
-        try:
-            parse(text)
-        except EvaluationError:
-            return False
-        return True
-
-    return test
-
-
 def _is_link_local_multicast(one: Ip) -> bool:
     if isinstance(one.address, IPv4Address):
         return one.address.packed[:3] == b"\xe0\x00\x00"
@@ -191,14 +180,7 @@ def _is_global_unicast(one: Ip) -> bool:
     address = one.address
     if str(address) == "255.255.255.255":
         return False
-    return not (address.is_unspecified or address.is_loopback or address.is_multicast or _is_link_local_unicast(one))
-
-
-def _is_link_local_unicast(one: Ip) -> bool:
-    packed = one.address.packed
-    if isinstance(one.address, IPv4Address):
-        return packed[:2] == b"\xa9\xfe"
-    return packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
+    return not (address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local)
 
 
 def _same_bits(one: IPv4Address | IPv6Address, other: IPv4Address | IPv6Address, bits: int) -> bool:
@@ -231,14 +213,6 @@ def _contains_ip_text(network: Cidr, text: str) -> bool:
         raise EvaluationError("no such overload") from None
 
 
-def _contains_cidr_text(network: Cidr, text: str) -> bool:
-    return _contains_cidr(network, parse_cidr(text))
-
-
-def _is_canonical(text: str) -> bool:
-    return str(parse_ip(text).address) == text
-
-
 OVERLOADS: Final = {
     "standard": (
         row("string_to_ip", "ip(string) -> ip", parse_ip, cost=PARSING_ADDRESS),
@@ -246,20 +220,30 @@ OVERLOADS: Final = {
         row("ip_to_string", "string(ip) -> string", lambda one: str(one.address)),
         row("cidr_to_string", "string(cidr) -> string", lambda one: f"{one.address}/{one.prefix_length}"),
         row("ip_family", "ip.family() -> int", lambda one: int(one.address.version)),
-        row("ip_is_canonical", "ip.isCanonical(string) -> bool", _is_canonical, cost=READING_TWICE),
+        row(
+            "ip_is_canonical",
+            "ip.isCanonical(string) -> bool",
+            lambda text: str(parse_ip(text).address) == text,
+            cost=READING_TWICE,
+        ),
         row("ip_is_unspecified", "ip.isUnspecified() -> bool", lambda one: one.address.is_unspecified),
         row("ip_is_loopback", "ip.isLoopback() -> bool", lambda one: one.address.is_loopback),
         row("ip_is_link_local_multicast", "ip.isLinkLocalMulticast() -> bool", _is_link_local_multicast),
-        row("ip_is_link_local_unicast", "ip.isLinkLocalUnicast() -> bool", _is_link_local_unicast),
+        row("ip_is_link_local_unicast", "ip.isLinkLocalUnicast() -> bool", lambda one: one.address.is_link_local),
         row("ip_is_global_unicast", "ip.isGlobalUnicast() -> bool", _is_global_unicast),
-        row("is_ip", "isIP(string) -> bool", _is(parse_ip), cost=READING),
+        row("is_ip", "isIP(string) -> bool", succeeds(parse_ip), cost=READING),
         row("string_to_cidr", "cidr(string) -> cidr", parse_cidr, cost=READING),
         row("cidr_contains_ip_string", "cidr.containsIP(string) -> bool", _contains_ip_text, cost=CONTAINING_IP_TEXT),
         row("cidr_contains_ip_ip", "cidr.containsIP(ip) -> bool", _contains_ip, cost=CONTAINING_IP),
-        row("cidr_contains_cidr_string", "cidr.containsCIDR(string) -> bool", _contains_cidr_text, cost=CONTAINING_CIDR_TEXT),
+        row(
+            "cidr_contains_cidr_string",
+            "cidr.containsCIDR(string) -> bool",
+            lambda network, text: _contains_cidr(network, parse_cidr(text)),
+            cost=CONTAINING_CIDR_TEXT,
+        ),
         row("cidr_contains_cidr", "cidr.containsCIDR(cidr) -> bool", _contains_cidr, cost=CONTAINING_CIDR),
         row("cidr_prefix_length", "cidr.prefixLength() -> int", lambda one: one.prefix_length),
         row("cidr_masked", "cidr.masked() -> cidr", _masked),
-        row("is_cidr", "isCIDR(string) -> bool", _is(parse_cidr), cost=READING),
+        row("is_cidr", "isCIDR(string) -> bool", succeeds(parse_cidr), cost=READING),
     )
 }  # fmt: skip

@@ -12,7 +12,7 @@ from draco.cel.functions.costs import ADDING, ADDING_LISTS, EQUALITY, FREE, INEQ
 from draco.cel.functions.overloads import Function, Row, row
 from draco.cel.values.bounds import check_items, toil_of_all
 from draco.cel.values.equality import equal, is_equal
-from draco.cel.values.texts import shown
+from draco.cel.values.texts import SECOND, shown
 from draco.cel.values.values import (
     MAPS,
     NUMBERS,
@@ -30,19 +30,18 @@ from draco.cel.values.values import (
     uint_of,
 )
 
-_SECOND: Final = 10**9
 _FIRST_SECOND: Final = -62_135_596_800
 _LAST_SECOND: Final = 253_402_300_799
-RECEIVERS: Final = frozenset({str, Duration, Timestamp})
+_RECEIVERS: Final = frozenset({str, Duration, Timestamp})
 """Types whose values get asked for an operator they do not have, so that the error names no operator."""
 _PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
 _NO_ORDER: Final = "NaN values cannot be ordered"
 _COMPARABLE: Final = frozenset({bool, int, UInt, float, str, bytes, Duration, Timestamp})
 
 
-def _unsupported(operator: str, one: Value) -> EvaluationError:
-    """The error for a left side that has no such operator."""
-    return EvaluationError("no such overload" if type(one) in RECEIVERS else f"no such overload: {operator}")
+def unsupported(operator: str, one: Value) -> EvaluationError:
+    """Return the error for a value that has no such operator or function."""
+    return EvaluationError("no such overload" if type(one) in _RECEIVERS else f"no such overload: {operator}")
 
 
 def _bad_right() -> EvaluationError:
@@ -51,7 +50,7 @@ def _bad_right() -> EvaluationError:
 
 def timestamp_of(ns: int, offset_s: int = 0) -> Timestamp:
     """Make a moment. Raises EvaluationError outside the years 1 to 9999."""
-    if not _FIRST_SECOND <= ns // _SECOND <= _LAST_SECOND:
+    if not _FIRST_SECOND <= ns // SECOND <= _LAST_SECOND:
         raise EvaluationError("timestamp overflow")
     return Timestamp(ns, offset_s)
 
@@ -76,7 +75,7 @@ def add(one: Value, other: Value) -> Value:
         return timestamp_of(one.ns + other.ns, other.offset_s)
     if kind in {int, str, float, list, bytes, UInt, Duration, Timestamp}:
         raise _bad_right()
-    raise _unsupported("_+_", one)
+    raise unsupported("_+_", one)
 
 
 def subtract(one: Value, other: Value) -> Value:
@@ -96,7 +95,7 @@ def subtract(one: Value, other: Value) -> Value:
         return timestamp_of(one.ns - other.ns, one.offset_s)
     if kind in {int, float, UInt, Duration, Timestamp}:
         raise _bad_right()
-    raise _unsupported("_-_", one)
+    raise unsupported("_-_", one)
 
 
 def multiply(one: Value, other: Value) -> Value:
@@ -108,7 +107,7 @@ def multiply(one: Value, other: Value) -> Value:
         if kind is int:
             return int_of(one * other)
         return one * other if kind is float else uint_of(int(one) * int(other))
-    raise _unsupported("_*_", one)
+    raise unsupported("_*_", one)
 
 
 def divide(one: Value, other: Value) -> Value:
@@ -124,7 +123,7 @@ def divide(one: Value, other: Value) -> Value:
         if kind is UInt:
             return UInt(int(one) // int(other))
         return int_of(-(-one // other) if (one < 0) != (other < 0) else one // other)
-    raise _unsupported("_/_", one)
+    raise unsupported("_/_", one)
 
 
 def _divide_doubles(one: float, other: float) -> float:
@@ -149,7 +148,7 @@ def modulo(one: Value, other: Value) -> Value:
             int_of(-one)
         rest = abs(one) % abs(other)
         return -rest if one < 0 else rest
-    raise _unsupported("_%_", one)
+    raise unsupported("_%_", one)
 
 
 def negate(one: Value) -> Value:
@@ -163,7 +162,7 @@ def negate(one: Value) -> Value:
         return Duration(int_of(-one.ns))
     if kind is bool:
         raise _bad_right()
-    raise _unsupported("-_", one)
+    raise unsupported("-_", one)
 
 
 def logical_not(one: Value) -> bool:
@@ -199,7 +198,7 @@ def is_comparable(one: Value) -> bool:
 def _order(operator: str, holds: Callable[[int], bool]) -> Function:
     def ordered(one: Value, other: Value) -> bool:
         if type(one) not in _COMPARABLE:
-            raise _unsupported(operator, one)
+            raise unsupported(operator, one)
         return holds(compare(one, other))
 
     return ordered

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from draco.cel.errors import EvaluationError
 from draco.cel.functions.costs import FREE, Charge, CostRule, one
 from draco.cel.values import types
 from draco.cel.values.bounds import Toil
@@ -158,6 +159,19 @@ _PYTHON: Final[dict[str, frozenset[type]]] = {
     types.CIDR.name: frozenset({Cidr}),
 }
 """The types of Python whose values may stand for a type at run time."""
+
+
+def succeeds(parse: Function) -> Function:
+    """Make a test whether a function takes its arguments without an error."""
+
+    def test(*arguments: Value) -> bool:
+        try:
+            parse(*arguments)
+        except EvaluationError:
+            return False
+        return True
+
+    return test
 
 
 def read(row: Row, dotted: frozenset[str]) -> Overload:

@@ -9,7 +9,7 @@ from typing import Final
 
 from draco.cel.errors import EvaluationError
 from draco.cel.functions.costs import READING
-from draco.cel.functions.overloads import row
+from draco.cel.functions.overloads import row, succeeds
 from draco.cel.values.texts import quoted
 from draco.cel.values.values import ComputedQuantity
 from draco.resources.quantity import Format, Quantity, QuantityError
@@ -23,14 +23,6 @@ def _quantity(text: str) -> Quantity:
         raise EvaluationError(error.upstream) from None
 
 
-def _is_quantity(text: str) -> bool:
-    try:
-        Quantity.parse(text)
-    except QuantityError:
-        return False
-    return True
-
-
 def _as_integer(one: Quantity) -> int:
     number = one.as_int64()
     if number is None:
@@ -42,20 +34,8 @@ def _computed(result: Quantity) -> ComputedQuantity:
     return ComputedQuantity(result.mantissa, result.exponent, wide=result.wide, format=result.format, text=result.text)
 
 
-def _add(one: Quantity, other: Quantity) -> Quantity:
-    return _computed(one + other)
-
-
-def _subtract(one: Quantity, other: Quantity) -> Quantity:
-    return _computed(one - other)
-
-
-def _add_int(one: Quantity, other: int) -> Quantity:
-    return _computed(one + Quantity.of(other, Format.DECIMAL_EXPONENT))
-
-
-def _subtract_int(one: Quantity, other: int) -> Quantity:
-    return _computed(one - Quantity.of(other, Format.DECIMAL_EXPONENT))
+def _of_int(number: int) -> Quantity:
+    return Quantity.of(number, Format.DECIMAL_EXPONENT)
 
 
 def _semver(text: str, normalise: bool = False) -> SemVer:
@@ -63,14 +43,6 @@ def _semver(text: str, normalise: bool = False) -> SemVer:
         return SemVer.parse_loosely(text) if normalise else SemVer.parse(text)
     except SemVerError:
         raise EvaluationError(_semver_complaint(text, normalise=normalise)) from None
-
-
-def _is_semver(text: str, normalise: bool = False) -> bool:
-    try:
-        _semver(text, normalise)
-    except EvaluationError:
-        return False
-    return True
 
 
 def _semver_complaint(text: str, *, normalise: bool) -> str:
@@ -147,19 +119,15 @@ def _is_identifier(text: str) -> bool:
     return all(character.isascii() and (character.isalnum() or character == "-") for character in text)
 
 
-def _wrapped(number: int) -> int:
-    """A version's number as an int: what is too large for one wraps round, as in Go."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
 def _number(name: str) -> Callable[[SemVer], int]:
-    return lambda version: _wrapped(getattr(version, name))
+    """A version's number as an int: what is too large for one wraps round, as in Go."""
+    return lambda version: (int(getattr(version, name)) + 2**63) % 2**64 - 2**63
 
 
 OVERLOADS: Final = {
     "standard": (
         row("string_to_quantity", "quantity(string) -> quantity", _quantity, cost=READING),
-        row("is_quantity_string", "isQuantity(string) -> bool", _is_quantity, cost=READING),
+        row("is_quantity_string", "isQuantity(string) -> bool", succeeds(_quantity), cost=READING),
         row("quantity_sign", "sign(quantity) -> int", Quantity.sign),
         row("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool", operator.gt),
         row("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool", operator.lt),
@@ -167,16 +135,16 @@ OVERLOADS: Final = {
         row("quantity_get_float", "quantity.asApproximateFloat() -> double", Quantity.approximate),
         row("quantity_get_int", "quantity.asInteger() -> int", _as_integer),
         row("quantity_is_integer", "quantity.isInteger() -> bool", lambda one: one.as_int64() is not None),
-        row("quantity_add", "quantity.add(quantity) -> quantity", _add),
-        row("quantity_add_int", "quantity.add(int) -> quantity", _add_int),
-        row("quantity_sub", "quantity.sub(quantity) -> quantity", _subtract),
-        row("quantity_sub_int", "quantity.sub(int) -> quantity", _subtract_int),
+        row("quantity_add", "quantity.add(quantity) -> quantity", lambda one, other: _computed(one + other)),
+        row("quantity_add_int", "quantity.add(int) -> quantity", lambda one, other: _computed(one + _of_int(other))),
+        row("quantity_sub", "quantity.sub(quantity) -> quantity", lambda one, other: _computed(one - other)),
+        row("quantity_sub_int", "quantity.sub(int) -> quantity", lambda one, other: _computed(one - _of_int(other))),
     ),
     "semver": (
         row("string_to_semver", "semver(string) -> semver", _semver, cost=READING),
         row("string_bool_to_semver", "semver(string, bool) -> semver", _semver, cost=READING),
-        row("is_semver_string", "isSemver(string) -> bool", _is_semver, cost=READING),
-        row("is_semver_string_bool", "isSemver(string, bool) -> bool", _is_semver, cost=READING),
+        row("is_semver_string", "isSemver(string) -> bool", succeeds(_semver), cost=READING),
+        row("is_semver_string_bool", "isSemver(string, bool) -> bool", succeeds(_semver), cost=READING),
         row("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool", operator.gt),
         row("semver_is_less_than", "semver.isLessThan(semver) -> bool", operator.lt),
         row("semver_compare_to", "semver.compareTo(semver) -> int", SemVer.compare),

@@ -5,17 +5,17 @@ Owns what the CEL specification defines beyond operators, as Kubernetes runs it 
 
 import re
 import zoneinfo
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from draco.cel.errors import EvaluationError
 from draco.cel.functions.costs import AFFIX, CONTAINING, MATCHING, TO_BYTES, TO_TEXT
-from draco.cel.functions.operators import RECEIVERS, timestamp_of
+from draco.cel.functions.operators import timestamp_of, unsupported
 from draco.cel.functions.overloads import Row, row
 from draco.cel.values.bounds import toil_of_compiling
 from draco.cel.values.regex import compile_pattern
-from draco.cel.values.texts import civil_date, double_text, duration_text, timestamp_text
+from draco.cel.values.texts import DAY_S, SECOND, civil_date, double_text, duration_text, timestamp_text
 from draco.cel.values.values import (
     MAPS,
     MAX_INT,
@@ -33,10 +33,8 @@ from draco.cel.values.values import (
     uint_of,
 )
 
-_SECOND: Final = 10**9
-_DAY_S: Final = 86_400
 _UNITS: Final = {
-    "ns": 1, "us": 10**3, "\u00b5s": 10**3, "\u03bcs": 10**3, "ms": 10**6, "s": _SECOND, "m": 60 * _SECOND, "h": 3600 * _SECOND,
+    "ns": 1, "us": 10**3, "\u00b5s": 10**3, "\u03bcs": 10**3, "ms": 10**6, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND,
 }  # fmt: skip
 _SPAN: Final = re.compile(r"([0-9]*)(?:\.([0-9]*))?([^0-9.]+)")
 _MOMENT: Final = re.compile(
@@ -48,8 +46,10 @@ _DIGITS: Final = "[0-9]+(?:_[0-9]+)*"
 _DOUBLE: Final = re.compile(rf"[+-]?(?:{_DIGITS}\.?(?:{_DIGITS})?|\.{_DIGITS})(?:[eE][+-]?{_DIGITS})?")
 _HEX_DOUBLE: Final = re.compile(r"[+-]?0[xX]_?(?:[0-9a-fA-F_]+\.?[0-9a-fA-F_]*|\.[0-9a-fA-F_]+)[pP][+-]?[0-9]+")
 _SPECIAL_DOUBLE: Final = re.compile(r"[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
-_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+_BOOLS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
 _ZONE_HOURS: Final = re.compile(r"[+-]?[0-9]+")
 
 
@@ -107,11 +107,9 @@ def _double_of_text(text: str) -> float:
 
 
 def _bool_of_text(text: str) -> bool:
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise _not_convertible("bool")
+    if text not in _BOOLS:
+        raise _not_convertible("bool")
+    return _BOOLS[text]
 
 
 def _text_of_bytes(data: bytes) -> str:
@@ -119,10 +117,6 @@ def _text_of_bytes(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise EvaluationError("invalid UTF-8 in bytes, cannot convert to string") from None
-
-
-def _bytes_of_text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def parse_duration(text: str) -> Duration:
@@ -166,16 +160,8 @@ def parse_timestamp(text: str) -> Timestamp:
     except ValueError:
         raise _not_convertible("google.protobuf.Timestamp") from None
     days -= 0 if year else 146_097
-    seconds = days * _DAY_S + hour * 3600 + minute * 60 + second - offset_s
-    return timestamp_of(seconds * _SECOND + int((part[7] or "0").ljust(9, "0")[:9]), offset_s)
-
-
-def _timestamp_of_int(seconds: int) -> Timestamp:
-    return timestamp_of(seconds * _SECOND)
-
-
-def _type_of(value: Value) -> TypeValue:
-    return TypeValue(type_name(value))
+    seconds = days * DAY_S + hour * 3600 + minute * 60 + second - offset_s
+    return timestamp_of(seconds * SECOND + int((part[7] or "0").ljust(9, "0")[:9]), offset_s)
 
 
 def _size(value: Value) -> int:
@@ -185,14 +171,12 @@ def _size(value: Value) -> int:
         return int(value.address.max_prefixlen) // 8
     if type(value) is Cidr:
         return -(-int(value.prefix_length) // 8)
-    receives = type(value) in RECEIVERS
-    raise EvaluationError("no such overload" if receives else "no such overload: size")
+    raise unsupported("size", value)
 
 
 def _matches(text: Value, pattern: Value) -> bool:
     if type(text) is not str:
-        receives = type(text) in RECEIVERS
-        raise EvaluationError("no such overload" if receives else "no such overload: matches")
+        raise unsupported("matches", text)
     if type(pattern) is not str:
         raise EvaluationError("no such overload")
     return compile_pattern(pattern).search(text) is not None
@@ -219,7 +203,7 @@ def _zone_offset_s(moment: Timestamp, zone: str) -> int:
     try:
         here = zoneinfo.ZoneInfo(zone)
         offset = (
-            (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=moment.ns // _SECOND)).astimezone(here).utcoffset()
+            (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=moment.ns // SECOND)).astimezone(here).utcoffset()
         )
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         raise EvaluationError(f"unknown time zone {zone}") from None
@@ -238,38 +222,15 @@ def _numeric_offset_s(zone: str, hours: str, minutes: str) -> int:
     return offset * 60
 
 
-_PARTS: Final[Mapping[str, Callable[[int, int], int]]] = {
-    "getFullYear": lambda days, _: civil_date(days)[0],
-    "getMonth": lambda days, _: civil_date(days)[1] - 1,
-    "getDayOfYear": lambda days, _: days - _new_year(civil_date(days)[0]),
-    "getDayOfMonth": lambda days, _: civil_date(days)[2] - 1,
-    "getDate": lambda days, _: civil_date(days)[2],
-    "getDayOfWeek": lambda days, _: (days + 4) % 7,
-    "getHours": lambda _, ns: ns // (3600 * _SECOND),
-    "getMinutes": lambda _, ns: ns // (60 * _SECOND) % 60,
-    "getSeconds": lambda _, ns: ns // _SECOND % 60,
-    "getMilliseconds": lambda _, ns: ns // 10**6 % 1000,
-}
-"""Parts of a moment, from its day counted from 1970 and the nanoseconds within it."""
-_SPANS: Final = {
-    "getHours": 3600 * _SECOND,
-    "getMinutes": 60 * _SECOND,
-    "getSeconds": _SECOND,
-    "getMilliseconds": 10**6,
-}
-
-
 def _new_year(year: int) -> int:
     before = year - 1
     return before * 365 + before // 4 - before // 100 + before // 400 - 719_162
 
 
-def _part_of(name: str) -> Callable[..., int]:
-    part = _PARTS[name]
-
+def _of_moment(part: Callable[[int, int], int]) -> Callable[..., int]:
     def of_moment(moment: Timestamp, zone: str = "UTC") -> int:
-        local = moment.ns + _zone_offset_s(moment, zone) * _SECOND
-        return part(*divmod(local, _DAY_S * _SECOND))
+        local = moment.ns + _zone_offset_s(moment, zone) * SECOND
+        return part(*divmod(local, DAY_S * SECOND))
 
     return of_moment
 
@@ -284,28 +245,29 @@ def _whole(unit_ns: int) -> Callable[[Duration], int]:
     return of_duration
 
 
-_NAMES_OF_PARTS: Final = {
-    "getFullYear": "year",
-    "getMonth": "month",
-    "getDayOfYear": "day_of_year",
-    "getDayOfMonth": "day_of_month",
-    "getDate": "day_of_month_1_based",
-    "getDayOfWeek": "day_of_week",
-    "getHours": "hours",
-    "getMinutes": "minutes",
-    "getSeconds": "seconds",
-    "getMilliseconds": "milliseconds",
-}
+_PARTS: Final[Sequence[tuple[str, str, Callable[[int, int], int], int | None]]] = (
+    ("getFullYear", "year", lambda days, _: civil_date(days)[0], None),
+    ("getMonth", "month", lambda days, _: civil_date(days)[1] - 1, None),
+    ("getDayOfYear", "day_of_year", lambda days, _: days - _new_year(civil_date(days)[0]), None),
+    ("getDayOfMonth", "day_of_month", lambda days, _: civil_date(days)[2] - 1, None),
+    ("getDate", "day_of_month_1_based", lambda days, _: civil_date(days)[2], None),
+    ("getDayOfWeek", "day_of_week", lambda days, _: (days + 4) % 7, None),
+    ("getHours", "hours", lambda _, ns: ns // (3600 * SECOND), 3600 * SECOND),
+    ("getMinutes", "minutes", lambda _, ns: ns // (60 * SECOND) % 60, 60 * SECOND),
+    ("getSeconds", "seconds", lambda _, ns: ns // SECOND % 60, SECOND),
+    ("getMilliseconds", "milliseconds", lambda _, ns: ns // 10**6 % 1000, 10**6),
+)
+"""Parts of a moment: function, name in ids, the part from the day counted from 1970 and the nanoseconds within it; and the unit
+in nanoseconds where the function takes a span of time apart, too."""
 
 
-def _part_rows(function: str, part: str) -> Iterator[Row]:
-    """Rows of a function that takes a moment, or perhaps a span of time, apart."""
-    run = _part_of(function)
+def _part_rows(function: str, part: str, of: Callable[[int, int], int], unit_ns: int | None) -> Iterator[Row]:
+    run = _of_moment(of)
     yield row(f"timestamp_to_{part}", f"timestamp.{function}() -> int", run)
     suffix = "tz" if part == "seconds" else "with_tz"
     yield row(f"timestamp_to_{part}_{suffix}", f"timestamp.{function}(string) -> int", run)
-    if function in _SPANS:
-        yield row(f"duration_to_{part}", f"duration.{function}() -> int", _whole(_SPANS[function]))
+    if unit_ns is not None:
+        yield row(f"duration_to_{part}", f"duration.{function}() -> int", _whole(unit_ns))
 
 
 _CONTAINS: Final = _text_test(str.__contains__)
@@ -322,12 +284,12 @@ OVERLOADS: Final = {
         row("map_size", "map(A, B).size() -> int", singleton=_size),
         row("size_string", "size(string) -> int", singleton=_size),
         row("string_size", "string.size() -> int", singleton=_size),
-        row("type", "type(A) -> type(A)", _type_of),
+        row("type", "type(A) -> type(A)", lambda value: TypeValue(type_name(value))),
         row("to_dyn", "dyn(A) -> dyn", _same),
         row("bool_to_bool", "bool(bool) -> bool", _same),
         row("string_to_bool", "bool(string) -> bool", _bool_of_text),
         row("bytes_to_bytes", "bytes(bytes) -> bytes", _same),
-        row("string_to_bytes", "bytes(string) -> bytes", _bytes_of_text, cost=TO_BYTES),
+        row("string_to_bytes", "bytes(string) -> bytes", lambda text: text.encode("utf-8", "surrogatepass"), cost=TO_BYTES),
         row("double_to_double", "double(double) -> double", _same),
         row("int64_to_double", "double(int) -> double", float),
         row("string_to_double", "double(string) -> double", _double_of_text),
@@ -338,7 +300,7 @@ OVERLOADS: Final = {
         row("double_to_int64", "int(double) -> int", _int_of_double),
         row("duration_to_int64", "int(duration) -> int", lambda one: one.ns),
         row("string_to_int64", "int(string) -> int", _int_of_text),
-        row("timestamp_to_int64", "int(timestamp) -> int", lambda one: one.ns // _SECOND),
+        row("timestamp_to_int64", "int(timestamp) -> int", lambda one: one.ns // SECOND),
         row("uint64_to_int64", "int(uint) -> int", lambda one: int_of(int(one))),
         row("string_to_string", "string(string) -> string", _same),
         row("bool_to_string", "string(bool) -> string", lambda one: "true" if one else "false"),
@@ -349,7 +311,7 @@ OVERLOADS: Final = {
         row("timestamp_to_string", "string(timestamp) -> string", timestamp_text),
         row("uint64_to_string", "string(uint) -> string", lambda one: str(int(one))),
         row("timestamp_to_timestamp", "timestamp(timestamp) -> timestamp", _same),
-        row("int64_to_timestamp", "timestamp(int) -> timestamp", _timestamp_of_int),
+        row("int64_to_timestamp", "timestamp(int) -> timestamp", lambda seconds: timestamp_of(seconds * SECOND)),
         row("string_to_timestamp", "timestamp(string) -> timestamp", parse_timestamp),
         row("uint64_to_uint64", "uint(uint) -> uint", _same),
         row("double_to_uint64", "uint(double) -> uint", _uint_of_double),
@@ -360,7 +322,7 @@ OVERLOADS: Final = {
         row("starts_with_string", "string.startsWith(string) -> bool", singleton=_STARTS_WITH, cost=AFFIX),
         row("matches", "matches(string, string) -> bool", singleton=_matches, cost=MATCHING, toil=toil_of_compiling),
         row("matches_string", "string.matches(string) -> bool", singleton=_matches, cost=MATCHING, toil=toil_of_compiling),
-        *(each for named in _NAMES_OF_PARTS.items() for each in _part_rows(*named)),
+        *(each for part in _PARTS for each in _part_rows(*part)),
     )
 }  # fmt: skip
 

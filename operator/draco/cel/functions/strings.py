@@ -3,6 +3,7 @@
 Owns everything with a text as target except `format`. Positions count characters, not bytes.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from draco.cel.errors import EvaluationError
@@ -10,7 +11,7 @@ from draco.cel.functions.costs import FINDING, JOINING, QUOTING, REPLACING, SAME
 from draco.cel.functions.overloads import row
 from draco.cel.values.bounds import MAX_TEXT, check_text, toil_of_all, toil_of_compiling, too_costly
 from draco.cel.values.regex import compile_pattern, every_match, found
-from draco.cel.values.texts import shown
+from draco.cel.values.texts import ESCAPES, shown
 from draco.cel.values.values import Value
 
 _LOWER: Final = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
@@ -19,11 +20,7 @@ _BLANKS: Final = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
-_QUOTES: Final = str.maketrans(
-    {
-        "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"',
-    }
-)  # fmt: skip
+_QUOTES: Final = str.maketrans(ESCAPES)
 
 
 def _out_of_range(position: int) -> EvaluationError:
@@ -42,10 +39,6 @@ def _index_of(text: str, part: str, start: int = 0) -> int:
     if not part:
         return min(start, len(text))
     return text.find(part, start) if start < len(text) else -1
-
-
-def _last_index_of(text: str, part: str) -> int:
-    return text.rfind(part)
 
 
 def _last_index_before(text: str, part: str, start: int) -> int:
@@ -98,16 +91,9 @@ def _join(parts: list[Value], separator: str = "") -> str:
     return separator.join(parts)
 
 
-def _quote(text: str) -> str:
-    return f'"{text.translate(_QUOTES)}"'
-
-
-def _lower_ascii(text: str) -> str:
-    return text.lower() if text.isascii() else text.translate(_LOWER)
-
-
-def _upper_ascii(text: str) -> str:
-    return text.upper() if text.isascii() else text.translate(_UPPER)
+def _in_ascii(change: Callable[[str], str], others: dict[int, int]) -> Callable[[str], str]:
+    """Upper or lower case for ASCII alone."""
+    return lambda text: change(text) if text.isascii() else text.translate(others)
 
 
 def _find(text: str, pattern: str) -> str:
@@ -142,7 +128,7 @@ OVERLOADS: Final = {
         row(
             "string_last_index_of_string",
             "string.lastIndexOf(string) -> int",
-            _last_index_of,
+            str.rfind,
             cost=TRAVERSING,
             toil=toil_of_all,
         ),
@@ -153,7 +139,7 @@ OVERLOADS: Final = {
             cost=TRAVERSING,
             toil=toil_of_all,
         ),
-        row("string_lower_ascii", "string.lowerAscii() -> string", _lower_ascii, cost=SAME_SIZE),
+        row("string_lower_ascii", "string.lowerAscii() -> string", _in_ascii(str.lower, _LOWER), cost=SAME_SIZE),
         row(
             "string_replace_string_string",
             "string.replace(string, string) -> string",
@@ -173,8 +159,8 @@ OVERLOADS: Final = {
         row("string_substring_int", "string.substring(int) -> string", _substring, cost=SAME_SIZE),
         row("string_substring_int_int", "string.substring(int, int) -> string", _substring_between, cost=SAME_SIZE),
         row("string_trim", "string.trim() -> string", lambda text: text.strip(_BLANKS), cost=SAME_SIZE),
-        row("string_upper_ascii", "string.upperAscii() -> string", _upper_ascii, cost=SAME_SIZE),
-        row("strings_quote", "strings.quote(string) -> string", _quote, cost=QUOTING),
+        row("string_upper_ascii", "string.upperAscii() -> string", _in_ascii(str.upper, _UPPER), cost=SAME_SIZE),
+        row("strings_quote", "strings.quote(string) -> string", lambda text: f'"{text.translate(_QUOTES)}"', cost=QUOTING),
         row("list_join", "list(string).join() -> string", _join, cost=JOINING),
         row("list_join_string", "list(string).join(string) -> string", _join, cost=JOINING),
     )

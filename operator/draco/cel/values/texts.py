@@ -4,16 +4,16 @@ Owns number formats, quoting and the spelling of moments and spans of time. Deci
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Final
 
 from draco.cel.values.bounds import check_message
-from draco.cel.values.values import MAPS, Duration, Optional, Timestamp, TypeValue, Value, go_type, value_of_key
+from draco.cel.values.values import MAPS, Duration, Optional, Timestamp, TypeValue, UInt, Value, go_type, value_of_key
 
-_SECOND: Final = 10**9
-_DAY_S: Final = 86_400
-_ESCAPES: Final = {
+SECOND: Final = 10**9
+DAY_S: Final = 86_400
+ESCAPES: Final = {
     "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"',
 }  # fmt: skip
 
@@ -47,16 +47,16 @@ def duration_text(duration: Duration) -> str:
 
 def duration_seconds(duration: Duration) -> float:
     """Return a span of time in seconds, rounded as Go rounds it."""
-    whole = abs(duration.ns) // _SECOND
-    rest = abs(duration.ns) % _SECOND
+    whole = abs(duration.ns) // SECOND
+    rest = abs(duration.ns) % SECOND
     seconds = float(whole) + float(rest) / 1e9
     return -seconds if duration.ns < 0 else seconds
 
 
 def timestamp_text(moment: Timestamp) -> str:
     """Write a moment in RFC 3339, with as many decimals as it needs, in the offset it was written with."""
-    seconds, nanos = divmod(moment.ns, _SECOND)
-    days, clock = divmod(seconds + moment.offset_s, _DAY_S)
+    seconds, nanos = divmod(moment.ns, SECOND)
+    days, clock = divmod(seconds + moment.offset_s, DAY_S)
     year, month, day = civil_date(days)
     fraction = f".{nanos:09d}".rstrip("0") if nanos else ""
     time = f"{clock // 3600:02d}:{clock // 60 % 60:02d}:{clock % 60:02d}{fraction}"
@@ -90,7 +90,7 @@ def quoted(text: str) -> str:
 
 
 def _quoted_character(character: str) -> str:
-    escape = _ESCAPES.get(character)
+    escape = ESCAPES.get(character)
     if escape is not None:
         return escape
     if character == " " or (character.isprintable() and not character.isspace()):
@@ -101,17 +101,24 @@ def _quoted_character(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def shown(value: Value) -> str:  # noqa: PLR0911 - one per type
+PLAIN_TEXTS: Final[dict[type, Callable[[Value], str]]] = {
+    str: str,
+    bool: lambda value: "true" if value else "false",
+    int: str,
+    UInt: lambda value: str(int(value)),
+    float: double_text,
+    Duration: duration_text,
+    Timestamp: timestamp_text,
+    TypeValue: lambda value: value.name,
+}
+"""How values read in messages and where an expression makes a text of them alike."""
+
+
+def shown(value: Value) -> str:  # noqa: PLR0911 - one per kind of text
     """Write a value inside an error message (`%v`)."""
     kind = type(value)
-    if kind is str:
-        return str(value)
-    if kind is bool:
-        return "true" if value else "false"
-    if kind is float:
-        return double_text(value)
-    if isinstance(value, int):
-        return str(int(value))
+    if kind in PLAIN_TEXTS:
+        return PLAIN_TEXTS[kind](value)
     if value is None:
         return "NULL_VALUE"
     if kind is list:
@@ -120,14 +127,8 @@ def shown(value: Value) -> str:  # noqa: PLR0911 - one per type
         return f"{{{_joined(f'{shown(value_of_key(key))}: {shown(item)}' for key, item in value.items())}}}"
     if kind is Optional:
         return f"optional({shown(value.value)})" if value.present else "optional.none()"
-    if kind is TypeValue:
-        return str(value.name)
     if kind is bytes:
         return "[" + " ".join(map(str, value)) + "]"
-    if kind is Duration:
-        return duration_text(value)
-    if kind is Timestamp:
-        return timestamp_text(value)
     return f"{{{value}}}" if go_type(value).startswith("cel.") else str(value)
 
 

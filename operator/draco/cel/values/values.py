@@ -135,52 +135,30 @@ class DomainMap(dict[str, Value]):
 
 EMPTY: Final[dict[str, Value]] = {}
 
-_CEL_NAMES: Final[dict[type, str]] = {
-    bool: "bool",
-    int: "int",
-    UInt: "uint",
-    float: "double",
-    str: "string",
-    bytes: "bytes",
-    type(None): "null_type",
-    list: "list",
-    dict: "map",
-    DomainMap: "map",
-    TypeValue: "type",
-    Optional: "optional_type",
-    Duration: "google.protobuf.Duration",
-    Timestamp: "google.protobuf.Timestamp",
-    Quantity: "kubernetes.Quantity",
-    ComputedQuantity: "kubernetes.Quantity",
-    SemVer: "kubernetes.Semver",
-    Ip: "net.IP",
-    Cidr: "net.CIDR",
-    Url: "kubernetes.URL",
-    NamedFormat: "kubernetes.NamedFormat",
+_NAMES: Final[dict[type, tuple[str, str]]] = {
+    bool: ("bool", "types.Bool"),
+    int: ("int", "types.Int"),
+    UInt: ("uint", "types.Uint"),
+    float: ("double", "types.Double"),
+    str: ("string", "types.String"),
+    bytes: ("bytes", "types.Bytes"),
+    type(None): ("null_type", "types.Null"),
+    list: ("list", "*types.baseList"),
+    dict: ("map", "*types.baseMap"),
+    DomainMap: ("map", "cel.mapper"),
+    TypeValue: ("type", "*types.Type"),
+    Optional: ("optional_type", "*types.Optional"),
+    Duration: ("google.protobuf.Duration", "types.Duration"),
+    Timestamp: ("google.protobuf.Timestamp", "types.Timestamp"),
+    Quantity: ("kubernetes.Quantity", "cel.Quantity"),
+    ComputedQuantity: ("kubernetes.Quantity", "*cel.Quantity"),
+    SemVer: ("kubernetes.Semver", "cel.Semver"),
+    Ip: ("net.IP", "cel.IP"),
+    Cidr: ("net.CIDR", "cel.CIDR"),
+    Url: ("kubernetes.URL", "cel.URL"),
+    NamedFormat: ("kubernetes.NamedFormat", "cel.Format"),
 }
-_GO_NAMES: Final[dict[type, str]] = {
-    bool: "types.Bool",
-    int: "types.Int",
-    UInt: "types.Uint",
-    float: "types.Double",
-    str: "types.String",
-    bytes: "types.Bytes",
-    type(None): "types.Null",
-    list: "*types.baseList",
-    dict: "*types.baseMap",
-    DomainMap: "cel.mapper",
-    TypeValue: "*types.Type",
-    Optional: "*types.Optional",
-    Duration: "types.Duration",
-    Timestamp: "types.Timestamp",
-    Quantity: "cel.Quantity",
-    ComputedQuantity: "*cel.Quantity",
-    SemVer: "cel.Semver",
-    Ip: "cel.IP",
-    Cidr: "cel.CIDR",
-    Url: "cel.URL",
-    NamedFormat: "cel.Format",
-}
+"""CEL's and Go's name of each type."""
 _BY_REFERENCE: Final[frozenset[type]] = frozenset((list, dict, DomainMap, Optional, Quantity, ComputedQuantity, Url))
 """What is a key of its own each time, because Go compares it by reference there."""
 _UNHASHABLE: Final = frozenset({SemVer, bytes, NamedFormat})
@@ -191,12 +169,12 @@ MAPS: Final[frozenset[type]] = frozenset((dict, DomainMap))
 
 def type_name(value: Value) -> str:
     """CEL's name of a value's type, as `type(x)` and error texts have it."""
-    return _CEL_NAMES[type(value)]
+    return _NAMES[type(value)][0]
 
 
 def go_type(value: Value) -> str:
     """Go's name of a value's type, which a few of Kubernetes' error texts show."""
-    return _GO_NAMES[type(value)]
+    return _NAMES[type(value)][1]
 
 
 def no_such_overload(function: str, *arguments: Value) -> EvaluationError:
