@@ -9,8 +9,6 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 from typing import Literal as OneOf
 
-import msgspec
-
 from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, Select, children
 
 PathKind: TypeAlias = OneOf["attributes", "capacity", "driver", "allowMultipleAllocations"]
@@ -40,19 +38,15 @@ class Reads(NamedTuple):
     compared: Mapping[AttributePath, frozenset[str]] = MappingProxyType({})
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """Where in a device a part of the expression is: `steps` leads there from the device."""
-
-    steps: tuple[str, ...] = ()
-
-
+_Place: TypeAlias = tuple[str, ...]
+"""Where in a device a part of the expression is: the steps that lead there from the device."""
 _Scope: TypeAlias = dict[str, _Place | None]
 """What the variables around a part stand for; None for anything that is no place in a device."""
 _VALUE: Final = 3
 """How many steps lead to a value."""
 _DEEPEST: Final = _VALUE + 1
 """Steps that are kept: enough to know a value from what is taken out of one."""
-_DEVICE: Final = _Place()
+_DEVICE: Final = ()
 
 
 def reads(root: Expr) -> Reads:
@@ -140,13 +134,13 @@ def _place(node: Expr, scope: _Scope) -> _Place | None:
         start = _DEVICE
     if start is None:
         return None
-    steps = (*start.steps, *reversed(fields))
-    return _Place(steps[: 1 if steps[:1] in {("driver",), ("allowMultipleAllocations",)} else _DEEPEST])
+    steps = (*start, *reversed(fields))
+    return steps[: 1 if steps[:1] in {("driver",), ("allowMultipleAllocations",)} else _DEEPEST]
 
 
 def _path(place: _Place) -> AttributePath | None:
     """What using the value of a place reads; None for a whole map or more."""
-    match place.steps:
+    match place:
         case ("driver",):
             return AttributePath("driver")
         case ("allowMultipleAllocations",):
@@ -167,17 +161,17 @@ def _asked(node: Expr, scope: _Scope) -> _Place | None:
             place = _place(of, scope)
         case Call(function="hasValue", target=of, arguments=()) if of is not None:
             inner = _place(of, scope)
-            if inner is None or not inner.steps:
+            if not inner:
                 return None
-            place, name = _Place(inner.steps[:-1]), inner.steps[-1]
+            place, name = inner[:-1], inner[-1]
         case _:
             return None
-    return None if place is None or not place.steps else _Place((*place.steps, name)[:_DEEPEST])
+    return (*place, name)[:_DEEPEST] if place else None
 
 
 def _presence(place: _Place) -> AttributePath | None:
     """What asking whether a place is there reads."""
-    match place.steps:
+    match place:
         case ("attributes", domain):
             return AttributePath("attributes", domain)
         case ("capacity", domain):
@@ -186,7 +180,7 @@ def _presence(place: _Place) -> AttributePath | None:
 
 
 def _is_attribute(place: _Place) -> bool:
-    return len(place.steps) == _VALUE and place.steps[0] == "attributes"
+    return len(place) == _VALUE and place[0] == "attributes"
 
 
 def _equated(node: Expr, scope: _Scope) -> tuple[AttributePath, frozenset[str]] | None:

@@ -47,7 +47,7 @@ class Selector:
 
     def matches(self, device: DeviceVariable) -> bool:
         """Whether the device is selected. Raises EvaluationError with Kubernetes' words."""
-        value = self._evaluate(device)
+        value = _evaluated(self._run, device, self._slots.copy())
         if value is True or value is False:
             return value
         reason = native_complaint(value, "bool")
@@ -68,9 +68,6 @@ class Selector:
         slots: Slots = [0] * compiler.slots
         _evaluated(run, device, slots)
         return int(slots[0])
-
-    def _evaluate(self, device: DeviceVariable) -> Value:
-        return _evaluated(self._run, device, self._slots.copy())
 
 
 def _evaluated(run: Run, device: DeviceVariable, slots: Slots) -> Value:

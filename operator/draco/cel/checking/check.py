@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
-from draco.cel.checking.steps import Steps, run
 from draco.cel.errors import CompileError, Issue, refusal
 from draco.cel.functions import table
 from draco.cel.functions.overloads import Overload
@@ -26,7 +25,9 @@ from draco.cel.syntax.ast import (
     MapExpr,
     MessageExpr,
     Select,
+    dotted,
 )
+from draco.cel.syntax.steps import Steps, run
 from draco.cel.values import types
 from draco.cel.values.types import Bindings, Type
 
@@ -52,19 +53,14 @@ _TYPE_NAMES: Final = {
     "optional_type": Type("opaque", "optional_type", (types.variable("V"),)),
     "net.IP": types.IP,
     "net.CIDR": types.CIDR,
+    "kubernetes.DRADevice": types.DEVICE,
 }
 """Types that an expression can name, as in `type(x) == string`."""
-_MESSAGES: Final = {**_TYPE_NAMES, "kubernetes.DRADevice": types.DEVICE}
 _RUNTIME_NAMES: Final = {
     "duration": "google.protobuf.Duration",
     "timestamp": "google.protobuf.Timestamp",
     "any": "google.protobuf.Any",
     "null": "null_type",
-}
-_MACRO_GROUPS: Final = {
-    "transformList": "two_variables",
-    "transformMap": "two_variables",
-    "transformMapEntry": "two_variables",
 }
 
 
@@ -170,7 +166,7 @@ class _Checker:
         name = name.removeprefix(".")
         if name == "device":
             return types.DEVICE
-        named = _MESSAGES.get(name)
+        named = _TYPE_NAMES.get(name)
         return None if named is None else types.type_of(named)
 
     def _check_identifier(self, node: Identifier) -> None:
@@ -185,7 +181,7 @@ class _Checker:
             self.types[node] = found
 
     def _check_select(self, node: Select) -> Steps:
-        name = None if node.is_test else _qualified(node)
+        name = dotted(node)
         if (
             name is not None
             and self._local(name.partition(".")[0]) is None
@@ -230,7 +226,7 @@ class _Checker:
             yield self.check(argument)
         function, target = node.function.removeprefix("."), node.target
         if target is not None:
-            prefix = _qualified(target)
+            prefix = dotted(target)
             full = f"{prefix}.{function}".removeprefix(".") if prefix is not None else ""
             if full in self._functions:
                 self.functions[node] = full
@@ -324,7 +320,7 @@ class _Checker:
     def _check_message(self, node: MessageExpr) -> Steps:
         """Messages: none can be built here, except that Kubernetes accepts the device's own type."""
         name = node.type_name.removeprefix(".")
-        of = _MESSAGES.get(name)
+        of = _TYPE_NAMES.get(name)
         if of is None:
             self._undeclared(node, node.type_name)
             return
@@ -342,10 +338,6 @@ class _Checker:
                 self._report(field.position, sentence)
 
     def _check_comprehension(self, node: Comprehension) -> Steps:
-        group = "two_variables" if node.second_variable is not None else _MACRO_GROUPS.get(node.macro)
-        if group is not None and group not in self.environment.macros:
-            self._undeclared(node, node.macro)
-            return
         yield self.check(node.range)
         yield self.check(node.init)
         of = self.bindings.resolved(self.types[node.range])
@@ -388,15 +380,6 @@ class _Checker:
 def _no_field(of: Type, field: str) -> str:
     """Kubernetes knows fields of the device alone; its other types are closed to the checker."""
     return f"undefined field '{field}'" if of == types.DEVICE else f"unexpected failed resolution of '{of}'"
-
-
-def _qualified(node: Expr) -> str | None:
-    """`a.b.c` where a node spells nothing but names."""
-    names: list[str] = []
-    while isinstance(node, Select) and not node.is_test:
-        names.append(node.field)
-        node = node.operand
-    return ".".join([node.name, *reversed(names)]) if isinstance(node, Identifier) else None
 
 
 def _replaced(of: Type, fresh: dict[str, Type]) -> Type:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from draco.cel.checking.check import CheckedExpression
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
-from draco.cel.checking.steps import Steps, run
 from draco.cel.functions import by_id
 from draco.cel.functions.costs import NEW_LIST, NEW_MAP
 from draco.cel.functions.estimates import (
@@ -42,6 +41,7 @@ from draco.cel.syntax.ast import (
     Select,
     children,
 )
+from draco.cel.syntax.steps import Steps, run
 from draco.cel.values.types import Type, unwrapped
 
 _LIST: Final = fixed(NEW_LIST)
@@ -107,8 +107,6 @@ class _Estimate:
                     yield self.visit(field.value)
                     total += self.costs[field.value]
                 self.costs[node] = total
-            case Comprehension(macro="bind"):
-                yield from self._visit_bind(node)
             case Comprehension():
                 yield from self._visit_comprehension(node)
 
@@ -157,16 +155,6 @@ class _Estimate:
         self._entries[node] = _Entries(is_list=False, key=keys, value=values)
         self.costs[node] = total
 
-    def _visit_bind(self, node: Comprehension) -> Steps:
-        yield self.visit(node.range)
-        yield self.visit(node.init)
-        bound = _Variable(self._path(node.init), self._size(node.init), self._entry_sizes(node.init))
-        self._variables.setdefault(node.accumulator, []).append(bound)
-        yield self.visit(node.result)
-        self.costs[node] = self.costs[node.range] + self.costs[node.init] + self.costs[node.result]
-        self._copy_sizes(node, node.result)
-        self._variables[node.accumulator].pop()
-
     def _visit_comprehension(self, node: Comprehension) -> Steps:
         yield self.visit(node.range)
         yield self.visit(node.init)
@@ -180,15 +168,17 @@ class _Estimate:
         for name in names:
             self._variables[name].pop()
         yield self.visit(node.result)
-        self._variables[node.accumulator].pop()
         times = self._size_or_unknown(node.range)
         total = self.costs[node.range] + self.costs[node.init] + self.costs[node.result]
         self.costs[node] = total + times * (self.costs[node.step] + self.costs[node.condition])
-        if isinstance(node.init, Literal):
+        if node.macro == "bind":
+            self._copy_sizes(node, node.result)
+        elif isinstance(node.init, Literal):
             self._set_size(node, self._size(node.init))
         elif isinstance(node.init, ListExpr | MapExpr):
             self._sizes[node] = times
             self._set_entries(node, self._entry_sizes(node.step))
+        self._variables[node.accumulator].pop()
 
     def _loop_variables(self, node: Comprehension) -> list[_Variable]:
         """What the loop's variables stand for: elements of a list or keys of a map; or index or key, and value."""

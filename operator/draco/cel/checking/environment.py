@@ -16,19 +16,12 @@ class Environment(msgspec.Struct, frozen=True):
     """What an expression may use.
 
     `libraries` names the overloads beside the standard ones (semver, lists, includes; positions in a list, which come before or
-    behind those in a text), `macros` the groups of macros beside those (two_variables, sort_by, bind). `attribute` is the static
-    type of an attribute's value, which no attribute lives up to.
+    behind those in a text). `attribute` is the static type of an attribute's value, which no attribute lives up to.
     """
 
     libraries: frozenset[str]
-    macros: frozenset[str]
     has_allow_multiple_allocations: bool
     attribute: Type
-
-    @property
-    def attributes(self) -> Type:
-        """The type of `device.attributes`."""
-        return types.map_of(types.STRING, types.map_of(types.STRING, self.attribute))
 
     def field(self, name: str) -> Type | None:
         """Return the type of a field of `device`."""
@@ -36,7 +29,7 @@ class Environment(msgspec.Struct, frozen=True):
             case "driver":
                 return types.STRING
             case "attributes":
-                return self.attributes
+                return types.map_of(types.STRING, types.map_of(types.STRING, self.attribute))
             case "capacity":
                 return types.map_of(types.STRING, types.map_of(types.STRING, types.QUANTITY))
             case "allowMultipleAllocations" if self.has_allow_multiple_allocations:
@@ -46,7 +39,6 @@ class Environment(msgspec.Struct, frozen=True):
 
 STORED_EXPRESSIONS: Final = Environment(
     libraries=frozenset({"semver", "lists", "includes", "late_positions"}),
-    macros=frozenset({"two_variables", "sort_by", "bind"}),
     has_allow_multiple_allocations=True,
     attribute=types.DYN,
 )
@@ -67,16 +59,13 @@ def new_expressions(minor: int, *, list_attributes: bool = False) -> Environment
         raise ValueError(f"Kubernetes 1.{minor} has no stable DRA; the oldest supported version is 1.{_OLDEST}")
     compatible = minor - 1
     libraries = {"semver", "late_positions" if compatible >= 37 else "early_positions"}
-    macros = {"two_variables", "bind"}
     if compatible >= 34:
         libraries.add("lists")
-        macros.add("sort_by")
     has_lists = list_attributes and minor >= _LISTS
     if has_lists or compatible >= 37:
         libraries.add("includes")
     return Environment(
         libraries=frozenset(libraries),
-        macros=frozenset(macros),
         has_allow_multiple_allocations=minor >= _SHARES_BY_DEFAULT,
         attribute=types.DYN if has_lists else types.ANY,
     )

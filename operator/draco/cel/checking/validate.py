@@ -11,6 +11,7 @@ from typing import Any, Final
 from draco.cel.checking.check import CheckedExpression, runtime_name
 from draco.cel.errors import CompileError, EvaluationError, Issue, refusal
 from draco.cel.functions.format import INT64_DIGITS, too_precise
+from draco.cel.functions.operators import FIRST_SECOND, LAST_SECOND
 from draco.cel.functions.standard import parse_duration, parse_timestamp
 from draco.cel.syntax.ast import Call, Expr, Identifier, ListExpr, Literal, MapExpr, Select, children, walk
 from draco.cel.values import types
@@ -23,10 +24,6 @@ _CONSTANTS: Final[dict[str, Callable[[str], Any]]] = {
     "timestamp": parse_timestamp,
     "matches": compile_pattern,
 }
-
-
-_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
-"""The years 1 to 9999."""
 
 
 def validate(checked: CheckedExpression) -> None:
@@ -89,7 +86,7 @@ def _constants(node: Call) -> Iterator[Issue]:
         yield Issue(first.position, f"invalid {node.function} argument")
         return
     if node.function == "timestamp" and first.kind == "int" and isinstance(first.value, int):
-        if not _FIRST_SECOND <= first.value <= _LAST_SECOND:
+        if not FIRST_SECOND <= first.value <= LAST_SECOND:
             yield Issue(first.position, "invalid timestamp argument")
         return
     if not isinstance(first.value, str):

@@ -38,7 +38,7 @@ def compile_call(meter: Meter, name: str, overload: str | None, codes: Sequence[
     function = binding.run
     runs = tuple(code.run for code in codes)
     if name in CONVERSIONS and len(codes) == 1 and codes[0].is_constant:
-        return _folded(partial(function, codes[0].value))
+        return constant(_at_once(partial(function, codes[0].value)))
     if name in _PARSERS and isinstance(meter, Unmetered) and all(code.is_constant for code in codes):
         return Code(_computed_once(partial(function, *(code.value for code in codes))))
     if overload == "in_list" and codes[1].is_constant:
@@ -60,17 +60,14 @@ def _membership(meter: Meter, binding: Binding, runs: tuple[Run, ...], items: li
     test = membership(items)
     if test is None:
         return Code(meter.call(binding, runs))
-    return Code(_set_test(meter, runs[0], test))
+    run = runs[0]
+    return Code(meter.fixed(lambda device, slots: test(run(device, slots)), 0))
 
 
-def _set_test(meter: Meter, run: Run, test: Callable[[Value], bool]) -> Run:
-    return meter.fixed(lambda device, slots: test(run(device, slots)), 0)
-
-
-def _folded(compute: Callable[[], Value]) -> Code:
-    """A conversion of a constant, done once."""
+def _at_once(compute: Callable[[], Value]) -> Value:
+    """What can be computed of constants while compiling, and must be."""
     try:
-        return constant(compute())
+        return compute()
     except EvaluationError as error:
         raise CompileError(f"program instantiation failed: {error}") from None
 
@@ -86,10 +83,7 @@ def _computed_once(compute: Callable[[], Value]) -> Run:
 
 def _with_pattern(name: str, pattern: str) -> Callable[..., Value]:
     """A function on regular expressions whose pattern is known."""
-    try:
-        compiled = compile_pattern(pattern)
-    except EvaluationError as error:
-        raise CompileError(f"program instantiation failed: {error}") from None
+    compiled = _at_once(partial(compile_pattern, pattern))
     if name == "matches":
         run: Callable[..., Value] = matcher(pattern)
     elif name == "find":

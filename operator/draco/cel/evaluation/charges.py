@@ -5,7 +5,7 @@ counts as Kubernetes does and stops the evaluation where it would. What a call i
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.evaluation.code import Code, Run, Slots
@@ -21,30 +21,6 @@ READ: Final = 1
 Take = Callable[[Value, Value], Value]
 
 
-class Meter(Protocol):
-    """How code is charged."""
-
-    def fixed(self, run: Run, cost: int) -> Run:
-        """Meter code at a fixed extra cost, charged even when it fails."""
-        ...
-
-    def part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Code that takes a part of a value; what fails before costs nothing."""
-        ...
-
-    def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Code that takes a part which may be absent: then it costs nothing, nor does a failure."""
-        ...
-
-    def call(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """Meter a call."""
-        ...
-
-    def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """Meter a call that evaluates no argument behind one that fails."""
-        ...
-
-
 class Unmetered:
     """Charges nothing."""
 
@@ -53,7 +29,7 @@ class Unmetered:
         return run
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Return the part alone."""
+        """Return code that takes a part of a value."""
         if key.is_constant:
             at = key.value
             return lambda device, slots: take(operand(device, slots), at)
@@ -87,7 +63,7 @@ class Unmetered:
         return run
 
     def call_in_order(self, bound: Binding, arguments: tuple[Run, ...]) -> Run:
-        """Return the call alone."""
+        """Return the call alone, which evaluates no argument behind one that fails."""
         function = bound.run
         if not arguments:
             return lambda _device, _slots: function()
@@ -111,7 +87,7 @@ class Metered:
     """Charges as Kubernetes does, into slot 0."""
 
     def fixed(self, run: Run, cost: int) -> Run:
-        """Return the same code at a fixed extra cost."""
+        """Return the same code at a fixed extra cost, charged even when it fails."""
 
         def charged(device: DeviceVariable, slots: Slots) -> Value:
             try:
@@ -127,7 +103,7 @@ class Metered:
         return charged
 
     def part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Return the part and its charge."""
+        """Return the part and its charge; what fails before costs nothing."""
         at = key.bare or key.run
 
         def charged(device: DeviceVariable, slots: Slots) -> Value:
@@ -147,7 +123,7 @@ class Metered:
         return charged
 
     def optional_part(self, operand: Run, key: Code, take: Take) -> Run:
-        """Return the part and its charge."""
+        """Return the part and its charge: none where the part is absent or fails."""
         at = key.bare or key.run
         return lambda device, slots: _optionally(take, operand(device, slots), at, device, slots)
 
@@ -200,6 +176,10 @@ class Metered:
             return _called(function, values, charge, slots)
 
         return run
+
+
+Meter: TypeAlias = Unmetered | Metered
+"""How code is charged."""
 
 
 def _optionally(take: Take, value: Value, key: Run, device: DeviceVariable, slots: Slots) -> Value:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from draco.cel.errors import EvaluationError
-from draco.cel.syntax.ast import Expr
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import Value
 
@@ -53,15 +52,8 @@ class Variable(NamedTuple):
 Scope: TypeAlias = Mapping[str, Variable]
 
 
-class CompileTask(NamedTuple):
-    """A node to be compiled, and the names that are known there."""
-
-    node: Expr
-    scope: Scope
-
-
-Step: TypeAlias = Generator[CompileTask, Code, Code]
-"""How a node is compiled: it yields what else it needs compiled, and returns its code."""
+Step: TypeAlias = Generator["Step", Code, Code]
+"""How a node is compiled: it yields the steps of what else it needs compiled, and returns its code."""
 
 
 def constant(value: Value) -> Code:

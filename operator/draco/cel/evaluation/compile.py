@@ -12,7 +12,7 @@ from typing import Final
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.evaluation.calls import compile_call
 from draco.cel.evaluation.charges import READ, Meter, Unmetered
-from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable, constant
+from draco.cel.evaluation.code import UNSET, Code, Run, Scope, Slots, Step, Variable, constant
 from draco.cel.evaluation.logic import both, either, not_strictly_false, or_optional, or_value
 from draco.cel.evaluation.loops import compile_loop
 from draco.cel.evaluation.reads import (
@@ -26,7 +26,8 @@ from draco.cel.functions import is_function
 from draco.cel.functions.costs import NEW_LIST, NEW_MAP
 from draco.cel.functions.operators import look_up
 from draco.cel.functions.overloads import Binding
-from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select
+from draco.cel.syntax.ast import Call, Comprehension, Expr, Identifier, ListExpr, Literal, MapExpr, Select, dotted
+from draco.cel.syntax.steps import run
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.texts import shown
 from draco.cel.values.values import NONE, Key, Optional, TypeValue, UInt, Value, go_type, key_of
@@ -53,27 +54,16 @@ class Compiler:
 
     def compile(self, root: Expr) -> Run:
         """Compile a whole expression to a closure. Raises CompileError where a constant part of it has no value."""
-        waiting: list[Step] = [self._step(CompileTask(root, {}))]
-        code: Code | None = None
-        while True:
-            try:
-                request = waiting[-1].send(code)  # type: ignore[arg-type] # the first thing sent is None
-            except StopIteration as finished:
-                waiting.pop()
-                code = finished.value
-                if not waiting:
-                    return code.run
-            else:
-                waiting.append(self._step(request))
-                code = None
+        code: Code = run(self.step(root, {}))
+        return code.run
 
     def new_slot(self) -> int:
         """Reserve the number of a variable that nothing else uses."""
         self.slots += 1
         return self.slots - 1
 
-    def _step(self, request: CompileTask) -> Step:  # noqa: PLR0911 - one per kind of node
-        node, scope = request
+    def step(self, node: Expr, scope: Scope) -> Step:  # noqa: PLR0911 - one per kind of node
+        """Begin to compile a node where these names are known."""
         match node:
             case Literal():
                 return self._literal(node)
@@ -114,10 +104,10 @@ class Compiler:
         return bare._replace(run=self.meter.fixed(bare.run, READ), bare=bare.run)
 
     def _select(self, node: Select, scope: Scope) -> Step:
-        name = _dotted(node)
-        if name in _TYPES and _root_name(node) not in scope:
-            return constant(TypeValue(name))
-        operand = yield CompileTask(node.operand, scope)
+        name = dotted(node)
+        if name is not None and name.removeprefix(".") in _TYPES and name.partition(".")[0] not in scope:
+            return constant(TypeValue(name.removeprefix(".")))
+        operand = yield self.step(node.operand, scope)
         if node.is_test:
             return self._test(operand, node.field)
         return self._part(operand, constant(node.field), is_optional=False)
@@ -187,15 +177,15 @@ class Compiler:
     def _list(self, node: ListExpr, scope: Scope) -> Step:
         codes = []
         for element in node.elements:
-            codes.append((yield CompileTask(element, scope)))  # noqa: PERF401 - a generator cannot yield from a comprehension
+            codes.append((yield self.step(element, scope)))  # noqa: PERF401 - a generator cannot yield from a comprehension
         if not node.optional and all(code.is_constant for code in codes):
             return constant([code.value for code in codes])
         runs = tuple((code.run, position in node.optional) for position, code in enumerate(codes))
 
         def build(device: DeviceVariable, slots: Slots) -> Value:
             items = []
-            for run, is_optional in runs:
-                value = run(device, slots)
+            for element_run, is_optional in runs:
+                value = element_run(device, slots)
                 if is_optional:
                     if type(value) is not Optional:
                         text = f"cannot initialize optional list element from non-optional value {shown(value)}"
@@ -211,8 +201,8 @@ class Compiler:
     def _map(self, node: MapExpr, scope: Scope) -> Step:
         parts = []
         for entry in node.entries:
-            key = yield CompileTask(entry.key, scope)
-            value = yield CompileTask(entry.value, scope)
+            key = yield self.step(entry.key, scope)
+            value = yield self.step(entry.value, scope)
             parts.append((key, value, entry.is_optional))
         if all(key.is_constant and value.is_constant and not is_optional for key, value, is_optional in parts):
             return constant({key_of(key.value): value.value for key, value, _ in parts})
@@ -241,7 +231,7 @@ class Compiler:
         operands = node.arguments if name != node.function or node.target is None else (node.target, *node.arguments)
         codes = []
         for operand in operands:
-            codes.append((yield CompileTask(operand, scope)))  # noqa: PERF401 - as above
+            codes.append((yield self.step(operand, scope)))  # noqa: PERF401 - as above
         match name:
             case "_&&_":
                 return Code(both(codes[0].run, codes[1].run))
@@ -311,29 +301,11 @@ def _variable(variable: Variable) -> Code:
     return Code(running)
 
 
-def _dotted(node: Expr) -> str | None:
-    """`a.b.c` as a text, or None where the node is anything else."""
-    parts = []
-    while isinstance(node, Select) and not node.is_test:
-        parts.append(node.field)
-        node = node.operand
-    if not isinstance(node, Identifier):
-        return None
-    return ".".join([node.name.removeprefix("."), *reversed(parts)])
-
-
-def _root_name(node: Expr) -> str:
-    while isinstance(node, Select):
-        node = node.operand
-    return node.name if isinstance(node, Identifier) else ""
-
-
 def _full_name(node: Call) -> str:
     """The function's name, with the namespace that its target may be."""
-    prefix = _dotted(node.target) if node.target is not None else None
-    if prefix is not None and is_function(f"{prefix}.{node.function}"):
-        return f"{prefix}.{node.function}"
-    return node.function.removeprefix(".")
+    prefix = dotted(node.target) if node.target is not None else None
+    full = f"{prefix}.{node.function}".removeprefix(".")
+    return full if prefix is not None and is_function(full) else node.function.removeprefix(".")
 
 
 def _is_appending(node: Call, scope: Scope) -> bool:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from draco.cel.errors import EvaluationAborted, EvaluationError
 from draco.cel.evaluation.charges import Meter, Unmetered
-from draco.cel.evaluation.code import UNSET, Code, CompileTask, Run, Scope, Slots, Step, Variable
-from draco.cel.syntax.ast import Comprehension
+from draco.cel.evaluation.code import UNSET, Code, Run, Scope, Slots, Step, Variable
+from draco.cel.syntax.ast import Comprehension, Expr
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.values import MAPS, Value, go_type, value_of_key
 
@@ -25,6 +25,10 @@ class LoopCompiler(Protocol):
 
     def new_slot(self) -> int:
         """Reserve the number of a variable that nothing else uses."""
+        ...
+
+    def step(self, node: Expr, scope: Scope) -> Step:
+        """Begin to compile a node where these names are known."""
         ...
 
 
@@ -42,11 +46,11 @@ def _bind(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
 
     A name is never a constant, even where its value is: `false && s.matches(name)` does not compile the pattern.
     """
-    init = yield CompileTask(node.init, scope)
+    init = yield compiler.step(node.init, scope)
     if isinstance(compiler.meter, Unmetered) and init.path is not None:
-        return (yield CompileTask(node.body, {**scope, node.accumulator: Variable(0, init, is_alias=True)}))
+        return (yield compiler.step(node.body, {**scope, node.accumulator: Variable(0, init, is_alias=True)}))
     slot = compiler.new_slot()
-    body = yield CompileTask(node.body, {**scope, node.accumulator: Variable(slot, init)})
+    body = yield compiler.step(node.body, {**scope, node.accumulator: Variable(slot, init)})
     run = body.run
 
     def bound(device: DeviceVariable, slots: Slots) -> Value:
@@ -90,10 +94,10 @@ def _elements(items: Value, first: int, second: int | None, slots: Slots) -> Ite
 
 
 def _direct(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
-    source = yield CompileTask(node.range, scope)
+    source = yield compiler.step(node.range, scope)
     first, second, inner = _variables(compiler, node, scope)
-    body = yield CompileTask(node.body, inner)
-    keep = (yield CompileTask(node.filter, inner)) if node.filter is not None else None
+    body = yield compiler.step(node.body, inner)
+    keep = (yield compiler.step(node.filter, inner)) if node.filter is not None else None
     walk = source.run
     match node.macro:
         case "all":
@@ -165,14 +169,14 @@ def _collected(body: Run, keep: Run | None) -> _Body:
 
 
 def _literal(compiler: LoopCompiler, node: Comprehension, scope: Scope) -> Step:
-    source = yield CompileTask(node.range, scope)
-    init = yield CompileTask(node.init, scope)
+    source = yield compiler.step(node.range, scope)
+    init = yield compiler.step(node.init, scope)
     first, second, inner = _variables(compiler, node, scope)
     accumulator = compiler.new_slot()
     running = {node.accumulator: Variable(accumulator, fails=True)}
-    condition = yield CompileTask(node.condition, {**inner, **running})
-    step = yield CompileTask(node.step, {**inner, **running})
-    result = yield CompileTask(node.result, {**scope, **running})
+    condition = yield compiler.step(node.condition, {**inner, **running})
+    step = yield compiler.step(node.step, {**inner, **running})
+    result = yield compiler.step(node.result, {**scope, **running})
     walk, start, test, advance, finish = source.run, init.run, condition.run, step.run, result.run
 
     def run(device: DeviceVariable, slots: Slots) -> Value:

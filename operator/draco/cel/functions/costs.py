@@ -100,59 +100,17 @@ def _estimated_reading_twice(arguments: Sequence[Argument]) -> Estimate:
     return Estimate(arguments[0].size.scaled(2 * PER_CHARACTER))
 
 
-def _estimated_same_size(arguments: Sequence[Argument]) -> Estimate:
-    return Estimate(arguments[0].traversal, arguments[0].size)
-
-
-def _estimated_quotes(arguments: Sequence[Argument]) -> Estimate:
-    size = arguments[0].size
-    return Estimate(arguments[0].traversal, Range((size.least + 2) % 2**64, (size.most * 2 + 2) % 2**64))
-
-
-def _estimated_bytes(arguments: Sequence[Argument]) -> Estimate:
-    size = arguments[0].size
-    return Estimate(arguments[0].traversal, Range(size.least, size.most * 4 % 2**64))
-
-
-def _estimated_text(arguments: Sequence[Argument]) -> Estimate:
-    size = arguments[0].size
-    return Estimate(arguments[0].traversal, Range(size.least // 4, size.most))
-
-
-def _reading_affix(arguments: tuple[Value, ...], _result: Value) -> int:
-    return _text(_size(arguments[1]))
-
-
-def _estimated_affix(arguments: Sequence[Argument]) -> Estimate:
-    return Estimate(arguments[1].traversal)
-
-
-def _containing(arguments: tuple[Value, ...], _result: Value) -> int:
-    return _text(_size(arguments[0])) * _text(_size(arguments[1]))
-
-
-def _estimated_containing(arguments: Sequence[Argument]) -> Estimate:
-    return Estimate(arguments[0].traversal * arguments[1].traversal)
+def _estimated_giving(size: Callable[[Range], Range]) -> Estimator:
+    """Reading a text for a result whose size comes of the text's."""
+    return lambda arguments: Estimate(arguments[0].traversal, size(arguments[0].size))
 
 
 # Texts put together and taken apart.
 
 
-def _adding(arguments: tuple[Value, ...], _result: Value) -> int:
-    return _text(_size(arguments[0]) + _size(arguments[1]))
-
-
 def _estimated_adding(arguments: Sequence[Argument]) -> Estimate:
     size = arguments[0].size + arguments[1].size
     return Estimate(size.scaled(PER_CHARACTER), size)
-
-
-def _estimated_adding_lists(arguments: Sequence[Argument]) -> Estimate:
-    return Estimate(ONE, arguments[0].size + arguments[1].size)
-
-
-def _joining(_arguments: tuple[Value, ...], result: Value) -> int:
-    return math.ceil(_size(result) * 2 * PER_CHARACTER)
 
 
 def _estimated_joining(arguments: Sequence[Argument]) -> Estimate:
@@ -253,14 +211,6 @@ def _estimated_equating(arguments: Sequence[Argument]) -> Estimate:
     return _estimated_comparing(arguments)
 
 
-def _membership(arguments: tuple[Value, ...], _result: Value) -> int:
-    return _size(arguments[1])
-
-
-def _estimated_membership(arguments: Sequence[Argument]) -> Estimate:
-    return Estimate(arguments[1].size.scaled(1))
-
-
 def _sets(times: int = 1) -> Charge:
     return lambda arguments, _: 1 + _size(arguments[0]) * _size(arguments[1]) * times
 
@@ -352,10 +302,6 @@ def _making_list(_arguments: tuple[Value, ...], result: Value) -> int:
     return _new_list(_size(result))
 
 
-def _estimated_reversing(arguments: Sequence[Argument]) -> Estimate:
-    return _estimated_new_list(arguments[0].size, 1)
-
-
 def _estimated_range(arguments: Sequence[Argument]) -> Estimate:
     return _estimated_new_list(fixed(arguments[0].number(UNBOUNDED)), 1)
 
@@ -395,15 +341,30 @@ def _estimated_self_comparing(factor: float = 2.0) -> Estimator:
 FREE: Final = CostRule(one)
 READING: Final = CostRule(_reading(), _estimated_reading)
 READING_TWICE: Final = CostRule(_reading(2), _estimated_reading_twice)
-SAME_SIZE: Final = CostRule(_reading(), _estimated_same_size)
-QUOTING: Final = CostRule(_reading(), _estimated_quotes)
-TO_BYTES: Final = CostRule(_reading(), _estimated_bytes, charge_without_id=one)
-TO_TEXT: Final = CostRule(_reading(), _estimated_text, charge_without_id=one)
-AFFIX: Final = CostRule(_reading_affix, _estimated_affix)
-CONTAINING: Final = CostRule(_containing, _estimated_containing)
-ADDING: Final = CostRule(_adding, _estimated_adding, charge_without_id=one)
-ADDING_LISTS: Final = CostRule(one, _estimated_adding_lists)
-JOINING: Final = CostRule(_joining, _estimated_joining, multiplies=True)
+SAME_SIZE: Final = CostRule(_reading(), _estimated_giving(lambda size: size))
+QUOTING: Final = CostRule(
+    _reading(), _estimated_giving(lambda size: Range((size.least + 2) % 2**64, (size.most * 2 + 2) % 2**64))
+)
+TO_BYTES: Final = CostRule(
+    _reading(), _estimated_giving(lambda size: Range(size.least, size.most * 4 % 2**64)), charge_without_id=one
+)
+TO_TEXT: Final = CostRule(
+    _reading(), _estimated_giving(lambda size: Range(size.least // 4, size.most)), charge_without_id=one
+)
+AFFIX: Final = CostRule(
+    lambda arguments, _: _text(_size(arguments[1])), lambda arguments: Estimate(arguments[1].traversal)
+)
+CONTAINING: Final = CostRule(
+    lambda arguments, _: _text(_size(arguments[0])) * _text(_size(arguments[1])),
+    lambda arguments: Estimate(arguments[0].traversal * arguments[1].traversal),
+)
+ADDING: Final = CostRule(
+    lambda arguments, _: _text(_size(arguments[0]) + _size(arguments[1])), _estimated_adding, charge_without_id=one
+)
+ADDING_LISTS: Final = CostRule(one, lambda arguments: Estimate(ONE, arguments[0].size + arguments[1].size))
+JOINING: Final = CostRule(
+    lambda _, result: math.ceil(_size(result) * 2 * PER_CHARACTER), _estimated_joining, multiplies=True
+)
 FORMATTING: Final = READING._replace(multiplies=True)
 SPLITTING: Final = CostRule(_reading(2), _estimated_splitting)
 REPLACING: Final = CostRule(_reading(2), _estimated_replacing, multiplies=True)
@@ -414,7 +375,11 @@ VALIDATING: Final = CostRule(_validating, _estimated_validating)
 ORDER_OF_TEXTS: Final = CostRule(_comparing, _estimated_comparing, charge_without_id=one)
 EQUALITY: Final = CostRule(_equating, _estimated_equating)
 INEQUALITY: Final = CostRule(_comparing, _estimated_comparing)
-MEMBERSHIP: Final = CostRule(_membership, _estimated_membership, charge_without_id=one)
+MEMBERSHIP: Final = CostRule(
+    lambda arguments, _: _size(arguments[1]),
+    lambda arguments: Estimate(arguments[1].size.scaled(1)),
+    charge_without_id=one,
+)
 SETS: Final = CostRule(_sets(), _estimated_sets(), is_checked_ahead=True, multiplies=True)
 EQUIVALENT_SETS: Final = CostRule(_sets(2), _estimated_sets(2), is_checked_ahead=True, multiplies=True)
 
@@ -427,7 +392,7 @@ CONTAINING_CIDR_TEXT: Final = _with_text(_containing_cidr, _estimated_containing
 
 TRAVERSING: Final = CostRule(_traversing, _estimated_traversing)
 INCLUDING: Final = CostRule(_traversing, _estimated_including)
-REVERSING: Final = CostRule(_making_list, _estimated_reversing)
+REVERSING: Final = CostRule(_making_list, lambda arguments: _estimated_new_list(arguments[0].size, 1))
 RANGE: Final = CostRule(_making_list, _estimated_range, multiplies=True)
 SLICING: Final = CostRule(_making_list, _estimated_slicing)
 FLATTENING: Final = CostRule(_flattening, _estimated_flattening, charge_without_id=one, multiplies=True)

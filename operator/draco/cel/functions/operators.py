@@ -30,8 +30,9 @@ from draco.cel.values.values import (
     uint_of,
 )
 
-_FIRST_SECOND: Final = -62_135_596_800
-_LAST_SECOND: Final = 253_402_300_799
+FIRST_SECOND: Final = -62_135_596_800
+LAST_SECOND: Final = 253_402_300_799
+"""The years 1 to 9999."""
 _RECEIVERS: Final = frozenset({str, Duration, Timestamp})
 """Types whose values get asked for an operator they do not have, so that the error names no operator."""
 _PRIMITIVE: Final = frozenset({bool, float, int, str, UInt})
@@ -50,7 +51,7 @@ def _bad_right() -> EvaluationError:
 
 def timestamp_of(ns: int, offset_s: int = 0) -> Timestamp:
     """Make a moment. Raises EvaluationError outside the years 1 to 9999."""
-    if not _FIRST_SECOND <= ns // SECOND <= _LAST_SECOND:
+    if not FIRST_SECOND <= ns // SECOND <= LAST_SECOND:
         raise EvaluationError("timestamp overflow")
     return Timestamp(ns, offset_s)
 

@@ -152,6 +152,15 @@ def children(node: Expr) -> tuple[Expr, ...]:  # noqa: PLR0911 - one per kind of
             return (node.range, node.init, node.condition, node.step, node.result)
 
 
+def dotted(node: Expr) -> str | None:
+    """Return `a.b.c` where a node spells nothing but names; a leading dot is kept."""
+    names: list[str] = []
+    while isinstance(node, Select) and not node.is_test:
+        names.append(node.field)
+        node = node.operand
+    return ".".join([node.name, *reversed(names)]) if isinstance(node, Identifier) else None
+
+
 def walk(root: Expr) -> Iterator[Expr]:
     """Yield every node, parents before children; without recursion, so depth does not matter."""
     waiting = [root]

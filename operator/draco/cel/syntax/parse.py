@@ -25,6 +25,7 @@ from draco.cel.syntax.ast import (
     MapExpr,
     MessageExpr,
     Select,
+    dotted,
 )
 from draco.cel.syntax.measure import depth, nesting, size, visits
 
@@ -198,13 +199,10 @@ class _Builder:
 
     def member_object(self, parts: _Parts) -> Expr:
         operand, opening, fields = parts
-        names: list[str] = []
-        while isinstance(operand, Select) and not operand.is_test:
-            names.append(operand.field)
-            operand = operand.operand
-        if not isinstance(operand, Identifier):
+        name = dotted(operand)
+        if name is None:
             _refuse(_at(opening), "Syntax error: mismatched input '{' expecting <EOF>")
-        return MessageExpr(_at(opening), ".".join([operand.name, *reversed(names)]), tuple(fields or ()))
+        return MessageExpr(_at(opening), name, tuple(fields or ()))
 
     def dot_ident_arg(self, parts: _Parts) -> Expr:
         dot, name, opening, arguments = parts

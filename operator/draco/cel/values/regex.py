@@ -7,7 +7,8 @@ pattern often keeps the compiled one.
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Final, Protocol
+from itertools import islice
+from typing import Final
 
 import re2
 
@@ -31,34 +32,14 @@ _KEPT_TEXTS: Final = 1024
 _LONGEST_KEPT: Final = 512
 
 
-class Match(Protocol):
-    """Where a pattern matched."""
-
-    def start(self) -> int:
-        """Return the first character of the match."""
-        ...
-
-    def end(self) -> int:
-        """Return the first character behind the match."""
-        ...
-
-
-class Pattern(Protocol):
-    """A compiled pattern."""
-
-    def search(self, text: str, pos: int = ...) -> Match | None:
-        """Find the leftmost match that starts at `pos` or later."""
-        ...
-
-
-def compile_pattern(pattern: str) -> Pattern:
-    """Compile a pattern. Raises EvaluationError with Go's sentence."""
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern; what RE2 makes of it has the methods of Python's. Raises EvaluationError with Go's sentence."""
     if pattern.count("(") >= _MAX_NESTING and _groups(pattern) >= _MAX_NESTING:
         raise EvaluationError(f"error parsing regexp: expression nests too deeply: `{pattern}`")
     options = re2.Options()
     options.log_errors = False
     try:
-        compiled: Pattern = re2.compile(pattern, options)
+        compiled: re.Pattern[str] = re2.compile(pattern, options)
     except re2.error as error:
         raise EvaluationError(go_sentence(error)) from None
     return compiled
@@ -99,20 +80,15 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     return matches
 
 
-def found(compiled: Pattern, text: str) -> str:
+def found(compiled: re.Pattern[str], text: str) -> str:
     """Find the leftmost match, or an empty text."""
     match = compiled.search(text)
     return text[match.start() : match.end()] if match else ""
 
 
-def every_match(compiled: Pattern, text: str, limit: int) -> list[str]:
+def every_match(compiled: re.Pattern[str], text: str, limit: int) -> list[str]:
     """Find the matches that do not overlap, at most `limit` unless that is negative."""
-    matches: list[str] = []
-    for one in _matches(compiled, text):
-        if 0 <= limit <= len(matches):
-            break
-        matches.append(one)
-    return matches
+    return list(islice(_matches(compiled, text), limit if limit >= 0 else None))
 
 
 def finder(pattern: str) -> Callable[[str, int], list[str]]:
@@ -129,7 +105,7 @@ def finder(pattern: str) -> Callable[[str, int], list[str]]:
     return find_all
 
 
-def _matches(compiled: Pattern, text: str) -> Iterator[str]:
+def _matches(compiled: re.Pattern[str], text: str) -> Iterator[str]:
     """Go's rule: an empty match right behind another match does not count."""
     position, last_end = 0, -1
     while position <= len(text):

@@ -125,23 +125,18 @@ class Bindings:
         self._bound = before
         return False
 
-    def resolved(self, of: Type) -> Type:
-        """Return the type with every bound variable replaced."""
+    def resolved(self, of: Type, unbound: Type | None = None) -> Type:
+        """Return the type with every bound variable replaced, and those by `unbound` that nothing has determined."""
         if of.kind == "variable":
             bound = self._bound.get(of.name)
-            return of if bound is None else self.resolved(bound)
+            return unbound or of if bound is None else self.resolved(bound, unbound)
         if not of.parameters:
             return of
-        return _composed(of.kind, of.name, *map(self.resolved, of.parameters))
+        return _composed(of.kind, of.name, *[self.resolved(part, unbound) for part in of.parameters])
 
     def final(self, of: Type) -> Type:
         """As `resolved`, with dyn for what nothing has determined."""
-        if of.kind == "variable":
-            bound = self._bound.get(of.name)
-            return DYN if bound is None else self.final(bound)
-        if not of.parameters:
-            return of
-        return _composed(of.kind, of.name, *map(self.final, of.parameters))
+        return self.resolved(of, DYN)
 
     def _assignable(self, one: Type, other: Type) -> bool:  # noqa: PLR0911 - one per rule
         if other.kind == "variable":
