@@ -132,9 +132,14 @@ def claims(manifests: Sequence[Manifest]) -> Iterator[WrittenClaim]:
 
 def requests(claim: WrittenClaim) -> Iterator[WrittenRequest]:
     """Yield each request of a claim as a whole."""
-    for number, request in enumerate(listed(claim.devices.get("requests"))):
-        if isinstance(request, dict):
-            yield WrittenRequest((*claim.path, "requests", number), request)
+    return _items(claim.path, claim.devices, "requests")
+
+
+def _items(path: TreePath, holder: Json, field: str) -> Iterator[WrittenRequest]:
+    """The mappings in a list that stands in a field of what is at `path`."""
+    for number, item in enumerate(listed(holder.get(field))):
+        if isinstance(item, dict):
+            yield WrittenRequest((*path, field, number), item)
 
 
 def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
@@ -143,9 +148,7 @@ def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
         yield request
     if isinstance(exactly := request.fields.get("exactly"), dict):
         yield WrittenRequest((*request.path, "exactly"), exactly)
-    for number, alternative in enumerate(listed(request.fields.get("firstAvailable"))):
-        if isinstance(alternative, dict):
-            yield WrittenRequest((*request.path, "firstAvailable", number), alternative)
+    yield from _items(request.path, request.fields, "firstAvailable")
 
 
 def request_names(claim: WrittenClaim) -> list[str]:
@@ -216,20 +219,14 @@ def pods(manifests: Sequence[Manifest]) -> Iterator[WrittenPodSpec]:
 def containers(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
     """Yield each container of a pod and where it stands."""
     for field in CONTAINERS:
-        for number, container in enumerate(listed(pod.spec.get(field))):
-            if isinstance(container, dict):
-                yield WrittenRequest((*pod.path, field, number), container)
+        yield from _items(pod.path, pod.spec, field)
 
 
 def pod_claims(pod: WrittenPodSpec) -> Iterator[WrittenRequest]:
     """Yield each entry of a pod's resourceClaims."""
-    for number, entry in enumerate(listed(pod.spec.get("resourceClaims"))):
-        if isinstance(entry, dict):
-            yield WrittenRequest((*pod.path, "resourceClaims", number), entry)
+    return _items(pod.path, pod.spec, "resourceClaims")
 
 
 def container_claims(container: WrittenRequest) -> Iterator[WrittenRequest]:
     """Yield each entry of a container's resources.claims."""
-    for number, entry in enumerate(listed(mapping(container.fields.get("resources")).get("claims"))):
-        if isinstance(entry, dict):
-            yield WrittenRequest((*container.path, "resources", "claims", number), entry)
+    return _items((*container.path, "resources"), mapping(container.fields.get("resources")), "claims")

@@ -25,27 +25,25 @@ WATCHED: Final = frozenset(
     }
 )
 
-_METADATA: Final[Schema] = {
-    **dict.fromkeys(
-        (
-            "name",
-            "generateName",
-            "namespace",
-            "labels",
-            "annotations",
-            "uid",
-            "resourceVersion",
-            "generation",
-            "creationTimestamp",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-            "finalizers",
-            "ownerReferences",
-            "managedFields",
-            "selfLink",
-        )
-    ),
-}
+_METADATA: Final[Schema] = dict.fromkeys(
+    (
+        "name",
+        "generateName",
+        "namespace",
+        "labels",
+        "annotations",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "finalizers",
+        "ownerReferences",
+        "managedFields",
+        "selfLink",
+    )
+)
 _SELECTORS: Final[Schema] = [{"cel": {"expression": None}, "expression": None}]
 _TOLERATIONS: Final[Schema] = [dict.fromkeys(("key", "operator", "value", "effect", "tolerationSeconds"))]
 _WANTED: Final[Schema] = {

@@ -6,6 +6,7 @@ checked beyond their type are in `validate`. The tree is only read; what is foun
 The check walks by generators instead of recursion: `yield` a node's check to have it done first.
 """
 
+from collections import ChainMap
 from typing import Final
 
 import msgspec
@@ -31,20 +32,11 @@ from draco.cel.syntax.steps import Steps, run
 from draco.cel.values import types
 from draco.cel.values.types import Bindings, Type
 
-_LITERALS: Final = {
-    "null_type": types.NULL,
-    "bool": types.BOOL,
-    "int": types.INT,
-    "uint": types.UINT,
-    "double": types.DOUBLE,
-    "string": types.STRING,
-    "bytes": types.BYTES,
-}
+_LITERALS: Final = {"null_type": types.NULL, **{kind.name: kind for kind in types.PRIMITIVES}}
 _TYPE_NAMES: Final = {
-    **{kind.name: kind for kind in (types.BOOL, types.BYTES, types.DOUBLE, types.INT, types.STRING, types.UINT)},
+    **_LITERALS,
     "list": Type("list", "list", (types.DYN,)),
     "map": Type("map", "map", (types.DYN, types.DYN)),
-    "null_type": types.NULL,
     "type": types.TYPE,
     "duration": types.DURATION,
     "timestamp": types.TIMESTAMP,
@@ -124,7 +116,7 @@ class _Checker:
         self.locals: set[Expr] = set()
         self.issues: list[Issue] = []
         self._functions = table(environment.libraries)
-        self._scopes: list[dict[str, Type]] = []
+        self._scope: ChainMap[str, Type] = ChainMap()
         self._variables = 0
 
     def check(self, node: Expr) -> Steps:
@@ -158,9 +150,6 @@ class _Checker:
         self._variables += 1
         return types.variable(f"_var{self._variables - 1}")
 
-    def _local(self, name: str) -> Type | None:
-        return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
-
     @staticmethod
     def _global(name: str) -> Type | None:
         name = name.removeprefix(".")
@@ -170,7 +159,7 @@ class _Checker:
         return None if named is None else types.type_of(named)
 
     def _check_identifier(self, node: Identifier) -> None:
-        found = self._local(node.name)
+        found = self._scope.get(node.name)
         if found is not None:
             self.locals.add(node)
         else:
@@ -182,11 +171,7 @@ class _Checker:
 
     def _check_select(self, node: Select) -> Steps:
         name = dotted(node)
-        if (
-            name is not None
-            and self._local(name.partition(".")[0]) is None
-            and (found := self._global(name)) is not None
-        ):
+        if name is not None and name.partition(".")[0] not in self._scope and (found := self._global(name)) is not None:
             self.types[node] = found
             self.names[node] = name.removeprefix(".")
             return
@@ -343,18 +328,18 @@ class _Checker:
         of = self.bindings.resolved(self.types[node.range])
         running = self.types[node.init]
         first, second = self._iterated(node, of)
-        self._scopes.append({node.accumulator: running})
+        self._scope = self._scope.new_child({node.accumulator: running})
         inner = {node.variable: first}
         if node.second_variable is not None:
             inner[node.second_variable] = second
-        self._scopes.append(inner)
+        self._scope = self._scope.new_child(inner)
         yield self.check(node.condition)
         self._assert(node.condition, types.BOOL)
         yield self.check(node.step)
         self._assert(node.step, running)
-        self._scopes.pop()
+        self._scope = self._scope.parents
         yield self.check(node.result)
-        self._scopes.pop()
+        self._scope = self._scope.parents
         self.types[node] = self.bindings.resolved(self.types[node.result])
 
     def _iterated(self, node: Comprehension, of: Type) -> tuple[Type, Type]:

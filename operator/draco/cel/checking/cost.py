@@ -42,7 +42,7 @@ from draco.cel.syntax.ast import (
     children,
 )
 from draco.cel.syntax.steps import Steps, run
-from draco.cel.values.types import Type, unwrapped
+from draco.cel.values.types import unwrapped
 
 _LIST: Final = fixed(NEW_LIST)
 _MAP: Final = fixed(NEW_MAP)
@@ -270,7 +270,7 @@ class _Estimate:
         if declared is not None:
             self._sizes[node] = declared
             return declared
-        if _is_scalar(self._checked.types[node]):
+        if unwrapped(self._checked.types[node])[0].name in _SCALARS:
             return ONE
         variable = self._variable(node)
         return None if variable is None else variable.size
@@ -313,11 +313,6 @@ def _union(one: _Entries | None, other: _Entries | None) -> _Entries | None:
     if one is None or other is None:
         return None
     return _Entries(one.is_list, one.key.union(other.key), one.value.union(other.value))
-
-
-def _is_scalar(of: Type) -> bool:
-    of, _ = unwrapped(of)
-    return of.name in _SCALARS
 
 
 def _written_size(node: Expr) -> Range | None:

@@ -196,19 +196,13 @@ def is_comparable(one: Value) -> bool:
     return type(one) in _COMPARABLE
 
 
-def _order(operator: str, holds: Callable[[int], bool]) -> Function:
+def _ordered(operator: str, holds: Callable[[int], bool]) -> Function:
     def ordered(one: Value, other: Value) -> bool:
         if type(one) not in _COMPARABLE:
             raise unsupported(operator, one)
         return holds(compare(one, other))
 
     return ordered
-
-
-less = _order("_<_", lambda order: order < 0)
-less_or_equal = _order("_<=_", lambda order: order <= 0)
-greater = _order("_>_", lambda order: order > 0)
-greater_or_equal = _order("_>=_", lambda order: order >= 0)
 
 
 def not_equal(one: Value, other: Value) -> bool:
@@ -320,10 +314,10 @@ _SUBTRACTED: Final = {
 _NUMBER_IDS: Final = {"int": "int64", "uint": "uint64", "double": "double"}
 _ORDERED: Final = ("bool", "int", "uint", "double", "string", "bytes", "timestamp", "duration")
 _ORDERS: Final = (
-    ("less", "_<_", less),
-    ("less_equals", "_<=_", less_or_equal),
-    ("greater", "_>_", greater),
-    ("greater_equals", "_>=_", greater_or_equal),
+    ("less", "_<_", _ordered("_<_", lambda order: order < 0)),
+    ("less_equals", "_<=_", _ordered("_<=_", lambda order: order <= 0)),
+    ("greater", "_>_", _ordered("_>_", lambda order: order > 0)),
+    ("greater_equals", "_>=_", _ordered("_>=_", lambda order: order >= 0)),
 )
 
 

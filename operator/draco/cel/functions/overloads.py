@@ -116,17 +116,11 @@ def binding(overloads: Sequence[Overload]) -> Binding | None:
 
 
 _NAMES: Final[dict[str, Type]] = {
+    **{kind.name: kind for kind in (types.DYN, *types.PRIMITIVES, types.DURATION, types.TIMESTAMP)},
     **{
-        kind.name: kind
-        for kind in (types.DYN, types.BOOL, types.INT, types.UINT, types.DOUBLE, types.STRING, types.BYTES)
+        kind.name.rpartition(".")[2].lower(): kind
+        for kind in (types.QUANTITY, types.SEMVER, types.URL, types.IP, types.CIDR)
     },
-    "duration": types.DURATION,
-    "timestamp": types.TIMESTAMP,
-    "quantity": types.QUANTITY,
-    "semver": types.SEMVER,
-    "url": types.URL,
-    "ip": types.IP,
-    "cidr": types.CIDR,
     "format": types.FORMAT,
     **{
         name.lower().removesuffix("check"): Type("object", f"kubernetes.authorization.{name}")

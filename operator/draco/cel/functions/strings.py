@@ -4,6 +4,7 @@ Owns everything with a text as target except `format`. Positions count character
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from draco.cel.errors import EvaluationError
@@ -111,49 +112,22 @@ def _compile(pattern: str) -> Value:
         raise EvaluationError(f"Illegal regex: {error}") from None
 
 
+_with_pattern = partial(row, cost=FINDING, toil=toil_of_compiling)
+_searching = partial(row, cost=TRAVERSING, toil=toil_of_all)
+_replacing = partial(row, cost=REPLACING, toil=toil_of_all)
 OVERLOADS: Final = {
     "standard": (
-        row("string_find_string", "string.find(string) -> string", _find, cost=FINDING, toil=toil_of_compiling),
-        row("string_find_all_string", "string.findAll(string) -> list(string)", _find_all, cost=FINDING, toil=toil_of_compiling),
-        row(
-            "string_find_all_string_int",
-            "string.findAll(string, int) -> list(string)",
-            _find_all,
-            cost=FINDING,
-            toil=toil_of_compiling,
-        ),
+        _with_pattern("string_find_string", "string.find(string) -> string", _find),
+        _with_pattern("string_find_all_string", "string.findAll(string) -> list(string)", _find_all),
+        _with_pattern("string_find_all_string_int", "string.findAll(string, int) -> list(string)", _find_all),
         row("string_char_at_int", "string.charAt(int) -> string", _char_at, toil=toil_of_all),
-        row("string_index_of_string", "string.indexOf(string) -> int", _index_of, cost=TRAVERSING, toil=toil_of_all),
-        row("string_index_of_string_int", "string.indexOf(string, int) -> int", _index_of, cost=TRAVERSING, toil=toil_of_all),
-        row(
-            "string_last_index_of_string",
-            "string.lastIndexOf(string) -> int",
-            str.rfind,
-            cost=TRAVERSING,
-            toil=toil_of_all,
-        ),
-        row(
-            "string_last_index_of_string_int",
-            "string.lastIndexOf(string, int) -> int",
-            _last_index_before,
-            cost=TRAVERSING,
-            toil=toil_of_all,
-        ),
+        _searching("string_index_of_string", "string.indexOf(string) -> int", _index_of),
+        _searching("string_index_of_string_int", "string.indexOf(string, int) -> int", _index_of),
+        _searching("string_last_index_of_string", "string.lastIndexOf(string) -> int", str.rfind),
+        _searching("string_last_index_of_string_int", "string.lastIndexOf(string, int) -> int", _last_index_before),
         row("string_lower_ascii", "string.lowerAscii() -> string", _in_ascii(str.lower, _LOWER), cost=SAME_SIZE),
-        row(
-            "string_replace_string_string",
-            "string.replace(string, string) -> string",
-            _replace,
-            cost=REPLACING,
-            toil=toil_of_all,
-        ),
-        row(
-            "string_replace_string_string_int",
-            "string.replace(string, string, int) -> string",
-            _replace,
-            cost=REPLACING,
-            toil=toil_of_all,
-        ),
+        _replacing("string_replace_string_string", "string.replace(string, string) -> string", _replace),
+        _replacing("string_replace_string_string_int", "string.replace(string, string, int) -> string", _replace),
         row("string_split_string", "string.split(string) -> list(string)", _split, cost=SPLITTING),
         row("string_split_string_int", "string.split(string, int) -> list(string)", _split, cost=SPLITTING),
         row("string_substring_int", "string.substring(int) -> string", _substring, cost=SAME_SIZE),

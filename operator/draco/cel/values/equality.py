@@ -23,14 +23,9 @@ from draco.cel.values.values import (
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 
-_STRICT: Final[dict[type, tuple[type, ...]]] = {
-    Quantity: (Quantity,),
-    ComputedQuantity: (Quantity,),
-    SemVer: (SemVer,),
-    Ip: (Ip,),
-    Cidr: (Cidr,),
-    Url: (Url,),
-    NamedFormat: (NamedFormat,),
+_STRICT: Final[dict[type, type]] = {
+    **{kind: kind for kind in (Quantity, SemVer, Ip, Cidr, Url, NamedFormat)},
+    ComputedQuantity: Quantity,
 }
 """Types of which a comparison with any other type is an error, and what they do compare with."""
 
@@ -64,8 +59,9 @@ def _numbers_equal(one: Value, other: Value) -> bool:
     return bool(one == other)
 
 
-def _strictly_equal(one: Value, other: Value, accepts: tuple[type, ...]) -> bool:
-    if type(other) not in accepts:
+def _strictly_equal(one: Value, other: Value, accepts: type) -> bool:
+    kind = type(other)
+    if kind is not accepts:
         raise EvaluationError("no such overload")
     if type(one) is Url:
         return bool(one.text == other.text)

@@ -59,7 +59,7 @@ DYN: Final = Type("dyn", "dyn")
 ANY: Final = Type("any", "any")
 ERROR: Final = Type("error", "!error!")
 NULL: Final = Type("null", "null")
-BOOL, INT, UINT, DOUBLE, STRING, BYTES = (
+PRIMITIVES = BOOL, INT, UINT, DOUBLE, STRING, BYTES = tuple(
     Type("primitive", name) for name in ("bool", "int", "uint", "double", "string", "bytes")
 )
 DURATION, TIMESTAMP = Type("time", "duration"), Type("time", "timestamp")
