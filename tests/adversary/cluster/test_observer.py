@@ -432,10 +432,11 @@ def a_pod(*, message: str = REFUSED, node: str = "", phase: str = "Pending", wai
     return {"metadata": metadata, "spec": {"nodeName": node, "resourceClaims": [{"name": "c"}]}, "status": status}
 
 
-def told(note: str) -> tuple[str, Document]:
+def told(note: str, *, about: str = "p", reason: str = "ClaimPending") -> tuple[str, Document]:
     return "event", {
         "metadata": {"name": "e", "uid": "e", "resourceVersion": "1"},
-        "regarding": {"uid": "p"},
+        "regarding": {"uid": about},
+        "reason": reason,
         "note": note,
     }
 

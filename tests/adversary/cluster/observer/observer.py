@@ -21,6 +21,7 @@ from tests.adversary.cluster.observer.files import FilesLaw
 from tests.adversary.cluster.observer.laws import LAWS, READY, Latecomers, Suspicion
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.programs import Programs
+from tests.adversary.cluster.observer.reports import misreported
 from tests.adversary.cluster.observer.rest import unexplained
 from tests.adversary.cluster.observer.upgrades import UpgradeLaw
 from tests.adversary.cluster.observer.watching import KINDS, Watching, fresh
@@ -166,10 +167,10 @@ class Observer:
         return ", ".join([*(part for part in parts if not self._is_up(part, now)), *slow])
 
     def unexplained(self) -> list[Suspicion]:
-        """At rest: the pods that neither run nor are told why not."""
+        """At rest: the pods that neither run nor are told why not, and the rules of which something else is said than is so."""
         with self._lock:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
-            return list(unexplained(self.world, states))
+            return [*unexplained(self.world, states), *misreported(self.world)]
 
     def waits_for_a_node(self, wrong: Suspicion) -> bool:
         """Whether the pod that was not explained is still on no node."""

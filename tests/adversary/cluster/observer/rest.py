@@ -11,6 +11,7 @@ from typing import Any
 from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
 
+_REASON = "ClaimPending"
 _DRACO_SAYS = "Draco says: "
 _FITS = "All claims can be allocated"
 _TAINT = re.compile(r"tainted with ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
@@ -27,7 +28,11 @@ _NOT_HERE = re.compile(r"was allocated (\S+), which this node does not have")
 
 def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterator[Suspicion]:
     """Every pod that is neither running nor told why not."""
-    told = {each["regarding"].get("uid"): each for each in world.events.values() if each.get("regarding")}
+    told = {
+        each["regarding"].get("uid"): each
+        for each in world.events.values()
+        if each.get("regarding") and each.get("reason") == _REASON
+    }
     claims = {name(claim): claim for claim in world.claims.values()}
     for uid, pod in world.pods.items():
         status = pod.get("status") or {}

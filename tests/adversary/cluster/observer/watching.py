@@ -29,7 +29,7 @@ KINDS: Mapping[str, Kind] = {
     "rule": Kind(tuple(f"{RESOURCE}/{version}/devicetaintrules" for version in RULE_VERSIONS), "rules"),
     "request": Kind(("/apis/draco.dev/v1alpha1/devicemaintenances",), "requests"),
     "pod": Kind(("/api/v1/pods",), "pods"),
-    "event": Kind(("/apis/events.k8s.io/v1/events?fieldSelector=reason%3DClaimPending",), "events"),
+    "event": Kind(("/apis/events.k8s.io/v1/events?fieldSelector=reportingController%3Ddraco-operator",), "events"),
     "lease": Kind(("/apis/coordination.k8s.io/v1/namespaces/draco-system/leases",), "leases"),
     "node": Kind(("/api/v1/nodes",), "nodes"),
 }

@@ -1,0 +1,82 @@
+"""The law of reports: at rest, each rule that somebody wrote has one Event that says how many devices it taints, who has them.
+
+Owns the comparison of that sentence with what is published and held, by the hardware that names stand for; it shares no code with
+whoever wrote the Event. Does no I/O.
+"""
+
+import re
+from collections.abc import Iterator
+
+from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name, results
+
+REASON = "TaintImpact"
+_NOTHING = ("No published device matches it", "It has no spec.deviceSelector")
+_DEVICES = re.compile(r"(?:off|a taint on) (\d+) devices?")
+_OVER = {"Succeeded", "Failed"}
+_DELETES = re.compile(r"deletes? (no|\d+) pods?")
+
+
+def misreported(world: World) -> Iterator[Suspicion]:
+    """Every rule of whose reach the Event says something else than what is so."""
+    told = {
+        each["regarding"].get("uid"): str(each.get("note"))
+        for each in world.events.values()
+        if each.get("reason") == REASON and each.get("regarding")
+    }
+    for uid, rule in world.rules.items():
+        if rule["metadata"]["name"].startswith("draco-") or rule["metadata"].get("deletionTimestamp"):
+            continue
+        if wrong := _wrong(world, rule, told.get(uid, "")):
+            yield Suspicion("misreported", uid, f"rule {name(rule)}: {wrong}")
+
+
+def _wrong(world: World, rule: Object, note: str) -> str:
+    if not note:
+        return "no Event says what it does"
+    devices = {device for device, _ in world.published() if _means(world, rule, device)}
+    claims = [claim for claim in world.claims.values() if any(_means(world, rule, each) for each in _devices(claim))]
+    if not devices and not claims:
+        return "" if note.startswith(_NOTHING) else f"it taints nothing, and its Event says: {note}"
+    said = _DEVICES.search(note)
+    if said is None or int(said[1]) != len(devices):
+        return f"it taints {len(devices)} devices, and its Event says: {note}"
+    users = {
+        (claim["metadata"]["namespace"], user["name"])
+        for claim in claims
+        for user in (claim.get("status") or {}).get("reservedFor") or []
+        if _lives(world, user["uid"])
+    }
+    deleted = _DELETES.search(note)
+    if deleted and deleted[1] != "no" and int(deleted[1]) > len(users):
+        return f"at most {len(users)} pods use what it taints, and its Event says: {note}"
+    return ""
+
+
+def _means(world: World, rule: Object, device: DeviceName) -> bool:
+    """Whether the rule selects the device, or names exactly one that is the same hardware."""
+    selector = rule["spec"].get("deviceSelector")
+    if selector is None:
+        return False
+    wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))
+    if all(want in {None, "", have} for want, have in zip(wanted, device, strict=True)):
+        return True
+    named = DeviceName(*(str(want) for want in wanted))
+    if not all(wanted) or named[:2] != device[:2]:
+        return False
+    one, other = (_part(world, each) for each in (named, device))
+    return one is not None and other is not None and one.overlaps(other)
+
+
+def _part(world: World, device: DeviceName) -> Part | None:
+    return next((part for _, part in reversed(world.names.history.get(device, []))), None)
+
+
+def _devices(claim: Object) -> Iterator[DeviceName]:
+    for each in results(claim):
+        yield DeviceName(each["driver"], each["pool"], each["device"])
+
+
+def _lives(world: World, uid: str) -> bool:
+    pod = world.pods.get(uid)
+    return pod is not None and (pod.get("status") or {}).get("phase") not in _OVER
