@@ -129,8 +129,9 @@ class Operator:
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         layouts = MigLayoutReconciler(client, self.view, decisions)
         advice = notes(repair.EVENT_REASON, repair.EVENT_ACTION)
+        self.reach = RuleReach(self.view, clock=clock)
         self._reports = TaintRuleReports(
-            client, self.view, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock, random=random
+            client, self.view, self.reach, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock, random=random
         )
         self._happenings = EventRecorder(
             client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock, random=random
@@ -193,7 +194,6 @@ class Operator:
             ),
             notes=lambda: {ANNOTATION_TROUBLES: "\n".join(self.troubles())},
         )
-        self.reach = RuleReach(self.view, clock=clock)
         warn_of_wide_rules(self.view)
         self._export()
         self._say_what_is_missing(features)

@@ -6,6 +6,7 @@ would have allowed is said beforehand. Source: the device taint eviction control
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,11 +41,24 @@ class BudgetImpact(msgspec.Struct, frozen=True, order=True):
         return f"{self.key} (allows {self.allowed} of {self.evicted})"
 
 
+class TaintAmounts(NamedTuple):
+    """How much a taint hits."""
+
+    devices: int = 0
+    claims: int = 0
+    pods: int = 0
+
+    def plus(self, other: "TaintAmounts", sign: int = 1) -> "TaintAmounts":
+        """The sum, or with -1 the difference."""
+        return TaintAmounts(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
+
+
 class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
     """What a taint hits: published `devices`, `claims` on any that it means, the `pods` that these are reserved for.
 
     `evicted` are those of the pods that the effect NoExecute deletes or would delete, `budgets` those that cover any of them.
-    `overlooked` are pods that it should delete and does not: the controller knows no claims for extended resources.
+    `overlooked` are pods that it should delete and does not: the controller knows no claims for extended resources. `totals` are
+    the numbers where they are all that is known.
     """
 
     devices: tuple[DeviceKey, ...] = ()
@@ -53,6 +67,12 @@ class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
     evicted: tuple[EvictedPod, ...] = ()
     overlooked: tuple[ObjectKey, ...] = ()
     budgets: tuple[BudgetImpact, ...] = ()
+    totals: TaintAmounts | None = None
+
+    @property
+    def amounts(self) -> TaintAmounts:
+        """How many devices, claims and pods these are."""
+        return self.totals or TaintAmounts(len(self.devices), len(self.claims), len(self.pods))
 
     @property
     def broken(self) -> list[BudgetImpact]:
@@ -101,21 +121,6 @@ def impact_of(
     )
 
 
-def joined(parts: Iterable[TaintImpact]) -> TaintImpact:
-    """What one taint hits in several pools: a claim or a pod that is in two counts once. Budgets are not added up."""
-    every = list(parts)
-    after_s: dict[ObjectKey, int] = {}
-    for each in (pod for part in every for pod in part.evicted):
-        after_s[each.key] = min(each.after_s, after_s.get(each.key, each.after_s))
-    return TaintImpact(
-        devices=tuple(sorted({device for part in every for device in part.devices})),
-        claims=tuple(sorted({claim for part in every for claim in part.claims})),
-        pods=tuple(sorted({pod for part in every for pod in part.pods})),
-        evicted=tuple(sorted(EvictedPod(key, seconds) for key, seconds in after_s.items())),
-        overlooked=tuple(sorted({pod for part in every for pod in part.overlooked} - after_s.keys())),
-    )
-
-
 def with_budgets(impact: TaintImpact, budgets: Iterable[PodDisruptionBudget], pods: Iterable[Pod]) -> TaintImpact:
     """The same with the budgets that cover any of the evicted pods. One that is not among `pods` is covered by none."""
     going = {each.key for each in impact.evicted}
@@ -126,28 +131,24 @@ def with_budgets(impact: TaintImpact, budgets: Iterable[PodDisruptionBudget], po
 
 def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
     """What the rule does, the decisive thing first."""
-    selector, effect = rule.spec.device_selector, rule.spec.taint.effect
+    selector, effect, amounts = rule.spec.device_selector, rule.spec.taint.effect, impact.amounts
     if selector is None:
         return ["It has no spec.deviceSelector, so it taints nothing: name driver, pool and device."]
-    if not impact.devices and not impact.claims:
+    if not amounts.devices and not amounts.claims:
         return [
             "No published device matches it: compare driver, pool and device with `kubectl get resourceslices -o yaml`.",
             "A device that is published later is tainted from then on.",
         ]
-    devices, pods = counted(len(impact.devices), "device"), counted(len(impact.evicted), "pod")
-    said = []
+    devices, said = counted(amounts.devices, "device"), []
     if selector == DeviceTaintSelector():
         said.append("Its selector is empty, so it taints every device of the cluster: name driver, pool and device.")
     if effect == "NoExecute":
-        deletes = f"{pods}: {_named(impact)}" if impact.evicted else "no pod"
-        said.append(f"It keeps new claims off {devices} and deletes {deletes}.")
+        said.append(f"It keeps new claims off {devices} and deletes {_deleted(impact)}.")
     elif effect in BLOCKING_EFFECTS:
-        said.append(f"It keeps new claims off {devices}. {_held(impact)}")
+        said.append(f"It keeps new claims off {devices}. {_kept(impact)}")
     else:
-        deletes = f"{pods}: {_named(impact)}" if impact.evicted else "no pod"
-        said.append(
-            f"It only announces (effect {effect}) a taint on {devices}. {_held(impact)} NoExecute would delete {deletes}."
-        )
+        said.append(f"It only announces (effect {effect}) a taint on {devices}. {_kept(impact)}")
+        said.append(f"NoExecute would delete {_deleted(impact)}.")
     if effect != "NoSchedule" and impact.broken:
         breaks, number = "breaks" if effect == "NoExecute" else "would break", len(impact.broken)
         budgets = agreeing(number, "PodDisruptionBudget", "PodDisruptionBudgets")
@@ -159,16 +160,22 @@ def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
     return said
 
 
-def _held(impact: TaintImpact) -> str:
-    number = len(impact.claims)
-    if not number:
+def _kept(impact: TaintImpact) -> str:
+    """Whom NoSchedule leaves what they have."""
+    _, claims, pods = impact.amounts
+    if not claims:
         return "No claim has any of them."
-    pods = f" for {counted(len(impact.pods), 'pod')}" if impact.pods else ""
-    return f"{counted(number, 'claim')} {agreeing(number, 'keeps its', 'keep their')} devices{pods}: {listed(impact.claims)}."
+    names = f": {listed(impact.claims)}" if impact.claims else ""
+    users = f" for {counted(pods, 'pod')}" if pods else ""
+    return f"{counted(claims, 'claim')} {agreeing(claims, 'keeps its', 'keep their')} devices{users}{names}."
 
 
-def _named(impact: TaintImpact) -> str:
-    return listed(f"{each.key} after {each.after_s} s" if each.after_s else each.key for each in impact.evicted)
+def _deleted(impact: TaintImpact) -> str:
+    """Whom NoExecute deletes."""
+    if impact.totals and impact.totals.pods:
+        return f"those of {counted(impact.totals.pods, 'pod')} that do not tolerate it"
+    names = listed(f"{each.key} after {each.after_s} s" if each.after_s else each.key for each in impact.evicted)
+    return f"{counted(len(impact.evicted), 'pod')}: {names}" if impact.evicted else "no pod"
 
 
 def _results(claim: ResourceClaim) -> list[DeviceRequestAllocationResult]:

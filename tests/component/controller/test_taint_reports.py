@@ -129,7 +129,7 @@ async def test_a_rule_for_all_pools_of_a_driver_counts_them_all(api_server: Cont
     await lab.use("held", "one", device="gpu-1")
     await lab.taint("NoSchedule", driver=lab.driver)
     async with an_operator(api_server):
-        await lab.reported("keeps new claims off 2 devices", f"for 1 pod: {lab.namespace}/held")
+        await lab.reported("keeps new claims off 2 devices. 1 claim keeps its devices for 1 pod.")
         await lab.add_slice(f"{lab.node}-b")
         await lab.reported("keeps new claims off 4 devices")
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from draco.controller.loop_watch import TURN_S
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.taints import reach as rule_reach
-from draco.controller.taints.reach import NAMED_RULES, OTHERS, Amounts, RuleReach, register_reach
+from draco.controller.taints.reach import NAMED_RULES, OTHERS, RuleReach, register_reach
 from draco.controller.view import ClusterView
 from draco.kube.watch.informer import Informer
 from draco.maintenance import rule_for
+from draco.maintenance.impact import TaintAmounts
 from draco.maintenance.rules import plan_extensions
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
@@ -38,7 +39,7 @@ def drop(informer: Informer[Any] | None, obj: Any) -> None:
     informer._publish(informer.store.remove(obj.metadata.key))
 
 
-async def rows(reach: RuleReach) -> dict[str, Amounts]:
+async def rows(reach: RuleReach) -> dict[str, TaintAmounts]:
     await reach.catch_up()
     return {rule: amounts for (rule, _), amounts in reach.rows.items()}
 
@@ -95,7 +96,7 @@ async def test_a_change_costs_its_own_pool_only(monkeypatch: pytest.MonkeyPatch)
     counted: list[PoolKey] = []
     amounts = RuleReach._amounts
 
-    def counting(self: RuleReach, selection: Any, pool: PoolKey) -> Amounts:
+    def counting(self: RuleReach, selection: Any, pool: PoolKey) -> TaintAmounts:
         counted.append(pool)
         return amounts(self, selection, pool)
 
@@ -228,7 +229,7 @@ def take(view: ClusterView, step: tuple[str, str, Any]) -> None:
             drop(view.rules, a_rule(name))
 
 
-def brute_force(view: ClusterView) -> dict[str, Amounts]:
+def brute_force(view: ClusterView) -> dict[str, TaintAmounts]:
     """The same numbers the simple way, from all there is."""
 
     def hits(rule: DeviceTaintRule, key: str) -> bool:
@@ -254,7 +255,7 @@ def brute_force(view: ClusterView) -> dict[str, Amounts]:
             if any(hits(rule, str(held)) for held in claim.devices_held)
         }
         pods = {pod.metadata.key for pod in view.pods.store.values() if claims & set(pod.claims)}
-        found[rule.metadata.name] = Amounts(sum(hits(rule, each) for each in devices), len(claims), len(pods))
+        found[rule.metadata.name] = TaintAmounts(sum(hits(rule, each) for each in devices), len(claims), len(pods))
     return found
 
 

@@ -6,7 +6,15 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from draco.maintenance.impact import BudgetImpact, EvictedPod, TaintImpact, impact_of, joined, sentences, with_budgets
+from draco.maintenance.impact import (
+    BudgetImpact,
+    EvictedPod,
+    TaintAmounts,
+    TaintImpact,
+    impact_of,
+    sentences,
+    with_budgets,
+)
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodExtendedResourceClaimStatus, PodStatus
 from draco.resources.api.meta import ObjectKey
@@ -174,23 +182,6 @@ def test_budgets_count_the_pods_that_they_cover() -> None:
     assert found.broken == [tight]
 
 
-def test_what_is_hit_in_two_pools_counts_once() -> None:
-    claim = a_claim("both", on=["node-0/gpu-0", "node-1/gpu-0"], reserved_for=["pod"])
-    patient = DeviceToleration(operator="Exists", effect="NoExecute", toleration_seconds=60)
-    second = a_claim("second", on=["node-1/gpu-0"], reserved_for=["pod"], tolerations=[patient])
-    devices = (GPU, GPU._replace(pool="node-1"))
-    parts = [
-        impact_of(a_rule().spec.taint, lambda key, pool=pool: key.pool == pool, devices=devices, claims=[each])
-        for pool, each in (("node-0", claim), ("node-1", claim), ("node-1", second))
-    ]
-    assert joined(parts) == TaintImpact(
-        devices=devices,
-        claims=keys("both", "second"),
-        pods=keys("pod"),
-        evicted=(EvictedPod(ObjectKey("default", "pod")),),
-    )
-
-
 def said(effect: str, **more: int) -> str:
     claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["a", "b"])
     pods = [running("a", "claim", app="web"), running("b", "claim", app="web")]
@@ -224,3 +215,19 @@ def test_a_rule_that_matches_nothing_and_one_that_matches_everything_say_so() ->
     assert "every device of the cluster" in sentences(everything, impact(everything))[0]
     without = msgspec.structs.replace(nothing, spec=msgspec.structs.replace(nothing.spec, device_selector=None))
     assert "no spec.deviceSelector" in sentences(without, TaintImpact())[0]
+
+
+@pytest.mark.parametrize(
+    ("effect", "text"),
+    [
+        ("NoSchedule", "keeps new claims off 8000 devices. 50 claims keep their devices for 40 pods."),
+        ("NoExecute", "keeps new claims off 8000 devices and deletes those of 40 pods that do not tolerate it."),
+        (
+            "None",
+            "a taint on 8000 devices. 50 claims keep their devices for 40 pods. NoExecute would delete those of 40",
+        ),
+    ],
+)
+def test_where_only_numbers_are_known_they_are_said(effect: str, text: str) -> None:
+    rule = a_rule(driver=NVIDIA_DRIVER, effect=effect)
+    assert text in " ".join(sentences(rule, TaintImpact(totals=TaintAmounts(8000, 50, 40))))

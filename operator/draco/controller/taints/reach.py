@@ -7,7 +7,7 @@ that Draco extends reaches everything on the same hardware, and its extensions a
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.maintenance import maintenance_uid
+from draco.maintenance.impact import TaintAmounts
 from draco.maintenance.rules import extended_device, extends
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -36,19 +37,7 @@ _REST: Final = 10
 _LONGEST_REST_S: Final = 5.0
 
 
-class Amounts(NamedTuple):
-    """What something hits."""
-
-    devices: int = 0
-    claims: int = 0
-    pods: int = 0
-
-    def plus(self, other: "Amounts", sign: int = 1) -> "Amounts":
-        """The sum, or with -1 the difference."""
-        return Amounts(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
-
-
-_NOTHING: Final = Amounts()
+_NOTHING: Final = TaintAmounts()
 
 
 class _Selection(NamedTuple):
@@ -67,15 +56,16 @@ class RuleReach:
     """The reach of every rule. `rows` are numbers by rule and effect, as of the last round."""
 
     def __init__(self, view: ClusterView, *, clock: Clock) -> None:
-        self.rows: Mapping[tuple[str, str], Amounts] = MappingProxyType({})
+        self.rows: Mapping[tuple[str, str], TaintAmounts] = MappingProxyType({})
         self._view = view
         self._clock = clock
+        self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._due: dict[PoolKey, None] = {}
         self._rules_changed = True
         self._everything = True
-        self._counted: dict[_Selection, dict[PoolKey, Amounts]] = {}
-        self._totals: dict[_Selection, Amounts] = {}
+        self._counted: dict[_Selection, dict[PoolKey, TaintAmounts]] = {}
+        self._totals: dict[_Selection, TaintAmounts] = {}
         self._exact: dict[PoolKey, list[_Selection]] = {}
         self._wide: list[_Selection] = []
         view.slices.subscribe(self._slice_changed)
@@ -83,6 +73,15 @@ class RuleReach:
         view.pods.subscribe(self._pod_changed)
         if view.rules:
             view.rules.subscribe(self._rule_changed)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called after each round."""
+        self._listeners.append(listener)
+
+    def of(self, rule: DeviceTaintRule) -> TaintAmounts | None:
+        """What the rule hits, as of the last round; None if that was before the rule was there."""
+        selection = _selection(rule)
+        return self._totals.get(selection) if selection else TaintAmounts()
 
     async def run(self) -> None:
         """Keep the numbers up to date until cancelled."""
@@ -108,6 +107,8 @@ class RuleReach:
                 self._count(selection, pool)
                 await cooperative.pause()
         self.rows = MappingProxyType(await self._make_rows(cooperative))
+        for listener in self._listeners:
+            listener()
         return cooperative.spent_s
 
     async def _take_rules(self, cooperative: CooperativeWork) -> None:
@@ -153,7 +154,7 @@ class RuleReach:
         else:
             counted[pool] = now
 
-    def _amounts(self, selection: _Selection, pool: PoolKey) -> Amounts:
+    def _amounts(self, selection: _Selection, pool: PoolKey) -> TaintAmounts:
         """What a selection hits in one pool. What reaches over several pools is counted in the first of them."""
         claims = [
             claim for claim in self._view.claims.store.by_index(BY_POOL, pool) if self._home(selection, claim) == pool
@@ -165,7 +166,7 @@ class RuleReach:
                 homes = [home for each in used if each is not None and (home := self._home(selection, each))]
                 if min(homes, default=pool) == pool:
                     pods.add(pod.metadata.key)
-        return Amounts(self._devices(selection, pool), len(claims), len(pods))
+        return TaintAmounts(self._devices(selection, pool), len(claims), len(pods))
 
     def _devices(self, selection: _Selection, pool: PoolKey) -> int:
         if selection.extended and selection.device:
@@ -191,7 +192,7 @@ class RuleReach:
             held.device, selection.device or ""
         )
 
-    async def _make_rows(self, cooperative: CooperativeWork) -> dict[tuple[str, str], Amounts]:
+    async def _make_rows(self, cooperative: CooperativeWork) -> dict[tuple[str, str], TaintAmounts]:
         rules: list[tuple[bool, str, str, _Selection]] = []
         for rule in self._view.rule_store.values():
             if selection := _selection(rule):
@@ -199,7 +200,7 @@ class RuleReach:
                 rules.append((bool(maintenance_uid(rule)), rule.metadata.name, effect, selection))
             await cooperative.pause()
         rules.sort(key=lambda each: each[:2])
-        rows: dict[tuple[str, str], Amounts] = {}
+        rows: dict[tuple[str, str], TaintAmounts] = {}
         for number, (_, name, effect, selection) in enumerate(rules):
             label = (name if number < NAMED_RULES else OTHERS, effect)
             rows[label] = rows.get(label, _NOTHING).plus(self._totals.get(selection, _NOTHING))

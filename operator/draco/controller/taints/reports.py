@@ -1,19 +1,19 @@
 """Says on each DeviceTaintRule what it does, in one Event: devices, claims, pods, and the disruption budgets that it breaks.
 
 Owns the wake-ups and these Events. Rules that Draco wrote are left out: what they are for is said on the request or the rule that
-they serve. Pools are looked at one by one, so that a rule for every device of a fleet does not hold up the loop, and seldom
-enough that it costs no more than a tenth of it. Writes no rule. Keys are UIDs of rules, also of those that are gone.
+they serve. Of a rule that names one pool it says names; of one that may reach all of a fleet the numbers that `reach` counts
+without holding up the loop. Writes no rule. Keys are UIDs of rules, also of those that are gone.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
 from random import Random
 
 import structlog
 
-from draco.controller.loop_watch import CooperativeWork
+from draco.controller.taints.reach import RuleReach
 from draco.controller.view import BY_TAINTED_POOL, BY_UID, WIDE, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -21,11 +21,10 @@ from draco.kube.connect.retry import retry
 from draco.kube.errors import ApiError, Forbidden
 from draco.kube.events.notes import Notes
 from draco.kube.watch.store import Change
-from draco.maintenance.impact import TaintImpact, impact_of, joined, sentences, with_budgets
+from draco.maintenance.impact import TaintImpact, impact_of, sentences, with_budgets
 from draco.maintenance.rules import is_draco_own, means
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
-from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS
@@ -38,23 +37,21 @@ EVENT_ACTION = "ReportTaint"
 _ADOPT_WITHIN_S = 10.0
 _BUDGETS_EVERY_S = 60.0
 """Budgets are not watched: what was said of them is looked at again after this."""
-_REST = 10
-"""After a look a rule rests so many times as long as the look took."""
-_FEW_NAMESPACES = 20
-"""Of more than these, budgets are read for the whole cluster at once."""
 
 
 class TaintRuleReports:
     """One rule at a time."""
 
-    def __init__(self, client: Client, view: ClusterView, notes: Notes, *, clock: Clock, random: Random) -> None:
+    def __init__(
+        self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes, *, clock: Clock, random: Random
+    ) -> None:
         self._client = client
         self._view = view
+        self._reach = reach
         self._notes = notes
         self._clock = clock
         self._random = random
         self._noted: dict[str, ObjectReference] = {}
-        self._rests_until_s: dict[str, float] = {}
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every rule that a change may concern."""
@@ -64,6 +61,7 @@ class TaintRuleReports:
         self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        self._reach.subscribe(lambda: self._wake_by(WIDE, wake))
 
     def all_keys(self) -> set[str]:
         """Every rule that is not Draco's own."""
@@ -86,15 +84,13 @@ class TaintRuleReports:
         rule = next(iter(self._view.rule_store.by_index(BY_UID, uid)), None)
         kind = self._view.taint_rules
         if rule is None or kind is None:
-            self._rests_until_s.pop(uid, None)
             if noted := self._noted.get(uid):
                 await self._notes.withdraw(noted)
                 del self._noted[uid]
             return None
-        rests_s = self._rests_until_s.get(uid, 0.0) - self._clock.monotonic()
-        if rests_s > 0:
-            return rests_s
         impact = await self._impact(rule)
+        if impact is None:
+            return None  # the next round of counting wakes us
         regarding = ObjectReference(api_version=kind.api_version, kind=kind.kind, name=rule.metadata.name, uid=uid)
         self._noted[uid] = regarding
         again_s = await self._notes.say(
@@ -102,50 +98,32 @@ class TaintRuleReports:
         )
         return min(again_s, _BUDGETS_EVERY_S) if impact.evicted and rule.spec.taint.effect != "NoSchedule" else again_s
 
-    async def _impact(self, rule: DeviceTaintRule) -> TaintImpact:
-        """What the rule hits, pool by pool."""
-        cooperative = CooperativeWork(self._clock)
-        parts: list[TaintImpact] = []
-        pods: dict[ObjectKey, Pod] = {}
-        for pool in await self._pools(rule.spec.device_selector, cooperative):
-            claims = self._view.claims_in(pool)
-            here = {pod.metadata.key: pod for claim in claims for pod in self._view.pods_of(claim.metadata.key)}
-            hardware = self._view.hardware(pool)
-            part = impact_of(
-                rule.spec.taint,
-                partial(means, rule, hardware),
-                devices=[DeviceKey(*pool, name) for name in hardware.published],
-                claims=claims,
-                pods=here.values(),
-            )
-            parts.append(part)
-            pods |= {each.key: here[each.key] for each in part.evicted if each.key in here}
-            await cooperative.pause()
-        impact = joined(parts)
-        self._rests_until_s[rule.metadata.uid] = self._clock.monotonic() + cooperative.spent_s * _REST
-        if rule.spec.taint.effect == "NoSchedule" or not pods:
+    async def _impact(self, rule: DeviceTaintRule) -> TaintImpact | None:
+        """What the rule hits: by name in the one pool that it names, else in numbers. None while that is not counted."""
+        selector = rule.spec.device_selector
+        if selector is None or not (selector.driver and selector.pool):
+            totals = self._reach.of(rule)
+            return None if totals is None else TaintImpact(totals=totals)
+        pool = PoolKey(selector.driver, selector.pool)
+        claims = self._view.claims_in(pool)
+        pods = {pod.metadata.key: pod for claim in claims for pod in self._view.pods_of(claim.metadata.key)}
+        hardware = self._view.hardware(pool)
+        impact = impact_of(
+            rule.spec.taint,
+            partial(means, rule, hardware),
+            devices=[DeviceKey(*pool, name) for name in hardware.published],
+            claims=claims,
+            pods=pods.values(),
+        )
+        if rule.spec.taint.effect == "NoSchedule" or not impact.evicted:
             return impact
-        return with_budgets(impact, await self._budgets({key.namespace for key in pods}), pods.values())
+        namespaces = sorted({each.key.namespace for each in impact.evicted})
+        return with_budgets(impact, await self._budgets(namespaces), pods.values())
 
-    async def _pools(self, selector: DeviceTaintSelector | None, cooperative: CooperativeWork) -> Iterable[PoolKey]:
-        """The pools with devices that the selector may match, also such as have no slice any more."""
-        if selector is None:
-            return []
-        if selector.driver and selector.pool:
-            return [PoolKey(selector.driver, selector.pool)]
-        found: dict[PoolKey, None] = {}
-        for item in self._view.slices.store.values():
-            found[item.pool] = None
-            await cooperative.pause()
-        for claim in self._view.claims.store.values():
-            found |= dict.fromkeys(_pools_of(claim))
-            await cooperative.pause()
-        return [pool for pool in found if selector.driver in {None, pool.driver} and selector.pool in {None, pool.pool}]
-
-    async def _budgets(self, namespaces: set[str]) -> list[PodDisruptionBudget]:
+    async def _budgets(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
         found: list[PodDisruptionBudget] = []
         with suppress(Forbidden):  # the rights of an older chart: then no budget is spoken of
-            for namespace in sorted(namespaces) if len(namespaces) <= _FEW_NAMESPACES else [""]:
+            for namespace in namespaces:
                 found += await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
         return found
 
@@ -170,15 +148,18 @@ class TaintRuleReports:
             self._wake_for_pools({pool for claim in known for pool in _pools_of(claim)}, wake)
 
     def _wake_for_pools(self, pools: set[PoolKey], wake: Callable[[str], None]) -> None:
-        for key in (*pools, WIDE) if pools else ():
-            for rule in self._view.rule_store.by_index(BY_TAINTED_POOL, key):
-                wake(rule.metadata.uid)
+        for pool in pools:
+            self._wake_by(pool, wake)
+
+    def _wake_by(self, key: Hashable, wake: Callable[[str], None]) -> None:
+        for rule in self._view.rule_store.by_index(BY_TAINTED_POOL, key):
+            wake(rule.metadata.uid)
 
 
 def _needs_a_look(rule: DeviceTaintRule, impact: TaintImpact) -> bool:
     """Whether the rule does what hardly anybody wants."""
     selector = rule.spec.device_selector
-    hits_nothing = not impact.devices and not impact.claims
+    hits_nothing = not impact.amounts.devices and not impact.amounts.claims
     breaks = rule.spec.taint.effect == "NoExecute" and bool(impact.broken or impact.overlooked)
     return selector in {None, DeviceTaintSelector()} or hits_nothing or breaks
 
