@@ -156,11 +156,8 @@ def request_names(claim: WrittenClaim) -> list[str]:
     names = []
     for request in requests(claim):
         name = text(request.fields.get("name"))
-        names.append(name)
-        names += [
-            f"{name}/{text(alternative.get('name'))}"
-            for alternative in map(mapping, listed(request.fields.get("firstAvailable")))
-        ]
+        alternatives = map(mapping, listed(request.fields.get("firstAvailable")))
+        names += [name, *(f"{name}/{text(alternative.get('name'))}" for alternative in alternatives)]
     return [name for name in names if name]
 
 

@@ -5,6 +5,7 @@ Owns what each format allows and what is said of a text that it does not.
 
 import base64
 import re
+from collections.abc import Callable
 from datetime import date
 from typing import Final
 
@@ -74,9 +75,9 @@ def _label_1035(text: str) -> list[str]:
     return _check(text, _LABEL_1035, 63, _rule(_LABEL_1035_RULE, _LABEL_1035, "my-name", "abc-123"))
 
 
-def _without_last_dash(text: str) -> str:
+def _prefix(check: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
     """A prefix may end in a dash: what will follow it is unknown."""
-    return f"{text[:-2]}a" if len(text) > 1 and text.endswith("-") else text
+    return lambda text: check(f"{text[:-2]}a" if len(text) > 1 and text.endswith("-") else text)
 
 
 def _label_value(text: str) -> list[str]:
@@ -141,11 +142,9 @@ FORMATS: Final = {
     "dns1123Subdomain": NamedFormat("DNS1123Subdomain", _subdomain, 60),
     "dns1035Label": NamedFormat("DNS1035Label", _label_1035, 30),
     "qualifiedName": NamedFormat("QualifiedName", _qualified_name, 60),
-    "dns1123LabelPrefix": NamedFormat("DNS1123LabelPrefix", lambda text: _label(_without_last_dash(text)), 30),
-    "dns1123SubdomainPrefix": NamedFormat(
-        "DNS1123SubdomainPrefix", lambda text: _subdomain(_without_last_dash(text)), 60
-    ),
-    "dns1035LabelPrefix": NamedFormat("DNS1035LabelPrefix", lambda text: _label_1035(_without_last_dash(text)), 30),
+    "dns1123LabelPrefix": NamedFormat("DNS1123LabelPrefix", _prefix(_label), 30),
+    "dns1123SubdomainPrefix": NamedFormat("DNS1123SubdomainPrefix", _prefix(_subdomain), 60),
+    "dns1035LabelPrefix": NamedFormat("DNS1035LabelPrefix", _prefix(_label_1035), 30),
     "labelValue": NamedFormat("LabelValue", _label_value, 40),
     "uri": NamedFormat("URI", _uri, 1103),
     "uuid": NamedFormat("uuid", lambda text: [] if _UUID.fullmatch(text) else ["does not match the UUID format"], 70),

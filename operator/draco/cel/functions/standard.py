@@ -62,18 +62,14 @@ def _not_convertible(target: str) -> EvaluationError:
 
 
 def _int_of_text(text: str) -> int:
-    if _DECIMAL_INT.fullmatch(text) and len(text.lstrip("+-0")) < 20:
-        number = int(text)
-        if MIN_INT <= number <= MAX_INT:
-            return number
+    if _DECIMAL_INT.fullmatch(text) and len(text.lstrip("+-0")) < 20 and MIN_INT <= (number := int(text)) <= MAX_INT:
+        return number
     raise _not_convertible("int")
 
 
 def _uint_of_text(text: str) -> UInt:
-    if _DECIMAL_UINT.fullmatch(text) and len(text.lstrip("0")) < 21:
-        number = int(text)
-        if number <= MAX_UINT:
-            return UInt(number)
+    if _DECIMAL_UINT.fullmatch(text) and len(text.lstrip("0")) < 21 and (number := int(text)) <= MAX_UINT:
+        return UInt(number)
     raise _not_convertible("uint")
 
 

@@ -5,7 +5,7 @@ itself is in `cel.lark`, macros in `macros`. No step recurses over the tree, so 
 """
 
 from functools import cache
-from typing import Any, Final, NoReturn, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -115,10 +115,6 @@ class _Refused(Exception):
         self.issue = Issue(position, message)
 
 
-def _refuse(position: int, message: str) -> NoReturn:
-    raise _Refused(position, message)
-
-
 def _at(token: Token) -> int:
     return token.start_pos or 0
 
@@ -136,7 +132,7 @@ def _call(token: Token, function: str, target: Expr | None, arguments: tuple[Exp
     try:
         expanded = macros.expand(_at(token), function, target, arguments)
     except macros.MacroError as problem:
-        _refuse(problem.position, str(problem))
+        raise _Refused(problem.position, str(problem)) from None
     return Call(_at(token), function, target, arguments) if expanded is None else expanded
 
 
@@ -201,7 +197,7 @@ class _Builder:
         operand, opening, fields = parts
         name = dotted(operand)
         if name is None:
-            _refuse(_at(opening), "Syntax error: mismatched input '{' expecting <EOF>")
+            raise _Refused(_at(opening), "Syntax error: mismatched input '{' expecting <EOF>")
         return MessageExpr(_at(opening), name, tuple(fields or ()))
 
     def dot_ident_arg(self, parts: _Parts) -> Expr:
@@ -266,13 +262,13 @@ class _Builder:
         try:
             kind, value = _value(token, negative=sign is not None)
         except literals.LiteralError as problem:
-            _refuse(position, str(problem))
+            raise _Refused(position, str(problem)) from None
         return Literal(position, kind, value)
 
 
 def _check_reserved(name: Token, position: int) -> None:
     if name in _RESERVED:
-        _refuse(position, f"reserved identifier: {name}")
+        raise _Refused(position, f"reserved identifier: {name}")
 
 
 def _value(token: Token, *, negative: bool) -> tuple[LiteralKind, bool | int | float | str | bytes | None]:  # noqa: PLR0911 - one per case
