@@ -170,14 +170,14 @@ class SimulatedNode:
         allocation = {"allocation": {"devices": {"results": results}} if devices else None}
         return await self.client.patch(CLAIMS, claim.metadata.key, {"status": allocation}, subresource="status")
 
-    async def prepare(self, *claims: ResourceClaim, messages: Any = dra_v1_pb2, service: Any = wire.DRA_V1) -> Any:
+    async def prepare(self, *claims: ResourceClaim) -> Any:
         """Kubelet's call; the answers by uid."""
-        request = messages.NodePrepareResourcesRequest(claims=_references(claims, messages))
-        return (await self.call(service, "NodePrepareResources", request)).claims
+        request = dra_v1_pb2.NodePrepareResourcesRequest(claims=_references(claims))
+        return (await self.call(wire.DRA_V1, "NodePrepareResources", request)).claims
 
-    async def unprepare(self, *claims: ResourceClaim, messages: Any = dra_v1_pb2, service: Any = wire.DRA_V1) -> Any:
-        request = messages.NodeUnprepareResourcesRequest(claims=_references(claims, messages))
-        return (await self.call(service, "NodeUnprepareResources", request)).claims
+    async def unprepare(self, *claims: ResourceClaim) -> Any:
+        request = dra_v1_pb2.NodeUnprepareResourcesRequest(claims=_references(claims))
+        return (await self.call(wire.DRA_V1, "NodeUnprepareResources", request)).claims
 
     async def call(self, service: Any, method: str, request: Any) -> Any:
         async with channel(self.service_socket) as connected:
@@ -231,8 +231,8 @@ def channel(socket: Path) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
 
 
-def _references(claims: Iterable[ResourceClaim], messages: Any) -> list[Any]:
+def _references(claims: Iterable[ResourceClaim]) -> list[Any]:
     return [
-        messages.Claim(namespace=claim.metadata.namespace, name=claim.metadata.name, uid=claim.metadata.uid)
+        dra_v1_pb2.Claim(namespace=claim.metadata.namespace, name=claim.metadata.name, uid=claim.metadata.uid)
         for claim in claims
     ]

@@ -215,7 +215,7 @@ def kubelet(text: str) -> str:
     )
 
     async def asked() -> list[str]:
-        calls = service.behaviours(dra_v1_pb2)
+        calls = service.behaviours()
         given = dra_v1_pb2.NodeUnprepareResourcesRequest.FromString(request.SerializeToString())
         answer = await calls["NodePrepareResources"](request, None)
         await calls["NodeUnprepareResources"](given, None)

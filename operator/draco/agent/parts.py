@@ -20,11 +20,11 @@ from draco.agent.hardware.nvml import Nvml
 from draco.agent.lanes import Lanes
 from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.parts import NodeDivisions
-from draco.agent.plugin.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2
+from draco.agent.plugin.api import health_v1_pb2, health_v1alpha1_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.plugin.health_service import HealthService
 from draco.agent.plugin.registration import Plugin, PluginConflict, RegistrationState, sockets
-from draco.agent.plugin.wire import DRA_V1, DRA_V1BETA1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
+from draco.agent.plugin.wire import DRA_V1, HEALTH_V1, HEALTH_V1ALPHA1, handlers
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.publish.offering import Offers
 from draco.agent.publish.publisher import SlicePublisher
@@ -272,8 +272,7 @@ class AgentParts:
             self.sockets,
             driver=self._settings.driver,
             services=[
-                handlers(DRA_V1, service.behaviours(dra_v1_pb2)),
-                handlers(DRA_V1BETA1, service.behaviours(dra_v1beta1_pb2)),
+                handlers(DRA_V1, service.behaviours()),
                 handlers(HEALTH_V1, self.health.behaviours(health_v1_pb2)),
                 handlers(HEALTH_V1ALPHA1, self.health.behaviours(health_v1alpha1_pb2)),
             ],

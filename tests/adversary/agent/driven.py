@@ -122,7 +122,7 @@ class Driven:
                 random=Random(0),
                 files=MortalFiles(self.process, disk),
             )
-        self._calls = services[0].behaviours(dra_v1_pb2)
+        self._calls = services[0].behaviours()
         self._task: asyncio.Task[None] | None = None
 
     def _step(self, point: str) -> None:

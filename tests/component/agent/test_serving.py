@@ -5,8 +5,6 @@ import stat
 
 import pytest
 
-from draco.agent.plugin import wire
-from draco.agent.plugin.api import dra_v1beta1_pb2
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES
 from tests.agents import SimulatedNode, eventually
@@ -34,7 +32,6 @@ async def test_kubelet_learns_the_services_and_both_sockets_are_private(node: Si
         assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "gpu.nvidia.com", str(node.service_socket))
         assert list(info.supported_versions) == [
             "v1.DRAPlugin",
-            "v1beta1.DRAPlugin",
             "v1.DRAResourceHealth",
             "v1alpha1.DRAResourceHealth",
         ]
@@ -59,15 +56,6 @@ async def test_a_claim_is_prepared_and_given_up(node: SimulatedNode) -> None:
         assert {name for one in answer.devices for name in one.cdi_device_ids} == known
         assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
         assert node.specs() == []
-
-
-async def test_v1beta1_answers_like_v1(node: SimulatedNode) -> None:
-    claim = await node.claim("gpu-0")
-    async with node.running():
-        ours = {"messages": dra_v1beta1_pb2, "service": wire.DRA_V1BETA1}
-        answer = (await node.prepare(claim, **ours))[claim.metadata.uid]
-        assert [one.device_name for one in answer.devices] == ["gpu-0"]
-        assert (await node.unprepare(claim, **ours))[claim.metadata.uid].error == ""
 
 
 @pytest.mark.usefixtures("crds")

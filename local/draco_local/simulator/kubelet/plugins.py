@@ -1,23 +1,21 @@
 """The plugin watcher of a kubelet stand-in: which DRA drivers serve this node, and calls to them.
 
 Owns the registration handshake on `plugins_registry` and one gRPC channel per registered plugin, over real Unix sockets.
-Knows nothing of pods. Source: kubelet's plugin contract (registration v1, DRA v1 and v1beta1).
+Knows nothing of pods. Source: kubelet's plugin contract (registration v1, DRA v1).
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from stat import S_ISSOCK
-from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
 import structlog
-from google.protobuf.descriptor import ServiceDescriptor
 
-from draco.agent.plugin.api import dra_v1_pb2, dra_v1beta1_pb2, registration_pb2
-from draco.agent.plugin.wire import DRA_V1, DRA_V1BETA1, REGISTRATION, unary
+from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
+from draco.agent.plugin.wire import DRA_V1, REGISTRATION, unary
 from draco.kube.clock import Clock
 from draco_local.simulator.kubelet.ledger import ClaimRecord
 
@@ -29,11 +27,8 @@ REGISTRATION_TIMEOUT_S = 5.0
 RETRY_S = 2.0
 """Between attempts to register a plugin whose handshake failed."""
 
-SERVICES: dict[str, tuple[ServiceDescriptor, Any]] = {
-    "v1.DRAPlugin": (DRA_V1, dra_v1_pb2),
-    "v1beta1.DRAPlugin": (DRA_V1BETA1, dra_v1beta1_pb2),
-}
-"""Announced name to service and its messages, preferred first."""
+SERVICE = "v1.DRAPlugin"
+"""How the service is announced."""
 
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # else a plugin's new instance inherits the backoff of the one that died
@@ -52,10 +47,9 @@ class PluginError(Exception):
 
 
 class RegisteredPlugin(msgspec.Struct, frozen=True):
-    """One registered plugin instance: its driver, its service and the channel to it."""
+    """One registered plugin instance: its driver, and the channel to it."""
 
     driver: str
-    version: str
     channel: grpc.aio.Channel
 
 
@@ -120,12 +114,11 @@ class Plugins:
         instance = next((i for i in reversed(self._instances.values()) if i.driver == driver), None)
         if instance is None:
             raise PluginError(f"DRA driver {driver} is not registered on this node")
-        service, messages = SERVICES[instance.version]
-        request = getattr(messages, f"{method}Request")(
-            claims=[messages.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims]
+        request = getattr(dra_v1_pb2, f"{method}Request")(
+            claims=[dra_v1_pb2.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims]
         )
         try:
-            response = await unary(instance.channel, service, method)(request, timeout=CALL_TIMEOUT_S)
+            response = await unary(instance.channel, DRA_V1, method)(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise PluginError(f"DRA driver {driver} failed: {error.details() or error.code().name}") from error
         return {uid: answer.error for uid, answer in response.claims.items()}
@@ -181,10 +174,9 @@ class Plugins:
         if refusal:
             self._log.warning("kubelet.plugin_refused", socket=name, error=refusal)
             return
-        version = next(version for version in SERVICES if version in info.supported_versions)
         channel = grpc.aio.insecure_channel(f"unix:{info.endpoint}", options=CHANNEL_OPTIONS)
         channel.get_state(try_to_connect=True)
-        self._instances[name] = RegisteredPlugin(info.name, version, channel)
+        self._instances[name] = RegisteredPlugin(info.name, channel)
         self._missing_since.pop(info.name, None)
         self._log.info("kubelet.plugin_registered", driver=info.name, socket=name)
         self._registered(info.name)
@@ -202,7 +194,7 @@ def _refusal(info: registration_pb2.PluginInfo) -> str:
         return f'plugin type "{info.type}" is not served here, only DRAPlugin'
     if not info.name or not info.endpoint:
         return "a DRA plugin needs a name and an endpoint"
-    if not any(version in info.supported_versions for version in SERVICES):
+    if SERVICE not in info.supported_versions:
         return f"none of the plugin's versions is known here: {', '.join(info.supported_versions) or 'it names none'}"
     return ""
 

@@ -5,11 +5,9 @@ The work itself is `claims.work`'s.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf.message import Message
@@ -18,7 +16,8 @@ from draco.agent.claims.cdi import device_id
 from draco.agent.claims.work import ClaimWork
 from draco.agent.errors import InstanceHeld, PrepareError
 from draco.agent.metrics import AgentMetrics
-from draco.agent.record.checkpoint import PreparedClaim
+from draco.agent.plugin.api import dra_v1_pb2
+from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import retry
@@ -27,6 +26,8 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS
 from draco.resources.names import ClaimUid
+
+M = TypeVar("M", bound=Message)
 
 log = structlog.get_logger()
 
@@ -39,7 +40,7 @@ READ_TIMEOUT_S = 8.0
 
 
 class DraService:
-    """Behaviours of the DRAPlugin service, for every version of its messages.
+    """Behaviours of the DRAPlugin service.
 
     `changed` is called with each claim that was prepared or given up. `hindrance` says why no claim may be prepared now, "" when
     nothing is in the way. Calls wait until `opened` is set: before that the node's record is another agent's.
@@ -72,34 +73,26 @@ class DraService:
         self.calls = 0
         """Calls that have not been answered yet."""
 
-    def behaviours(self, messages: ModuleType) -> Mapping[str, Callable[[Any, Any], Any]]:
-        """The service's methods, answering in `messages` (dra_v1_pb2 or dra_v1beta1_pb2)."""
+    def behaviours(self) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """The service's methods."""
+
+        async def answers(request: Any, answer: Callable[[Any], Awaitable[M]]) -> dict[str, M]:
+            self.calls += 1
+            try:
+                said = await asyncio.gather(*map(answer, request.claims))
+            finally:
+                self.calls -= 1
+            return {claim.uid: each for claim, each in zip(request.claims, said, strict=True)}
 
         async def prepare(request: Any, _context: Any) -> Message:
-            with self._counted():
-                answers = await asyncio.gather(*(self._prepare(claim, messages) for claim in request.claims))
-            uids = [claim.uid for claim in request.claims]
-            response: Message = messages.NodePrepareResourcesResponse(claims=dict(zip(uids, answers, strict=True)))
-            return response
+            return dra_v1_pb2.NodePrepareResourcesResponse(claims=await answers(request, self._prepare))
 
         async def unprepare(request: Any, _context: Any) -> Message:
-            with self._counted():
-                answers = await asyncio.gather(*(self._unprepare(claim, messages) for claim in request.claims))
-            uids = [claim.uid for claim in request.claims]
-            response: Message = messages.NodeUnprepareResourcesResponse(claims=dict(zip(uids, answers, strict=True)))
-            return response
+            return dra_v1_pb2.NodeUnprepareResourcesResponse(claims=await answers(request, self._unprepare))
 
         return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self.calls += 1
-        try:
-            yield
-        finally:
-            self.calls -= 1
-
-    async def _prepare(self, claim: Any, messages: ModuleType) -> Message:
+    async def _prepare(self, claim: Any) -> dra_v1_pb2.NodePrepareResourceResponse:
         name = f"{claim.namespace}/{claim.name}"
         started = self._clock.monotonic()
         error, devices = "", []
@@ -109,7 +102,7 @@ class DraService:
                 self._refuse_if_hindered(name)
                 allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
                 prepared = await self._work.prepare(allocated)
-            devices = [self._device(prepared, index, messages) for index in range(len(prepared.devices))]
+            devices = [self._device(prepared.uid, device) for device in prepared.devices]
             log.info("claim.prepared", claim=name, uid=claim.uid, devices=[one.device for one in prepared.devices])
             self._changed(prepared)
         except PrepareError as refusal:
@@ -122,25 +115,20 @@ class DraService:
         if error:
             log.warning("claim.not_prepared", claim=name, uid=claim.uid, error=error)
         self._metrics.prepared(self._clock.monotonic() - started, failed=bool(error))
-        response: Message = messages.NodePrepareResourceResponse(devices=devices, error=error)
-        return response
+        return dra_v1_pb2.NodePrepareResourceResponse(devices=devices, error=error)
 
     def _refuse_if_hindered(self, name: str) -> None:
         if hindrance := self._hindrance():
             raise PrepareError(f"Claim {name} cannot be prepared: {hindrance}")
 
-    def _device(self, claim: PreparedClaim, index: int, messages: ModuleType) -> Message:
-        device = claim.devices[index]
-        fields: dict[str, Any] = {
-            "request_names": [device.request],
-            "pool_name": device.pool,
-            "device_name": device.device,
-            "cdi_device_ids": [device_id(self._driver, device.device, claim.uid)],
-        }
-        if device.share_id and "share_id" in messages.Device.DESCRIPTOR.fields_by_name:
-            fields["share_id"] = device.share_id
-        response: Message = messages.Device(**fields)
-        return response
+    def _device(self, uid: ClaimUid, device: PreparedDevice) -> dra_v1_pb2.Device:
+        return dra_v1_pb2.Device(
+            request_names=[device.request],
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=[device_id(self._driver, device.device, uid)],
+            share_id=device.share_id or None,
+        )
 
     async def _read(self, key: ObjectKey, uid: ClaimUid) -> ResourceClaim:
         try:
@@ -162,7 +150,7 @@ class DraService:
             )
         return claim
 
-    async def _unprepare(self, claim: Any, messages: ModuleType) -> Message:
+    async def _unprepare(self, claim: Any) -> dra_v1_pb2.NodeUnprepareResourceResponse:
         name = f"{claim.namespace}/{claim.name}"
         error = ""
         try:
@@ -182,8 +170,7 @@ class DraService:
         if error:
             log.warning("claim.not_unprepared", claim=name, uid=claim.uid, error=error)
         self._metrics.unprepared(failed=bool(error))
-        response: Message = messages.NodeUnprepareResourceResponse(error=error)
-        return response
+        return dra_v1_pb2.NodeUnprepareResourceResponse(error=error)
 
     async def _give_up(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up. Often a process that still holds an instance is about to end: that is waited for a little."""

@@ -12,15 +12,14 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from draco.agent.plugin.api import dra_v1_pb2, dra_v1beta1_pb2, health_v1_pb2, health_v1alpha1_pb2, registration_pb2
+from draco.agent.plugin.api import dra_v1_pb2, health_v1_pb2, health_v1alpha1_pb2, registration_pb2
 
 REGISTRATION: ServiceDescriptor = registration_pb2.DESCRIPTOR.services_by_name["Registration"]
 DRA_V1: ServiceDescriptor = dra_v1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"]
-DRA_V1BETA1: ServiceDescriptor = dra_v1beta1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"]
 HEALTH_V1: ServiceDescriptor = health_v1_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"]
 HEALTH_V1ALPHA1: ServiceDescriptor = health_v1alpha1_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"]
 
-SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """How the services are announced at registration. These are not their names on the wire."""
 
 UnaryBehaviour = Callable[[Any, Any], Awaitable[Message]]
