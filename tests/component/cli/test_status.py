@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import uuid
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +38,7 @@ def draco_status(*options: object) -> Ended:
 
 
 @pytest.fixture
-def node(api_server: ControlPlane, crds: None) -> str:
+def node(api_server: ControlPlane, crds: None) -> Iterator[str]:
     """A node with two devices of a driver that Draco has never heard of, one of them tainted by a rule."""
     name = f"plain-{uuid.uuid4().hex[:6]}"
     call(api_server, "POST", "/api/v1/nodes", {"metadata": {"name": name}})
@@ -58,7 +59,8 @@ def node(api_server: ControlPlane, crds: None) -> str:
     }
     rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
     call(api_server, "POST", rules, {"metadata": {"name": f"{name}-broken"}, "spec": rule})
-    return name
+    yield name
+    call(api_server, "DELETE", f"{rules}/{name}-broken")
 
 
 def document(plane: ControlPlane, *options: object) -> dict[str, Any]:

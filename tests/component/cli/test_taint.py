@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,13 +25,16 @@ def apply_status(plane: ControlPlane, path: str, api_version: str, kind: str, st
 
 
 @pytest.fixture
-def node(api_server: ControlPlane) -> str:
-    """A node with two devices; nobody but the test knows it."""
+def node(api_server: ControlPlane) -> Iterator[str]:
+    """A node with two devices; nobody but the test knows it, and no rule for it is left."""
     name = f"node-{uuid.uuid4().hex[:6]}"
     pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": DRIVER, "nodeName": name, "pool": pool, "devices": [{"name": "gpu-0"}, {"name": "gpu-1"}]}
     call(api_server, "POST", f"{V1}/resourceslices", {"metadata": {"name": name}, "spec": spec})
-    return name
+    yield name
+    for rule in call(api_server, "GET", RULES)["items"]:
+        if rule["spec"]["deviceSelector"].get("pool") == name:
+            call(api_server, "DELETE", f"{RULES}/{rule['metadata']['name']}")
 
 
 @pytest.fixture
