@@ -60,7 +60,8 @@ def node(api_server: ControlPlane, crds: None) -> Iterator[str]:
     rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
     call(api_server, "POST", rules, {"metadata": {"name": f"{name}-broken"}, "spec": rule})
     yield name
-    call(api_server, "DELETE", f"{rules}/{name}-broken")
+    for path in (f"{rules}/{name}-broken", f"/apis/resource.k8s.io/v1/resourceslices/{name}", f"/api/v1/nodes/{name}"):
+        call(api_server, "DELETE", path)
 
 
 def document(plane: ControlPlane, *options: object) -> dict[str, Any]:

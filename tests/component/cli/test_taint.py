@@ -35,6 +35,7 @@ def node(api_server: ControlPlane) -> Iterator[str]:
     for rule in call(api_server, "GET", RULES)["items"]:
         if rule["spec"]["deviceSelector"].get("pool") == name:
             call(api_server, "DELETE", f"{RULES}/{rule['metadata']['name']}")
+    call(api_server, "DELETE", f"{V1}/resourceslices/{name}")
 
 
 @pytest.fixture
