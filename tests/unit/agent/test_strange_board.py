@@ -1,5 +1,6 @@
 """A board unlike any known one: whatever NVML reports of it is published, kept room on, made and given back."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
 from draco.agent.publish import partitions
 from draco.agent.publish.offering import Offering
-from draco.mig.board import Placement
-from draco.mig.known_boards import GiProfile, GiProfileEnum, MigTable
+from draco.mig.board import Board, Placement, Profile
 from draco.resources.api.draco import MigMode, WantedGpu, WantedInstance
 from draco.resources.api.slices import Device
 from draco.resources.names import read_partition_name
@@ -19,14 +19,34 @@ from draco_local.simulator.nvml import session as nvml_session
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
-TABLE = MigTable(
-    units=10,
-    profiles=(
-        GiProfile(GiProfileEnum.SLICE_1, 11, "1g.9gb", 1, 7, 9216, 10, 1, 0, 0, 0, 0, tuple(range(10)), 1),
-        GiProfile(GiProfileEnum.SLICE_2, 22, "2g.27gb", 2, 3, 27648, 20, 2, 1, 0, 0, 0, (0, 4, 7), 3),
-        GiProfile(GiProfileEnum.SLICE_3, 33, "3g.36gb", 3, 2, 36864, 30, 3, 1, 0, 0, 0, (0, 3, 6), 4),
-        GiProfile(GiProfileEnum.SLICE_7, 77, "7g.92gb", 7, 1, 92160, 70, 7, 3, 0, 1, 1, (0,), 10),
-    ),
+
+
+def a_profile(
+    profile_id: int, name: str, slices: int, most: int, decoders: int, starts: Iterable[int], size: int
+) -> Profile:
+    return Profile(
+        id=profile_id,
+        name=name,
+        slices=slices,
+        max_instances=most,
+        memory_mib=size * 9216,
+        multiprocessors=slices * 10,
+        copy_engines=slices,
+        decoders=decoders,
+        jpeg_engines=int(slices == 7),
+        ofa_engines=int(slices == 7),
+        starts=tuple(starts),
+        size=size,
+    )
+
+
+TABLE = Board(
+    (
+        a_profile(11, "1g.9gb", 1, 7, 0, range(10), 1),
+        a_profile(22, "2g.27gb", 2, 3, 1, (0, 4, 7), 3),
+        a_profile(33, "3g.36gb", 3, 2, 1, (0, 3, 6), 4),
+        a_profile(77, "7g.92gb", 7, 1, 3, (0,), 10),
+    )
 )
 """Ten units, starts off any grid, and more units than slices."""
 

@@ -5,8 +5,9 @@ Uses nothing of the planner but its values; legality is the simulator's, unit by
 
 from collections.abc import Iterable
 
-from draco.mig.board import Board, Placement
-from draco.mig.known_boards import BOARDS, MIG_BY_BOARD, GiProfile, MigTable, PlacedProfile
+from draco.mig.board import Board, Placement, Profile
+from draco.mig.known_boards import BOARDS
+from draco_local.simulator.gpus.mig_profiles import free_starts
 
 Layout = frozenset[Placement]
 Counts = tuple[int, ...]
@@ -17,7 +18,7 @@ def plain(name: str) -> Board:
     return Board(tuple(profile for profile in BOARDS[name].profiles if not set("+-") & set(profile.name)))
 
 
-def layouts(board: Board, table: MigTable) -> set[Layout]:
+def layouts(board: Board, table: Board) -> set[Layout]:
     """Every layout of one GPU that can be made instance by instance."""
     rows = {row.name: row for row in table.profiles}
     found: set[Layout] = set()
@@ -30,11 +31,11 @@ def layouts(board: Board, table: MigTable) -> set[Layout]:
     return found
 
 
-def grown(board: Board, table: MigTable, rows: dict[str, GiProfile], layout: Layout) -> Iterable[Layout]:
+def grown(board: Board, table: Board, rows: dict[str, Profile], layout: Layout) -> Iterable[Layout]:
     """The layouts with one instance more."""
-    there = [PlacedProfile(rows[each.profile.name], each.start) for each in layout]
+    there = [Placement(rows[each.profile.name], each.start) for each in layout]
     for profile in board.profiles:
-        for start in table.free_starts(rows[profile.name], there):
+        for start in free_starts(table, rows[profile.name], there):
             yield layout | {Placement(profile, start)}
 
 
@@ -57,5 +58,5 @@ def maximal(found: set[Counts]) -> set[Counts]:
     return {one for one in found if not any(one != other and within(one, other) for other in found)}
 
 
-def table_of(name: str) -> MigTable:
-    return MIG_BY_BOARD[name]
+def table_of(name: str) -> Board:
+    return BOARDS[name]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draco.mig.known_boards import GiProfile, MigTable, PlacedProfile, ci_profiles
+from draco.mig.board import Board, Placement, Profile
 from draco_local.simulator.gpus.boards import BOARDS, Architecture, SimulatedBoard, board_named
+from draco_local.simulator.gpus.mig_profiles import by_kind, ci_profiles, free_starts, kind_of, room_for
 
 ALL = [pytest.param(board, id=key) for key, board in BOARDS.items()]
 PARTITIONABLE = [(board, board.mig) for board in BOARDS.values() if board.mig is not None]
@@ -21,7 +22,7 @@ SEVEN_SLICES = [pytest.param(board, table, id=board.key) for board, table in PAR
 RESOURCES = ("multiprocessors", "copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
 
-def _most_side_by_side(profile: GiProfile) -> int:
+def _most_side_by_side(profile: Profile) -> int:
     taken: set[int] = set()
     for start in profile.starts:
         units = set(range(start, start + profile.size))
@@ -65,28 +66,27 @@ def test_memory_units_are_what_each_family_has() -> None:
 
 
 @pytest.mark.parametrize(("board", "table"), TABLES)
-def test_no_two_profiles_of_a_board_share_an_enum_an_id_or_a_name(board: SimulatedBoard, table: MigTable) -> None:
-    for identity in ("kind", "id", "name"):
+def test_no_two_profiles_of_a_board_share_an_enum_an_id_or_a_name(board: SimulatedBoard, table: Board) -> None:
+    for identity in ("id", "name"):
         assert len({getattr(profile, identity) for profile in table.profiles}) == len(table.profiles)
+    assert all(by_kind(table, kind_of(profile, table)) == profile for profile in table.profiles)
 
 
 @pytest.mark.parametrize(("board", "table"), TABLES)
-def test_one_profile_takes_the_whole_board(board: SimulatedBoard, table: MigTable) -> None:
+def test_one_profile_takes_the_whole_board(board: SimulatedBoard, table: Board) -> None:
     whole = table.whole
     assert (whole.size, whole.starts, whole.max_instances) == (table.units, (0,), 1)
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
-def test_placements_lie_within_the_units_of_the_board(
-    board: SimulatedBoard, table: MigTable, profile: GiProfile
-) -> None:
+def test_placements_lie_within_the_units_of_the_board(board: SimulatedBoard, table: Board, profile: Profile) -> None:
     assert list(profile.starts) == sorted(set(profile.starts))
     assert all(0 <= start <= table.units - profile.size for start in profile.starts)
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
 def test_as_many_instances_fit_as_units_and_engines_allow(
-    board: SimulatedBoard, table: MigTable, profile: GiProfile
+    board: SimulatedBoard, table: Board, profile: Profile
 ) -> None:
     whole = table.whole
     limits = [getattr(whole, name) // getattr(profile, name) for name in RESOURCES if getattr(profile, name)]
@@ -94,15 +94,13 @@ def test_as_many_instances_fit_as_units_and_engines_allow(
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
-def test_all_instances_of_a_profile_fit_into_the_memory(
-    board: SimulatedBoard, table: MigTable, profile: GiProfile
-) -> None:
+def test_all_instances_of_a_profile_fit_into_the_memory(board: SimulatedBoard, table: Board, profile: Profile) -> None:
     assert profile.max_instances * profile.memory_mib <= table.whole.memory_mib <= board.memory_mib
 
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
 def test_a_profile_is_named_after_its_slices_and_about_its_memory(
-    board: SimulatedBoard, table: MigTable, profile: GiProfile
+    board: SimulatedBoard, table: Board, profile: Profile
 ) -> None:
     match = re.fullmatch(r"(\d)g\.(\d+)gb(\+me|\+gfx|\+me\.all|-me)?", profile.name)
     assert match is not None
@@ -116,7 +114,7 @@ def test_a_profile_is_named_after_its_slices_and_about_its_memory(
 
 @pytest.mark.parametrize(("board", "table", "profile"), PROFILES)
 def test_compute_instances_never_outgrow_their_gpu_instance(
-    board: SimulatedBoard, table: MigTable, profile: GiProfile
+    board: SimulatedBoard, table: Board, profile: Profile
 ) -> None:
     for ci in ci_profiles(profile):
         assert ci.slices * ci.max_instances <= profile.slices
@@ -124,28 +122,28 @@ def test_compute_instances_never_outgrow_their_gpu_instance(
     assert ci_profiles(profile)[-1].slices == profile.slices
 
 
-def _layouts(table: MigTable, profiles: list[GiProfile]) -> set[frozenset[PlacedProfile]]:
+def _layouts(table: Board, profiles: list[Profile]) -> set[frozenset[Placement]]:
     """Every set of instances that can exist at once, the empty one included."""
-    reached: set[frozenset[PlacedProfile]] = {frozenset()}
-    frontier = [frozenset[PlacedProfile]()]
+    reached: set[frozenset[Placement]] = {frozenset()}
+    frontier = [frozenset[Placement]()]
     while frontier:
         layout = frontier.pop()
         for profile in profiles:
-            for start in table.free_starts(profile, layout):
-                larger = layout | {PlacedProfile(profile, start)}
+            for start in free_starts(table, profile, layout):
+                larger = layout | {Placement(profile, start)}
                 if larger not in reached:
                     reached.add(larger)
                     frontier.append(larger)
     return reached
 
 
-def _maximal(table: MigTable, profiles: list[GiProfile]) -> int:
+def _maximal(table: Board, profiles: list[Profile]) -> int:
     layouts = _layouts(table, profiles)
-    return sum(not any(table.free_starts(profile, layout) for profile in profiles) for layout in layouts)
+    return sum(not any(free_starts(table, profile, layout) for profile in profiles) for layout in layouts)
 
 
 @pytest.mark.parametrize(("board", "table"), SEVEN_SLICES)
-def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: SimulatedBoard, table: MigTable) -> None:
+def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: SimulatedBoard, table: Board) -> None:
     plain = [profile for profile in table.profiles if not profile.name.endswith("+me")]
     single = [profile for profile in plain if profile.id != 15]  # without the 1g that has double memory
     assert _maximal(table, single) == 19  # the user guide's diagram shows as many
@@ -158,11 +156,9 @@ def test_seven_slice_boards_have_the_layouts_that_nvidia_publishes(board: Simula
 @pytest.mark.parametrize(("board", "table"), TABLES)
 @given(data=st.data())
 @settings(deadline=None)  # another program may take the processor meanwhile
-def test_filling_a_gpu_never_takes_more_than_it_has(
-    board: SimulatedBoard, table: MigTable, data: st.DataObject
-) -> None:
-    existing: list[PlacedProfile] = []
-    while choices := [PlacedProfile(p, start) for p in table.profiles for start in table.free_starts(p, existing)]:
+def test_filling_a_gpu_never_takes_more_than_it_has(board: SimulatedBoard, table: Board, data: st.DataObject) -> None:
+    existing: list[Placement] = []
+    while choices := [Placement(p, start) for p in table.profiles for start in free_starts(table, p, existing)]:
         existing.append(data.draw(st.sampled_from(choices)))
     units = [unit for placed in existing for unit in placed.units]
     assert len(units) == len(set(units)) <= table.units
@@ -171,12 +167,12 @@ def test_filling_a_gpu_never_takes_more_than_it_has(
         assert sum(getattr(placed.profile, name) for placed in existing) <= getattr(table.whole, name)
     for profile in table.profiles:
         assert sum(placed.profile == profile for placed in existing) <= profile.max_instances
-        assert table.room_for(profile, existing) == 0
+        assert room_for(table, profile, existing) == 0
 
 
 def test_only_profiles_without_engines_fit_beside_the_one_that_takes_them_all() -> None:
     table = board_named("RTX-PRO-6000").mig
     assert table is not None
     taker = next(profile for profile in table.profiles if profile.name == "1g.24gb+me.all")
-    beside = {profile.name for profile in table.profiles if table.free_starts(profile, [PlacedProfile(taker, 0)])}
+    beside = {profile.name for profile in table.profiles if free_starts(table, profile, [Placement(taker, 0)])}
     assert beside == {"1g.24gb-me", "2g.48gb-me"}

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import msgspec
 import pynvml
 
-from draco.mig.known_boards import GiProfile, ci_profiles
+from draco.mig.board import Profile
+from draco_local.simulator.gpus.mig_profiles import ci_profiles
 from draco_local.simulator.gpus.state import GpuState, StateError, load
 from draco_local.simulator.nvml.library import SimulatedNvml
 from draco_local.simulator.nvml.session import board_of
@@ -76,7 +77,7 @@ def create_instance(
         return CreatedInstance(info.id, info.placement.start, uuid)
 
 
-def _created(nvml: Any, device: Any, profile: GiProfile, start: int | None) -> Any:
+def _created(nvml: Any, device: Any, profile: Profile, start: int | None) -> Any:
     if start is None:
         return nvml.nvmlDeviceCreateGpuInstance(device, profile.id)
     placement = pynvml.c_nvmlGpuInstancePlacement_t(start, profile.size)

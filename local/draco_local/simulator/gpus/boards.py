@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from draco.mig.known_boards import MIG_BY_BOARD, MigTable
+from draco.mig import known_boards
+from draco.mig.board import Board
 from draco.resources.errors import DracoError
 
 
@@ -79,7 +80,7 @@ class SimulatedBoard(msgspec.Struct, frozen=True, kw_only=True):
     remap_banks: int = 640  # memory banks whose rows can be remapped
     fabric: bool = False  # registers with a fabric manager, as NVSwitch systems from Hopper on do
     slots: tuple[Slot, ...]
-    mig: MigTable | None = None
+    mig: Board | None = None
 
     @property
     def mig_capable(self) -> bool:
@@ -128,7 +129,7 @@ _BOARDS = (
         nvlink_version=NvLinkVersion.V3,
         nvswitch_buses=(0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9),
         slots=_HGX_AMPERE,
-        mig=MIG_BY_BOARD["A100-40GB"],
+        mig=known_boards.BOARDS["A100-40GB"],
     ),
     SimulatedBoard(
         key="A100-80GB",
@@ -148,7 +149,7 @@ _BOARDS = (
         nvlink_version=NvLinkVersion.V3,
         nvswitch_buses=(0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9),
         slots=_HGX_AMPERE,
-        mig=MIG_BY_BOARD["A100-80GB"],
+        mig=known_boards.BOARDS["A100-80GB"],
     ),
     SimulatedBoard(
         key="H100-80GB",
@@ -170,7 +171,7 @@ _BOARDS = (
         fabric=True,
         remap_banks=2560,
         slots=_HGX_HOPPER,
-        mig=MIG_BY_BOARD["H100-80GB"],
+        mig=known_boards.BOARDS["H100-80GB"],
     ),
     SimulatedBoard(
         key="H200-141GB",
@@ -192,7 +193,7 @@ _BOARDS = (
         fabric=True,
         remap_banks=3072,
         slots=_HGX_HOPPER,
-        mig=MIG_BY_BOARD["H200-141GB"],
+        mig=known_boards.BOARDS["H200-141GB"],
     ),
     SimulatedBoard(
         key="B200",
@@ -213,7 +214,7 @@ _BOARDS = (
         nvswitch_buses=(0x05, 0x06),
         fabric=True,
         slots=_HGX_HOPPER,
-        mig=MIG_BY_BOARD["B200"],
+        mig=known_boards.BOARDS["B200"],
     ),
     SimulatedBoard(
         key="A30",
@@ -230,7 +231,7 @@ _BOARDS = (
         power_limit_w=165,
         max_clocks_mhz=(1440, 1215),
         slots=_PCIE_SERVER,
-        mig=MIG_BY_BOARD["A30"],
+        mig=known_boards.BOARDS["A30"],
     ),
     SimulatedBoard(
         key="RTX-PRO-6000",
@@ -247,7 +248,7 @@ _BOARDS = (
         power_limit_w=600,
         max_clocks_mhz=(2430, 12481),
         slots=_PCIE_SERVER,
-        mig=MIG_BY_BOARD["RTX-PRO-6000"],
+        mig=known_boards.BOARDS["RTX-PRO-6000"],
     ),
     SimulatedBoard(
         key="L40S",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from draco.mig.known_boards import compute_profile_of
+from draco_local.simulator.gpus.mig_profiles import compute_profile_of
 from draco_local.simulator.gpus.state import GpuState
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.mig import profile_of

@@ -11,7 +11,8 @@ from typing import Any
 
 import pynvml
 
-from draco.mig.known_boards import CiProfile, GiProfile, PlacedProfile, ci_profiles, ci_starts
+from draco.mig.board import Placement, Profile
+from draco_local.simulator.gpus.mig_profiles import CiProfile, ci_profiles, ci_starts, free_starts, room_for
 from draco_local.simulator.gpus.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from draco_local.simulator.nvml.handles import ProcessKilled, pointed
 from draco_local.simulator.nvml.mig import announce, filled_placements, mig_enabled, placed, profile_of, table_of
@@ -39,16 +40,16 @@ class InstanceCalls:
         """
         wanted = pointed(placement)
 
-        def as_asked(gpu: GpuState, profile: GiProfile) -> int:
+        def as_asked(gpu: GpuState, profile: Profile) -> int:
             if wanted.start not in profile.starts or wanted.size != profile.size:
                 raise invalid_argument()
-            if wanted.start not in table_of(gpu).free_starts(profile, placed(gpu)):
+            if wanted.start not in free_starts(table_of(gpu), profile, placed(gpu)):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             return int(wanted.start)
 
         return self._create_gpu_instance(device, profileId, as_asked)
 
-    def _create_gpu_instance(self, device: Any, profile_id: int, choose: Callable[[GpuState, GiProfile], int]) -> Any:
+    def _create_gpu_instance(self, device: Any, profile_id: int, choose: Callable[[GpuState, Profile], int]) -> Any:
         self._session.check_gpu(device)
         made: list[GpuInstance] = []
 
@@ -239,26 +240,26 @@ def instance_id(units: int, size: int, start: int) -> int:
     return units // size - 1 + start // size
 
 
-def driver_choice(gpu: GpuState, profile: GiProfile) -> int:
+def driver_choice(gpu: GpuState, profile: Profile) -> int:
     """Where the driver puts an instance when nobody says: where it takes the fewest other profiles' places.
 
     Seen on A100: a 3g and the first 2g at 4, the first 1g at 6, then 0, 1, 2, 3. Not a promise of NVML's.
     """
     table, existing = table_of(gpu), placed(gpu)
-    free = table.free_starts(profile, existing)
+    free = free_starts(table, profile, existing)
     if not free:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
     first = not any(each.profile.size == profile.size for each in existing)
     if not first:
         return free[0]
     beside = {
-        start: sum(table.room_for(each, [*existing, PlacedProfile(profile, start)]) for each in table.profiles)
+        start: sum(room_for(table, each, [*existing, Placement(profile, start)]) for each in table.profiles)
         for start in free
     }
     return max(free, key=lambda start: (beside[start], start))
 
 
-def _enabled_profile(gpu: GpuState, profile_id: int) -> GiProfile:
+def _enabled_profile(gpu: GpuState, profile_id: int) -> Profile:
     mig_enabled(gpu)
     return profile_of(gpu, profile_id)
 
@@ -297,7 +298,7 @@ def _listed(handles: Iterator[Any], array_ref: Any, count_ref: Any) -> int:
     return int(pynvml.NVML_SUCCESS)
 
 
-def _filled(info: Any, profile: CiProfile, around: GiProfile) -> Any:
+def _filled(info: Any, profile: CiProfile, around: Profile) -> Any:
     info.id, info.sliceCount, info.instanceCount = profile.id, profile.slices, profile.max_instances
     info.multiprocessorCount = profile.multiprocessors
     info.sharedCopyEngineCount = around.copy_engines

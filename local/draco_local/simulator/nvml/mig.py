@@ -9,8 +9,9 @@ from typing import Any
 
 import pynvml
 
-from draco.mig.known_boards import GiProfile, MigTable, PlacedProfile, compute_profile_of
+from draco.mig.board import Board, Placement, Profile
 from draco_local.simulator.gpus.boards import Architecture
+from draco_local.simulator.gpus.mig_profiles import by_kind, compute_profile_of, room_for
 from draco_local.simulator.gpus.state import GpuState, NodeState
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
@@ -68,7 +69,7 @@ class MigCalls:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
             raise invalid_argument()
-        found = table.by_kind(profile)
+        found = by_kind(table, profile)
         if found is None:
             raise not_supported()
         info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t() if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t()
@@ -99,7 +100,7 @@ class MigCalls:
         gpu = self._session.gpu(device)
         profile = profile_of(gpu, profileId)
         mig_enabled(gpu)
-        return table_of(gpu).room_for(profile, placed(gpu))
+        return room_for(table_of(gpu), profile, placed(gpu))
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
         """How many MIG devices the board can have; 0 where it cannot have any or MIG is off."""
@@ -167,7 +168,7 @@ class MigCalls:
         return attributes
 
 
-def table_of(gpu: GpuState) -> MigTable:
+def table_of(gpu: GpuState) -> Board:
     """The board's profiles; NOT_SUPPORTED for a board without MIG."""
     table = board_of(gpu).mig
     if table is None:
@@ -182,7 +183,7 @@ def mig_enabled(gpu: GpuState) -> None:
         raise not_supported()
 
 
-def profile_of(gpu: GpuState, profile_id: int) -> GiProfile:
+def profile_of(gpu: GpuState, profile_id: int) -> Profile:
     """A profile by its id; INVALID_ARGUMENT for one that the board does not have."""
     found = table_of(gpu).by_id(profile_id)
     if found is None:
@@ -190,12 +191,12 @@ def profile_of(gpu: GpuState, profile_id: int) -> GiProfile:
     return found
 
 
-def placed(gpu: GpuState) -> list[PlacedProfile]:
+def placed(gpu: GpuState) -> list[Placement]:
     """The instances that exist, as the board's table counts them."""
-    return [PlacedProfile(profile_of(gpu, instance.profile_id), instance.start) for instance in gpu.instances]
+    return [Placement(profile_of(gpu, instance.profile_id), instance.start) for instance in gpu.instances]
 
 
-def _filled(info: Any, profile: GiProfile) -> Any:
+def _filled(info: Any, profile: Profile) -> Any:
     info.id = profile.id
     info.sliceCount = profile.slices
     info.instanceCount = profile.max_instances
