@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 EVENT_REASON = "TaintImpact"
 EVENT_ACTION = "ReportTaint"
 _ADOPT_WITHIN_S = 10.0
-_BUDGETS_EVERY_S = 60.0
+_BUDGETS_EVERY_S = 300.0
 """Budgets are not watched: what was said of them is looked at again after this."""
 
 
