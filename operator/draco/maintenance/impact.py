@@ -100,7 +100,7 @@ def impact_of(
     after_s: dict[ObjectKey, int] = {}
     overlooked: set[ObjectKey] = set()
     for claim in claims:
-        results = [each for each in _results(claim) if hits(DeviceKey(each.driver, each.pool, each.device))]
+        results = [each for each in claim.results if hits(each.key)]
         if not results:
             continue
         hit.append(claim.metadata.key)
@@ -176,10 +176,6 @@ def _deleted(impact: TaintImpact) -> str:
         return f"those of {counted(impact.totals.pods, 'pod')} that do not tolerate it"
     names = listed(f"{each.key} after {each.after_s} s" if each.after_s else each.key for each in impact.evicted)
     return f"{counted(len(impact.evicted), 'pod')}: {names}" if impact.evicted else "no pod"
-
-
-def _results(claim: ResourceClaim) -> list[DeviceRequestAllocationResult]:
-    return claim.status.allocation.devices.results if claim.status.allocation else []
 
 
 def _delay_s(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.draco import DeviceMaintenance, MaintenanceTaint
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.kinds import DEVICE_MAINTENANCES
@@ -33,10 +33,10 @@ RULE_PREFIX = "draco-maintenance-"
 MANAGED_BY = DRACO_DOMAIN
 
 
-def rule_name(uid: str, device: DeviceKey) -> str:
-    """One name per request and device: who applies it twice, applies it once. At most 98 characters."""
+def rule_name(uid: str, device: DeviceKey, *, prefix: str = RULE_PREFIX) -> str:
+    """One name per request, or extended rule, and device: who applies it twice, applies it once. At most 98 characters."""
     digest = hashlib.sha256("\0".join((uid, *device)).encode()).hexdigest()[:16]
-    return f"{RULE_PREFIX}{device.device}-{digest}"
+    return f"{prefix}{device.device}-{digest}"
 
 
 def rule_for(request: DeviceMaintenance, device: DeviceKey, *, overlaps: str = "", board: str = "") -> DeviceTaintRule:
@@ -45,28 +45,41 @@ def rule_for(request: DeviceMaintenance, device: DeviceKey, *, overlaps: str = "
     `overlaps` is the device that was asked for, if this one is merely the same hardware; `board` is the UUID of the GPU.
     """
     said = {ANNOTATION_OVERLAPS: overlaps, ANNOTATION_UUID: board}
+    return _rule(
+        rule_name(request.metadata.uid, device),
+        device,
+        request.spec.taint,
+        labels={LABEL_MAINTENANCE: request.metadata.uid},
+        annotations={name: text for name, text in said.items() if text},
+        owner=_owner(DEVICE_MAINTENANCES.api_version, DEVICE_MAINTENANCES.kind, request.metadata),
+    )
+
+
+def _rule(
+    name: str,
+    device: DeviceKey,
+    taint: DeviceTaint | MaintenanceTaint,
+    *,
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    owner: OwnerReference,
+) -> DeviceTaintRule:
     return DeviceTaintRule(
         metadata=ObjectMeta(
-            name=rule_name(request.metadata.uid, device),
-            labels={LABEL_MAINTENANCE: request.metadata.uid, LABEL_MANAGED_BY: MANAGED_BY},
-            annotations={name: text for name, text in said.items() if text},
-            owner_references=[
-                OwnerReference(
-                    api_version=DEVICE_MAINTENANCES.api_version,
-                    kind=DEVICE_MAINTENANCES.kind,
-                    name=request.metadata.name,
-                    uid=request.metadata.uid,
-                    controller=True,
-                )
-            ],
+            name=name,
+            labels={**labels, LABEL_MANAGED_BY: MANAGED_BY},
+            annotations=annotations,
+            owner_references=[owner],
         ),
         spec=DeviceTaintRuleSpec(
             device_selector=DeviceTaintSelector(driver=device.driver, pool=device.pool, device=device.device),
-            taint=DeviceTaint(
-                key=request.spec.taint.key, value=request.spec.taint.value, effect=request.spec.taint.effect
-            ),
+            taint=DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect),
         ),
     )
+
+
+def _owner(api_version: str, kind: str, owner: ObjectMeta) -> OwnerReference:
+    return OwnerReference(api_version=api_version, kind=kind, name=owner.name, uid=owner.uid, controller=True)
 
 
 def maintenance_uid(rule: DeviceTaintRule) -> str:
@@ -78,11 +91,8 @@ def maintenance_uid(rule: DeviceTaintRule) -> str:
 
 def maintained_device(rule: DeviceTaintRule) -> DeviceKey | None:
     """The device of a maintenance rule, `None` when the rule is not the one that its name promises."""
-    selector = rule.spec.device_selector
-    if selector is None or not (selector.driver and selector.pool and selector.device):
-        return None
-    device = DeviceKey(selector.driver, selector.pool, selector.device)
-    return device if rule.metadata.name == rule_name(maintenance_uid(rule), device) else None
+    device = _named_device(rule)
+    return device if device and rule.metadata.name == rule_name(maintenance_uid(rule), device) else None
 
 
 def isolated_board(rule: DeviceTaintRule) -> str:
@@ -158,26 +168,13 @@ def extends(rule: DeviceTaintRule) -> str:
 
 def extension_for(original: DeviceTaintRule, device: DeviceKey, *, api_version: str) -> DeviceTaintRule:
     """The rule that puts the taint of `original` on `device`."""
-    taint = original.spec.taint
-    return DeviceTaintRule(
-        metadata=ObjectMeta(
-            name=_name(original.metadata.uid, device),
-            labels={LABEL_EXTENDS: original.metadata.uid, LABEL_MANAGED_BY: MANAGED_BY},
-            annotations={ANNOTATION_OVERLAPS: str(extended_device(original) or "")},
-            owner_references=[
-                OwnerReference(
-                    api_version=api_version,
-                    kind="DeviceTaintRule",
-                    name=original.metadata.name,
-                    uid=original.metadata.uid,
-                    controller=True,
-                )
-            ],
-        ),
-        spec=DeviceTaintRuleSpec(
-            device_selector=DeviceTaintSelector(driver=device.driver, pool=device.pool, device=device.device),
-            taint=DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect),
-        ),
+    return _rule(
+        rule_name(original.metadata.uid, device, prefix=EXTENSION_PREFIX),
+        device,
+        original.spec.taint,
+        labels={LABEL_EXTENDS: original.metadata.uid},
+        annotations={ANNOTATION_OVERLAPS: str(extended_device(original) or "")},
+        owner=_owner(api_version, "DeviceTaintRule", original.metadata),
     )
 
 
@@ -198,8 +195,11 @@ def plan_extensions(
     surplus = []
     for rule in in_place:
         device = _named_device(rule)
-        if device is None or rule.metadata.name != _name(original.metadata.uid, device):
-            if not any(rule.metadata.name == _name(original.metadata.uid, each) for each in devices):
+        if device is None or rule.metadata.name != rule_name(original.metadata.uid, device, prefix=EXTENSION_PREFIX):
+            if not any(
+                rule.metadata.name == rule_name(original.metadata.uid, each, prefix=EXTENSION_PREFIX)
+                for each in devices
+            ):
                 surplus.append(rule)
         elif device in devices or (_is_gone(device, named, hardware) and _was_for(rule, named)):
             existing[device] = rule
@@ -207,7 +207,9 @@ def plan_extensions(
             surplus.append(rule)
     wanted = [extension_for(original, device, api_version=api_version) for device in sorted(devices | existing.keys())]
     right = {rule.metadata.name: rule for rule in existing.values()}
-    missing = [rule for rule in wanted if not _says(right.get(rule.metadata.name), rule)]
+    missing = [
+        rule for rule in wanted if rule.metadata.name not in right or not isolates_as(right[rule.metadata.name], rule)
+    ]
     return ExtensionPlan(rule=name, apply=tuple(missing), delete=tuple(surplus))
 
 
@@ -216,17 +218,8 @@ def plan_orphans(uid: str, in_place: Iterable[DeviceTaintRule]) -> ExtensionPlan
     return ExtensionPlan(rule=uid, delete=tuple(in_place))
 
 
-def _name(uid: str, device: DeviceKey) -> str:
-    """One name per rule and device: who applies it twice, applies it once. At most 96 characters."""
-    digest = hashlib.sha256("\0".join((uid, *device)).encode()).hexdigest()[:16]
-    return f"{EXTENSION_PREFIX}{device.device}-{digest}"
-
-
 def _named_device(rule: DeviceTaintRule) -> DeviceKey | None:
-    selector = rule.spec.device_selector
-    if selector is None or not (selector.driver and selector.pool and selector.device):
-        return None
-    return DeviceKey(selector.driver, selector.pool, selector.device)
+    return rule.spec.device_selector.named if rule.spec.device_selector else None
 
 
 def _is_gone(device: DeviceKey, named: DeviceKey, hardware: PoolHardware) -> bool:
@@ -235,17 +228,3 @@ def _is_gone(device: DeviceKey, named: DeviceKey, hardware: PoolHardware) -> boo
 
 def _was_for(rule: DeviceTaintRule, named: DeviceKey) -> bool:
     return rule.metadata.annotations.get(ANNOTATION_OVERLAPS) == str(named)
-
-
-def _says(seen: DeviceTaintRule | None, wanted: DeviceTaintRule) -> bool:
-    """Whether a rule seen in the cluster says what `wanted` says; fields that the server fills in are left aside."""
-    if seen is None:
-        return False
-    have, want = seen.spec.taint, wanted.spec.taint
-    return (
-        (have.key, have.value, have.effect) == (want.key, want.value, want.effect)
-        and wanted.metadata.labels.items() <= seen.metadata.labels.items()
-        and wanted.metadata.annotations.items() <= seen.metadata.annotations.items()
-        and {owner.uid for owner in wanted.metadata.owner_references}
-        <= {owner.uid for owner in seen.metadata.owner_references}
-    )

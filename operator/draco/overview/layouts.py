@@ -70,10 +70,8 @@ def holders_of(claims: Iterable[ResourceClaim]) -> Mapping[PoolKey, Holders]:
     """Which claims have which devices. Administrative access has nothing."""
     found: dict[PoolKey, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for claim in claims:
-        allocation = claim.status.allocation
-        for result in allocation.devices.results if allocation else ():
-            if not result.admin_access:
-                found[PoolKey(result.driver, result.pool)][result.device].append(str(claim.metadata.key))
+        for held in claim.devices_held:
+            found[PoolKey(held.driver, held.pool)][held.device].append(str(claim.metadata.key))
     return found
 
 

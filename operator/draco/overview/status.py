@@ -117,12 +117,6 @@ def _hits(rule: DeviceTaintRule, device: DeviceKey) -> bool:
     return selector is not None and selector.matches(device)
 
 
-def _devices_of(claim: ResourceClaim) -> list[DeviceKey]:
-    """All devices of its allocation, those that it only looks at (administrative access) included."""
-    results = claim.status.allocation.devices.results if claim.status.allocation else []
-    return [DeviceKey(result.driver, result.pool, result.device) for result in results]
-
-
 def _taint(taint: DeviceTaint) -> str:
     return taint_text(taint.key, taint.value, taint.effect)
 
@@ -144,7 +138,7 @@ def _devices(
         for held in claim.devices_held:
             holders[held].append(str(claim.metadata.key))
     maintained = {
-        DeviceKey(device.driver, device.pool, device.device): item.metadata.name
+        device.key: item.metadata.name
         for item in snapshot.maintenances
         if item.status.phase in ISOLATING_PHASES
         for device in item.status.devices
@@ -307,7 +301,7 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> Clai
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=state,
-        devices=[str(device) for device in _devices_of(claim)],
+        devices=[str(result.key) for result in claim.results],
         consumers=[
             consumer.name if consumer.resource == "pods" else f"{consumer.resource}/{consumer.name}"
             for consumer in claim.status.reserved_for
@@ -322,7 +316,7 @@ def _maintenance(item: DeviceMaintenance) -> MaintenanceView:
         phase=item.status.phase or MaintenancePhase.PENDING,
         reason=item.spec.reason,
         message=item.status.message,
-        devices=[str(DeviceKey(device.driver, device.pool, device.device)) for device in item.status.devices],
+        devices=[str(device.key) for device in item.status.devices],
         in_use=item.status.in_use or 0,
     )
 

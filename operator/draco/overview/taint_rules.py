@@ -42,7 +42,7 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True):
     def claims_hit(self, rules: Iterable[DeviceTaintRule]) -> list[ResourceClaim]:
         """The claims that have a device which any of these rules means."""
         hits = self._hit_by(list(rules))
-        return [claim for claim in self.claims if any(map(hits, (*claim.devices_held, *claim.devices_watched)))]
+        return [claim for claim in self.claims if any(hits(result.key) for result in claim.results)]
 
     def _hit_by(self, rules: Sequence[DeviceTaintRule]) -> Callable[[DeviceKey], bool]:
         return lambda device: any(self.hardware.hits(rule, device) for rule in rules)

@@ -92,9 +92,7 @@ class Leftovers:
             return "gone"
         if found.metadata.uid != claim.uid:
             return "gone"
-        allocation = found.status.allocation
-        results = allocation.devices.results if allocation else []
-        allocated = {(one.pool, one.device) for one in results if one.driver == self._driver}
+        allocated = {(one.pool, one.device) for one in found.results if one.driver == self._driver}
         return "" if allocated & {(one.pool, one.device) for one in claim.devices} else "deallocated"
 
 

@@ -67,9 +67,7 @@ def plan_prepare(
 
 
 def _check_unchanged(known: PreparedClaim, claim: ResourceClaim, driver: str) -> None:
-    allocation = claim.status.allocation
-    results = allocation.devices.results if allocation else []
-    allocated = {(one.pool, one.device) for one in results if one.driver == driver}
+    allocated = {(one.pool, one.device) for one in claim.results if one.driver == driver}
     held = {(device.pool, device.device) for device in known.devices}
     if allocated != held:
         have = ", ".join(sorted(device for _, device in held))

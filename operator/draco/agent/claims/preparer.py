@@ -74,8 +74,7 @@ class ClaimPreparer:
 
     def prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> PreparedClaim:
         """Prepare an allocated claim; a claim that is prepared already is returned as it is."""
-        results = claim.status.allocation.devices.results if claim.status.allocation else []
-        with self._lock(read_partition_name(result.device) is not None for result in results):
+        with self._lock(read_partition_name(result.device) is not None for result in claim.results):
             return self._prepare(claim, gpus, self._asking)
 
     def clear(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> None:

@@ -82,7 +82,7 @@ def _planned(
         return msgspec.structs.replace(
             intent_of(claim, driver=driver, pool=pool, gpus=gpus), state=PreparationState.PREPARED
         )
-    results = [one for one in _results(claim) if one.driver == driver]
+    results = [one for one in claim.results if one.driver == driver]
     if not results or any(one.pool != pool for one in results):
         return None
     said = {
@@ -102,10 +102,6 @@ def _planned(
     spec = old.get(ClaimUid(claim.metadata.uid))
     named = Counter((one.device, one.share_id or "") for one in results)
     return spec if spec and named == Counter((one.device, one.share_id) for one in spec.devices) else None
-
-
-def _results(claim: ResourceClaim) -> Sequence[DeviceRequestAllocationResult]:
-    return claim.status.allocation.devices.results if claim.status.allocation else ()
 
 
 class _Placed(msgspec.Struct):

@@ -43,7 +43,8 @@ class ClaimWork:
         """Prepare an allocated claim. PrepareError says why it cannot be had."""
         uid = ClaimUid(claim.metadata.uid)
         names = {uid, *self._gpus_of(claim)}
-        way = self._with_driver if self._divides(claim) or self._has_parts(uid) else self._as_a_whole
+        divides = any(map(read_partition_name, self._devices(claim)))
+        way = self._with_driver if divides or self._has_parts(uid) else self._as_a_whole
         return await way(claim, names)
 
     async def _with_driver(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
@@ -107,13 +108,8 @@ class ClaimWork:
                 found.add(by_device[device if part is None else part.parent].uuid)
         return found
 
-    def _divides(self, claim: ResourceClaim) -> bool:
-        return any(read_partition_name(device) is not None for device in self._devices(claim))
-
     def _devices(self, claim: ResourceClaim) -> list[str]:
-        allocation = claim.status.allocation
-        results = allocation.devices.results if allocation else []
-        return [one.device for one in results if one.driver == self._driver]
+        return [one.device for one in claim.results if one.driver == self._driver]
 
     def _has_parts(self, uid: ClaimUid) -> bool:
         known = self._record.claims.get(uid)

@@ -181,9 +181,7 @@ class ClaimReporter:
             return []
         known = {(one.device, one.share_id): one.conditions for one in before}
         now = self._clock.now()
-        allocation = claim.status.allocation
-        results = allocation.devices.results if allocation else []
-        allocated = {(one.driver, one.pool, one.device) for one in results}
+        allocated = {one.key for one in claim.results}
         return [
             msgspec.structs.replace(
                 one, conditions=all_timed(one.conditions, known.get((one.device, one.share_id), []), now)

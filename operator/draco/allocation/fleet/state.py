@@ -43,8 +43,7 @@ class AllocatedState:
 
     def put_claim(self, claim: ResourceClaim) -> None:
         """Take a claim as it now is, in place of what was known of it. Raises QuantityError, having changed nothing."""
-        allocated = claim.status.allocation.devices.results if claim.status.allocation is not None else ()
-        results = [result for result in allocated if not result.admin_access]
+        results = [result for result in claim.results if not result.admin_access]
         for result in results:
             for text in result.consumed_capacity.values():
                 amount(text)
@@ -54,7 +53,7 @@ class AllocatedState:
         self._claims[claim.metadata.key] = results
         for result in results:
             self._count(result, +1)
-        for device in _devices(results):
+        for device in {result.key for result in results}:
             self._holders[device] = (*self._holders.get(device, ()), claim.metadata.key)
 
     def remove_claim(self, key: ObjectKey) -> None:
@@ -62,7 +61,7 @@ class AllocatedState:
         results = self._claims.pop(key, ())
         for result in results:
             self._count(result, -1)
-        for device in _devices(results):
+        for device in {result.key for result in results}:
             others = tuple(each for each in self._holders[device] if each != key)
             if others:
                 self._holders[device] = others
@@ -70,7 +69,7 @@ class AllocatedState:
                 del self._holders[device]
 
     def _count(self, result: DeviceRequestAllocationResult, step: int) -> None:
-        key = DeviceKey(result.driver, result.pool, result.device)
+        key = result.key
         if result.share_id is None:
             _add(self._whole, key, step)
             return
@@ -87,7 +86,7 @@ class AllocatedState:
 
     def held_by(self, claim: ObjectKey) -> set[DeviceKey]:
         """The devices of which a claim holds something."""
-        return _devices(self._claims.get(claim, ()))
+        return {result.key for result in self._claims.get(claim, ())}
 
     def holds(self, device: DeviceKey) -> bool:
         """Whether a claim has the device to itself."""
@@ -112,10 +111,6 @@ class AllocatedState:
     def devices(self) -> Iterable[DeviceKey]:
         """Every device of which something is in use."""
         return self._holders.keys()
-
-
-def _devices(results: Iterable[DeviceRequestAllocationResult]) -> set[DeviceKey]:
-    return {DeviceKey(result.driver, result.pool, result.device) for result in results}
 
 
 def _add(counts: Counter[Key], key: Key, step: int) -> None:

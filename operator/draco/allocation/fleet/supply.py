@@ -86,8 +86,8 @@ class _Rules:
             selector = rule.spec.device_selector
             if selector is None:
                 continue
-            if selector.driver and selector.pool and selector.device:
-                self._exact[DeviceKey(selector.driver, selector.pool, selector.device)].append(rule.spec.taint)
+            if selector.named:
+                self._exact[selector.named].append(rule.spec.taint)
             else:
                 self._wide.append((selector, rule.spec.taint))
 

@@ -256,7 +256,7 @@ class MaintenanceReconciler:
         # One that waits and tolerates taints may concern any request, as long as it waits.
         if any(claim.waits_tolerantly for claim in claims):
             self._wake_all(wake)
-        devices = {device for claim in claims for device in (*claim.devices_held, *claim.devices_watched)}
+        devices = {result.key for claim in claims for result in claim.results}
         self._wake_for_pools({PoolKey(device.driver, device.pool) for device in devices}, wake)
 
     def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None]) -> None:

@@ -165,7 +165,7 @@ def _needs_a_look(rule: DeviceTaintRule, impact: TaintImpact) -> bool:
 
 
 def _pools_of(claim: ResourceClaim) -> set[PoolKey]:
-    return {PoolKey(each.driver, each.pool) for each in (*claim.devices_held, *claim.devices_watched)}
+    return {PoolKey(each.driver, each.pool) for each in claim.results}
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:

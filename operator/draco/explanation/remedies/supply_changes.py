@@ -22,7 +22,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, taint_text
-from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, DeviceKey, PoolKey
+from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, PoolKey
 from draco.resources.texts import agreeing, listed, them
 
 _NOT: Final = bytes(each == 0 for each in range(256))
@@ -64,9 +64,7 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[SuggestedChange]:
         results = trials.fits(node, views=views)
         if results is None:
             continue
-        taken = {
-            DeviceKey(each.driver, each.pool, each.device) for result in results for each in result.devices.results
-        }
+        taken = {each.key for result in results for each in result.devices.results}
         tainted = {
             candidate.key: candidate
             for view in trials.fleet.inventory.views(node)

@@ -3,7 +3,7 @@
 Owns their structs (resource.k8s.io/v1). Allocation is read, not decided, here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -119,6 +119,11 @@ class DeviceRequestAllocationResult(ApiStruct, frozen=True, kw_only=True):
     share_id: str | None = msgspec.field(default=None, name="shareID")
     consumed_capacity: dict[str, str] = {}
 
+    @property
+    def key(self) -> DeviceKey:
+        """The device's full name."""
+        return DeviceKey(self.driver, self.pool, self.device)
+
 
 class DeviceAllocationConfiguration(ApiStruct, frozen=True, kw_only=True):
     """Configuration as resolved at allocation. Source: FromClass, FromClaim."""
@@ -182,26 +187,19 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
     status: ResourceClaimStatus = ResourceClaimStatus()
 
     @property
+    def results(self) -> Sequence[DeviceRequestAllocationResult]:
+        """The devices of its allocation; none while it has no allocation."""
+        return self.status.allocation.devices.results if self.status.allocation else ()
+
+    @property
     def devices_held(self) -> list[DeviceKey]:
         """The devices that it takes into use; administrative access looks at a device and takes nothing."""
-        if self.status.allocation is None:
-            return []
-        return [
-            DeviceKey(result.driver, result.pool, result.device)
-            for result in self.status.allocation.devices.results
-            if not result.admin_access
-        ]
+        return [result.key for result in self.results if not result.admin_access]
 
     @property
     def devices_watched(self) -> list[DeviceKey]:
         """The devices that it has administrative access to."""
-        if self.status.allocation is None:
-            return []
-        return [
-            DeviceKey(result.driver, result.pool, result.device)
-            for result in self.status.allocation.devices.results
-            if result.admin_access
-        ]
+        return [result.key for result in self.results if result.admin_access]
 
     @property
     def waits_tolerantly(self) -> bool:

@@ -272,6 +272,11 @@ class MaintainedDevice(ApiStruct, frozen=True, kw_only=True):
     claims: list[str] = []
     watched_by: list[str] = []
 
+    @property
+    def key(self) -> DeviceKey:
+        """The device's full name."""
+        return DeviceKey(self.driver, self.pool, self.device)
+
 
 class DeviceMaintenanceStatus(ApiStruct, frozen=True, kw_only=True):
     """Written by the operator."""

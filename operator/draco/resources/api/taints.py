@@ -60,6 +60,11 @@ class DeviceTaintSelector(ApiStruct, frozen=True, kw_only=True):
     pool: str | None = None
     device: str | None = None
 
+    @property
+    def named(self) -> DeviceKey | None:
+        """The one device that it names in full."""
+        return DeviceKey(self.driver, self.pool, self.device) if self.driver and self.pool and self.device else None
+
     def matches(self, device: DeviceKey) -> bool:
         """Whether every field that is set agrees."""
         wanted = (self.driver, self.pool, self.device)
