@@ -91,6 +91,12 @@ class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+def option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option of a program in the cluster, which the environment may give as well: --cdi-dir as DRACO_CDI_DIR."""
+    variable = "DRACO_" + name.removeprefix("--").replace("-", "_").upper()
+    return click.option(name, *names, envvar=variable, **settings)
+
+
 def both_or_neither(**options: object) -> bool:
     """Whether options that mean something only together were given. Raises UsageError."""
     given = [value is not None for value in options.values()]
@@ -103,23 +109,20 @@ def both_or_neither(**options: object) -> bool:
 def with_metrics(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a click command the options of metrics over TLS. It gets them as `metrics`, which is None without them."""
 
-    @click.option(
+    @option(
         "--metrics-listen",
-        envvar="DRACO_METRICS_LISTEN",
         show_envvar=True,
         type=ListenAddress(),
         help="Address of /metrics over TLS, for those whose token lets them get it; by default anyone reads it at --listen.",
     )
-    @click.option(
+    @option(
         "--metrics-certificates",
-        envvar="DRACO_METRICS_CERTIFICATES",
         show_envvar=True,
         type=click.Path(file_okay=False, path_type=Path),
         help="Folder with the tls.crt and tls.key of --metrics-listen.",
     )
-    @click.option(
+    @option(
         "--metrics-name",
-        envvar="DRACO_METRICS_NAME",
         show_envvar=True,
         default="",
         help="DNS name that scrapers expect in that certificate; the log says where it is another.",

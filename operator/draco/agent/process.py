@@ -22,7 +22,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.incluster import SERVICE_ACCOUNT
 from draco.logs import LEVELS, configure_log
-from draco.options import DriverName, ListenAddress, Seconds, with_metrics
+from draco.options import DriverName, ListenAddress, Seconds, option, with_metrics
 from draco.resources.names import FIELD_MANAGER_AGENT, NVIDIA_DRIVER
 
 log = structlog.get_logger()
@@ -42,9 +42,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    variable = "DRACO_" + name.removeprefix("--").replace("-", "_").upper()
-    default = settings.get("default") is not None
-    return click.option(name, *names, envvar=variable, show_envvar=True, show_default=default, **settings)
+    return option(name, *names, show_envvar=True, show_default=settings.get("default") is not None, **settings)
 
 
 OPTIONS = (
@@ -99,8 +97,8 @@ OPTIONS = (
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a click command the agent's options; `run` takes them."""
-    for option in reversed(OPTIONS):
-        function = option(function)
+    for each in reversed(OPTIONS):
+        function = each(function)
     return function
 
 

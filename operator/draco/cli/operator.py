@@ -9,8 +9,9 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 import structlog
@@ -24,7 +25,7 @@ from draco.kube.connect.connection import Connect, Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
 from draco.logs import LEVELS, configure_log
-from draco.options import ListenAddress, MetricsSettings, Seconds, both_or_neither, with_metrics
+from draco.options import ListenAddress, MetricsSettings, Seconds, both_or_neither, option, with_metrics
 from draco.resources.errors import leaves
 
 log = structlog.get_logger(__name__)
@@ -32,136 +33,119 @@ log = structlog.get_logger(__name__)
 _DEFAULT = OperatorSettings(identity="")
 
 
+def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option of a field of the settings."""
+    return option(name, field, default=getattr(_DEFAULT, field), **more)
+
+
 @click.command(context_settings={"show_default": True})
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig to use instead of the usual ones.")
 @click.option("--context", help="Context of the kubeconfig.")
-@click.option("--namespace", envvar="DRACO_NAMESPACE", default=_DEFAULT.namespace, help="Namespace of the Lease.")
-@click.option(
+@_setting("--namespace", "namespace", help="Namespace of the Lease.")
+@option(
     "--identity",
-    envvar="DRACO_IDENTITY",
     default=socket.gethostname,
     show_default="the host's name",
     help="Name of this replica.",
 )
-@click.option(
+@option(
     "--listen",
-    envvar="DRACO_LISTEN",
     type=ListenAddress(),
     default=f"{_DEFAULT.http_host}:{_DEFAULT.http_port}",
     help="Address of /livez and /readyz, and of /metrics unless it has one of its own; port 0 takes a free one.",
 )
 @with_metrics
-@click.option("--log-level", envvar="DRACO_LOG_LEVEL", type=click.Choice(LEVELS), default="info", help="Log level.")
-@click.option(
+@option("--log-level", type=click.Choice(LEVELS), default="info", help="Log level.")
+@_setting(
     "--pending-after",
-    envvar="DRACO_PENDING_AFTER",
+    "pending_after_s",
     type=Seconds(min=0),
-    default=_DEFAULT.pending_after_s,
     help="Seconds that a pod may wait for its claims before Events say why; at once when the scheduler refuses it.",
 )
-@click.option(
+@_setting(
     "--settle",
-    envvar="DRACO_SETTLE",
+    "settle_s",
     type=Seconds(min=0),
-    default=_DEFAULT.settle_s,
     help="Seconds that devices must stay isolated and free before maintenance may start.",
 )
-@click.option(
+@_setting(
     "--idle-grace",
-    envvar="DRACO_IDLE_GRACE",
+    "idle_grace_s",
     type=Seconds(min=0),
-    default=_DEFAULT.idle_grace_s,
     help="Seconds that a claim must be idle before it is released, where a MigPolicy's repair permits that.",
 )
-@click.option(
+@_setting(
     "--rediscover",
-    envvar="DRACO_REDISCOVER",
+    "rediscover_s",
     type=Seconds(min=0.1),
-    default=_DEFAULT.rediscover_s,
     metavar="SECONDS",
     help="How often to find out again what the cluster can do.",
 )
-@click.option(
+@option(
     "--webhook-listen",
-    envvar="DRACO_WEBHOOK_LISTEN",
     type=ListenAddress(),
     help="Address of the webhook that reviews claims when they are written, over TLS; off unless given.",
 )
-@click.option(
+@option(
     "--webhook-certificates",
-    envvar="DRACO_WEBHOOK_CERTIFICATES",
     type=click.Path(path_type=Path),
     help="Folder with the webhook's tls.crt and tls.key.",
 )
-@click.option(
+@option(
     "--webhook-name",
-    envvar="DRACO_WEBHOOK_NAME",
     default="",
     help="DNS name that the API server expects in that certificate; the log says where it is another.",
 )
-@click.option(
+@option(
     "--webhook-client-ca",
-    envvar="DRACO_WEBHOOK_CLIENT_CA",
     type=click.Path(path_type=Path),
     help="File with the authority of the certificate that the API server shows to webhooks; then nobody else may ask.",
 )
-@click.option(
+@option(
     "--webhook-timeout",
-    envvar="DRACO_WEBHOOK_TIMEOUT",
     type=Seconds(min=0, min_open=True),
     default=WebhookSettings(certificates=Path()).timeout_s,
     help="Seconds that the API server waits for the webhook; the answer is given a quarter of that earlier.",
 )
-@click.option(
+@option(
     "--webhook-mode",
-    envvar="DRACO_WEBHOOK_MODE",
     type=click.Choice([mode.value for mode in AdmissionMode], case_sensitive=False),
     default=AdmissionMode.WARN.value,
     help="Warn of claims with a selector that fails on published devices, or deny them.",
 )
-@click.option(
+@_setting(
     "--lease-duration",
-    envvar="DRACO_LEASE_DURATION",
+    "lease_duration_s",
     type=click.IntRange(min=1),
-    default=_DEFAULT.lease_duration_s,
     help="Seconds of silence after which a leader is replaced.",
 )
-@click.option(
+@_setting(
     "--renew-deadline",
-    envvar="DRACO_RENEW_DEADLINE",
+    "renew_deadline_s",
     type=Seconds(min=0, min_open=True),
-    default=_DEFAULT.renew_deadline_s,
     help="Seconds without renewal after which a leader stops.",
 )
-@click.option(
+@_setting(
     "--retry-period",
-    envvar="DRACO_RETRY_PERIOD",
+    "retry_period_s",
     type=Seconds(min=0, min_open=True),
-    default=_DEFAULT.retry_period_s,
     help="Seconds between attempts to take or renew the lease.",
 )
 def command(
     *,
     kubeconfig: Path | None,
     context: str | None,
-    namespace: str,
     identity: str,
     listen: tuple[str, int],
     metrics: MetricsSettings | None,
     log_level: str,
-    pending_after: float,
-    settle: float,
-    idle_grace: float,
-    rediscover: float,
     webhook_listen: tuple[str, int] | None,
     webhook_certificates: Path | None,
     webhook_name: str,
     webhook_client_ca: Path | None,
     webhook_timeout: float,
     webhook_mode: str,
-    lease_duration: int,
-    renew_deadline: float,
-    retry_period: float,
+    **settings: Any,
 ) -> None:
     """Watch the whole cluster's GPUs and claims.
 
@@ -169,10 +153,11 @@ def command(
     of which one leads. When the cluster's features change, such as after a change of feature gates, it logs this and restarts
     itself.
     """
-    if not lease_duration > renew_deadline > retry_period:
+    lease_s, renew_s, retry_s = (settings[f"{name}_s"] for name in ("lease_duration", "renew_deadline", "retry_period"))
+    if not lease_s > renew_s > retry_s:
         raise click.UsageError(
-            f"--lease-duration ({lease_duration} s) must be longer than --renew-deadline ({renew_deadline:g} s), and that "
-            f"longer than --retry-period ({retry_period:g} s)."
+            f"--lease-duration ({lease_s} s) must be longer than --renew-deadline ({renew_s:g} s), and that longer than "
+            f"--retry-period ({retry_s:g} s)."
         )
     both_or_neither(webhook_listen=webhook_listen, webhook_certificates=webhook_certificates)
     configure_log(log_level)
@@ -188,28 +173,21 @@ def command(
             timeout_s=webhook_timeout,
             mode=AdmissionMode(webhook_mode),
         )
-    settings = OperatorSettings(
-        namespace=namespace,
+    made = OperatorSettings(
         identity=f"{identity}_{secrets.token_hex(4)}",  # a container restarts under the name of its pod
-        lease_duration_s=lease_duration,
-        renew_deadline_s=renew_deadline,
-        retry_period_s=retry_period,
         http_host=listen[0] or _DEFAULT.http_host,
         http_port=listen[1],
-        pending_after_s=pending_after,
-        settle_s=settle,
-        idle_grace_s=idle_grace,
-        rediscover_s=rediscover,
-        confirm_s=min(rediscover, _DEFAULT.confirm_s),
+        confirm_s=min(settings["rediscover_s"], _DEFAULT.confirm_s),
         webhook=webhook,
         metrics=metrics,
+        **settings,
     )
 
     async def connected() -> Connection:
         return await connect(kubeconfig, context)
 
     try:
-        asyncio.run(_run(settings, connected))
+        asyncio.run(_run(made, connected))
     except ExceptionGroup as group:
         if changed := _within(group, ClusterChanged):
             log.warning("cluster.changed", changes=str(changed))

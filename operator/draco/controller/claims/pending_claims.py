@@ -203,8 +203,7 @@ class PendingClaims:
         return self._known_classes
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[PendingSubject], None]) -> None:
-        before, after = change.before, change.after
-        if before and after and _of_claim(before) == _of_claim(after):
+        if not change.differs(_of_claim):
             return
         wake(PendingSubject(CLAIMS.kind, change.key))
         for pod in self._view.pods_of(change.key):
@@ -212,11 +211,9 @@ class PendingClaims:
 
     def _wake_for_pod(self, change: Change[Pod], wake: Callable[[PendingSubject], None]) -> None:
         # A pod's status changes often; for its claims only these matter.
-        before = _of_pod(change.before) if change.before else None
-        after = _of_pod(change.after) if change.after else None
-        if before == after:
+        if not change.differs(_of_pod):
             return
-        pods = [pod for pod in (change.before, change.after) if pod and uses_devices(pod, self._classes)]
+        pods = [pod for pod in change.versions if uses_devices(pod, self._classes)]
         for subject in {subject for pod in pods for subject in _subjects(pod)}:
             wake(subject)
 
@@ -224,8 +221,7 @@ class PendingClaims:
         """Pods that ask for the extended resource which a class stands for, or stood for."""
         before = self._classes
         self._known_classes = None
-        names = {each.spec.extended_resource_name for each in (change.before, change.after) if each is not None}
-        if change.before is not None and change.after is not None and len(names) == 1:
+        if not change.differs(lambda each: each.spec.extended_resource_name):
             return  # whatever else is new about it is explained again like any other change
         for pod in self._view.pods.store.values():
             if pod.waits and (claim_for(pod, before) or claim_for(pod, self._classes)):

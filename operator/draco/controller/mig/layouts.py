@@ -130,20 +130,15 @@ class MigLayoutReconciler:
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
-        before, after = change.before, change.after
-        if before and after and before.spec == after.spec and not after.metadata.deletion_timestamp:
-            return
-        for node in self.all_keys():
+        going = change.after is not None and change.after.metadata.deletion_timestamp is not None
+        for node in self.all_keys() if going or change.differs(lambda policy: policy.spec) else ():
             wake(node)
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
-        before, after = change.before, change.after
-        if before and after and _concern(before) == _concern(after):
-            return
-        request = after or before
-        pool = request.spec.device_selector.pool if request else None
-        for node in {pool} if pool else self.all_keys():
-            wake(node)
+        if change.differs(_concern):
+            pool = change.versions[-1].spec.device_selector.pool
+            for node in {pool} if pool else self.all_keys():
+                wake(node)
 
 
 def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
@@ -165,22 +160,16 @@ def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
 
 
 def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-    before, after = (each.devices_held if each else [] for each in (change.before, change.after))
-    if before != after:
-        for pool in {device.pool for device in (*before, *after)}:
+    if change.differs(lambda claim: claim.devices_held):
+        for pool in {device.pool for claim in change.versions for device in claim.devices_held}:
             wake(pool)
 
 
 def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
-    before, after = change.before, change.after
-    if before is None or after is None or before.metadata.labels != after.metadata.labels:
+    if change.differs(lambda node: node.metadata.labels):
         wake(change.key.name)
 
 
 def _wake_for_slice(change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-    before, after = change.before, change.after
-    if before and after and before.spec == after.spec:
-        return
-    for item in (before, after):
-        if item:
-            wake(item.spec.pool.name)
+    for item in change.versions if change.differs(lambda item: item.spec) else ():
+        wake(item.spec.pool.name)

@@ -73,18 +73,11 @@ class TaintExtensionReconciler:
             log.info("taint_rule.extension_replaced", rule=rule.metadata.name)
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        item = change.after or change.before
-        if item is None or (change.before and change.after and change.before.spec == change.after.spec):
-            return
-        for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, item.pool):
-            wake(rule.metadata.uid)
+        for pool in {item.pool for item in change.versions} if change.differs(lambda item: item.spec) else ():
+            for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, pool):
+                wake(rule.metadata.uid)
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
-    for rule in (change.before, change.after):
-        if rule is None:
-            continue
-        if uid := extends(rule):
-            wake(uid)
-        else:
-            wake(rule.metadata.uid)
+    for rule in change.versions:
+        wake(extends(rule) or rule.metadata.uid)

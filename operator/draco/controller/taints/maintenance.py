@@ -231,28 +231,20 @@ class MaintenanceReconciler:
             log.info("maintenance.rule_replaced", rule=rule.metadata.name)
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        item = change.after or change.before
-        if item is None or (change.before and change.after and change.before.spec == change.after.spec):
-            return
-        self._wake_for_pools({item.pool}, wake)
+        if change.differs(lambda item: item.spec):
+            self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
-        before, after = (
-            (each.spec.isolated, each.status.isolates, _publishes(each)) if each else None
-            for each in (change.before, change.after)
-        )
-        item = change.after or change.before
-        if item is not None and before != after:
-            self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name)}, wake)
+        if change.differs(lambda item: (item.spec.isolated, item.status.isolates, _publishes(item))):
+            self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name) for item in change.versions}, wake)
 
     def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
-        before, after = (each is not None and each.ready for each in (change.before, change.after))
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", change.key.name))
-        if before != after and gpu_node is not None:
+        if gpu_node is not None and change.differs(lambda node: node.ready):
             self._wake_for_pools({PoolKey(gpu_node.status.driver, change.key.name)}, wake)
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-        claims = [claim for claim in (change.before, change.after) if claim]
+        claims = change.versions
         # One that waits and tolerates taints may concern any request, as long as it waits.
         if any(claim.waits_tolerantly for claim in claims):
             self._wake_all(wake)
@@ -298,12 +290,11 @@ def _compiled(expression: str) -> Selector:
 
 
 def _wake_for_request(change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
-    for request in (change.before, change.after):
-        if request:
-            wake(request.metadata.uid)
+    for request in change.versions:
+        wake(request.metadata.uid)
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
-    for rule in (change.before, change.after):
-        if rule and (uid := maintenance_uid(rule)):
+    for rule in change.versions:
+        if uid := maintenance_uid(rule):
             wake(uid)

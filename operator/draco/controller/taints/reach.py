@@ -222,22 +222,20 @@ class RuleReach:
         self._changed.set()
 
     def _slice_changed(self, change: Change[ResourceSlice]) -> None:
-        specs = [item.spec if item else None for item in (change.before, change.after)]
-        if specs[0] != specs[1]:
-            self._look_at(item.pool for item in (change.before, change.after) if item)
+        if change.differs(lambda item: item.spec):
+            self._look_at(item.pool for item in change.versions)
 
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
-        before, after = (claim.devices_held if claim else [] for claim in (change.before, change.after))
-        if before == after:
+        if not change.differs(lambda claim: claim.devices_held):
             return
-        self._look_at(PoolKey(device.driver, device.pool) for device in (*before, *after))
+        held = (device for claim in change.versions for device in claim.devices_held)
+        self._look_at(PoolKey(device.driver, device.pool) for device in held)
         for pod in self._view.pods_of(change.key):
             self._look_at(self._pools_of(pod))
 
     def _pod_changed(self, change: Change[Pod]) -> None:
-        before, after = (pod.claims if pod else [] for pod in (change.before, change.after))
-        if before != after:
-            self._look_at(pool for pod in (change.before, change.after) if pod for pool in self._pools_of(pod))
+        if change.differs(lambda pod: pod.claims):
+            self._look_at(pool for pod in change.versions for pool in self._pools_of(pod))
 
     def _pools_of(self, pod: Pod) -> Iterable[PoolKey]:
         for key in pod.claims:

@@ -128,22 +128,16 @@ class TaintRuleReports:
         return found
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        before, after = change.before, change.after
-        if before is None or after is None or before.spec != after.spec:
-            self._wake_for_pools({item.pool for item in (before, after) if item}, wake)
+        if change.differs(lambda item: item.spec):
+            self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-        before, after = change.before, change.after
-        if before is None or after is None or before.status != after.status:
-            self._wake_for_pools({pool for item in (before, after) if item for pool in _pools_of(item)}, wake)
+        if change.differs(lambda claim: claim.status):
+            self._wake_for_pools({pool for claim in change.versions for pool in _pools_of(claim)}, wake)
 
     def _wake_for_pod(self, change: Change[Pod], wake: Callable[[str], None]) -> None:
-        facts = [
-            (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.labels) if pod else None
-            for pod in (change.before, change.after)
-        ]
-        if facts[0] != facts[1]:
-            claims = {key for pod in (change.before, change.after) if pod for key in pod.claims}
+        if change.differs(lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.labels)):
+            claims = {key for pod in change.versions for key in pod.claims}
             known = [claim for key in claims if (claim := self._view.claims.store.get(key))]
             self._wake_for_pools({pool for claim in known for pool in _pools_of(claim)}, wake)
 
@@ -169,6 +163,6 @@ def _pools_of(claim: ResourceClaim) -> set[PoolKey]:
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
-    for rule in (change.before, change.after):
-        if rule and not is_draco_own(rule):
+    for rule in change.versions:
+        if not is_draco_own(rule):
             wake(rule.metadata.uid)

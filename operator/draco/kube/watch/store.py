@@ -38,6 +38,16 @@ class Change(NamedTuple, Generic[T]):
     before: T | None
     after: T | None
 
+    @property
+    def versions(self) -> list[T]:
+        """What there is of the two, the older one first."""
+        return [each for each in (self.before, self.after) if each is not None]
+
+    def differs(self, read: Callable[[T], object]) -> bool:
+        """Whether what `read` takes off the object is other than it was; it is, of one that is new or gone."""
+        values = [read(each) for each in self.versions]
+        return len(values) < 2 or values[0] != values[1]
+
 
 class _Index(Generic[T]):
     def __init__(self, name: str, values_of: Callable[[T], Iterable[Hashable]]) -> None:
