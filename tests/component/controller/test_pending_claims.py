@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from draco.controller.app import Operator
+from draco.controller.taints.reports import EVENT_REASON as TAINT_REPORTS
 from draco.explanation.explain import explain
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
@@ -43,10 +44,12 @@ class Lab:
         await self.add_slice(self.node)
 
     async def without_rules(self) -> None:
-        """Delete what other tests have left of taint rules."""
+        """Delete what other tests have left of taint rules, and of what was said on them."""
         (kind,) = [each for each in TAINT_RULES if each.version == "v1beta2"]
         for rule in await self.client.list(kind):
             await self.client.delete(kind, rule.metadata.key)
+        for event in await self.client.list(EVENTS, field_selector=f"reason={TAINT_REPORTS}"):
+            await self.client.delete(EVENTS, event.metadata.key)
 
     async def add_node(self, name: str) -> None:
         await self.create(NODES, name, {})
@@ -328,7 +331,7 @@ async def test_whichever_event_was_written_when_the_leader_died_the_next_one_wri
 ) -> None:
     subjects = [await lab.claim("one"), await lab.claim("two")]
     subjects.append(await lab.pod("train", "one", "two"))
-    await lab.without_rules()  # what is said on each of them would be counted
+    await lab.without_rules()  # what is said on each of them, or taken back, would be counted
     async with an_operator(served, dies_after_writes=writes) as (_, task):
         with suppress(BaseExceptionGroup, Died, TimeoutError):
             async with asyncio.timeout(60):
