@@ -15,6 +15,7 @@ from draco.controller.taints.reports import EVENT_REASON as TAINT_REPORTS
 from draco.explanation.explain import explain
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.maintenance.rules import is_draco_own
 from draco.resources.api.core import Event
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, NODES, PODS, SLICES, TAINT_RULES, Kind
@@ -44,10 +45,11 @@ class Lab:
         await self.add_slice(self.node)
 
     async def without_rules(self) -> None:
-        """Delete what other tests have left of taint rules, and of what was said on them."""
+        """Delete what other tests have left of people's taint rules, and of what was said on them."""
         (kind,) = [each for each in TAINT_RULES if each.version == "v1beta2"]
         for rule in await self.client.list(kind):
-            await self.client.delete(kind, rule.metadata.key)
+            if not is_draco_own(rule):  # Draco would write those again
+                await self.client.delete(kind, rule.metadata.key)
         for event in await self.client.list(EVENTS, field_selector=f"reason={TAINT_REPORTS}"):
             await self.client.delete(EVENTS, event.metadata.key)
 
