@@ -4,6 +4,7 @@ Owns the story and its telling. Everything in it happens for real: the commands 
 follows them is their output. Leaves nothing behind unless asked to keep the cluster.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -174,6 +175,21 @@ class DemoScript:
         """Wait until a maintenance request has reached a phase."""
         self.until(f"{request} is {phase}", lambda: self.value("dm", request, ".status.phase") == phase)
 
+    def until_published(self) -> None:
+        """Wait until no pool of devices is between two generations of its slices."""
+
+        def complete() -> bool:
+            pools: dict[str, list[dict[str, int]]] = {}
+            for item in json.loads(self.kubectl("get", "resourceslices", "-o", "json"))["items"]:
+                pool = item["spec"]["pool"]
+                pools.setdefault(pool["name"], []).append(pool)
+            return all(
+                len({each["generation"] for each in parts}) == 1 and len(parts) == parts[0]["resourceSliceCount"]
+                for parts in pools.values()
+            )
+
+        self.until("all slices of each pool are published", complete)
+
     def device_of(self, claim: str) -> tuple[str, str]:
         """Pool and name of the one device of an allocated claim."""
         result = ".status.allocation.devices.results[0]"
@@ -243,6 +259,7 @@ def tell_of_parts(story: DemoScript) -> None:
 
     chapter("What if that GPU were suspect, too: is there room for forty more of these?")
     small_model = story.examples / "mig-by-profile" / "pod.yaml"
+    story.until_published()
     tainted = f"suspect:NoSchedule@gpu.nvidia.com/{pool}/{device.split('-mig-')[0]}"
     story.show_draco("simulate", "-f", str(small_model), "--copies", "40", "--with-taint", tainted)
 
