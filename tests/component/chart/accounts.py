@@ -330,13 +330,13 @@ async def a_report_is_deleted(cluster: Cluster) -> None:
 
 async def a_record_is_damaged(cluster: Cluster) -> None:
     """The agent says so of the Node, and reads from the API what it needs to rebuild the record."""
-
-    async def rebuilt() -> bool:
-        return any((cluster.folder / "n" / NODE_NAMES[0]).rglob("checkpoint.json"))
-
     async with cluster.nodes():
         await until(lambda: cluster.said_of(NODE_NAMES[0], "CheckpointDamaged"), what="the Event on the Node")
-        await until(rebuilt, what="the record, of which the damaged one was moved away")
+        await cluster.claim("afterwards")
+        await cluster.pod("afterwards", "afterwards", node=NODE_NAMES[0])
+        await until(lambda: cluster.running("afterwards"), what="a pod, which is prepared with the rebuilt record")
+        await cluster.gone(PODS, ObjectKey(TENANT, "afterwards"))
+        await cluster.gone(CLAIMS, ObjectKey(TENANT, "afterwards"))
 
 
 SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
