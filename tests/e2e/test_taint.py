@@ -70,6 +70,7 @@ def evictions_over(kube: Kubectl, pool: str, device: str) -> bool:
     return any((each["type"], each["status"]) == ("EvictionInProgress", "False") for each in conditions)
 
 
+@pytest.mark.since(36)  # whose eviction controller it is held against
 def test_the_pods_that_a_preview_names_are_those_that_go(clean: Kubectl) -> None:
     kube = clean
     budget = {
