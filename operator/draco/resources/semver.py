@@ -12,17 +12,21 @@ from typing import Final, Self
 from draco.resources.errors import DracoError
 
 _MAX_UINT64: Final = 2**64 - 1
-_NUMBER: Final = re.compile(r"0|[1-9][0-9]*")
 _IDENTIFIER: Final = re.compile(r"[0-9A-Za-z-]+")
 _EXAMPLE: Final = "write major.minor.patch, for example 1.2.3 or 1.2.3-rc.1"
 
 
 class SemVerError(DracoError, ValueError):
-    """A text is not a semantic version."""
+    """A text is not a semantic version.
 
-    def __init__(self, text: str, reason: str) -> None:
+    `upstream` is how Kubernetes refuses the same text, with `{}` where it quotes a `part` of it: for those who answer alike.
+    """
+
+    def __init__(self, text: str, reason: str, upstream: str, part: str = "") -> None:
         shown = text if len(text) <= 80 else f"{text[:80]}…"
         super().__init__(f'"{shown}" is not a semantic version: {reason}; {_EXAMPLE}')
+        self.upstream = upstream
+        self.part = part
 
 
 @total_ordering
@@ -41,7 +45,8 @@ class SemVer:
         """Read a version; nothing is added or trimmed. Raises SemVerError."""
         parts = text.split(".", 2)
         if len(parts) != 3:
-            raise SemVerError(text, "it does not have three numbers")
+            upstream = "No Major.Minor.Patch elements found" if text else "Version string empty"
+            raise SemVerError(text, "it does not have three numbers", upstream)
         rest, plus, build = parts[2].partition("+")
         patch, dash, prerelease = rest.partition("-")
         return cls(
@@ -61,7 +66,8 @@ class SemVer:
         parts = [_without_leading_zeros(part) for part in text.removeprefix("v").split(".", 2)]
         if len(parts) < 3:
             if "+" in parts[-1] or "-" in parts[-1]:
-                raise SemVerError(text, "a short version cannot carry a prerelease or build metadata")
+                reason = "a short version cannot carry a prerelease or build metadata"
+                raise SemVerError(text, reason, "short version cannot contain PreRelease/Build meta data")
             parts += ["0"] * (3 - len(parts))
         return cls.parse(".".join(parts))
 
@@ -101,35 +107,40 @@ class SemVer:
 
 
 def _number(text: str, name: str, digits: str) -> int:
-    if not _NUMBER.fullmatch(digits):
-        what = "has leading zeros" if digits.isascii() and digits.isdigit() else "is not a number"
-        raise SemVerError(text, f"the {name} part {digits[:20]!r} {what}")
-    return _bounded(text, digits)
+    if digits.isascii() and digits.isdigit():
+        return _plain_number(text, digits, f"the {name} part", f"{name.capitalize()} number")
+    invalid = (
+        f"Invalid character(s) found in {name} number {{}}"
+        if digits
+        else "strconv.ParseUint: parsing {}: invalid syntax"
+    )
+    raise SemVerError(text, f"the {name} part {digits[:20]!r} is not a number", invalid, digits)
 
 
 def _prerelease(text: str, identifier: str) -> int | str:
     if identifier.isascii() and identifier.isdigit():
-        if not _NUMBER.fullmatch(identifier):
-            raise SemVerError(text, f"the prerelease number {identifier[:20]!r} has leading zeros")
-        return _bounded(text, identifier)
+        return _plain_number(text, identifier, "the prerelease number", "Numeric PreRelease version")
     return _identifier(text, "prerelease", identifier)
 
 
-def _identifier(text: str, name: str, identifier: str) -> str:
-    if not _IDENTIFIER.fullmatch(identifier):
-        problem = (
-            f"{identifier[:20]!r} has characters other than letters, digits and dashes"
-            if identifier
-            else "a part is empty"
-        )
-        raise SemVerError(text, f"in its {name} {problem}")
-    return identifier
-
-
-def _bounded(text: str, digits: str) -> int:
+def _plain_number(text: str, digits: str, name: str, upstream_name: str) -> int:
+    if len(digits) > 1 and digits[0] == "0":
+        upstream = f"{upstream_name} must not contain leading zeroes {{}}"
+        raise SemVerError(text, f"{name} {digits[:20]!r} has leading zeros", upstream, digits)
     if len(digits) > 20 or int(digits) > _MAX_UINT64:
-        raise SemVerError(text, f"the number {digits[:20]} is too large")
+        out_of_range = "strconv.ParseUint: parsing {}: value out of range"
+        raise SemVerError(text, f"the number {digits[:20]} is too large", out_of_range, digits)
     return int(digits)
+
+
+def _identifier(text: str, name: str, identifier: str) -> str:
+    upstream = name.replace("metadata", "meta data")
+    if not identifier:
+        raise SemVerError(text, f"in its {name} a part is empty", f"{upstream.capitalize()} is empty")
+    if not _IDENTIFIER.fullmatch(identifier):
+        reason = f"in its {name} {identifier[:20]!r} has characters other than letters, digits and dashes"
+        raise SemVerError(text, reason, f"Invalid character(s) found in {upstream} {{}}", identifier)
+    return identifier
 
 
 def _without_leading_zeros(part: str) -> str:

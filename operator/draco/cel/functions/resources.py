@@ -41,82 +41,8 @@ def _of_int(number: int) -> Quantity:
 def _semver(text: str, normalise: bool = False) -> SemVer:
     try:
         return SemVer.parse_loosely(text) if normalise else SemVer.parse(text)
-    except SemVerError:
-        raise EvaluationError(_semver_complaint(text, normalise=normalise)) from None
-
-
-def _semver_complaint(text: str, *, normalise: bool) -> str:
-    """What the Go library says of a text that is not a version: its first finding, from left to right."""
-    if normalise:
-        text = text.removeprefix("v")
-        parts = text.split(".", 2)
-        parts = [_stripped(part) for part in parts]
-        if len(parts) < 3 and set("+-") & set(parts[-1]):
-            return "short version cannot contain PreRelease/Build meta data"
-        text = ".".join(parts + ["0"] * (3 - len(parts)))
-    if not text:
-        return "Version string empty"
-    parts = text.split(".", 2)
-    if len(parts) != 3:
-        return "No Major.Minor.Patch elements found"
-    rest, plus, build = parts[2].partition("+")
-    patch, dash, prerelease = rest.partition("-")
-    for name, digits in (("major", parts[0]), ("minor", parts[1])):
-        complaint = _number_complaint(name, digits)
-        if complaint:
-            return complaint
-    return (
-        _number_complaint("patch", patch)
-        or (_prerelease_complaint(prerelease) if dash else None)
-        or (_build_complaint(build) if plus else None)
-        or f"Invalid character(s) found in {quoted(text)}"
-    )
-
-
-def _stripped(part: str) -> str:
-    if len(part) <= 1:
-        return part
-    bare = part.lstrip("0")
-    return bare if bare[:1] and bare[0] in "0123456789" else f"0{bare}"
-
-
-def _number_complaint(name: str, digits: str) -> str | None:
-    if not (digits.isascii() and digits.isdigit()) and digits:
-        return f"Invalid character(s) found in {name} number {quoted(digits)}"
-    if len(digits) > 1 and digits[0] == "0":
-        return f"{name.capitalize()} number must not contain leading zeroes {quoted(digits)}"
-    if not digits:
-        return 'strconv.ParseUint: parsing "": invalid syntax'
-    if int(digits[:21]) >= 2**64:
-        return f"strconv.ParseUint: parsing {quoted(digits)}: value out of range"
-    return None
-
-
-def _prerelease_complaint(prerelease: str) -> str | None:
-    for one in prerelease.split("."):
-        if not one:
-            return "Prerelease is empty"
-        if one.isascii() and one.isdigit():
-            if len(one) > 1 and one[0] == "0":
-                return f"Numeric PreRelease version must not contain leading zeroes {quoted(one)}"
-            if int(one[:21]) >= 2**64:
-                return f"strconv.ParseUint: parsing {quoted(one)}: value out of range"
-        elif not _is_identifier(one):
-            return f"Invalid character(s) found in prerelease {quoted(one)}"
-    return None
-
-
-def _build_complaint(build: str) -> str | None:
-    for one in build.split("."):
-        if not one:
-            return "Build meta data is empty"
-        if not _is_identifier(one):
-            return f"Invalid character(s) found in build meta data {quoted(one)}"
-    return None
-
-
-def _is_identifier(text: str) -> bool:
-    return all(character.isascii() and (character.isalnum() or character == "-") for character in text)
+    except SemVerError as error:
+        raise EvaluationError(error.upstream.format(quoted(error.part))) from None
 
 
 def _number(name: str) -> Callable[[SemVer], int]:
