@@ -54,34 +54,21 @@ CLASSES: Final = MappingProxyType(
     dict.fromkeys(("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com"), NVIDIA_DRIVER)
 )
 """The driver behind each of NVIDIA's classes."""
-_MEANT: Final = MappingProxyType(
-    {
-        "model": "productName",
-        "name": "productName",
-        "product": "productName",
-        "gpumodel": "productName",
-        "arch": "architecture",
-        "computecapability": "cudaComputeCapability",
-        "cudaversion": "cudaDriverVersion",
-        "runtimeversion": "cudaDriverVersion",
-        "id": "uuid",
-        "gpuuuid": "uuid",
-        "parent": "parentUUID",
-        "migprofile": "profile",
-        "vram": "memory",
-        "memorysize": "memory",
-        "gpumemory": "memory",
-        "totalmemory": "memory",
-        "framebuffer": "memory",
-        "sm": "multiprocessors",
-        "sms": "multiprocessors",
-        "numanode": "numaNode",
-        "numa_node": "numaNode",
-        "pciroot": "pcieRoot",
-        "pciebusid": "pciBusID",
-        "pciaddress": "pciBusID",
-    }
-)
+_WRITTEN_INSTEAD: Final = {
+    "productName": ("model", "name", "product", "gpumodel"),
+    "architecture": ("arch",),
+    "cudaComputeCapability": ("computecapability",),
+    "cudaDriverVersion": ("cudaversion", "runtimeversion"),
+    "uuid": ("id", "gpuuuid"),
+    "parentUUID": ("parent",),
+    "profile": ("migprofile",),
+    "memory": ("vram", "memorysize", "gpumemory", "totalmemory", "framebuffer"),
+    "multiprocessors": ("sm", "sms"),
+    "numaNode": ("numanode",),
+    "pcieRoot": ("pciroot",),
+    "pciBusID": ("pciebusid", "pciaddress"),
+}
+_MEANT: Final = {slip: name for name, slips in _WRITTEN_INSTEAD.items() for slip in slips}
 
 
 def meant(name: str) -> str | None:

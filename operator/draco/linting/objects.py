@@ -103,11 +103,6 @@ def kind_of(manifest: Manifest) -> str:
     return text(manifest.tree.get("kind"))
 
 
-def is_of_group(manifest: Manifest) -> bool:
-    """Whether it is an object of resource.k8s.io, of whatever version."""
-    return text(manifest.tree.get("apiVersion")).partition("/")[0] == GROUP
-
-
 def name_of(tree: Json) -> str:
     """metadata.name."""
     return text(mapping(tree.get("metadata")).get("name"))
@@ -118,13 +113,22 @@ def namespace_of(tree: Json) -> str:
     return text(mapping(tree.get("metadata")).get("namespace")) or "default"
 
 
+def is_of_group(manifest: Manifest) -> bool:
+    """Whether it is an object of resource.k8s.io, of whatever version."""
+    return text(manifest.tree.get("apiVersion")).partition("/")[0] == GROUP
+
+
+def of_kind(manifests: Sequence[Manifest], *kinds: str) -> Iterator[tuple[int, Manifest]]:
+    """Yield the objects of these kinds of resource.k8s.io, of whatever version, with their places among the manifests."""
+    for index, manifest in enumerate(manifests):
+        if kind_of(manifest) in kinds and is_of_group(manifest):
+            yield index, manifest
+
+
 def claims(manifests: Sequence[Manifest]) -> Iterator[WrittenClaim]:
     """Yield every claim and template."""
-    for index, manifest in enumerate(manifests):
-        kind = kind_of(manifest)
-        if kind not in {"ResourceClaim", "ResourceClaimTemplate"} or not is_of_group(manifest):
-            continue
-        is_template = kind == "ResourceClaimTemplate"
+    for index, manifest in of_kind(manifests, "ResourceClaim", "ResourceClaimTemplate"):
+        is_template = kind_of(manifest) == "ResourceClaimTemplate"
         path: TreePath = ("spec", "spec", "devices") if is_template else ("spec", "devices")
         devices = mapping(at(manifest.tree, path))
         yield WrittenClaim(index, path, devices, name_of(manifest.tree), namespace_of(manifest.tree), is_template)
@@ -169,11 +173,10 @@ def selectors(manifests: Sequence[Manifest]) -> Iterator[WrittenSelector]:
             for asked in wanted(request):
                 driver = drivers.get(text(asked.fields.get("deviceClassName")))
                 yield from _expressions(claim.manifest, asked.path, asked.fields, driver, is_of_class=False)
-    for index, manifest in enumerate(manifests):
-        if kind_of(manifest) == "DeviceClass" and is_of_group(manifest):
-            spec = mapping(manifest.tree.get("spec"))
-            driver = drivers.get(name_of(manifest.tree))
-            yield from _expressions(index, ("spec",), spec, driver, is_of_class=True)
+    for index, manifest in of_kind(manifests, "DeviceClass"):
+        spec = mapping(manifest.tree.get("spec"))
+        driver = drivers.get(name_of(manifest.tree))
+        yield from _expressions(index, ("spec",), spec, driver, is_of_class=True)
 
 
 def _expressions(

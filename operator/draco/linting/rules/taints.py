@@ -9,7 +9,7 @@ from typing import Final
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.linting.model import DropField, Finding, Json, Manifest, SetField, TreePath, finding
 from draco.linting.names import ALIKE, CLASSES
-from draco.linting.objects import is_of_group, kind_of, listed, mapping, text
+from draco.linting.objects import listed, mapping, of_kind, text
 from draco.linting.rules.expressions import corrected
 from draco.resources.api.taints import EFFECTS
 from draco.resources.texts import most_like
@@ -30,9 +30,7 @@ def _search(selector: Json) -> str:
 
 def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Check the device selector and the effect of each rule."""
-    for index, manifest in enumerate(manifests):
-        if kind_of(manifest) != "DeviceTaintRule" or not is_of_group(manifest):
-            continue
+    for index, manifest in of_kind(manifests, "DeviceTaintRule"):
         spec = mapping(manifest.tree.get("spec"))
         path: TreePath = ("spec", "deviceSelector")
         selector = mapping(spec.get("deviceSelector"))

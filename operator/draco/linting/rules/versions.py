@@ -13,11 +13,11 @@ from draco.linting.objects import (
     OF_A_REQUEST,
     at,
     claims,
-    is_of_group,
     kind_of,
     listed,
     mapping,
     name_of,
+    of_kind,
     pod_claims,
     pods,
     requests,
@@ -142,9 +142,7 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
 
 def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """v1beta1 had a device's fields under `basic`; amounts were never attributes."""
-    for index, manifest in enumerate(manifests):
-        if kind_of(manifest) != "ResourceSlice" or not is_of_group(manifest):
-            continue
+    for index, manifest in of_kind(manifests, "ResourceSlice"):
         spec = mapping(manifest.tree.get("spec"))
         for number, device in enumerate(listed(spec.get("devices"))):
             path: TreePath = ("spec", "devices", number)
