@@ -30,9 +30,9 @@ class Complaint(NamedTuple):
     """What is wrong, and the whole expression without it; None where only the author knows."""
 
     rule: str
-    severity: Severity
     message: str
-    corrected: str | None
+    corrected: str | None = None
+    severity: Severity = "error"
 
 
 ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
@@ -71,7 +71,6 @@ def _without_domain(expression: str, found: list[Token], driver: str | None) -> 
         text = None if driver is None else _replaced(expression, found, access, wanted)
         yield Complaint(
             "attribute-domain",
-            "error",
             f"`{name}` is in the place of a domain, so it names nothing: write `{wanted}`"
             + ("" if driver else " with the name of the driver that publishes it"),
             text,
@@ -93,7 +92,6 @@ def _class_as_domain(expression: str, found: list[Token], driver: str | None) ->
             start, end = found[access.domain.first].start, found[access.domain.last].end
             yield Complaint(
                 "attribute-domain",
-                "error",
                 f"no attribute has the domain {domain}: NVIDIA's driver publishes under its own name, {NVIDIA_DRIVER}",
                 replaced(expression, start, end, wanted),
             )
@@ -113,7 +111,7 @@ def _attribute_or_capacity(expression: str, found: list[Token], _driver: str | N
         else:
             continue
         text = replaced(expression, access.kind.start, access.kind.end, field)
-        yield Complaint("capacity-as-attribute", "error", message, text)
+        yield Complaint("capacity-as-attribute", message, text)
 
 
 def _is_compared_with_quantity(found: list[Token], access: Access) -> bool:
@@ -134,9 +132,8 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
         if wanted is None:
             yield Complaint(
                 "unknown-attribute",
-                "warning",
                 f"{NVIDIA_DRIVER} publishes no `{name}`; on a device without it the selector fails, and the pod with it",
-                None,
+                severity="warning",
             )
             continue
         start, end = found[access.domain.first].start, found[access.name.last].end
@@ -145,7 +142,6 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
         rest = replaced(expression, start, end, steps)
         yield Complaint(
             "unknown-attribute",
-            "error",
             f"{NVIDIA_DRIVER} publishes no `{name}`: the nearest that it publishes is `{meant}`"
             + (f" in the domain {domain}" if domain != NVIDIA_DRIVER else ""),
             rest,
@@ -164,7 +160,7 @@ def _comparisons(expression: str, found: list[Token], _driver: str | None) -> It
         kinds = [_kind(side, reads.get(start)) for side, start in ((left, first), (right, index + 1))]
         kind = next((one for one in kinds if one in {"quantity", "version"}), None)
         if kind == "quantity" and kinds == [kind, kind] and token.text == "==":
-            yield Complaint("quantity-equality", "warning", _EXACTLY, None)
+            yield Complaint("quantity-equality", _EXACTLY, severity="warning")
         if kind is None or (kinds == [kind, kind] and token.text not in _ORDER):
             continue
         texts = [_as(kind, side, expression) for side in (left, right)]
@@ -174,7 +170,6 @@ def _comparisons(expression: str, found: list[Token], _driver: str | None) -> It
         what = "a quantity" if kind == "quantity" else "a version"
         yield Complaint(
             f"{kind}-comparison",
-            "error",
             f"`{token.text}` does not compare {what}: write `{wanted}`",
             replaced(expression, left[0].start, right[-1].end, wanted),
         )
@@ -218,7 +213,6 @@ def _methods(expression: str, found: list[Token], _driver: str | None) -> Iterat
         if wanted is not None:
             yield Complaint(
                 f"{kind}-comparison",
-                "error",
                 f"{after[1].text} of a {kind} takes another {kind}: write `{wanted}`",
                 replaced(expression, argument.start, argument.end, wanted),
             )
@@ -240,7 +234,6 @@ def _literals(expression: str, found: list[Token], _driver: str | None) -> Itera
         what = "quantity" if is_quantity else "semantic version"
         yield Complaint(
             f"bad-{token.text}",
-            "error",
             f'"{written}" is not a {what}, so the selector fails on every device'
             + (f': write {token.text}("{wanted}")' if wanted else ""),
             None if wanted is None else replaced(expression, literal.start, literal.end, f'"{wanted}"'),
@@ -261,9 +254,8 @@ def _bytes_of_memory(_expression: str, found: list[Token], _driver: str | None) 
         if written.isascii() and written.isdigit() and 0 < int(written[:20]) < _LEAST_MEMORY:
             yield Complaint(
                 "memory-in-bytes",
-                "warning",
                 f'quantity("{written}") is {written} bytes of memory: write quantity("{written}Gi") if GiB are meant',
-                None,
+                severity="warning",
             )
 
 
