@@ -17,15 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.operator_scale import (
-    OperatorProcess,
-    a_cluster,
-    an_operator,
-    fill_node,
-    in_parallel,
-    say,
-    until,
-)
+from benchmarks.operator_scale import OperatorProcess, a_cluster, an_operator, fill_node, in_parallel, say, until
 from benchmarks.table import Row, tell
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError

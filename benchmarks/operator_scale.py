@@ -30,16 +30,7 @@ from benchmarks.table import Row, tell
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import (
-    CLAIMS,
-    DEVICE_CLASSES,
-    DEVICE_MAINTENANCES,
-    EVENTS,
-    NODES,
-    PODS,
-    SLICES,
-    Kind,
-)
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, EVENTS, NODES, PODS, SLICES, Kind
 from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
 

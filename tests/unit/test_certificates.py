@@ -11,13 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from draco.certificates import (
-    Certificate,
-    CertificateMetrics,
-    CertificateProblem,
-    CertificateUnusable,
-    Validity,
-)
+from draco.certificates import Certificate, CertificateMetrics, CertificateProblem, CertificateUnusable, Validity
 from draco_local.cluster.pki import Authority, Credential
 from tests.doubles.clock import ManualClock
 

@@ -19,13 +19,7 @@ from draco.explanation.model import (
     RequestExplanation,
     alternatives,
 )
-from draco.explanation.wording import (
-    capital,
-    core_of_error,
-    is_of_no_concern,
-    node_text,
-    sentence,
-)
+from draco.explanation.wording import capital, core_of_error, is_of_no_concern, node_text, sentence
 from draco.resources.texts import NAMED, are, counted, listed
 
 MAX_NOTE: Final = 1000

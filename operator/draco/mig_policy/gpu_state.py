@@ -7,16 +7,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from draco.resources.api.draco import (
-    GpuMig,
-    GpuNode,
-    GpuStatus,
-    InstanceUse,
-    MigMode,
-    MigState,
-    ResetPermit,
-    WantedGpu,
-)
+from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, InstanceUse, MigMode, MigState, ResetPermit, WantedGpu
 from draco.resources.names import CONDITION_PARTITIONABLE
 
 _SWITCHED_BY_RESET = frozenset({"Ampere"})

@@ -19,15 +19,7 @@ from draco.mig.known_boards import BOARDS
 from draco.overview.layout_schema import GpuView, LayoutView
 from draco.overview.layouts import LayoutViewError, ObservedNodes, layout_of
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import (
-    GpuMig,
-    GpuNode,
-    InstanceUse,
-    MigInstance,
-    MigMode,
-    MigState,
-    WantedGpu,
-)
+from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigInstance, MigMode, MigState, WantedGpu
 from tests.builders import a_claim, a_gpu_uuid, a_mig_instance, a_mig_node
 
 H100 = BOARDS["H100-80GB"]

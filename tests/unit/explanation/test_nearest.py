@@ -39,17 +39,7 @@ from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, taint_text
 from tests.builders import a_claim, a_node, a_pod, a_rule, a_slice
 from tests.differential.cel_cases import an_expression
 from tests.differential.scenarios import a_scenario
-from tests.unit.explanation.clusters import (
-    A100,
-    ATTRIBUTES,
-    CAPACITY,
-    GPU,
-    H100,
-    a_class,
-    a_fleet,
-    a_gpu,
-    asking,
-)
+from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_class, a_fleet, a_gpu, asking
 
 TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in (Node, ResourceSlice, DeviceClass, DeviceTaintRule, ResourceClaim)

@@ -8,14 +8,7 @@ import pytest
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.placement import PodRules, nodes_for, selector_text, tolerates
 from draco.explanation.model import NodeReason
-from draco.resources.api.core import (
-    Affinity,
-    Node,
-    NodeAffinity,
-    NodeTaint,
-    Pod,
-    Toleration,
-)
+from draco.resources.api.core import Affinity, Node, NodeAffinity, NodeTaint, Pod, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
 from tests.builders import a_node, a_pod
 

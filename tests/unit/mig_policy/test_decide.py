@@ -27,14 +27,7 @@ from draco.resources.api.draco import (
 )
 from draco.resources.api.meta import Condition, LabelSelector, NodeSelectorRequirement
 from draco.resources.api.slices import Device, DeviceAttribute
-from tests.builders import (
-    MOMENT,
-    a_gpu_uuid,
-    a_mig_instance,
-    a_mig_node,
-    a_mig_policy,
-    a_static_policy,
-)
+from tests.builders import MOMENT, a_gpu_uuid, a_mig_instance, a_mig_node, a_mig_policy, a_static_policy
 
 H100 = BOARDS["H100-80GB"]
 A30 = BOARDS["A30"]

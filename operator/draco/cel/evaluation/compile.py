@@ -15,13 +15,7 @@ from draco.cel.evaluation.charges import READ, Meter, Unmetered
 from draco.cel.evaluation.code import UNSET, Code, Run, Scope, Slots, Step, Variable, constant
 from draco.cel.evaluation.logic import both, either, not_strictly_false, or_optional, or_value
 from draco.cel.evaluation.loops import compile_loop
-from draco.cel.evaluation.reads import (
-    DEVICE_READS,
-    KEYS,
-    taken,
-    taken_optionally,
-    with_checked_key,
-)
+from draco.cel.evaluation.reads import DEVICE_READS, KEYS, taken, taken_optionally, with_checked_key
 from draco.cel.functions import is_function
 from draco.cel.functions.costs import NEW_LIST, NEW_MAP
 from draco.cel.functions.operators import look_up

@@ -22,17 +22,7 @@ from draco.cel.functions.estimates import (
 )
 from draco.cel.syntax.ast import Literal
 from draco.cel.values.bounds import MAX_COST, check_items, too_costly
-from draco.cel.values.values import (
-    MAPS,
-    Cidr,
-    ComputedQuantity,
-    Ip,
-    NamedFormat,
-    Optional,
-    Url,
-    Value,
-    value_of_key,
-)
+from draco.cel.values.values import MAPS, Cidr, ComputedQuantity, Ip, NamedFormat, Optional, Url, Value, value_of_key
 from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 

@@ -15,16 +15,7 @@ from draco.cel.functions.costs import FORMATTING
 from draco.cel.functions.overloads import row
 from draco.cel.values.bounds import check_text, toil_of_formatting
 from draco.cel.values.texts import PLAIN_TEXTS, double_text, duration_text, quoted, timestamp_text
-from draco.cel.values.values import (
-    MAPS,
-    MAX_INT,
-    Duration,
-    Timestamp,
-    UInt,
-    Value,
-    type_name,
-    value_of_key,
-)
+from draco.cel.values.values import MAPS, MAX_INT, Duration, Timestamp, UInt, Value, type_name, value_of_key
 
 _PRECISION: Final = 6
 _MAX_UINT8: Final = 255

@@ -11,15 +11,7 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import NotFound
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import (
-    CLAIM_TEMPLATES,
-    CLAIMS,
-    DEVICE_CLASSES,
-    NODES,
-    PODS,
-    SLICES,
-    TAINT_RULES,
-)
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES, TAINT_RULES
 from draco.whatif.world import LiveCluster
 
 

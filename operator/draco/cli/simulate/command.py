@@ -16,21 +16,13 @@ import click
 from draco.cli.input.sources import Sources, read_world, with_sources
 from draco.cli.options import output_option
 from draco.cli.output import answer_lines, echo, print_document, print_yaml
-from draco.cli.simulate import (
-    mig as simulate_mig,
-)
-from draco.cli.simulate import (
-    report as simulate_report,
-)
-from draco.cli.simulate import (
-    scenarios as simulate_scenarios,
-)
+from draco.cli.simulate import mig as simulate_mig
+from draco.cli.simulate import report as simulate_report
+from draco.cli.simulate import scenarios as simulate_scenarios
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.names import PoolKey
-from draco.whatif import (
-    trials as simulate_trials,
-)
+from draco.whatif import trials as simulate_trials
 from draco.whatif import world
 from draco.whatif.world import World, WorldError
 

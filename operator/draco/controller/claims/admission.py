@@ -16,14 +16,7 @@ from cachetools import LRUCache
 
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.messages import (
-    CheckClaim,
-    ClaimProblems,
-    Failed,
-    OutOfMemory,
-    OverBudget,
-    refusal,
-)
+from draco.controller.workers.messages import CheckClaim, ClaimProblems, Failed, OutOfMemory, OverBudget, refusal
 from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import Problem, ProblemKind
 from draco.resources.api.base import ApiStruct

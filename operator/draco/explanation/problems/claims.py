@@ -20,15 +20,7 @@ from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
 from draco.explanation.problems.suggestions import corrected, guard, main_error
-from draco.explanation.selection import (
-    Asked,
-    Selection,
-    SelectorStep,
-    alternatives,
-    count,
-    first_rows,
-    selection,
-)
+from draco.explanation.selection import Asked, Selection, SelectorStep, alternatives, count, first_rows, selection
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.texts import counted
 
