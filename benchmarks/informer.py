@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from random import Random
 from typing import Any, Literal
 
 import click
@@ -141,7 +140,7 @@ async def know(kubeconfig: Path, side: Side) -> int:
 
 async def _informer(kubeconfig: Path) -> int:
     async with Client(await connect(kubeconfig)) as client:
-        informer = Informer(client, CLAIMS, clock=SystemClock(), random=Random(1))
+        informer = Informer(client, CLAIMS, clock=SystemClock())
         task = asyncio.create_task(informer.run())
         await informer.synced.wait()
         task.cancel()

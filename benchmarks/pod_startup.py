@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
 import click
@@ -100,7 +99,7 @@ class Starts:
     def __init__(self, client: Client, kubeconfig: Path) -> None:
         self._client = client
         self._kubectl = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(kubeconfig)]
-        self.pods = Informer(client, PODS, namespace=NAMESPACE, clock=SystemClock(), random=Random(1))
+        self.pods = Informer(client, PODS, namespace=NAMESPACE, clock=SystemClock())
         self.pods.subscribe(self._changed)
         self._moments: dict[tuple[str, str], asyncio.Future[float]] = {}
 
@@ -247,19 +246,19 @@ async def _until_published(client: Client) -> None:
 
 async def run_peer(kubeconfig: Path, root: Path, count: int) -> None:
     """Run the peer's nodes until SIGTERM."""
-    clock, random = SystemClock(), Random(1)
+    clock = SystemClock()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with Client(await connect(kubeconfig)) as client, contextlib.AsyncExitStack() as stack:
-        events = EventRecorder(client, controller="kubelet", instance="peer", clock=clock, random=random)
-        feed = PodFeed(client, events=events, clock=clock, random=random)
+        events = EventRecorder(client, controller="kubelet", instance="peer", clock=clock)
+        feed = PodFeed(client, events=events, clock=clock)
         tasks = [asyncio.create_task(work) for work in (events.run(), feed.run())]
         for index in range(count):
             name = f"peer-{index}"
             kubelet = Kubelet(
                 KubeletSettings(node_name=name, root=root / name),
                 client,
-                node=NodeObject(name, client, shape=NodeShape(), clock=clock, random=random),
+                node=NodeObject(name, client, shape=NodeShape(), clock=clock),
                 clock=clock,
                 wake=lambda pod, name=name: feed.wake(name, pod),  # type: ignore[misc]
                 complain=feed.complain,

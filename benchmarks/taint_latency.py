@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -86,7 +85,7 @@ async def measure(client: Client, operator: OperatorProcess, nodes: int, rules: 
     if kind is None:
         raise RuntimeError("this API server does not serve DeviceTaintRule")
     seen: dict[str, float] = {}
-    watch = Informer(client, kind, clock=SystemClock(), random=Random(1))
+    watch = Informer(client, kind, clock=SystemClock())
 
     def note(change: Change[DeviceTaintRule]) -> None:
         seen.setdefault(change.key.name, time.monotonic())

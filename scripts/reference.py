@@ -212,23 +212,11 @@ class Metric(NamedTuple):
 
 
 def metrics() -> str:
-    """Every metric: any call or table in the source that pairs a `draco_…` name with its help."""
-    found = {metric.name: metric for _, nodes in modules() for metric in metrics_of(nodes)}
+    """Every metric: any call in the source that pairs a `draco_…` name with its help."""
+    found = {metric.name: metric for _, nodes in modules() for node in nodes for metric in metrics_in(node)}
     rows = [(f"`{one.name}`", one.kind, one.labels, one.meaning) for _, one in sorted(found.items())]
     head = "# Metrics\n\nServed in Prometheus' form at `/metrics`.\n\n"
     return head + table(["metric", "type", "labels", "meaning"], rows)
-
-
-def metrics_of(nodes: Sequence[ast.AST]) -> Iterator[Metric]:
-    """The metrics of one module; those of a table have the labels of the call that walks over it."""
-    labels = ""
-    for node in nodes:
-        match node:
-            case ast.Call(func=ast.Name("gauge"), args=[ast.Name(), ast.Name(), listed, *_]):
-                labels = ", ".join(f"`{label}`" for label in texts(listed))
-    for node in nodes:
-        for metric in metrics_in(node):
-            yield metric._replace(labels=metric.labels or labels) if isinstance(node, ast.Dict) else metric
 
 
 def metrics_in(node: ast.AST) -> Iterator[Metric]:
@@ -238,13 +226,10 @@ def metrics_in(node: ast.AST) -> Iterator[Metric]:
             name
         ):
             kind = ast.unparse(function).rsplit(".", 1)[-1].removesuffix("MetricFamily").lower()
+            if kind == "on_scrape":
+                kind = "counter" if name.endswith("_total") else "gauge"
             labels = [*rest[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "labels")]
             yield Metric(name, kind, ", ".join(f"`{label}`" for one in labels for label in texts(one)), meaning)
-        case ast.Dict(keys=keys, values=values):
-            for key, value in zip(keys, values, strict=True):
-                match key, value:
-                    case ast.Constant(str(name)), ast.Constant(str(meaning)) if is_metric(name):
-                        yield Metric(name, "gauge", "", meaning)
 
 
 def is_metric(name: str) -> bool:

@@ -202,15 +202,15 @@ class SimulatedNode:
         return False
 
     @asynccontextmanager
-    async def health(self, messages: Any = health_v1_pb2, service: Any = wire.HEALTH_V1) -> AsyncIterator[Any]:
+    async def health(self, service: str = "v1.DRAResourceHealth") -> AsyncIterator[Any]:
         """The stream of health, to be read with `await call.read()`."""
         async with channel(self.service_socket) as connected:
             watch = connected.unary_stream(
-                f"/{service.full_name}/NodeWatchResources",
-                request_serializer=messages.NodeWatchResourcesRequest.SerializeToString,
-                response_deserializer=messages.NodeWatchResourcesResponse.FromString,
+                f"/{service}/NodeWatchResources",
+                request_serializer=health_v1_pb2.NodeWatchResourcesRequest.SerializeToString,
+                response_deserializer=health_v1_pb2.NodeWatchResourcesResponse.FromString,
             )
-            call = watch(messages.NodeWatchResourcesRequest())
+            call = watch(health_v1_pb2.NodeWatchResourcesRequest())
             yield call
             call.cancel()
 

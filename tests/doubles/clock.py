@@ -4,16 +4,18 @@ import asyncio
 import heapq
 import itertools
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 TURNS = 20
 """How often the event loop turns after each step of time, for what was woken to do its work."""
 
 
 class ManualClock:
-    """Time stands still until `advance`. Implements the product's Clock."""
+    """Time stands still until `advance`. Implements the product's Clock; its chance is the same for the same `seed`."""
 
-    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC), *, seed: object = 1) -> None:
         self._start = start
+        self.jitter = Random(str(seed)).random
         self._elapsed = 0.0
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
@@ -70,6 +72,7 @@ class WorkClock:
     def __init__(self, each_s: float, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self.each_s = each_s
         self._start = start
+        self.jitter = Random(1).random
         self._elapsed = 0.0
 
     def now(self) -> datetime:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any
 from unittest import mock
 
@@ -211,7 +210,6 @@ def kubelet(text: str) -> str:
         opened=opened,
         metrics=AgentMetrics(),
         clock=SystemClock(),
-        random=Random(1),
     )
 
     async def asked() -> list[str]:

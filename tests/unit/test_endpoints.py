@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import Metric
 
-from draco.controller.metrics import ScrapedMetrics, gauge
+from draco.controller.metrics import ScrapedMetric
 from draco.endpoints import PortTaken, http_app, serving
 
 
@@ -56,14 +55,11 @@ async def test_metrics_are_those_of_the_given_registry_alone(probed: Probed) -> 
 
 
 async def test_a_scrape_for_one_name_does_not_compute_the_others(probed: Probed) -> None:
-    def cheap() -> list[Metric]:
-        return [gauge("draco_cheap", "Help.", [], {(): 1.0})]
-
-    def dear() -> list[Metric]:
+    def dear() -> float:
         raise AssertionError("nobody asked for it")
 
-    probed.registry.register(ScrapedMetrics(["draco_cheap"], cheap))
-    probed.registry.register(ScrapedMetrics(["draco_dear"], dear))
+    probed.registry.register(ScrapedMetric("draco_cheap", "Help.", [], lambda: 1.0))
+    probed.registry.register(ScrapedMetric("draco_dear", "Help.", [], dear))
     status, text = await get(f"{probed.url}/metrics?name[]=draco_cheap")
     assert status == 200
     assert "draco_cheap 1.0" in text

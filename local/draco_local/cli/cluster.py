@@ -69,6 +69,13 @@ command.add_command(cluster_gpus.command)
 )
 @click.option("--kubernetes", default="", metavar="VERSION", help="Kubernetes version.  [default: 1.36.3]")
 @click.option(
+    "--features",
+    type=click.Choice(["all", "default"]),
+    default="all",
+    show_default=True,
+    help="DRA features: all there are, or those that Kubernetes has on by itself.",
+)
+@click.option(
     "--provider", type=click.Choice(["local", "kind"]), default="local", show_default=True, help="Who runs Kubernetes."
 )
 @click.option("--existing", default="", metavar="KUBECONFIG", help="Attach nodes and operator to this cluster instead.")

@@ -47,6 +47,7 @@ class Settings:
 
     programs: Mapping[str, Path]
     kubernetes: str = versions.DEFAULT_KUBERNETES
+    features: versions.Features = "all"
     address: str = "127.0.0.1"
     port: int = 0
     enter: Sequence[str] = ()
@@ -210,6 +211,7 @@ class ControlPlane:
 
     def _apiserver_argv(self) -> list[str | Path]:
         settings, pki = self.settings, self.pki
+        minor = versions.minor_of(settings.kubernetes, settings.features)
         loopback = settings.address.startswith("127.") or settings.address == "::1"
         # Nobody makes service accounts without the controller manager, and pods could not be created for want of them.
         accounts = () if CONTROLLER_MANAGER in settings.programs else ("--disable-admission-plugins", "ServiceAccount")
@@ -235,8 +237,8 @@ class ControlPlane:
             *("--enable-admission-plugins", "NodeRestriction", "--allow-privileged=true"),
             *accounts,
             "--enable-aggregator-routing=true",
-            *("--runtime-config", ",".join(versions.minor_of(settings.kubernetes).runtime_config)),
-            *("--feature-gates", versions.gates_flag(settings.kubernetes)),
+            *minor.api_flags,
+            *minor.gates_flags,
         ]
 
     def _wait_until_ready(self) -> None:
@@ -279,7 +281,7 @@ class ControlPlane:
             self.settings.programs[component],
             *("--secure-port", "0"),
             *("--authentication-kubeconfig", access, "--authorization-kubeconfig", access),
-            *("--feature-gates", versions.gates_flag(self.settings.kubernetes)),
+            *versions.minor_of(self.settings.kubernetes, self.settings.features).gates_flags,
         ]
         if component == SCHEDULER:
             argv += ["--config", self._write_scheduler_config(access)]

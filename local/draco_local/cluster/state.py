@@ -15,6 +15,7 @@ import msgspec
 
 from draco_local.cluster.errors import ClusterError, StateDamaged, UnknownCluster
 from draco_local.cluster.files import write_atomically
+from draco_local.cluster.programs.versions import Features
 
 FORMAT = 1
 _FILE = "cluster.json"
@@ -26,6 +27,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     provider: Literal["local", "kind", "existing"] = "local"
     kubernetes: str = ""
+    features: Features = "all"
     nodes: int = 2
     gpus: int = 8
     board: str = "H100-80GB"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import click
@@ -83,11 +82,11 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock, random: Random) -> None:
+async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock) -> None:
     """Run all nodes until cancelled."""
     nodes.check()
-    events = EventRecorder(client, controller="kubelet", instance="simulated-nodes", clock=clock, random=random)
-    feed = PodFeed(client, events=events, clock=clock, random=random)
+    events = EventRecorder(client, controller="kubelet", instance="simulated-nodes", clock=clock)
+    feed = PodFeed(client, events=events, clock=clock)
     starting = asyncio.Semaphore(nodes.starting_at_once)
     async with AsyncExitStack() as stack:
         ports: Mapping[str, int] = {}
@@ -98,7 +97,7 @@ async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock, rand
         tasks.create_task(feed.run(), name="pods")
         for name in nodes.names():
             port = ports.get(node_ip(name), 0)
-            node = partial(SimulatedNode, name, nodes, client, feed=feed, clock=clock, random=random, kubelet_port=port)
+            node = partial(SimulatedNode, name, nodes, client, feed=feed, clock=clock, kubelet_port=port)
             tasks.create_task(_keep(node, starting, clock), name=f"node {name}")
 
 
@@ -129,7 +128,6 @@ class SimulatedNode:
         *,
         feed: PodFeed,
         clock: Clock,
-        random: Random,
         kubelet_port: int = 0,
         agent_client: Client | None = None,
     ) -> None:
@@ -140,13 +138,12 @@ class SimulatedNode:
         self._agent_client = agent_client or client
         self._feed = feed
         self._clock = clock
-        self._random = random
         self.kubelet = Kubelet(
             KubeletSettings(
                 node_name=name, root=self.root, noop_drivers=nodes.noop_drivers, wipe_after_s=nodes.wipe_after_s
             ),
             client,
-            node=NodeObject(name, client, shape=nodes.shape, clock=clock, random=random, kubelet_port=kubelet_port),
+            node=NodeObject(name, client, shape=nodes.shape, clock=clock, kubelet_port=kubelet_port),
             clock=clock,
             wake=lambda pod: feed.wake(name, pod),
             complain=feed.complain,
@@ -202,7 +199,6 @@ class SimulatedNode:
             library=SimulatedNvml(self.gpus),
             client=self._agent_client,
             clock=self._clock,
-            random=self._random,
         )
 
 
@@ -262,9 +258,8 @@ async def _main(nodes: SimulatedNodes, kubeconfig: Path | None) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    jitter = Random()  # noqa: S311 - spreads heartbeats and retries, guards nothing
     async with Client(await connect(kubeconfig)) as client:
-        running = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock(), random=jitter), name="nodes")
+        running = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock()), name="nodes")
         stopping = asyncio.create_task(stopped.wait(), name="signal")
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

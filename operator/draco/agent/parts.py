@@ -1,26 +1,27 @@
 """Creates the parts of one agent and connects them.
 
-Owns which part is made of what, from the record to kubelet's sockets, and nothing of what they do: `app` starts and stops them,
-and says who hears of what.
+Owns which part is made of what, from the record to kubelet's sockets, and which hears of what; nothing of what they do. `app`
+starts and stops them.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from random import Random
-from typing import Final, Protocol
+from typing import Final
+
+import structlog
 
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.leftovers import KUBELET_RECORD, Leftovers, denies
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
 from draco.agent.containers.common_edits import CommonEdits
-from draco.agent.files import Files
+from draco.agent.files import Files, advice
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
-from draco.agent.hardware.monitor import HardwareMonitor, SysfsPcieRoots
+from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.lanes import Lanes
 from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.parts import NodeDivisions
-from draco.agent.plugin.api import health_v1_pb2, health_v1alpha1_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.plugin.health_service import HealthService
 from draco.agent.plugin.registration import Plugin, PluginConflict, RegistrationState, sockets
@@ -36,82 +37,40 @@ from draco.agent.settings import AgentSettings
 from draco.agent.startup import Startup
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.discovery import Features
 from draco.kube.events.events import EventRecorder
+from draco.resources.api.core import ObjectReference
 from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
+log = structlog.get_logger()
+
 CHECKPOINT = "checkpoint.json"
-
-
-class Listener(Protocol):
-    """Receives the changes of the parts, and answers what only all of them together know."""
-
-    def divisions_shown(self) -> None:
-        """Instances of GPUs were looked at. In any thread."""
-        ...
-
-    async def worked_on(self, uuid: GpuUuid) -> None:
-        """Work on a GPU's instances has ended, for now; and what is wanted may be new."""
-        ...
-
-    def gpunode_deleted(self) -> None:
-        """Somebody deleted the node's GpuNode."""
-        ...
-
-    def isolation_changed(self) -> None:
-        """What is under maintenance is other than it was."""
-        ...
-
-    def claim_changed(self, claim: PreparedClaim) -> None:
-        """A claim was prepared or given up."""
-        ...
-
-    def registered(self, registration: RegistrationState) -> None:
-        """Kubelet took the driver, or refused it."""
-        ...
-
-    def contested(self, conflict: PluginConflict | None) -> None:
-        """Somebody else serves the driver, too, or does so no more."""
-        ...
-
-    def report_changed(self) -> None:
-        """What is reported of the node may be new."""
-        ...
-
-    def node_report(self) -> NodeReport:
-        """What is reported of the node."""
-        ...
-
-    def giving_way(self) -> str:
-        """To whom, as a sentence; "" while the node is ours."""
-        ...
-
-    def tell(self, reason: str, action: str, note: str, gpu: str = "") -> None:
-        """An Event on the Node, or a series of its own on each GPU."""
-        ...
+SETTLE_S = 0.25
+"""How long what follows from a prepared claim waits, so that it takes no time from the start of the pod."""
 
 
 class AgentParts:
-    """Everything that one node's agent is made of; nothing of it runs yet."""
+    """Everything that one node's agent is made of. `features` and `loop` are told by who runs it."""
 
     def __init__(
         self,
         settings: AgentSettings,
         client: Client,
         nvml: Nvml,
-        listener: Listener,
         *,
         clock: Clock,
-        random: Random,
         files: Files,
     ) -> None:
         self._settings: Final = settings
         self._client: Final = client
         self._nvml: Final = nvml
-        self._listener: Final = listener
         self._clock: Final = clock
-        self._random: Final = random
         self._files: Final = files
+        self._log: Final = log.bind(node=settings.node_name)
         self._boot_id: Final = checkpoint.boot_id(settings.proc_root)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.features: Features | None = None
+        self.gpus_read: Final = asyncio.Event()
         self.sockets: Final = sockets(settings.kubelet_dir, settings.driver)
         self.metrics: Final = AgentMetrics()
         # The record, and what is written for containers
@@ -128,22 +87,19 @@ class AgentParts:
         self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         # What is written to the API server
         self.events: Final = EventRecorder(
-            client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock, random=random
+            client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock
         )
         self.publisher: Final = SlicePublisher(
             client,
             node=settings.node_name,
             driver=settings.driver,
             clock=clock,
-            random=random,
-            on_change=listener.report_changed,
+            on_change=self.report_changed,
         )
-        self.offers: Final = Offers(
-            self.publisher, self.dividing, view=lambda: self.hardware.view, clock=clock, random=random
-        )
+        self.offers: Final = Offers(self.publisher, self.dividing, view=lambda: self.hardware.view, clock=clock)
         self.claim_reporter: Final = self._claim_status()
         self.node_reporter: Final = NodeReporter(
-            client, node=settings.node_name, node_report=listener.node_report, clock=clock, random=random
+            client, node=settings.node_name, node_report=self.node_report, clock=clock
         )
         # Kubelet's claims
         self.startup: Final = self._recovery()
@@ -173,12 +129,11 @@ class AgentParts:
             proc=self._settings.proc_root,
             device_root=self._settings.device_root,
             on_gpu=lambda uuid, work: self.lanes.with_driver(work, {uuid}),
-            shown=self._listener.divisions_shown,
-            changed=self._listener.worked_on,
-            gone=self._listener.gpunode_deleted,
-            isolation=self._listener.isolation_changed,
+            shown=self.divisions_shown,
+            changed=self.worked_on,
+            gone=self.gpunode_deleted,
+            isolation=self.isolation_changed,
             clock=self._clock,
-            random=self._random,
         )
 
     def _names(self) -> KnownGpus:
@@ -186,7 +141,7 @@ class AgentParts:
             self.checkpoint,
             in_thread=self.lanes.on_record,
             forgotten=lambda: self.dividing.keeper.forgotten,
-            promised=lambda: frozenset(self.dividing.promised),
+            promised=lambda: frozenset(self.dividing.keeper.promised),
         )
 
     def _gpus(self) -> HardwareMonitor:
@@ -217,7 +172,6 @@ class AgentParts:
             claims=lambda: self.checkpoint.claims,
             health=lambda: self.health.reports,
             clock=self._clock,
-            random=self._random,
         )
 
     def _recovery(self) -> Startup:
@@ -237,10 +191,9 @@ class AgentParts:
             kubelet_denies=lambda uid: denies(self._settings.kubelet_dir / KUBELET_RECORD, uid),
             on_record=self.lanes.on_record,
             with_driver=self.lanes.with_driver,
-            tell=self._listener.tell,
+            tell=self.tell,
             rewritten=self.claim_reporter.touch,
             clock=self._clock,
-            random=self._random,
         )
 
     def _claims(self) -> ClaimWork:
@@ -260,26 +213,26 @@ class AgentParts:
             self._client,
             self.work,
             driver=self._settings.driver,
-            changed=self._listener.claim_changed,
+            changed=self.claim_changed,
             opened=self.startup.trusted,
-            hindrance=self._listener.giving_way,
+            hindrance=self.giving_way,
             metrics=self.metrics,
             clock=self._clock,
-            random=self._random,
             deadline_s=self._settings.prepare_deadline_s,
         )
+        watch = {"NodeWatchResources": self.health.watch}
         return Plugin(
             self.sockets,
             driver=self._settings.driver,
             services=[
                 handlers(DRA_V1, service.behaviours()),
-                handlers(HEALTH_V1, self.health.behaviours(health_v1_pb2)),
-                handlers(HEALTH_V1ALPHA1, self.health.behaviours(health_v1alpha1_pb2)),
+                handlers(HEALTH_V1, watch),
+                handlers(HEALTH_V1, watch, name=HEALTH_V1ALPHA1),
             ],
             clock=self._clock,
             check_s=self._settings.socket_check_s,
-            on_registration=self._listener.registered,
-            on_conflict=self._listener.contested,
+            on_registration=self.registered,
+            on_conflict=self.contested,
             on_stopping=self.health.close,
         )
 
@@ -293,3 +246,124 @@ class AgentParts:
             give_up=give_up,
             clock=self._clock,
         )
+
+    # Which part hears of which change
+
+    async def worked_on(self, uuid: GpuUuid) -> None:
+        """Work on a GPU's instances has ended, for now; and what is wanted may be new."""
+        self.offers.touch()
+        await self.startup.instances_changed(uuid)
+
+    def hardware_read(self, view: HardwareView) -> None:
+        """The GPUs were read."""
+        self._take_health()
+        self.metrics.hardware(view)
+        self.offers.touch()
+        self.dividing.keeper.seen(view)
+        self.startup.seen(view)
+        self.gpus_read.set()
+        self.report_changed()
+
+    def _take_health(self) -> None:
+        before = self.health.reports
+        self.health.update(self.hardware.view, self.checkpoint.claims.values(), self.dividing.divisions)
+        if self.health.reports != before:
+            self.claim_reporter.touch_all()
+
+    def gpunode_deleted(self) -> None:
+        """Somebody deleted the node's GpuNode."""
+        self.node_reporter.report_now()
+
+    def divisions_shown(self) -> None:
+        """Instances of GPUs were looked at. In any thread."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.divisions_changed)
+
+    def divisions_changed(self) -> None:
+        """Instances of GPUs are others, or are known by now."""
+        if not self.startup.recovered.is_set():
+            return  # whose the instances are is on record, and that has not been read yet
+        self.dividing.tell(self.tell)
+        self._take_health()
+        self.offers.touch()
+        self.report_changed()
+
+    def isolation_changed(self) -> None:
+        """What is under maintenance is other than it was."""
+        self.offers.touch()
+        self.node_reporter.report_now()  # the spec was seen, though nothing else that is reported may change by it
+
+    def claim_changed(self, claim: PreparedClaim) -> None:
+        """Listeners are called a little later: kubelet and the runtime are about to start the pod, or to end it."""
+        asyncio.get_running_loop().call_later(SETTLE_S, self._claim_settled, claim)
+
+    def _claim_settled(self, claim: PreparedClaim) -> None:
+        for uuid in {device.gpu for device in claim.devices}:
+            self.dividing.keeper.touch(uuid)
+        self._take_health()
+        self.claim_reporter.touch(claim)
+        self.report_changed()
+
+    def registered(self, registration: RegistrationState) -> None:
+        """Kubelet took the driver, or refused it."""
+        if not registration.accepted:
+            self.tell("RegistrationRefused", "Register", f"Kubelet refused the driver: {registration.error}")
+        self.report_changed()
+
+    def contested(self, conflict: PluginConflict | None) -> None:
+        """Somebody else serves the driver, too, or does so no more."""
+        if conflict is not None:
+            self._log.error("plugin.contested", gives_way=conflict.gives_way, error=conflict.sentence)
+            self.tell("AnotherPlugin", "GiveWay" if conflict.gives_way else "KeepNode", conflict.sentence)
+        else:
+            self._log.info("plugin.uncontested")
+        self.publisher.hold(self.giving_way())
+        self.report_changed()
+
+    def giving_way(self) -> str:
+        """To whom, as a sentence; "" while the node is ours."""
+        conflict = self.plugin.conflict
+        return conflict.sentence if conflict is not None and conflict.gives_way else ""
+
+    def report_changed(self) -> None:
+        """What is reported of the node may be new."""
+        self.node_reporter.touch()
+
+    def node_report(self) -> NodeReport:
+        """What is reported of the node."""
+        return NodeReport(
+            driver=self._settings.driver,
+            view=self.hardware.view,
+            published=self.publisher.published,
+            problem=self.publisher.problem,
+            registration=self.plugin.registration,
+            conflict=self.plugin.conflict,
+            claims=sum(claim.state == "prepared" for claim in self.checkpoint.claims.values()),
+            divisions=self.dividing.divisions if self.startup.recovered.is_set() else {},
+            features=self.features,
+            folders_problem=self.folders_problem(),
+            edits_problem=self.common_edits.problem,
+            certificate_problem=self._certificate_problem(),
+        )
+
+    def _certificate_problem(self) -> str | None:
+        """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
+        if self._settings.metrics is None:
+            return None
+        return " ".join(self.metrics.certificates.troubles.values())
+
+    def folders_problem(self) -> str:
+        """Why what claims need cannot be written; "" when it can, as far as that is known before it is tried."""
+        hindrances = (self._files.hindrance(each) for each in (self._settings.cdi_dir, self._settings.state_folder))
+        return " ".join(f"No claim can be prepared: {advice(each)}." for each in hindrances if each is not None)
+
+    def tell(self, reason: str, action: str, note: str, gpu: str = "") -> None:
+        """An Event on the Node, or a series of its own on each GPU. Its uid in Events is its name, as kubelet has it."""
+        node = ObjectReference(
+            api_version="v1",
+            kind="Node",
+            name=self._settings.node_name,
+            uid=self._settings.node_name,
+            field_path=f"gpus{{{gpu}}}" if gpu else "",
+        )
+        self.events.record(node, type="Warning", reason=reason, action=action, note=note)

@@ -7,7 +7,6 @@ specs are made to agree, and that it is tried until it works. What agreeing mean
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from random import Random
 from typing import Any, TypeVar
 
 import structlog
@@ -72,7 +71,6 @@ class Startup:
         tell: TellOfNode,
         rewritten: Callable[[PreparedClaim], None],
         clock: Clock,
-        random: Random,
     ) -> None:
         self.trusted = asyncio.Event()
         self.record_read = asyncio.Event()
@@ -95,7 +93,6 @@ class Startup:
         self._tell = tell
         self._rewritten = rewritten
         self._clock = clock
-        self._random = random
         self._where: dict[GpuUuid, GpuLocation] | None = None
         self._looked = asyncio.Event()
         self._loaded = asyncio.Event()
@@ -257,7 +254,7 @@ class Startup:
                 self._rewritten(self._record.claims[uid])
 
     async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        return await persistently(event, attempt, clock=self._clock, random=self._random)
+        return await persistently(event, attempt, clock=self._clock)
 
 
 def _where(view: HardwareView) -> dict[GpuUuid, GpuLocation]:

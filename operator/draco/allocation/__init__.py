@@ -5,7 +5,3 @@ Pure: no I/O, no clock, no logging. Must not write anything or evaluate selector
 Rooms: `search` (who gets what, as kube-scheduler decides), over `fleet` (what there is, what is in use). Beside them: the claims
 of a pod (`pod_claims`), also those that stand for an extended resource (`extended_resources`).
 """
-
-from draco.allocation.fleet.supply import SupplyCounts, SupplyState, count_supply
-
-__all__ = ["SupplyCounts", "SupplyState", "count_supply"]

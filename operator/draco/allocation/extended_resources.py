@@ -18,7 +18,7 @@ from draco.resources.api.claims import (
 )
 from draco.resources.api.core import Container, Pod
 from draco.resources.api.meta import ObjectMeta
-from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.quantity import Quantity
 
 BY_CLASS: Final = "deviceclass.resource.kubernetes.io/"
 """Before the name of a class: a resource that every class stands for."""
@@ -98,10 +98,8 @@ def _asked(container: Container) -> dict[str, str | int | float]:
 
 def _amount(container: Container, resource: str) -> int:
     """The whole number asked of a resource; what is none counts for none."""
-    try:
-        whole, rest = divmod(Quantity.parse(str(_asked(container).get(resource, 0))).nanos, 10**9)
-    except QuantityError:
-        return 0
+    amount = Quantity.read(str(_asked(container).get(resource, 0)))
+    whole, rest = divmod(amount.nanos if amount is not None else 0, 10**9)
     return 0 if rest else whole
 
 

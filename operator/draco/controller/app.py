@@ -6,9 +6,8 @@ holds the lease. Losing the lease ends the process, since another replica may be
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from random import Random
 from typing import Any
 
 import structlog
@@ -21,12 +20,12 @@ from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
-from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge, register_view, register_workers
+from draco.controller.metrics import OperatorMetrics, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
-from draco.controller.reconciling import Reconciling, register_queues
+from draco.controller.reconciling import Reconciling
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import reports
 from draco.controller.taints.extensions import TaintExtensionReconciler
@@ -78,15 +77,14 @@ async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: as
     the cluster or this machine lacks something.
     """
     clock = SystemClock()
-    random = Random()  # noqa: S311 - jitter
     async with await connect() as connection:
         client = Client(connection, manager=FIELD_MANAGER_OPERATOR)
-        features = await retry(lambda: discover(client), clock=clock, random=random)
+        features = await retry(lambda: discover(client), clock=clock)
         if not features.dra:
             (without,) = features.missing
             raise NoDynamicResourceAllocation(f"{without.consequence} {without.remedy}")
         minor = await kubernetes_minor(client)
-        operator = Operator(settings, client, features, minor=minor, connect=connect, clock=clock, random=random)
+        operator = Operator(settings, client, features, minor=minor, connect=connect, clock=clock)
         await operator.run(stop)
 
 
@@ -102,7 +100,6 @@ class Operator:
         minor: int | None,
         connect: Connect,
         clock: Clock,
-        random: Random,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -110,9 +107,7 @@ class Operator:
         self._client = client
         self._features = features
         self.metrics = OperatorMetrics()
-        self.view = ClusterView(
-            client, features.taint_rules, clock=clock, random=random, supply_every_s=settings.supply_every_s
-        )
+        self.view = ClusterView(client, features.taint_rules, clock=clock, supply_every_s=settings.supply_every_s)
 
         def notes(reason: str, action: str) -> Notes:
             return Notes(
@@ -131,10 +126,10 @@ class Operator:
         advice = notes(repair.EVENT_REASON, repair.EVENT_ACTION)
         self.reach = RuleReach(self.view, clock=clock)
         self._reports = TaintRuleReports(
-            client, self.view, self.reach, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock, random=random
+            client, self.view, self.reach, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
         )
         self._happenings = EventRecorder(
-            client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock, random=random
+            client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock
         )
         releases = ClaimReleases(
             client,
@@ -145,24 +140,27 @@ class Operator:
             patience=ReleaseDelays(grace_s=settings.idle_grace_s),
         )
         self._loop_watch = LoopWatch(clock)
-        self.workers = Workers(self.view.followed, clock=clock, random=random, settings=settings.worker)
+        self.workers = Workers(self.view.followed, clock=clock, settings=settings.worker)
         movable = MovableClaims(self.view, decisions)
-        repairs = RepairReconciler(self.view, movable, advice, releases, self.workers, clock=clock, random=random)
+        repairs = RepairReconciler(self.view, movable, advice, releases, self.workers, clock=clock)
         policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
         self._pending_claims = PendingClaims(
             self.view,
             notes(EVENT_REASON, EVENT_ACTION),
             clock=clock,
-            random=random,
             pending_after_s=settings.pending_after_s,
             minor=minor,
             workers=self.workers,
         )
 
+        self.reconcilers: list[Reconciling[Any]] = []
+
         def working(name: str, reconciler: Any) -> Reconciling[Any]:
-            return Reconciling(
-                name, reconciler, workers=settings.workers, metrics=self.metrics, clock=clock, random=random
+            made: Reconciling[Any] = Reconciling(
+                name, reconciler, workers=settings.workers, metrics=self.metrics, clock=clock
             )
+            self.reconcilers.append(made)
+            return made
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
         self.extensions: Reconciling[str] = working("taint-extensions", extensions)
@@ -171,22 +169,12 @@ class Operator:
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
         self.repairs: Reconciling[str] = working("mig-repair", repairs)
-        self.reconcilers: list[Reconciling[Any]] = [
-            self.maintenance,
-            self.extensions,
-            self.taint_reports,
-            self.pending,
-            self.layouts,
-            self.policies,
-            self.repairs,
-        ]
         self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)
         self.election = LeaderElection(
             client,
             ObjectKey(settings.namespace, settings.lease_name),
             identity=settings.identity,
             clock=clock,
-            random=random,
             terms=LeaseTerms(
                 duration_s=settings.lease_duration_s,
                 renew_deadline_s=settings.renew_deadline_s,
@@ -342,35 +330,25 @@ class Operator:
         register_view(self.metrics, self.view)
         register_workers(self.metrics, self.workers)
         register_loop(self.metrics, self._loop_watch)
-        self.metrics.registry.register(
-            ScrapedMetrics(
-                ["draco_lease_age_seconds"],
-                lambda: [
-                    gauge(
-                        "draco_lease_age_seconds",
-                        "Seconds since the lease was last renewed. 0 where this replica does not lead.",
-                        [],
-                        {(): self.election.since_renewal_s if self.election.leading else 0.0},
-                    )
-                ],
-            )
+        self.metrics.on_scrape(
+            "draco_lease_age_seconds",
+            "Seconds since the lease was last renewed. 0 where this replica does not lead.",
+            [],
+            lambda: self.election.since_renewal_s if self.election.leading else 0.0,
         )
         register_reach(self.metrics, self.reach)
         register_mig(self.metrics, self._decisions)
-        reconcilers: list[Reconciling[Hashable]] = list(self.reconcilers)
-        register_queues(self.metrics, reconcilers)
-        self.metrics.registry.register(
-            ScrapedMetrics(
-                ["draco_claim_pending"],
-                lambda: [
-                    gauge(
-                        "draco_claim_pending",
-                        "Claims that a pod has been waiting for, by main cause. On the leader only.",
-                        ["reason"],
-                        {(reason,): float(count) for reason, count in self._pending_claims.reasons().items()},
-                    )
-                ],
-            )
+        self.metrics.on_scrape(
+            "draco_queue_depth",
+            "Keys that wait for a worker.",
+            ["reconciler"],
+            lambda: {each.name: each.queue.depth for each in self.reconcilers},
+        )
+        self.metrics.on_scrape(
+            "draco_claim_pending",
+            "Claims that a pod has been waiting for, by main cause. On the leader only.",
+            ["reason"],
+            self._pending_claims.reasons,
         )
 
     def _say_what_is_missing(self, features: Features) -> None:

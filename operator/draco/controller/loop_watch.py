@@ -11,9 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from prometheus_client.metrics_core import Metric
-
-from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge
+from draco.controller.metrics import OperatorMetrics
 from draco.kube.clock import Clock
 
 _EVERY_S = 0.02
@@ -57,19 +55,13 @@ class LoopWatch:
 
 def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:
     """Export how long the loop was held."""
-
-    def read() -> list[Metric]:
-        return [
-            gauge(
-                "draco_event_loop_longest_hold_seconds",
-                "The longest that other work waited for the event loop in the last minute: wall-clock time, and the operator's "
-                "CPU time in it (for the rest, the machine gave the operator no CPU).",
-                ["by"],
-                {("clock",): watch.longest_s, ("processor",): watch.longest_work_s},
-            )
-        ]
-
-    metrics.registry.register(ScrapedMetrics(["draco_event_loop_longest_hold_seconds"], read))
+    metrics.on_scrape(
+        "draco_event_loop_longest_hold_seconds",
+        "The longest that other work waited for the event loop in the last minute: wall-clock time, and the operator's "
+        "CPU time in it (for the rest, the machine gave the operator no CPU).",
+        ["by"],
+        lambda: {"clock": watch.longest_s, "processor": watch.longest_work_s},
+    )
 
 
 TURN_S = 0.005

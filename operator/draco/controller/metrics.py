@@ -4,7 +4,9 @@ Owns the names and meanings of all metrics and their own registry. Numbers about
 scrapes, so they cost nothing otherwise and are never stale.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -66,154 +68,117 @@ class OperatorMetrics:
         info = Gauge("draco_build_info", "The version of Draco.", ["version"], registry=self.registry)
         info.labels(__version__).set(1)
 
-
-class ScrapedMetrics(Collector):
-    """Metrics that are read when scraped. `names` lets a scrape for some names (`?name[]=`) skip the others' cost."""
-
-    def __init__(self, names: Iterable[str], read: Callable[[], Iterable[Metric]]) -> None:
-        self._names = tuple(names)
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        """The names alone."""
-        return [Metric(name, "", "gauge") for name in self._names]
-
-    def collect(self) -> Iterator[Metric]:
-        """The numbers, now."""
-        yield from self._read()
+    def on_scrape(self, name: str, help_: str, labels: Sequence[str], read: Callable[[], "Values | float"]) -> None:
+        """Add a metric that is read when somebody scrapes it: a counter if its name ends in _total, else a gauge."""
+        self.registry.register(ScrapedMetric(name, help_, labels, read))
 
 
-Values = Mapping[tuple[str, ...], float]
+Values = Mapping[str, float] | Mapping[tuple[str, str], float]
 """Numbers by label values."""
 
 
-def gauge(name: str, help_: str, labels: Iterable[str], values: Values) -> GaugeMetricFamily:
-    """One metric from its values by label values."""
-    family = GaugeMetricFamily(name, help_, labels=list(labels))
-    for key, value in sorted(values.items()):
-        family.add_metric(list(key), value)
-    return family
+class ScrapedMetric(Collector):
+    """One metric that is read when scraped; a scrape for other names (`?name[]=`) does not have its cost."""
+
+    def __init__(self, name: str, help_: str, labels: Sequence[str], read: Callable[[], Values | float]) -> None:
+        self._family = partial(
+            CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily, name, help_, labels=labels
+        )
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        """The name alone."""
+        return [self._family()]
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers, now."""
+        family, values = self._family(), self._read()
+        numbers: Mapping[Any, float] = values if isinstance(values, Mapping) else {(): values}
+        for key, value in sorted(numbers.items()):
+            family.add_metric([key] if isinstance(key, str) else list(key), value)
+        yield family
 
 
 def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
     """Add the numbers about the workers."""
-
-    def read() -> list[Metric]:
-        counts = workers.counts
-        outcomes = {
-            ("answered",): counts.answered,
-            ("too-costly",): counts.too_costly,
-            ("remembered",): counts.remembered,
-            ("failed",): counts.failed,
-        }
-        questions = CounterMetricFamily(
-            "draco_worker_questions",
-            "Questions about claims that workers were asked: answered, too costly, remembered as too costly (or failed) "
-            "without being asked again, or failed.",
-            labels=["outcome"],
-        )
-        for labels, count in outcomes.items():
-            questions.add_metric(list(labels), count)
-        seconds = CounterMetricFamily("draco_worker_cpu_seconds", "CPU time spent on answers.")
-        seconds.add_metric([], counts.cpu_s)
-        killed = CounterMetricFamily("draco_worker_killed", "Workers that died, or were killed, before they answered.")
-        killed.add_metric([], counts.killed)
-        restarts = CounterMetricFamily("draco_worker_restarts", "Times the process that holds the fleet was replaced.")
-        restarts.add_metric([], counts.restarts)
-        waiting = gauge("draco_worker_waiting", "Questions that wait for their turn.", [], {(): float(workers.waiting)})
-        return [questions, seconds, killed, restarts, waiting]
-
-    names = (
+    counts = workers.counts
+    metrics.on_scrape(
         "draco_worker_questions_total",
-        "draco_worker_cpu_seconds_total",
-        "draco_worker_killed_total",
-        "draco_worker_restarts_total",
-        "draco_worker_waiting",
+        "Questions about claims that workers were asked: answered, too costly, remembered as too costly (or failed) "
+        "without being asked again, or failed.",
+        ["outcome"],
+        lambda: {
+            "answered": counts.answered,
+            "too-costly": counts.too_costly,
+            "remembered": counts.remembered,
+            "failed": counts.failed,
+        },
     )
-    metrics.registry.register(ScrapedMetrics(names, read))
+    metrics.on_scrape("draco_worker_cpu_seconds_total", "CPU time spent on answers.", [], lambda: counts.cpu_s)
+    metrics.on_scrape(
+        "draco_worker_killed_total",
+        "Workers that died, or were killed, before they answered.",
+        [],
+        lambda: counts.killed,
+    )
+    metrics.on_scrape(
+        "draco_worker_restarts_total",
+        "Times the process that holds the fleet was replaced.",
+        [],
+        lambda: counts.restarts,
+    )
+    metrics.on_scrape("draco_worker_waiting", "Questions that wait for their turn.", [], lambda: workers.waiting)
 
 
 def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
     """Add the numbers about the cluster."""
-    metrics.registry.register(
-        ScrapedMetrics(
-            ["draco_claims"],
-            lambda: [gauge("draco_claims", "Claims by state.", ["state"], _one_label(view.claim_states()))],
-        )
+    collections = view.collections
+    metrics.on_scrape("draco_claims", "Claims by state.", ["state"], view.claim_states)
+    metrics.on_scrape(
+        "draco_devices",
+        "Published devices by what keeps them from being allocated.",
+        ["driver", "state"],
+        lambda: {(driver, str(state)): n for (driver, state), n in view.supply().items()},
     )
-    metrics.registry.register(
-        ScrapedMetrics(
-            ["draco_devices"],
-            lambda: [
-                gauge(
-                    "draco_devices",
-                    "Published devices by what keeps them from being allocated.",
-                    ["driver", "state"],
-                    {(driver, str(state)): float(n) for (driver, state), n in view.supply().items()},
-                )
-            ],
-        )
+    metrics.on_scrape(
+        "draco_maintenance_requests",
+        "DeviceMaintenance requests by phase.",
+        ["phase"],
+        view.maintenance_phases,
     )
-    metrics.registry.register(
-        ScrapedMetrics(
-            ["draco_maintenance_requests"],
-            lambda: [
-                gauge(
-                    "draco_maintenance_requests",
-                    "DeviceMaintenance requests by phase.",
-                    ["phase"],
-                    _one_label(view.maintenance_phases()),
-                )
-            ],
-        )
-    )
-    metrics.registry.register(
-        ScrapedMetrics(
-            [
-                "draco_kopf_watch_restarts_total",
-                "draco_kopf_unwatched_seconds",
-                "draco_informer_objects",
-                "draco_informer_relists",
-                "draco_informer_silent_seconds",
-                "draco_informer_synced",
-            ],
-            lambda: _informers(view),
-        )
-    )
-
-
-def _informers(view: ClusterView) -> list[Metric]:
-    collections = view.collections.items()
-    objects = {name: len(each.store) for name, each in collections}
-    relists = {name: max(0, each.counts.lists - 1) for name, each in collections}
-    silent = {name: each.silent_s for name, each in collections}
-    synced = {name: int(each.synced.is_set()) for name, each in collections}
-    restarts = CounterMetricFamily(
-        "draco_kopf_watch_restarts",
+    metrics.on_scrape(
+        "draco_kopf_watch_restarts_total",
         "Times Kopf's watch of a kind ended and was started again with a list, by kind.",
-        labels=["kind"],
+        ["kind"],
+        lambda: {kind.kind: own.restarts for kind, own in view.own_kinds.items()},
     )
-    for kind, own in view.own_kinds.items():
-        restarts.add_metric([kind.kind], own.restarts)
-    return [
-        restarts,
-        gauge(
-            "draco_kopf_unwatched_seconds",
-            "Seconds for which Kopf has not watched a kind that people write; it is listed every two seconds meanwhile.",
-            ["kind"],
-            {(kind.kind,): own.unwatched_s for kind, own in view.own_kinds.items()},
-        ),
-        gauge("draco_informer_objects", "Objects known, by kind.", ["kind"], _one_label(objects)),
-        gauge("draco_informer_relists", "Times a collection was listed again, by kind.", ["kind"], _one_label(relists)),
-        gauge(
-            "draco_informer_silent_seconds",
-            "Seconds since the last sign of life, by kind.",
-            ["kind"],
-            _one_label(silent),
-        ),
-        gauge("draco_informer_synced", "1 when the collection is known.", ["kind"], _one_label(synced)),
-    ]
-
-
-def _one_label(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-    return {(label,): float(value) for label, value in values.items()}
+    metrics.on_scrape(
+        "draco_kopf_unwatched_seconds",
+        "Seconds for which Kopf has not watched a kind that people write; it is listed every two seconds meanwhile.",
+        ["kind"],
+        lambda: {kind.kind: own.unwatched_s for kind, own in view.own_kinds.items()},
+    )
+    metrics.on_scrape(
+        "draco_informer_objects",
+        "Objects known, by kind.",
+        ["kind"],
+        lambda: {name: len(each.store) for name, each in collections.items()},
+    )
+    metrics.on_scrape(
+        "draco_informer_relists",
+        "Times a collection was listed again, by kind.",
+        ["kind"],
+        lambda: {name: max(0, each.counts.lists - 1) for name, each in collections.items()},
+    )
+    metrics.on_scrape(
+        "draco_informer_silent_seconds",
+        "Seconds since the last sign of life, by kind.",
+        ["kind"],
+        lambda: {name: each.silent_s for name, each in collections.items()},
+    )
+    metrics.on_scrape(
+        "draco_informer_synced",
+        "1 when the collection is known.",
+        ["kind"],
+        lambda: {name: each.synced.is_set() for name, each in collections.items()},
+    )

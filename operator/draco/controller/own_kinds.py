@@ -15,7 +15,6 @@ Knows nothing of Kopf itself, nor of threads: everything here happens on the ope
 
 import asyncio
 from collections.abc import Callable
-from random import Random
 from typing import TypeVar
 
 import msgspec
@@ -55,7 +54,6 @@ class OwnKind(Collection[T]):
         kind: Kind[T],
         *,
         clock: Clock,
-        random: Random,
         keep: Callable[[T], T] = lambda obj: obj,
         settings: OwnKindSettings | None = None,
     ) -> None:
@@ -65,7 +63,6 @@ class OwnKind(Collection[T]):
         self.start_again: Callable[[], None] = lambda: None
         """Called when Kopf should look again at what is served."""
         self._client = client
-        self._random = random
         self._settings = settings or OwnKindSettings()
         self._listed = 0  # the version of the newest list
         self._gone: dict[ObjectKey, int] = {}  # what was deleted since, and at which version
@@ -133,7 +130,7 @@ class OwnKind(Collection[T]):
 
     async def run(self) -> None:
         """List when there is reason to, until cancelled. Kopf's events come in between."""
-        backoff = Backoff(self._random, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
+        backoff = Backoff(self._clock, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
         while True:
             self._wanted.clear()
             try:

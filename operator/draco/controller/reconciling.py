@@ -4,12 +4,11 @@ Owns what is the same for every reconciler. What a key means and what is done ab
 """
 
 from collections.abc import Callable, Collection, Hashable
-from random import Random
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge
+from draco.controller.metrics import OperatorMetrics
 from draco.kube.clock import Clock
 from draco.kube.queue import WorkQueue, run_workers
 
@@ -48,14 +47,11 @@ class Reconciling(Generic[K]):
         workers: int,
         metrics: OperatorMetrics,
         clock: Clock,
-        random: Random,
     ) -> None:
         self.name = name
         self._reconciler = reconciler
         self._workers = workers
-        self.queue: WorkQueue[K] = WorkQueue(
-            clock=clock, random=random, cap_s=_LONGEST_BACKOFF_S, observer=_Observer(name, metrics)
-        )
+        self.queue: WorkQueue[K] = WorkQueue(clock=clock, cap_s=_LONGEST_BACKOFF_S, observer=_Observer(name, metrics))
         self._log = structlog.get_logger(__name__).bind(reconciler=name)
         self._at_work = False
         reconciler.subscribe(self.wake)
@@ -93,20 +89,3 @@ class _Observer:
         self._took.observe(took_s)
         if failed:
             self._errors.inc()
-
-
-def register_queues(metrics: OperatorMetrics, reconcilers: Collection[Reconciling[Hashable]]) -> None:
-    """Export how much waits."""
-    metrics.registry.register(
-        ScrapedMetrics(
-            ["draco_queue_depth"],
-            lambda: [
-                gauge(
-                    "draco_queue_depth",
-                    "Keys that wait for a worker.",
-                    ["reconciler"],
-                    {(each.name,): float(each.queue.depth) for each in reconcilers},
-                )
-            ],
-        )
-    )

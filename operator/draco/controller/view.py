@@ -6,13 +6,12 @@ devices for metrics. Writes nothing and decides nothing.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from random import Random
 from typing import Any
 
 from cachetools import LRUCache
 
-from draco.allocation import SupplyCounts, count_supply
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.allocation.fleet.supply import SupplyCounts, count_supply
 from draco.controller.own_kinds import OwnKind
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.kube.clock import Clock
@@ -20,8 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
-from draco.maintenance import maintained_device, maintenance_uid
-from draco.maintenance.rules import extended_device, extends, is_draco_own
+from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
@@ -72,16 +70,15 @@ class ClusterView:
         taint_rules: Kind[DeviceTaintRule] | None,
         *,
         clock: Clock,
-        random: Random,
         supply_every_s: float = 1.0,
     ) -> None:
         shared = Shared()
 
         def follow(kind: Kind[Any]) -> Informer[Any]:
-            return Informer(client, kind, clock=clock, random=random, keep=shared.of)
+            return Informer(client, kind, clock=clock, keep=shared.of)
 
         def own(kind: Kind[Any]) -> OwnKind[Any]:
-            return OwnKind(client, kind, clock=clock, random=random, keep=shared.of)
+            return OwnKind(client, kind, clock=clock, keep=shared.of)
 
         self.taint_rules = taint_rules
         self.claims: Informer[ResourceClaim] = follow(CLAIMS)
@@ -93,7 +90,8 @@ class ClusterView:
         self.maintenances: OwnKind[DeviceMaintenance] = own(DEVICE_MAINTENANCES)
         self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
-        self._no_rules: Store[DeviceTaintRule] = Store()
+        self.rule_store: Store[DeviceTaintRule] = self.rules.store if self.rules else Store()
+        """The taint rules; empty for ever where the cluster does not serve them."""
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {
             each.kind: each for each in (self.maintenances, self.mig_policies)
         }
@@ -110,7 +108,9 @@ class ClusterView:
         self.collections = {each.kind.kind: each for each in followed}
 
         self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)
-        self.claims.store.add_index(BY_USE, _use_of)
+        self.claims.store.add_index(
+            BY_USE, lambda claim: [IDLE] if claim.status.allocation and not claim.status.reserved_for else []
+        )
         self.claims.store.add_index(
             BY_POOL, lambda claim: dict.fromkeys(PoolKey(held.driver, held.pool) for held in claim.devices_held)
         )
@@ -123,7 +123,7 @@ class ClusterView:
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
         self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
-        self.rule_store.add_index(BY_MAINTENANCE, _maintenance_of)
+        self.rule_store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])
         self.rule_store.add_index(BY_UID, lambda rule: [rule.metadata.uid])
         self.rule_store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])
         self.rule_store.add_index(
@@ -166,11 +166,6 @@ class ClusterView:
         return None
 
     @property
-    def rule_store(self) -> Store[DeviceTaintRule]:
-        """The taint rules; empty for ever where the cluster does not serve them."""
-        return self.rules.store if self.rules else self._no_rules
-
-    @property
     def unsynced(self) -> list[str]:
         """Kinds that have not been listed yet."""
         return [name for name, each in self.collections.items() if not each.synced.is_set()]
@@ -191,7 +186,7 @@ class ClusterView:
         """Which of the pool's devices are the same hardware. Remembered for the pools last asked about, until they change."""
         slices = self.slices.store.by_index(BY_POOL, pool)
         remembered = self._hardware.get(pool)
-        if remembered is None or not _are_same(remembered[0], slices):
+        if remembered is None or list(map(id, remembered[0])) != list(map(id, slices)):
             remembered = self._hardware[pool] = (slices, PoolHardware(slices))
         return remembered[1]
 
@@ -239,19 +234,6 @@ class ClusterView:
 
     def _outdate(self, _: object) -> None:
         self._outdated = True
-
-
-def _are_same(one: list[ResourceSlice], other: list[ResourceSlice]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-
-
-def _use_of(claim: ResourceClaim) -> Iterable[Hashable]:
-    return [IDLE] if claim.status.allocation is not None and not claim.status.reserved_for else []
-
-
-def _maintenance_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
-    uid = maintenance_uid(rule)
-    return [uid] if uid else []
 
 
 def _tainted_pool_of(rule: DeviceTaintRule) -> Iterable[Hashable]:

@@ -5,9 +5,9 @@ in the way of each device. Decides nothing by itself.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
@@ -16,13 +16,13 @@ from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
-from draco.explanation.findings.fleet_findings import FleetFindings, fleet_findings
+from draco.explanation.findings.fleet_findings import FleetFinder, FleetFindings
 from draco.explanation.findings.folding import folded
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.findings.placement import nodes_for
 from draco.explanation.findings.together import fits_alone
 from draco.explanation.findings.verdicts import constrained_requests
-from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, Problem, RequestExplanation
+from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, RequestExplanation
 from draco.explanation.note import note
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.nearest import nearest_misses
@@ -48,7 +48,7 @@ def explain(
     of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
     explanation = _explain(fleet, claims, pod)
-    explanation = msgspec.structs.replace(
+    explanation = replace(
         explanation,
         claims=[str(claim.metadata.key) for claim in claims],
         pod="" if pod is None else str(pod.metadata.key),
@@ -57,14 +57,14 @@ def explain(
         nodes_total=len(fleet.nodes),
         devices_total=len(fleet.inventory),
     )
-    return msgspec.structs.replace(explanation, summary=note(explanation))
+    return replace(explanation, summary=note(explanation))
 
 
 def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation:
     allocated = [allocated_claim(claim) for claim in claims if claim.status.allocation is not None]
     hopeless = _hopeless(fleet, claims, pod)
     if hopeless is not None:
-        return _with(hopeless, allocated=allocated)
+        return replace(hopeless, allocated=allocated)
     nodes = nodes_for(fleet, pod)
     reach = reaching(claims, nodes.open)
     elsewhere = [*_out_of_reach(nodes.open, reach), *nodes.causes]
@@ -72,13 +72,13 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
     if not waiting or any(is_full(claim, pod) for claim in claims):
         reason = reason_of(claims, allocated, pod, reach=bool(reach) or pod is None)
         closed = elsewhere if reason is PendingReason.BOUND_ELSEWHERE else []
-        return Explanation(reason=reason, summary="", allocated=allocated, nodes=closed)
+        return Explanation(reason=reason, allocated=allocated, nodes=closed)
     if not reach and nodes.open:
-        return Explanation(reason=PendingReason.BOUND_ELSEWHERE, summary="", allocated=allocated, nodes=elsewhere)
+        return Explanation(reason=PendingReason.BOUND_ELSEWHERE, allocated=allocated, nodes=elsewhere)
     explanation = _of_waiting(fleet, waiting, reach)
     if explanation.fits:
-        return _with(explanation, allocated=allocated)
-    return _with(
+        return replace(explanation, allocated=allocated)
+    return replace(
         explanation,
         allocated=allocated,
         nodes=[*explanation.nodes, *elsewhere],
@@ -90,13 +90,13 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
     """What keeps the scheduler from looking for devices at all; None if nothing does."""
     gone = missing(fleet, claims, pod)
     if gone:
-        return Explanation(reason=PendingReason.CLAIM_MISSING, summary="", error="; ".join(gone))
+        return Explanation(reason=PendingReason.CLAIM_MISSING, error="; ".join(gone))
     deleted = [str(claim.metadata.key) for claim in claims if claim.metadata.deletion_timestamp is not None]
     if deleted:
         error = f"claim {' and '.join(deleted)} is being deleted"
-        return Explanation(reason=PendingReason.CLAIM_DELETING, summary="", error=error)
+        return Explanation(reason=PendingReason.CLAIM_DELETING, error=error)
     if pod is not None and pod.spec.node_name and any(claim.status.allocation is None for claim in claims):
-        return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, summary="", error=bypassing(pod.spec.node_name))
+        return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, error=bypassing(pod.spec.node_name))
     return None
 
 
@@ -107,8 +107,8 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
         expanded = [expand(claim, fleet.classes, (), match) for claim in claims]
     except AllocationError as error:
         reason = PendingReason.CLASS_MISSING if _lacks_class(fleet, claims) else PendingReason.INVALID
-        return Explanation(reason=reason, summary="", error=str(error), problems=problems_of(fleet, claims))
-    found = fleet_findings(fleet, claims, constrained_requests(expanded), nodes)
+        return Explanation(reason=reason, error=str(error), problems=problems_of(fleet, claims))
+    found = FleetFinder(fleet, claims, constrained_requests(expanded), nodes).findings()
     requests = folded(fleet, found)
     fits_on = sorted(name for group in found.groups if group.verdict is AllocatorVerdict.FITS for name in group.names)
     errors = [
@@ -118,20 +118,14 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
     causes = [] if fits else device_causes(fleet, claims, found, requests)
     return Explanation(
         reason=PendingReason.FITS if fits else main_reason(found, requests, causes),
-        summary="",
         fits=fits,
         fits_on=fits_on[:MAX_NODES],
         fits_on_total=len(fits_on),
         error=errors[0] if errors else "",
         requests=_with_fits_alone(fleet, found, requests, fits=fits),
         nodes=causes,
-        problems=_problems(fleet, claims, fits=fits),
+        problems=[] if fits else problems_of(fleet, claims),
     )
-
-
-def _problems(fleet: Fleet, claims: Sequence[ResourceClaim], *, fits: bool) -> list[Problem]:
-    """What is wrong with the claims; where they fit, nothing is."""
-    return [] if fits else problems_of(fleet, claims)
 
 
 def _with_fits_alone(
@@ -144,7 +138,7 @@ def _with_fits_alone(
         groups.sort(key=lambda group: group.free[number], reverse=True)
         nodes = [group.names[0] for group in groups[:_MAX_ALONE]]
         alone = (fits and len(requests) == 1) or fits_alone(fleet, constrained.claim, request.request, nodes)
-        tested.append(msgspec.structs.replace(request, fits_alone=alone))
+        tested.append(replace(request, fits_alone=alone))
     return tested
 
 
@@ -170,23 +164,17 @@ def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str
 
 
 def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:
-    areas = set()
-    if _draw_from_counters(fleet, claims):
-        areas.add(AffectedArea.SHARED_COUNTERS)
-    if fleet.inventory.columns.irregular:  # but for lists, hardly any device is
-        areas.add(AffectedArea.LIST_ATTRIBUTES)
-    for claim in claims:
-        devices = claim.spec.devices
-        asked = [each for request in devices.requests for each in (request.exactly, *request.first_available) if each]
-        if devices.constraints:
-            areas.add(AffectedArea.CONSTRAINTS)
-        if any(each.allocation_mode == "All" for each in asked):
-            areas.add(AffectedArea.ALL_MODE)
-        if any(each.capacity is not None for each in asked):
-            areas.add(AffectedArea.CONSUMABLE_CAPACITY)
-        if any(request.exactly is not None and request.exactly.admin_access for request in devices.requests):
-            areas.add(AffectedArea.ADMIN_ACCESS)
-    return areas
+    requests = [request for claim in claims for request in claim.spec.devices.requests]
+    asked = [each for request in requests for each in (request.exactly, *request.first_available) if each]
+    concerned = {
+        AffectedArea.SHARED_COUNTERS: _draw_from_counters(fleet, claims),
+        AffectedArea.LIST_ATTRIBUTES: fleet.inventory.columns.irregular,  # but for lists, hardly any device is
+        AffectedArea.CONSTRAINTS: any(claim.spec.devices.constraints for claim in claims),
+        AffectedArea.ALL_MODE: any(each.allocation_mode == "All" for each in asked),
+        AffectedArea.CONSUMABLE_CAPACITY: any(each.capacity is not None for each in asked),
+        AffectedArea.ADMIN_ACCESS: any(each.exactly is not None and each.exactly.admin_access for each in requests),
+    }
+    return {area for area, is_so in concerned.items() if is_so}
 
 
 def _draw_from_counters(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
@@ -201,7 +189,3 @@ def _draw_from_counters(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
         for _, asked in alternatives(request)
         if (device_class := fleet.classes.get(asked.device_class_name)) is not None
     )
-
-
-def _with(explanation: Explanation, **fields: Any) -> Explanation:
-    return msgspec.structs.replace(explanation, **fields)

@@ -354,7 +354,7 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     claims: list[str] = []
     pod: str = ""
     reason: PendingReason
-    summary: str
+    summary: str = ""
     """One paragraph: the decisive cause, the fix, counts. At most 1000 characters, and 300 in ordinary cases."""
     fits: bool = False
     """Whether the scheduler could allocate all claims now: some node does, and no device makes a selector fail."""

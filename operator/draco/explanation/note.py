@@ -76,7 +76,8 @@ def _said(explanation: Explanation) -> _Said:
     if explanation.fits:
         return _fits(explanation)
     if problem := _decisive_problem(explanation):
-        return _of_problem(explanation, problem)
+        asked = next((_counts(each) for each in explanation.requests if each.request == problem.request), "")
+        return _Said(problem.text, problem.remedy or _fix(explanation), asked)
     if explanation.error and explanation.reason is not PendingReason.POOL_BROKEN:
         return _Said(f"the scheduler gives up on every node: {core_of_error(explanation.error)}", _fix(explanation))
     return _unfit(explanation)
@@ -110,15 +111,6 @@ def _decisive_problem(explanation: Explanation) -> Problem | None:
     if explanation.reason not in _OF_THE_CLAIM:
         return next((each for each in explanation.problems if each.fatal), None)
     return min(explanation.problems, key=lambda each: not each.fatal, default=None)
-
-
-def _of_problem(explanation: Explanation, problem: Problem) -> _Said:
-    return _Said(problem.text, problem.remedy or _fix(explanation), _counts_of(explanation, problem.request))
-
-
-def _counts_of(explanation: Explanation, name: str) -> str:
-    request = next((each for each in explanation.requests if each.request == name), None)
-    return _counts(request) if request else ""
 
 
 # What is in the way of the devices

@@ -11,7 +11,6 @@ from draco.explanation.model import (
     AllocatedClaim,
     Cause,
     CauseCount,
-    DeviceVerdict,
     Explanation,
     Holder,
     NodeCause,
@@ -23,11 +22,6 @@ from draco.explanation.model import (
 from draco.resources.texts import NAMED, are, listed, shown
 
 _QUOTED: Final = 100
-_PLAIN: Final = {
-    Cause.NO_NODE: "published for a node that does not exist",
-    Cause.NODE_RULES: "on nodes that the pod cannot use",
-    Cause.FREE: "free",
-}
 
 
 def shortened(text: str, limit: int = _QUOTED) -> str:
@@ -45,14 +39,15 @@ def selector_text(selector: SelectorRef) -> str:
 
 def cause_text(count: CauseCount) -> str:
     """The cause of some devices, worded to follow "2 are" or "1 is"."""
-    plain = _PLAIN.get(count.cause)
-    return plain if plain is not None else _particular(count)
-
-
-def _particular(count: CauseCount) -> str:
     selector = selector_text(count.selector) if count.selector is not None else "a selector"
     text = str(count.cause)
     match count.cause:
+        case Cause.NO_NODE:
+            text = "published for a node that does not exist"
+        case Cause.NODE_RULES:
+            text = "on nodes that the pod cannot use"
+        case Cause.FREE:
+            text = "free"
         case Cause.NOT_SELECTED:
             text = f"not selected by {selector}{_values(count.values)}"
         case Cause.SELECTOR_FAILED:
@@ -154,12 +149,8 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def report(explanation: Explanation) -> list[str]:
+def report(explanation: Explanation) -> Iterator[str]:
     """The whole explanation, line by line; indented by two blanks for each level."""
-    return list(_lines(explanation))
-
-
-def _lines(explanation: Explanation) -> Iterator[str]:
     yield explanation.summary
     for claim in explanation.allocated:
         yield from _allocated(claim)
@@ -181,7 +172,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         yield from (f"  {bug}" for bug in explanation.upstream_bugs)
     if explanation.devices:
         yield from ("", "Devices")
-        yield from (f"  {_device(verdict)}" for verdict in explanation.devices)
+        yield from (f"  {each.device} for request {each.request}: {each.text}" for each in explanation.devices)
 
 
 def _request(request: RequestExplanation) -> Iterator[str]:
@@ -202,7 +193,3 @@ def _allocated(claim: AllocatedClaim) -> Iterator[str]:
         yield f"  waits for: {', '.join(claim.waiting_for)}"
     if claim.failed:
         yield f"  failed: {', '.join(claim.failed)}"
-
-
-def _device(verdict: DeviceVerdict) -> str:
-    return f"{verdict.device} for request {verdict.request}: {verdict.text}"

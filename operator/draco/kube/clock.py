@@ -1,9 +1,10 @@
-"""Time as an argument: what code below `kube` and above it asks instead of the operating system.
+"""Time and chance as an argument: what code below `kube` and above it asks instead of the operating system.
 
 Owns the Clock protocol and the real one. Tests bring their own.
 """
 
 import asyncio
+import random
 import sys
 import time
 from datetime import UTC, datetime
@@ -11,7 +12,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time. `monotonic` measures durations; `now` is for what people and other programs read."""
+    """A source of time. `monotonic` measures durations; `now` is for what people and other programs read.
+
+    `jitter` spreads what must not happen everywhere at once.
+    """
 
     def now(self) -> datetime:
         """The time of day, aware, in UTC."""
@@ -23,6 +27,10 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Return when so many seconds have passed."""
+        ...
+
+    def jitter(self) -> float:
+        """A number from 0 up to 1, by chance."""
         ...
 
 
@@ -45,6 +53,10 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return when so many seconds have passed."""
         await asyncio.sleep(seconds)
+
+    def jitter(self) -> float:
+        """A number from 0 up to 1, by chance."""
+        return random.random()  # noqa: S311 - spreads retries, guards nothing
 
 
 async def wait_for(event: asyncio.Event, clock: Clock, seconds: float | None) -> None:

@@ -6,6 +6,7 @@ says which known bugs its scheduler may have, and nothing else. Changes nothing 
 """
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
 from draco.resources.api.foreign import read, read_plain
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import SLICES, TAINT_RULES, Kind
+from draco.resources.names import Autoscaler
 
 _PROBE = "draco-dev-feature-probe"
 _PROBE_DRIVER = "probe.draco.dev"
@@ -81,7 +83,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
 _MISSING = (
     MissingFeature(
         "DeviceTaintRule",
-        "Devices are isolated by taints in their ResourceSlices instead, which only their own agent can write.",
+        "A DeviceMaintenance isolates only devices that Draco's agents publish, by taints in their ResourceSlices.",
         "Enable the feature gates DRADeviceTaints and DRADeviceTaintRules and, before Kubernetes 1.37, serve the API with the "
         "API server's --runtime-config=resource.k8s.io/v1beta2=true (1.34 and 1.35: resource.k8s.io/v1alpha3=true).",
     ),
@@ -151,6 +153,23 @@ async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_
         # The server keeps binding conditions only when it keeps device status too.
         device_status=binding or await _serves_device_status(client),
     )
+
+
+_SIGNS = {
+    Autoscaler.KARPENTER: "/apis/karpenter.sh/v1",
+    Autoscaler.CLUSTER_AUTOSCALER: "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status",
+}
+"""What shows that the autoscaler is there: its own API, the status that it writes by default."""
+
+
+async def autoscalers(client: Client) -> list[Autoscaler]:
+    """The autoscalers of which these credentials see a sign. Raises ApiError when the cluster does not answer."""
+    found = []
+    for name, path in _SIGNS.items():
+        with suppress(NotFound, Forbidden):
+            await client.connection.request("GET", path)
+            found.append(name)
+    return found
 
 
 async def serves(client: Client, kind: Kind[Any]) -> bool:

@@ -15,7 +15,6 @@ more before it looks at the clock. Writes still need preconditions.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from random import Random
 
 import msgspec
 import structlog
@@ -78,7 +77,6 @@ class LeaderElection:
         *,
         identity: str,
         clock: Clock,
-        random: Random,
         terms: LeaseTerms | None = None,
         notes: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
@@ -89,7 +87,6 @@ class LeaderElection:
         self._client = client
         self._key = key
         self._clock = clock
-        self._random = random
         self._terms = terms or LeaseTerms()
         self._notes = notes
         self._request_timeout_s = self._terms.renew_deadline_s / 3
@@ -154,7 +151,7 @@ class LeaderElection:
             except ApiError as error:
                 self._log.warning("election.no_answer", error=str(error))
             # Jitter, so that replicas that wait for the same lease do not all ask in the same moment.
-            await self._clock.sleep(self._terms.retry_s * (1 + 0.2 * self._random.random()))
+            await self._clock.sleep(self._terms.retry_s * (1 + 0.2 * self._clock.jitter()))
 
     async def _try_to_acquire(self) -> bool:
         lease = await self._read()

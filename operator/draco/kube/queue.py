@@ -11,7 +11,6 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
-from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from structlog.typing import FilteringBoundLogger
@@ -49,13 +48,11 @@ class WorkQueue(Generic[K]):
         self,
         *,
         clock: Clock,
-        random: Random,
         base_s: float = 0.1,
         cap_s: float = 300.0,
         observer: QueueObserver | None = None,
     ) -> None:
         self._clock = clock
-        self._random = random
         self._base_s = base_s
         self._cap_s = cap_s
         self._observer = observer
@@ -109,7 +106,7 @@ class WorkQueue(Generic[K]):
         """Work on `key` again after its own backoff, which grows with every call until `forget`. Returns the seconds."""
         backoff = self._backoffs.get(key)
         if backoff is None:
-            backoff = self._backoffs[key] = Backoff(self._random, base_s=self._base_s, cap_s=self._cap_s)
+            backoff = self._backoffs[key] = Backoff(self._clock, base_s=self._base_s, cap_s=self._cap_s)
         pause_s = backoff.next(at_least_s=at_least_s)
         self.add_after(key, pause_s)
         return pause_s

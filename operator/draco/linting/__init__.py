@@ -6,8 +6,3 @@ and writing YAML is the caller's.
 Rooms: `rules` (by what they look at, and their order), over `objects` (where things stand in manifests), `schema`,
 `names` (what NVIDIA's driver publishes) and `model` (findings and edits).
 """
-
-from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath
-from draco.linting.rules import lint
-
-__all__ = ["DropField", "Edit", "Finding", "Manifest", "MoveField", "SetField", "Severity", "TreePath", "lint"]

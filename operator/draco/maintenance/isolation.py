@@ -3,7 +3,7 @@
 A taint rule names one device, and can be written only once that device is known: for a moment a new partition of a GPU under
 maintenance would be free for everybody. A Draco agent reads in its GpuNode instead which GPUs are under maintenance, in the same
 write as what is wanted of them. Owns these entries, and how to see that the agent follows them. The rules are there all the same:
-for other drivers, and as what people read and delete.
+for other drivers, and as what people read and delete. Where the cluster serves no rules, these entries are all that isolates.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
-from draco.maintenance.rules import isolated_board, maintained_device
+from draco.maintenance.rules import isolated_boards
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, IsolatedGpu
 from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
@@ -46,7 +46,7 @@ def isolated_gpus(
     uuids = {""}
     if device:
         here = DeviceKey(*pool, device)
-        uuids = {isolated_board(rule) for rule in rules if maintained_device(rule) == here} | {hardware.board(device)}
+        uuids = {isolated_boards(request, rules).get(here, ""), hardware.board(device)}
         uuids = uuids - {""} or {each.uuid for each in present}
     return [_isolated(request, uuid) for uuid in sorted(uuids)]
 
@@ -84,8 +84,8 @@ def not_heeded(
     for key in (*scope.named, *scope.overlapping):
         pool = PoolKey(key.driver, key.pool)
         node = nodes.get(pool)
-        board = scope.boards.get(key)
-        if node is None or not node.status.isolates or not board or key.device not in pools[pool].published:
+        board = scope.boards.get(key, "")
+        if node is None or not _can_isolate(node, board) or key.device not in pools[pool].published:
             continue
         is_told = any(_isolated(request, uuid) in node.spec.isolated for uuid in ("", board))
         device = pools[pool].published_as(key.device)
@@ -96,3 +96,19 @@ def not_heeded(
         if not (is_told and heeds):
             found.append(key)
     return sorted(found)
+
+
+def not_reached(
+    scope: MaintenanceScope, pools: Mapping[PoolKey, PoolHardware], nodes: Mapping[PoolKey, GpuNode]
+) -> Sequence[DeviceKey]:
+    """Published devices that a request concerns and that no agent of Draco would publish with its taint. `nodes` as above."""
+    return sorted(
+        key
+        for key in (*scope.named, *scope.overlapping)
+        if key.device in pools[pool := PoolKey(key.driver, key.pool)].published
+        and not ((node := nodes.get(pool)) and _can_isolate(node, scope.boards.get(key, "")))
+    )
+
+
+def _can_isolate(node: GpuNode, board: str) -> bool:
+    return node.status.isolates and bool(board)

@@ -39,9 +39,12 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when a plan is made.
 
     `scope` is what the request concerns, `rules` are the rules of this request, `claims` at least those that hold or watch one of
-    its devices. `tolerant` are claims that wait and may be allocated one in spite of the taint. `unavailable` says why no rule
-    can be written and what to do, "" when rules can be written. `unheeded` are devices that agents are still to publish with the
-    taint. `settle` is how long devices stay isolated and free before work may start: a scheduler learns of a taint a moment late.
+    its devices. `tolerant` are claims that wait and may be allocated one in spite of the taint. `unheeded` are devices that
+    agents are still to publish with the taint. `settle` is how long devices stay isolated and free before work may start: a
+    scheduler learns of a taint a moment late.
+
+    Where no rules are served (`rules_served`), what agents publish is all that isolates a device: `beyond` are devices that none
+    would taint, `informed` are the nodes whose GpuNode has the request.
     """
 
     now: datetime
@@ -49,8 +52,10 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[DeviceTaintRule, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
     tolerant: tuple[ObjectKey, ...] = ()
-    unavailable: str = ""
+    rules_served: bool = True
     unheeded: tuple[DeviceKey, ...] = ()
+    beyond: tuple[DeviceKey, ...] = ()
+    informed: tuple[str, ...] = ()
     settle: timedelta = timedelta(seconds=2)
 
 
@@ -121,7 +126,7 @@ def _claims_by_device(
 def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     scope = seen.scope
     in_place: dict[DeviceKey, DeviceTaintRule] = {}
-    for rule in seen.rules:
+    for rule in seen.rules if seen.rules_served else _as_rules(request, scope):
         device = maintained_device(rule)
         if device is not None and _concerns(request.spec.device_selector, scope, device, rule):
             in_place[device] = rule
@@ -165,7 +170,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         phase=phase,
         observed_generation=request.metadata.generation,
         message=message,
-        devices=_listed(listed, wanted, in_place, held, watched),
+        devices=_listed(listed, wanted, in_place if seen.rules_served else {}, held, watched),
         device_count=len(devices),
         in_use=len(held),
         started_at=started_at,
@@ -174,7 +179,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     return MaintenancePlan(
         request=request.metadata.name,
         status_first=isolated.status != "True" and says(request, CONDITION_ISOLATED),
-        apply=() if seen.unavailable else missing,
+        apply=missing if seen.rules_served else (),
         delete=surplus,
         status=_if_changed(request, status),
         look_again=settled_in if settled_in and not held else None,
@@ -184,9 +189,10 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
 def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     before = request.status
     count = before.device_count or 0
-    if seen.rules:
+    tainted = bool(seen.rules or seen.informed)
+    if tainted:
         phase = before.phase or MaintenancePhase.PENDING
-        message = wording.giving_back(count or len(seen.rules), len(seen.rules))
+        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed)
         devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
     else:
         phase = MaintenancePhase.COMPLETED
@@ -194,7 +200,7 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
         devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
         in_use, completed_at = 0, before.completed_at or seen.now
     isolated = _condition(
-        request, CONDITION_ISOLATED, "True" if seen.rules else "False", "Finished", message, now=seen.now
+        request, CONDITION_ISOLATED, "True" if tainted else "False", "Finished", message, now=seen.now
     )
     ready = _condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", "The request is finished.", now=seen.now)
     status = DeviceMaintenanceStatus(
@@ -215,6 +221,19 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
         status=_if_changed(request, status),
         look_again=None,
     )
+
+
+def _as_rules(request: DeviceMaintenance, scope: MaintenanceScope) -> Iterable[DeviceTaintRule]:
+    """The rules that would say what slices and the status say: of what is there, and of what was isolated before."""
+    before = {each.key: each for each in request.status.devices if each.uuid}
+    for device in scope.named | scope.overlapping.keys() | before.keys():
+        known = before.get(device)
+        yield rule_for(
+            request,
+            device,
+            overlaps=known.overlaps if known else str(scope.overlapping.get(device, "")),
+            board=known.uuid if known else scope.boards.get(device, ""),
+        )
 
 
 def _concerns(selector: MaintenanceSelector, scope: MaintenanceScope, device: DeviceKey, rule: DeviceTaintRule) -> bool:
@@ -247,9 +266,11 @@ def _replaced(
 def _isolated(
     request: DeviceMaintenance, devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], seen: PlanInput
 ) -> Condition:
+    unheeded = () if seen.rules_served else seen.unheeded
     done = sum(device in in_place and in_place[device].spec.taint.effect in BLOCKING_EFFECTS for device in devices)
-    if seen.unavailable:
-        status, reason, message = "False", "DeviceTaintRuleNotServed", seen.unavailable
+    done -= len(unheeded)
+    if seen.beyond:
+        status, reason, message = "False", "DeviceTaintRuleNotServed", wording.rules_not_served(seen.beyond)
     elif not devices:
         named = _names(request.spec.device_selector)
         status, reason = "False", "NoDevices"
@@ -262,10 +283,10 @@ def _isolated(
         )
     elif done < len(devices):
         status, reason = "False", "Isolating"
-        message = wording.isolating(done, len(devices))
+        message = wording.isolating(done, len(devices), unheeded)
     else:
         status, reason = "True", "Isolated"
-        message = wording.isolated(done)
+        message = wording.isolated(done, by_rules=seen.rules_served)
     return _condition(request, CONDITION_ISOLATED, status, reason, message, now=seen.now)
 
 

@@ -11,14 +11,26 @@ from draco.resources.names import DeviceKey
 from draco.resources.texts import NAMED, agreeing, are, counted, listed, them
 
 
-def isolating(done: int, wanted: int) -> str:
-    """How far isolation has come."""
-    return f"{done} of {_devices(wanted)} {are(done or wanted)} isolated."
+def rules_not_served(devices: Sequence[DeviceKey]) -> str:
+    """Devices that only a rule could isolate, in a cluster without rules."""
+    number = len(devices)
+    return (
+        f"No agent of Draco publishes {listed([f'{device.device} of {device.pool}' for device in devices])}, so only a "
+        f"DeviceTaintRule could isolate {them(number)}, which this cluster does not serve: enable the feature gate "
+        "DRADeviceTaintRules and serve its API (`draco status` says which)."
+    )
 
 
-def isolated(number: int) -> str:
+def isolating(done: int, wanted: int, unheeded: Sequence[DeviceKey] = ()) -> str:
+    """How far isolation has come, and which devices agents are still to publish with the taint."""
+    waits = f"; waiting for Draco's agent on {_nodes(unheeded)} to publish the taint" if unheeded else ""
+    return f"{done} of {_devices(wanted)} {are(done or wanted)} isolated{waits}."
+
+
+def isolated(number: int, *, by_rules: bool) -> str:
     """All are."""
-    return f"{_devices(number)} {are(number)} isolated, each by its own taint rule."
+    how = "its own taint rule" if by_rules else "a taint in its ResourceSlice"
+    return f"{_devices(number)} {are(number)} isolated, each by {how}."
 
 
 def settling(number: int) -> str:
@@ -62,22 +74,28 @@ def obtainable(request: DeviceMaintenance, tolerant: Sequence[ObjectKey], number
 
 def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
     """Which devices the agents of their nodes have not published with the taint yet."""
-    nodes = listed(sorted({device.pool for device in devices}))
     return (
-        f"{_devices(number)} {are(number)} isolated and free; waiting for Draco's agent on {nodes} to publish "
+        f"{_devices(number)} {are(number)} isolated and free; waiting for Draco's agent on {_nodes(devices)} to publish "
         f"{listed([device.device for device in devices])} with the taint, so that no new partition appears without it."
     )
 
 
-def giving_back(number: int, rules: int) -> str:
-    """The request is finished, and so many rules are left."""
-    return f"Returning {_devices(number)} to service: {counted(rules, 'taint rule')} left to delete."
+def giving_back(number: int, rules: int, informed: Sequence[str]) -> str:
+    """The request is finished, and so many rules are left, or these agents are still to drop the taint."""
+    left = (
+        f"{counted(rules, 'taint rule')} left to delete" if rules else f"the agent on {listed(informed)} is told next"
+    )
+    return f"Returning {_devices(number)} to service: {left}."
 
 
 def given_back(number: int) -> str:
     """The request is finished, and no rule is left."""
     were = agreeing(number, "was", "were")
     return f"{_devices(number)} {were} returned to service." if number else "Finished; no device was isolated."
+
+
+def _nodes(devices: Sequence[DeviceKey]) -> str:
+    return listed(sorted({device.pool for device in devices}))
 
 
 def _devices(number: int) -> str:

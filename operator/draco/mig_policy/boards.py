@@ -24,7 +24,7 @@ from draco.resources.api.draco import (
     MigState,
 )
 from draco.resources.names import GpuUuid
-from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.quantity import Quantity
 
 
 def boards_of(node: GpuNode) -> dict[str, Board]:
@@ -69,10 +69,8 @@ def _profile(row: MigProfile) -> Profile:
 
 @lru_cache(maxsize=1024)
 def _mebibytes(text: str) -> int:
-    try:
-        return Quantity.parse(text).value() >> 20 if text else 0
-    except QuantityError:
-        return 0
+    memory = Quantity.read(text)
+    return memory.value() >> 20 if memory is not None else 0
 
 
 _UNKNOWN_PROFILE = -1

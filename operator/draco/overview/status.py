@@ -5,25 +5,13 @@ print, or know a terminal; it works for any driver's devices, not only Draco's.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
 from draco.overview.installation import troubles
-from draco.overview.status_schema import (
-    ClaimCounts,
-    ClaimState,
-    ClaimView,
-    ClusterStatus,
-    DeviceCounts,
-    DeviceState,
-    DeviceView,
-    MaintenanceView,
-    MissingView,
-    NodeView,
-    PolicyView,
-)
 from draco.overview.taint_rules import TaintedCluster, rule_views
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
@@ -39,7 +27,8 @@ from draco.resources.api.slices import (
     strangers,
 )
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import Autoscaler, DeviceKey, PoolKey
+from draco.resources.texts import agreeing, counted, listed, them
 
 _UNSEEN = "The operator has not processed it yet; is it running?"
 _OUTDATED = "The operator has not processed its last change yet; is it running?"
@@ -51,7 +40,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `pods` need only be those that may wait for a claim. `users` are those that use a claim which a taint rule hits (None: they
     may not be read), `budgets` those that may cover them. `leaders` are the leases of operators that somebody holds. `missing`
-    comes from feature discovery, `unread` says what could not be read.
+    and `autoscalers` come from discovery, `unread` says what could not be read.
     """
 
     nodes: Sequence[Node] = ()
@@ -65,11 +54,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gpu_nodes: Sequence[GpuNode] = ()
     mig_policies: Sequence[MigPolicy] = ()
     leaders: Sequence[Lease] = ()
-    missing: Sequence[MissingView] = ()
+    missing: Sequence[schema.MissingView] = ()
+    autoscalers: Sequence[Autoscaler] = ()
     unread: Sequence[str] = ()
 
 
-def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> ClusterStatus:
+def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> schema.ClusterStatus:
     """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
     pools = dict(sorted(publications(snapshot.slices).items()))
     hardware = HardwareByPool(snapshot.slices)
@@ -86,7 +76,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> C
         pods=snapshot.users,
         budgets=snapshot.budgets,
     )
-    return ClusterStatus(
+    return schema.ClusterStatus(
         server=server,
         namespace=namespace,
         devices=_device_counts(devices),
@@ -98,17 +88,17 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> C
         maintenance=[_maintenance(item) for item in sorted(snapshot.maintenances, key=lambda item: item.metadata.name)],
         mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
         missing=list(snapshot.missing),
-        warnings=_warnings(snapshot, pools),
+        warnings=[*_warnings(snapshot, pools), *_counted_as_free(snapshot.autoscalers, devices, claim_list)],
     )
 
 
-def claim_state(claim: ResourceClaim) -> ClaimState:
+def claim_state(claim: ResourceClaim) -> schema.ClaimState:
     """How far the claim has come; being deleted outranks the rest, being reserved implies being allocated."""
     if claim.metadata.deletion_timestamp is not None:
-        return ClaimState.DELETING
+        return schema.ClaimState.DELETING
     if claim.status.reserved_for:
-        return ClaimState.RESERVED
-    return ClaimState.PENDING if claim.status.allocation is None else ClaimState.ALLOCATED
+        return schema.ClaimState.RESERVED
+    return schema.ClaimState.PENDING if claim.status.allocation is None else schema.ClaimState.ALLOCATED
 
 
 def _hits(rule: DeviceTaintRule, device: DeviceKey) -> bool:
@@ -132,7 +122,7 @@ def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
 
 def _devices(
     snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]], hardware: HardwareByPool
-) -> list[DeviceView]:
+) -> list[schema.DeviceView]:
     holders: dict[DeviceKey, list[str]] = defaultdict(list)
     for claim in snapshot.claims:
         for held in claim.devices_held:
@@ -188,21 +178,21 @@ def _device(
     blocked: bool,
     maintenance: str,
     report: GpuStatus | None,
-) -> DeviceView:
+) -> schema.DeviceView:
     taints = [*device.taints, *(rule.spec.taint for rule in rules if _hits(rule, key))]
     if maintenance:
-        state = DeviceState.MAINTENANCE
+        state = schema.DeviceState.MAINTENANCE
     elif report and report.health == "Unhealthy":
-        state = DeviceState.UNHEALTHY
+        state = schema.DeviceState.UNHEALTHY
     elif not online:
-        state = DeviceState.OFFLINE
+        state = schema.DeviceState.OFFLINE
     elif any(taint.effect in BLOCKING_EFFECTS for taint in taints):
-        state = DeviceState.TAINTED
+        state = schema.DeviceState.TAINTED
     elif claims or claims_on_parts:
-        state = DeviceState.IN_USE
+        state = schema.DeviceState.IN_USE
     else:
-        state = DeviceState.BLOCKED if blocked else DeviceState.FREE
-    return DeviceView(
+        state = schema.DeviceState.BLOCKED if blocked else schema.DeviceState.FREE
+    return schema.DeviceView(
         driver=key.driver,
         pool=key.pool,
         device=key.device,
@@ -240,34 +230,34 @@ def natural(name: str) -> list[tuple[int, str]]:
     return parts
 
 
-def _device_counts(devices: Iterable[DeviceView]) -> DeviceCounts:
+def _device_counts(devices: Iterable[schema.DeviceView]) -> schema.DeviceCounts:
     by_state = Counter(view.state for view in devices)
-    return DeviceCounts(
+    return schema.DeviceCounts(
         total=by_state.total(),
-        free=by_state[DeviceState.FREE],
-        in_use=by_state[DeviceState.IN_USE],
-        blocked=by_state[DeviceState.BLOCKED],
-        tainted=by_state[DeviceState.TAINTED],
-        unhealthy=by_state[DeviceState.UNHEALTHY],
-        offline=by_state[DeviceState.OFFLINE],
-        maintenance=by_state[DeviceState.MAINTENANCE],
+        free=by_state[schema.DeviceState.FREE],
+        in_use=by_state[schema.DeviceState.IN_USE],
+        blocked=by_state[schema.DeviceState.BLOCKED],
+        tainted=by_state[schema.DeviceState.TAINTED],
+        unhealthy=by_state[schema.DeviceState.UNHEALTHY],
+        offline=by_state[schema.DeviceState.OFFLINE],
+        maintenance=by_state[schema.DeviceState.MAINTENANCE],
     )
 
 
-def _claim_counts(claims: Sequence[ClaimView]) -> ClaimCounts:
+def _claim_counts(claims: Sequence[schema.ClaimView]) -> schema.ClaimCounts:
     by_state = Counter(view.state for view in claims)
-    return ClaimCounts(
+    return schema.ClaimCounts(
         total=len(claims),
-        pending=by_state[ClaimState.PENDING],
-        unused=sum(1 for view in claims if view.state is ClaimState.PENDING and not view.waiting),
-        allocated=by_state[ClaimState.ALLOCATED],
-        reserved=by_state[ClaimState.RESERVED],
-        deleting=by_state[ClaimState.DELETING],
+        pending=by_state[schema.ClaimState.PENDING],
+        unused=sum(1 for view in claims if view.state is schema.ClaimState.PENDING and not view.waiting),
+        allocated=by_state[schema.ClaimState.ALLOCATED],
+        reserved=by_state[schema.ClaimState.RESERVED],
+        deleting=by_state[schema.ClaimState.DELETING],
     )
 
 
-def _nodes(nodes: Iterable[Node], devices: Iterable[DeviceView]) -> list[NodeView]:
-    by_node: dict[str, list[DeviceView]] = defaultdict(list)
+def _nodes(nodes: Iterable[Node], devices: Iterable[schema.DeviceView]) -> list[schema.NodeView]:
+    by_node: dict[str, list[schema.DeviceView]] = defaultdict(list)
     for view in devices:
         by_node[view.node].append(view)
     known = {node.metadata.name: node for node in nodes}
@@ -275,7 +265,7 @@ def _nodes(nodes: Iterable[Node], devices: Iterable[DeviceView]) -> list[NodeVie
     for name in sorted({*known, *by_node}, key=natural):
         node = known.get(name)
         views.append(
-            NodeView(
+            schema.NodeView(
                 name=name,
                 ready=node.ready if node else name == "",
                 schedulable=not node.spec.unschedulable if node else name == "",
@@ -295,9 +285,9 @@ def _waiting(pods: Iterable[Pod]) -> dict[ObjectKey, list[str]]:
     return waiting
 
 
-def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> ClaimView:
+def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> schema.ClaimView:
     state = claim_state(claim)
-    return ClaimView(
+    return schema.ClaimView(
         namespace=claim.metadata.namespace,
         name=claim.metadata.name,
         state=state,
@@ -306,12 +296,12 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> Clai
             consumer.name if consumer.resource == "pods" else f"{consumer.resource}/{consumer.name}"
             for consumer in claim.status.reserved_for
         ],
-        waiting=sorted(waiting.get(claim.metadata.key, []), key=natural) if state is ClaimState.PENDING else [],
+        waiting=sorted(waiting.get(claim.metadata.key, []), key=natural) if state is schema.ClaimState.PENDING else [],
     )
 
 
-def _maintenance(item: DeviceMaintenance) -> MaintenanceView:
-    return MaintenanceView(
+def _maintenance(item: DeviceMaintenance) -> schema.MaintenanceView:
+    return schema.MaintenanceView(
         name=item.metadata.name,
         phase=item.status.phase or MaintenancePhase.PENDING,
         reason=item.spec.reason,
@@ -321,14 +311,14 @@ def _maintenance(item: DeviceMaintenance) -> MaintenanceView:
     )
 
 
-def _policy(policy: MigPolicy) -> PolicyView:
+def _policy(policy: MigPolicy) -> schema.PolicyView:
     status = policy.status
     message = status.message
     if policy.metadata.deletion_timestamp is not None:
         message = "It is being deleted."
     elif status.observed_generation < policy.metadata.generation:
         message = _OUTDATED if status.observed_generation else _UNSEEN
-    return PolicyView(
+    return schema.PolicyView(
         name=policy.metadata.name,
         mode=policy.spec.mode.value,
         layout=policy.spec.layout if policy.spec.mode is MigMode.STATIC else "",
@@ -338,6 +328,28 @@ def _policy(policy: MigPolicy) -> PolicyView:
         failed=status.failed or 0,
         message=message,
     )
+
+
+_WHY_FREE = {
+    Autoscaler.KARPENTER: "it knows no taints of devices",
+    Autoscaler.CLUSTER_AUTOSCALER: "it reads no taint rules, and expects the taints of slices on new nodes of the kind",
+}
+
+
+def _counted_as_free(
+    autoscalers: Iterable[Autoscaler], devices: Iterable[schema.DeviceView], claims: Iterable[schema.ClaimView]
+) -> Iterator[str]:
+    """What keeps an autoscaler from adding a node, where pods wait and tainted devices look free to it."""
+    pods = {pod for claim in claims if claim.state is schema.ClaimState.PENDING for pod in claim.waiting}
+    kept_off = {schema.DeviceState.TAINTED, schema.DeviceState.MAINTENANCE}
+    idle = [each for each in devices if each.state in kept_off and not (each.claims or each.claims_on_parts)]
+    for name in autoscalers if pods and idle else ():
+        yield (
+            f"{counted(len(pods), 'pod')} {agreeing(len(pods), 'waits', 'wait')} for devices, and {name} may add no node: "
+            f"{counted(len(idle), 'tainted device')} ({listed(f'{each.device} of {each.pool}' for each in idle)}) "
+            f"{agreeing(len(idle), 'looks', 'look')} free to it, because {_WHY_FREE[name]}. `draco explain` says what a pod "
+            f"lacks; add a node yourself, or return {them(len(idle))} to service."
+        )
 
 
 def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from draco.maintenance import maintenance_uid
 from draco.maintenance.impact import TaintImpact, impact_of, sentences, with_budgets
-from draco.maintenance.rules import extends
+from draco.maintenance.rules import extends, maintenance_uid
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.resources.api.claims import ResourceClaim

@@ -7,6 +7,7 @@ The agent makes these names (`agent.publish.partitions`).
 """
 
 import re
+from enum import StrEnum
 from typing import NamedTuple, NewType
 
 ClaimUid = NewType("ClaimUid", str)
@@ -61,6 +62,13 @@ ATTRIBUTE_PARENT_UUID = "parentUUID"
 STANDARD_PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 STANDARD_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 STANDARD_NUMA_NODE = "resource.kubernetes.io/numaNode"
+
+
+class Autoscaler(StrEnum):
+    """Programs that add nodes for pods."""
+
+    KARPENTER = "Karpenter"
+    CLUSTER_AUTOSCALER = "Cluster Autoscaler"
 
 
 class PoolKey(NamedTuple):

@@ -83,6 +83,14 @@ class Quantity:
     """What it was parsed from, where Go prints that unchanged."""
 
     @classmethod
+    def read(cls, text: str) -> Self | None:
+        """The quantity that the text is; None where it is none."""
+        try:
+            return cls.parse(text)
+        except QuantityError:
+            return None
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """Read a quantity as Kubernetes does; surrounding blanks are not allowed. Raises QuantityError."""
         shape = _SHAPE.fullmatch(text) if text else None

@@ -58,6 +58,14 @@ class SemVer:
         )
 
     @classmethod
+    def read(cls, text: str, *, loosely: bool = False) -> Self | None:
+        """The version that the text is; None where it is none."""
+        try:
+            return cls.parse_loosely(text) if loosely else cls.parse(text)
+        except SemVerError:
+            return None
+
+    @classmethod
     def parse_loosely(cls, text: str) -> Self:
         """Read a version as Kubernetes' selector function does when asked to normalise.
 

@@ -13,8 +13,8 @@ import msgspec
 
 from draco.cel.paths import AttributePath, path_of
 from draco.cel.syntax.ast import Call, Expr, ListExpr, Literal
-from draco.resources.quantity import Quantity, QuantityError
-from draco.resources.semver import SemVer, SemVerError
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
 from draco.selectors.demands import Demand
 from draco.selectors.tokens import replaced, tokens
 
@@ -144,10 +144,8 @@ def _constant(node: Expr) -> tuple[Plain, int] | None:
             target=None,
             arguments=(Literal(kind="string", value=str(text), position=at),),
         ):
-            try:
-                return (Quantity.parse(text) if name == "quantity" else SemVer.parse(text)), at
-            except (QuantityError, SemVerError):
-                return None
+            known = Quantity.read(text) if name == "quantity" else SemVer.read(text)
+            return None if known is None else (known, at)
     return None
 
 
@@ -182,25 +180,19 @@ def by_function(left: str, operator: str, right: str) -> str:
 
 def quantity_meant(text: str) -> str | None:
     """The quantity that is written, or was meant: 40GB is 40G to Kubernetes."""
-    try:
-        Quantity.parse(text)
-    except QuantityError:
-        match = _BYTES.fullmatch(text.strip())
-        if match is None:
-            return None
-        number, prefix, binary = match.groups()
-        prefix = prefix.upper()
-        return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
-    return text
+    if Quantity.read(text) is not None:
+        return text
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        return None
+    number, prefix, binary = match.groups()
+    prefix = prefix.upper()
+    return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
 
 
 def version_meant(text: str) -> str | None:
     """The semantic version that is written, or was meant."""
-    try:
-        SemVer.parse(text)
-    except SemVerError:
-        try:
-            return str(SemVer.parse_loosely(text))
-        except SemVerError:
-            return None
-    return text
+    if SemVer.read(text) is not None:
+        return text
+    meant = SemVer.read(text, loosely=True)
+    return None if meant is None else str(meant)

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -119,7 +118,6 @@ class Driven:
                 client,
                 Nvml(library, monotonic=clock.monotonic),
                 clock=clock,
-                random=Random(0),
                 files=MortalFiles(self.process, disk),
             )
         self._calls = services[0].behaviours()

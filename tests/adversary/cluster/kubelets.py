@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import signal
 from pathlib import Path
-from random import Random
 
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
@@ -32,15 +31,15 @@ class NodeWithoutAgent(SimulatedNode):
 
 async def main(kubeconfig: Path, root: Path, name: str, *, gpus: int, board: str) -> None:
     """Run the stand-in until it is told to end."""
-    clock, random = SystemClock(), Random()
+    clock = SystemClock()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     nodes = SimulatedNodes(root=root, count=1, gpus=gpus, board=board, shape=NodeShape(labels={LABEL: name}))
     nodes.check()
     async with Client(await connect(kubeconfig)) as client, asyncio.TaskGroup() as tasks:
-        events = EventRecorder(client, controller="kubelet", instance=name, clock=clock, random=random)
-        feed = PodFeed(client, events=events, clock=clock, random=random, workers=16)
-        node = NodeWithoutAgent(NodeName(name), nodes, client, feed=feed, clock=clock, random=random)
+        events = EventRecorder(client, controller="kubelet", instance=name, clock=clock)
+        feed = PodFeed(client, events=events, clock=clock, workers=16)
+        node = NodeWithoutAgent(NodeName(name), nodes, client, feed=feed, clock=clock)
         running = [tasks.create_task(each) for each in (events.run(), feed.run(), node.run(asyncio.Semaphore()))]
         await stopped.wait()
         for each in running:

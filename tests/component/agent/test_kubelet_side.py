@@ -17,7 +17,7 @@ from draco.agent.claims import cdi
 from draco.agent.errors import AnotherPlugin, SettingsError
 from draco.agent.files import LocalFiles
 from draco.agent.plugin import wire
-from draco.agent.plugin.api import health_v1alpha1_pb2, registration_pb2
+from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.registration import sockets
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -371,8 +371,7 @@ async def test_health_is_streamed_on_change_and_again_and_again(node: SimulatedN
         again = await asyncio.wait_for(v1.read(), 60)
         assert again.devices[0].last_updated_time >= first.devices[0].last_updated_time > 0
         assert again.devices[0].health_check_timeout_seconds == 1
-        alpha = {"messages": health_v1alpha1_pb2, "service": wire.HEALTH_V1ALPHA1}
-        async with node.health(**alpha) as v1alpha1:
+        async with node.health("v1alpha1.DRAResourceHealth") as v1alpha1:
             assert len((await v1alpha1.read()).devices) == 2
             faults.make_unreadable(node.gpus, 1)
 

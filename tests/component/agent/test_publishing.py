@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from random import Random
 from typing import Any
 
 import msgspec
@@ -160,7 +159,6 @@ async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: 
         node=node.name,
         driver="gpu.nvidia.com",
         clock=SystemClock(),
-        random=Random(0),
         on_change=changed.set,
     )
     taint = DeviceTaint(key="example.com/x", effect="NoSchedule")
@@ -206,7 +204,6 @@ async def test_a_write_whose_answer_comes_after_the_watch_holds_up_nothing(node:
         node=node.name,
         driver="gpu.nvidia.com",
         clock=ManualClock(),  # what has to wait never comes
-        random=Random(0),
     )
     publisher.want([a_device("gpu-0")])
     running = asyncio.create_task(publisher.run())
@@ -235,7 +232,6 @@ async def test_a_slice_that_is_deleted_while_it_is_replaced_is_made_again_withou
         node=node.name,
         driver="gpu.nvidia.com",
         clock=SystemClock(),
-        random=Random(0),
     )
     publisher.want([a_device("gpu-0")])
     with capture_logs() as logs:

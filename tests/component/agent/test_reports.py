@@ -5,7 +5,6 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 from unittest.mock import ANY
 
@@ -113,9 +112,7 @@ async def test_looking_again_at_a_right_status_writes_nothing(node: SimulatedNod
     )
     async with Client(Connection(proxy.url)) as through:
         for _ in range(2):
-            reporter = NodeReporter(
-                through, node=node.name, node_report=lambda: said, clock=SystemClock(), random=Random(0)
-            )
+            reporter = NodeReporter(through, node=node.name, node_report=lambda: said, clock=SystemClock())
             running = asyncio.create_task(reporter.run())
             count = len(gpu_node_requests(proxy))
             await eventually(lambda count=count: len(gpu_node_requests(proxy)) > count)

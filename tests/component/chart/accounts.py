@@ -6,7 +6,6 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import aiohttp
@@ -111,16 +110,16 @@ class Cluster:
     async def nodes(self) -> AsyncIterator[None]:
         """The nodes, until left; they are set up again from their files the next time."""
         shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES))
-        clock, random = SystemClock(), Random(1)
-        events = EventRecorder(self.client, controller="kubelet", instance="nodes", clock=clock, random=random)
-        feed = PodFeed(self.client, events=events, clock=clock, random=random)
+        clock = SystemClock()
+        events = EventRecorder(self.client, controller="kubelet", instance="nodes", clock=clock)
+        feed = PodFeed(self.client, events=events, clock=clock)
         starting = asyncio.Semaphore(8)
         async with AsyncExitStack() as stack:
             tasks = [asyncio.create_task(events.run()), asyncio.create_task(feed.run())]
             for name, port in zip(NODE_NAMES, self.metrics_ports[1:], strict=True):
                 await self.client.apply(NODES, ObjectKey("", name), {"metadata": {"name": name}}, manager="tests")
                 agent = await stack.enter_async_context(Client(self.connection("draco-agent", name)))
-                node = ScrapedNode(name, shape, self.client, feed=feed, clock=clock, random=random, agent_client=agent)
+                node = ScrapedNode(name, shape, self.client, feed=feed, clock=clock, agent_client=agent)
                 node.metrics_port = port
                 stack.callback(node.leave)
                 tasks.append(asyncio.create_task(node.run(starting)))

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -99,6 +100,41 @@ def test_what_troubles_the_leader_is_a_warning(api_server: ControlPlane, node: s
     assert f"Kopf does not run in {namespace}." in document(api_server)["warnings"]
     call(api_server, "DELETE", f"{leases}/draco-operator")
     assert f"Kopf does not run in {namespace}." not in document(api_server)["warnings"]
+
+
+@pytest.fixture
+def autoscalers(api_server: ControlPlane) -> Iterator[None]:
+    """What Karpenter and Cluster Autoscaler leave in a cluster: an API of its own, and a ConfigMap."""
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+    names = {"plural": "nodepools", "singular": "nodepool", "kind": "NodePool"}
+    spec = {"group": "karpenter.sh", "scope": "Cluster", "names": names, "versions": [version]}
+    crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    maps = "/api/v1/namespaces/kube-system/configmaps"
+    call(api_server, "POST", crds, {"metadata": {"name": "nodepools.karpenter.sh"}, "spec": spec})
+    call(api_server, "POST", maps, {"metadata": {"name": "cluster-autoscaler-status"}})
+    yield
+    call(api_server, "DELETE", f"{crds}/nodepools.karpenter.sh")
+    call(api_server, "DELETE", f"{maps}/cluster-autoscaler-status")
+
+
+@pytest.mark.usefixtures("node", "autoscalers")
+def test_what_misleads_autoscalers_is_a_warning(api_server: ControlPlane, namespace: str) -> None:
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    claim = {"metadata": {"name": "more"}, "spec": {"devices": {"requests": [request]}}}
+    call(api_server, "POST", f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims", claim)
+    pod = {
+        "containers": [{"name": "main", "image": "busybox", "resources": {"claims": [{"name": "gpu"}]}}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "more"}],
+    }
+    call(api_server, "POST", f"/api/v1/namespaces/{namespace}/pods", {"metadata": {"name": "waits"}, "spec": pod})
+    deadline = time.monotonic() + 30
+    while not all(  # a kind is served some moments after it was defined
+        any(f"{name} may add no node" in warning for warning in document(api_server, "-n", namespace)["warnings"])
+        for name in ("Karpenter", "Cluster Autoscaler")
+    ):
+        assert time.monotonic() < deadline, document(api_server, "-n", namespace)["warnings"]
+    call(api_server, "DELETE", f"/api/v1/namespaces/{namespace}/pods/waits", {"gracePeriodSeconds": 0})
+    call(api_server, "DELETE", f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/more")
 
 
 def test_claims_can_be_narrowed_to_a_namespace(api_server: ControlPlane, node: str, namespace: str) -> None:

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
@@ -122,7 +121,7 @@ async def an_operator(
     before_requests: Callable[[str, str], Awaitable[None]] | None = None,
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
     """A running operator and its task; stopped at the end, unless it died."""
-    clock, random, stop = SystemClock(), Random(1), asyncio.Event()
+    clock, stop = SystemClock(), asyncio.Event()
     connection = await connect(served.kubeconfig)
     if dies_after_writes:
         connection = MortalConnection(connection, dies_after_writes)
@@ -146,7 +145,6 @@ async def an_operator(
             minor=await kubernetes_minor(client),
             connect=connected,
             clock=clock,
-            random=random,
         )
         operator.workers._start = nursery.start
         task = asyncio.create_task(operator.run(stop))

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import aiohttp
@@ -54,7 +53,7 @@ class Lab:
     """Kopf in its thread, and what it feeds. Nothing is listed but by Kopf unless `lists`."""
 
     def __init__(self, client: Client, connect: Connect) -> None:
-        self.requests: OwnKind[Any] = OwnKind(client, DEVICE_MAINTENANCES, clock=SystemClock(), random=Random(1))
+        self.requests: OwnKind[Any] = OwnKind(client, DEVICE_MAINTENANCES, clock=SystemClock())
         self.kopf = KopfThread(connect, {DEVICE_MAINTENANCES: self.requests}, identity="lab")
         self.changes: list[tuple[str, str]] = []
         self.requests.subscribe(lambda change: self.changes.append((change.key.name, threading.current_thread().name)))

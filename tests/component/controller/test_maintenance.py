@@ -4,7 +4,6 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from random import Random
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
-from draco.maintenance import maintenance_uid, rule_for
+from draco.maintenance.rules import maintenance_uid, rule_for
 from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
@@ -228,7 +227,7 @@ async def test_a_replica_that_lives_in_the_past_does_not_overwrite_a_newer_statu
 ) -> None:
     """What a leader does that was suspended, lost its lease, and has not noticed yet."""
     key = await lab.request(device="gpu-3")
-    view = ClusterView(lab.client, RULES, clock=SystemClock(), random=Random(1))
+    view = ClusterView(lab.client, RULES, clock=SystemClock())
     reconciler = MaintenanceReconciler(lab.client, view, clock=SystemClock(), settle_s=0.1)
     past = await lab.client.get(DEVICE_MAINTENANCES, key)
     view.maintenances.store.put(past)
@@ -247,7 +246,7 @@ async def test_a_replica_that_lives_in_the_past_does_not_overwrite_a_newer_statu
 
 
 async def test_a_rule_made_anew_under_its_name_is_not_deleted_for_the_one_before(lab: Lab) -> None:
-    view = ClusterView(lab.client, RULES, clock=SystemClock(), random=Random(1))
+    view = ClusterView(lab.client, RULES, clock=SystemClock())
     made = await lab.client.create(RULES, rule_for(a_maintenance(), DeviceKey(DRIVER, lab.pool, "gpu-3")))
     past = msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, uid="an-earlier-one"))
     view.rule_store.put(past)

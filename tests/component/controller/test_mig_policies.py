@@ -3,7 +3,6 @@
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from random import Random
 from typing import Any
 
 import msgspec
@@ -272,7 +271,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     node = await lab.node()
     key = await lab.policy("p")
     clock = SystemClock()
-    view = ClusterView(client, None, clock=clock, random=Random(1))
+    view = ClusterView(client, None, clock=clock)
     decisions = MigDecisions(view, clock=clock)
     seen, policy = await lab.gpu_node(node), await client.get(MIG_POLICIES, key)
     view.gpu_nodes.store.put(seen)

@@ -179,6 +179,52 @@ async def test_work_waits_for_the_agent_to_publish_the_gpu_with_the_taint(
         assert await agents.told() == []
 
 
+async def test_without_rules_the_taints_in_the_slices_isolate_a_gpu_and_its_partitions(
+    served: ControlPlane, agents: AgentsLab
+) -> None:
+    await agents.joins()
+    async with an_operator(served, without_taint_rules=True):
+        busy = await agents.hold("train", "gpu-0")
+        key = await agents.request(device="gpu-0")
+        await agents.message(key, f"0 of 1 device is isolated; waiting for Draco's agent on {agents.pool}")
+        await agents.told(key)
+        await agents.publish(divided=False)
+        await agents.phase(key, MaintenancePhase.ISOLATED)
+        await agents.publish()
+        await agents.let_go(busy)
+        ready = await agents.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await agents.message(key, f"{ALL} devices are isolated")
+        assert [each.rule for each in ready.status.devices] == [""] * len(ready.status.devices)
+        await agents.withdraw()
+        await agents.message(key, f"{ALL} devices are isolated")
+        await agents.finish(key)
+        done = await agents.phase(key, MaintenancePhase.COMPLETED)
+        assert done.status.device_count == ALL
+        assert await agents.told() == []
+    assert await agents.rules() == []
+
+
+# The GpuNode and three statuses until work can start; a second operator finds any of them missing.
+@pytest.mark.parametrize("writes", [1, 2, 3, 4])
+async def test_without_rules_an_operator_that_dies_after_any_write_leaves_nothing_undone(
+    served: ControlPlane, agents: AgentsLab, writes: int
+) -> None:
+    await agents.joins()
+    key = await agents.request(device="gpu-0")
+    async with an_operator(served, without_taint_rules=True, dies_after_writes=writes) as (_, operating):
+        if writes > 1:  # the agent follows as soon as it is told
+            await agents.told(key)
+            await agents.publish(divided=False)
+        await asyncio.wait({operating}, timeout=10)
+        assert operating.done(), f"there are less than {writes} writes on the way"
+    async with an_operator(served, without_taint_rules=True):
+        await agents.told(key)
+        await agents.publish(divided=False)
+        await agents.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await agents.finish(key)
+        await agents.phase(key, MaintenancePhase.COMPLETED)
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_a_request_that_ends_while_no_operator_runs_is_taken_back_by_the_next(
     served: ControlPlane, agents: AgentsLab, deleted: bool

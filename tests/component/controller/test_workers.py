@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
@@ -52,12 +51,11 @@ class Lab:
     def __init__(self, memory_mib: int = 384, **settings: float) -> None:
         self.memory_mib = memory_mib
         self.clock = SystemClock()
-        self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock, random=Random(1))
+        self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock)
         self.processes: list[FleetProcessHandle] = []
         self.workers = Workers(
             self.view.followed,
             clock=self.clock,
-            random=Random(1),
             settings=WorkerSettings(**{**PATIENT, **settings}),  # type: ignore[arg-type]
             start=self._start,
         )

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from random import Random
 from typing import Any
 
 import pytest
@@ -122,9 +121,7 @@ def clock() -> Time:
 
 
 def a_candidate(client: Client, key: ObjectKey, identity: str, clock: Time, **rest: Any) -> LeaderElection:
-    return LeaderElection(
-        Counted(client, clock), key, identity=identity, clock=clock, random=Random(identity), terms=TERMS, **rest
-    )
+    return LeaderElection(Counted(client, clock), key, identity=identity, clock=clock, terms=TERMS, **rest)
 
 
 @asynccontextmanager

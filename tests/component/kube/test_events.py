@@ -20,7 +20,7 @@ from tests.doubles.faultproxy import FaultProxy, answer, drop, writes
 
 def a_recorder(client: Client, *, clock: Clock | None = None, limits: EventLimits | None = None) -> EventRecorder:
     return EventRecorder(
-        client, controller="draco.dev/test", instance="test-1", clock=clock or SystemClock(), random=Random(),
+        client, controller="draco.dev/test", instance="test-1", clock=clock or SystemClock(),
         limits=limits,
     )  # fmt: skip
 

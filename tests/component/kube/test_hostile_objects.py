@@ -1,7 +1,5 @@
 """What tenants write to keep others from being seen, as a real API server stores it."""
 
-from random import Random
-
 import msgspec
 
 from draco.kube.clock import SystemClock
@@ -27,7 +25,7 @@ async def test_a_claim_that_is_nested_as_deep_as_the_server_takes_it_keeps_no_ot
         await client.connection.request("POST", CLAIMS.path(namespace=namespace), body=deep(name))
 
     await create("listed")
-    informer = Informer(client, CLAIMS, namespace=namespace, clock=SystemClock(), random=Random(1), settings=QUICK)
+    informer = Informer(client, CLAIMS, namespace=namespace, clock=SystemClock(), settings=QUICK)
     async with following(informer):
         await eventually(lambda: sorted(key.name for key in informer.store) == ["listed"], "the first claim is listed")
         await create("watched")

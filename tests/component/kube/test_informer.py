@@ -39,7 +39,7 @@ ROOT_CERTIFICATES = "metadata.name!=kube-root-ca.crt"
 
 def an_informer(client: Client, namespace: str, **options: Any) -> Informer[ConfigMap]:
     options = {"field_selector": ROOT_CERTIFICATES, "clock": SystemClock(), "settings": QUICK, **options}
-    return Informer(client, CONFIG_MAPS, namespace=namespace, random=Random(1), **options)
+    return Informer(client, CONFIG_MAPS, namespace=namespace, **options)
 
 
 class Recorder:
@@ -460,7 +460,7 @@ async def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_foll
     await client.create(CONFIG_MAPS, a_config_map(namespace, "turning", a="fine"))
     informer = Informer(
         through, STRICT_MAPS, namespace=namespace, field_selector=ROOT_CERTIFICATES, clock=SystemClock(),
-        random=Random(1), settings=QUICK,
+        settings=QUICK,
     )  # fmt: skip
     with capture_logs() as logs:
         async with following(informer):

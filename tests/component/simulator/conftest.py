@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -44,14 +43,14 @@ def node_name() -> str:
 @asynccontextmanager
 async def running_kubelet(client: Client, root: Path, node_name: str, **settings: Any) -> AsyncIterator[Kubelet]:
     """A stand-in for one node, cancelled at the end as a killed process would stop: without a word to anyone."""
-    clock, random = settings.pop("clock", SystemClock()), Random(1)
+    clock = settings.pop("clock", SystemClock())
     renew_s = settings.pop("renew_s", 10.0)
-    events = EventRecorder(client, controller="kubelet", instance="tests", clock=clock, random=random)
-    feed = PodFeed(client, events=events, clock=clock, random=random)
+    events = EventRecorder(client, controller="kubelet", instance="tests", clock=clock)
+    feed = PodFeed(client, events=events, clock=clock)
     kubelet = Kubelet(
         KubeletSettings(node_name=node_name, root=root, **settings),
         client,
-        node=NodeObject(node_name, client, shape=NodeShape(), clock=clock, random=random, renew_s=renew_s),
+        node=NodeObject(node_name, client, shape=NodeShape(), clock=clock, renew_s=renew_s),
         clock=clock,
         wake=lambda pod: feed.wake(node_name, pod),
         complain=feed.complain,

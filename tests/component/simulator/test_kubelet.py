@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -293,7 +292,7 @@ async def test_a_pod_that_waits_for_a_driver_is_looked_at_as_soon_as_it_register
     kubelet = Kubelet(
         KubeletSettings(node_name=workload.node_name, root=root),
         client,
-        node=NodeObject(workload.node_name, client, shape=NodeShape(), clock=clock, random=Random(1)),
+        node=NodeObject(workload.node_name, client, shape=NodeShape(), clock=clock),
         clock=clock,
         wake=woken.put_nowait,
         complain=lambda pod, reason, sentence: None,

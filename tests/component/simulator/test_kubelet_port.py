@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -70,7 +69,7 @@ async def pod(api_server: ControlPlane, client: Client, namespace: str, tmp_path
     with tempfile.TemporaryDirectory(prefix="draco-", dir="/tmp") as folder:
         files = serving(tmp_path, api_server.authority)
         nodes = SimulatedNodes(root=Path(folder), count=1, gpus=0, prefix="mute", serving=files)
-        task = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock(), random=Random(1)))
+        task = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock()))
         try:
             spec = {"nodeName": "mute-0", "containers": [{"name": "main", "image": "none"}]}
             await client.create(PODS, {"metadata": {"name": "p", "namespace": namespace}, "spec": spec})

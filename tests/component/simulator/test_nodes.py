@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def folder() -> Iterator[Path]:
 async def running(client: Client, folder: Path) -> AsyncIterator[None]:
     """The nodes, until all of them have published their GPUs; cancelled at the end."""
     nodes = SimulatedNodes(root=folder, count=NODE_COUNT, gpus=GPUS, prefix="sim")
-    task = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock(), random=Random(1)))
+    task = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock()))
     try:
         async with asyncio.timeout(60):
             while await published_gpus(client) < NODE_COUNT * GPUS:
@@ -202,10 +201,10 @@ async def test_pods_outlive_their_agent_and_new_ones_wait_for_the_next(
     control_plane: object, cluster: Client, namespace: str, folder: Path
 ) -> None:
     nodes = SimulatedNodes(root=folder, count=1, gpus=GPUS, prefix="sim")
-    clock, random = SystemClock(), Random(1)
-    events = EventRecorder(cluster, controller="kubelet", instance="tests", clock=clock, random=random)
-    feed = PodFeed(cluster, events=events, clock=clock, random=random)
-    node = SimulatedNode(NodeName("sim-0"), nodes, cluster, feed=feed, clock=clock, random=random)
+    clock = SystemClock()
+    events = EventRecorder(cluster, controller="kubelet", instance="tests", clock=clock)
+    feed = PodFeed(cluster, events=events, clock=clock)
+    node = SimulatedNode(NodeName("sim-0"), nodes, cluster, feed=feed, clock=clock)
     node.create_gpus()
     async with asyncio.TaskGroup() as tasks:
         around = [tasks.create_task(work) for work in (events.run(), feed.run(), node.kubelet.run())]

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -53,7 +52,6 @@ async def test_a_refusal_is_said_once_and_tried_again_only_where_that_can_help(
         claims=lambda: {ClaimUid(client.claim.metadata.uid): prepared},
         health=list,
         clock=clock,
-        random=Random(0),
     )
     with capture_logs() as logs:
         running = asyncio.create_task(reporter.run())

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from draco.agent.hardware.monitor import HardwareView
-from draco.agent.plugin.api import health_v1_pb2
 from draco.agent.plugin.health_service import HealthService
 
 QUIET = asyncio.timeout
@@ -23,7 +22,7 @@ async def test_what_does_not_change_is_told_again_long_before_kubelet_calls_it_o
 
     service = HealthService(pool="node-0", timeout_s=30)
     service.update(HardwareView())
-    stream: Any = service.behaviours(health_v1_pb2)["NodeWatchResources"](None, None)
+    stream: Any = service.watch(None, None)
     monkeypatch.setattr(asyncio, "timeout", at_once)
     told = [await anext(stream) for _ in range(3)]
     await stream.aclose()

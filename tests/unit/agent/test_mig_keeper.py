@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from random import Random
 from typing import cast
 
 import msgspec
@@ -40,7 +39,6 @@ class Node:
             changed=self._changed,
             isolation=lambda: self.isolations.append([each.request for each in self.keeper.isolated]),
             clock=self.clock,
-            random=Random(1),
         )
 
     def keep(self, uuid: GpuUuid) -> str:

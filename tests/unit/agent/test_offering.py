@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -293,10 +292,10 @@ class Lab:
             want=lambda devices, _counters: self.told.append([one.name for one in devices])
         )
         dividing: Any = SimpleNamespace(
-            keeper=SimpleNamespace(known=self.known), offered=lambda _gpus: {}, wanted={}, promised={}, isolated=()
+            keeper=SimpleNamespace(known=self.known, wanted={}, promised={}, isolated=()), offered=lambda _gpus: {}
         )
         self.view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))
-        self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock, random=Random(0))
+        self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock)
 
     @asynccontextmanager
     async def running(self, *, follows: bool = True) -> AsyncIterator[None]:

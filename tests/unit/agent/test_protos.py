@@ -22,7 +22,6 @@ def test_the_committed_message_classes_are_what_the_protos_generate(tmp_path: Pa
         (wire.REGISTRATION, "pluginregistration.Registration"),
         (wire.DRA_V1, "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"),
         (wire.HEALTH_V1, "v1.DRAResourceHealth"),
-        (wire.HEALTH_V1ALPHA1, "v1alpha1.DRAResourceHealth"),
     ],
 )
 def test_services_have_the_names_kubelet_calls(service: ServiceDescriptor, name: str) -> None:

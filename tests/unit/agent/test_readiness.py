@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -35,7 +34,6 @@ async def test_an_agent_whose_cluster_serves_no_slices_for_long_is_not_ready_and
             client,
             Nvml(SimulatedNvml(tmp_path / "gpus.json")),
             clock=ManualClock(),
-            random=Random(0),
             files=LocalFiles(),
         )
         lacking = agent._lacking()
@@ -61,11 +59,10 @@ def test_an_agent_whose_toolkit_hangs_ends_all_the_same(tmp_path: Path, monkeypa
                 client,
                 Nvml(SimulatedNvml(tmp_path / "gpus.json")),
                 clock=ManualClock(),
-                random=Random(0),
                 files=LocalFiles(),
             )
             agent.parts.hardware.view = HardwareView(driver=DriverInfo("580.95.05", "13.0", "13.580.95.05"))
-            agent._read.set()
+            agent.parts.gpus_read.set()
             keeping = asyncio.create_task(agent._keep_edits())
             await eventually(asked.is_set)
             keeping.cancel()

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from draco.allocation import SupplyState, count_supply
+from draco.allocation.fleet.supply import SupplyState, count_supply
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import ResourceSlice

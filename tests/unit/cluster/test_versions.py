@@ -16,7 +16,13 @@ def test_every_version_named_has_flags_and_a_pinned_module(version: str) -> None
 def test_taint_rules_have_their_own_gate_only_where_it_exists() -> None:
     assert "DRADeviceTaintRules" not in versions.minor_of("1.34.4").gates
     assert versions.minor_of("1.35.4").gates["DRADeviceTaintRules"]
-    assert versions.gates_flag("1.36.3").startswith("DRAConsumableCapacity=true,")
+    assert versions.minor_of("1.36.3").gates_flags[1].startswith("DRAConsumableCapacity=true,")
+
+
+@pytest.mark.parametrize("version", versions.KUBERNETES_VERSIONS)
+def test_kubernetes_own_features_need_no_flags(version: str) -> None:
+    minor = versions.minor_of(version, "default")
+    assert (minor.gates_flags, minor.api_flags) == ([], [])
 
 
 def test_a_patch_release_takes_its_minors_flags() -> None:

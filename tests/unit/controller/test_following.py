@@ -1,7 +1,6 @@
 """The fleet of another process follows the informers: change by change, across relists, past objects that cannot be read."""
 
 from collections.abc import Iterable
-from random import Random
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ from tests.doubles.workers import hand_on, told_fleet
 
 @pytest.fixture
 def view() -> ClusterView:
-    return ClusterView(Client(Connection("http://127.0.0.1:1")), TAINT_RULES[0], clock=ManualClock(), random=Random(1))
+    return ClusterView(Client(Connection("http://127.0.0.1:1")), TAINT_RULES[0], clock=ManualClock())
 
 
 def put(informer: Informer[Any], obj: Any) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from random import Random
 from typing import Any, cast
 
 import msgspec
@@ -31,7 +30,7 @@ class World:
 
     def __init__(self, now: datetime = NOON, *, work_clock: Clock | None = None) -> None:
         self.clock = ManualClock(now)
-        self.view = ClusterView(cast("Client", self), None, clock=self.clock, random=Random(1))
+        self.view = ClusterView(cast("Client", self), None, clock=self.clock)
         self.decisions = MigDecisions(self.view, clock=work_clock or self.clock)
 
     async def get(self, _: Any, key: ObjectKey) -> MigPolicy:

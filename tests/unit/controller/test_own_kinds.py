@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from random import Random
 from typing import Any
 
 import msgspec
@@ -42,7 +41,6 @@ class Lab:
             client,
             DEVICE_MAINTENANCES,
             clock=SystemClock(),
-            random=Random(1),
             settings=OwnKindSettings(**settings),
         )
         self.changes: list[Change[DeviceMaintenance]] = []
@@ -63,7 +61,7 @@ class Lab:
 async def test_a_kind_is_unwatched_from_the_first_end_of_kopf_to_its_next_watch() -> None:
     clock = ManualClock()
     own: OwnKind[DeviceMaintenance] = OwnKind(
-        Client(Connection("http://127.0.0.1:1")), DEVICE_MAINTENANCES, clock=clock, random=Random(1)
+        Client(Connection("http://127.0.0.1:1")), DEVICE_MAINTENANCES, clock=clock
     )
     own.watching()
     assert own.unwatched_s == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from random import Random
 
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.reconciling import Reconciling
@@ -29,7 +28,7 @@ class Recording:
 
 def reconciling(reconciler: Recording) -> Reconciling[str]:
     return Reconciling(
-        "test", reconciler, workers=1, metrics=OperatorMetrics(), clock=SystemClock(), random=Random(1)
+        "test", reconciler, workers=1, metrics=OperatorMetrics(), clock=SystemClock()
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from random import Random
 from typing import Any, cast
 
 import msgspec
@@ -89,7 +88,7 @@ class World:
     def __init__(self, max_moves: int = 2, idle_claims: IdleClaims = IdleClaims.KEEP) -> None:
         self.clock = ManualClock()
         self.said = Said()
-        self.view = ClusterView(cast("Client", None), None, clock=self.clock, random=Random(1))
+        self.view = ClusterView(cast("Client", None), None, clock=self.clock)
         decisions = MigDecisions(self.view, clock=self.clock)
         self.workers = PromptWorkers(self.view)
         self.server = Server()
@@ -109,7 +108,6 @@ class World:
             self.releases,
             self.workers,
             clock=self.clock,
-            random=Random(1),
         )
         on = GpuMig(capable=True, enabled=True)
         policy = a_mig_policy(repair=MigRepair(max_moves=max_moves, idle_claims=idle_claims))

@@ -1,18 +1,16 @@
 """What is read off the stores: which claims wait, what a rule reaches, what is counted."""
 
-from random import Random
-
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.allocation import SupplyState
+from draco.allocation.fleet.supply import SupplyState
 from draco.controller.metrics import OperatorMetrics, register_view
 from draco.controller.taints.reach import warn_of_wide_rules
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
-from draco.maintenance import rule_for
+from draco.maintenance.rules import rule_for
 from draco.resources.api.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
 from draco.resources.api.draco import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
@@ -26,7 +24,7 @@ from tests.doubles.clock import ManualClock
 def a_view(clock: ManualClock | None = None, taint_rules: Kind[DeviceTaintRule] | None = TAINT_RULES[0]) -> ClusterView:
     """A view whose stores are filled by hand; nothing is asked of any server."""
     client = Client(Connection("http://127.0.0.1:1"))
-    return ClusterView(client, taint_rules, clock=clock or ManualClock(), random=Random(1))
+    return ClusterView(client, taint_rules, clock=clock or ManualClock())
 
 
 def test_claims_of_a_pod_are_found_by_name_by_template_and_by_extended_resource() -> None:

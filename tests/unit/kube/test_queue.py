@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from random import Random
 
 import pytest
 import structlog
@@ -26,7 +25,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def queue(clock: ManualClock) -> WorkQueue[str]:
-    return WorkQueue(clock=clock, random=Random(1), base_s=1.0, cap_s=60.0)
+    return WorkQueue(clock=clock, base_s=1.0, cap_s=60.0)
 
 
 @asynccontextmanager
@@ -346,7 +345,7 @@ async def test_an_observer_hears_how_long_keys_wait_and_take(clock: ManualClock)
             self.heard.append(("took", took_s, failed))
 
     observer = Observer()
-    queue: WorkQueue[str] = WorkQueue(clock=clock, random=Random(1), observer=observer)
+    queue: WorkQueue[str] = WorkQueue(clock=clock, observer=observer)
     queue.add("a")
     await clock.advance(3)
     key = await queue.get()
@@ -373,7 +372,7 @@ def test_whatever_is_added_is_worked_on_afterwards_and_never_twice_at_once(
 ) -> None:
     async def scenario() -> None:
         clock = ManualClock()
-        queue: WorkQueue[str] = WorkQueue(clock=clock, random=Random(1), base_s=0.5, cap_s=4)
+        queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=4)
         running: set[str] = set()
         started: dict[str, float] = {}
 

@@ -1,12 +1,12 @@
 """When a call is tried again, and after how long."""
 
 from collections.abc import Iterator
-from random import Random
 
 import pytest
 
 from draco.kube.connect.retry import Backoff, persistently, retry
 from draco.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
+from tests.doubles.clock import ManualClock
 
 
 class Sleepless:
@@ -23,6 +23,9 @@ class Sleepless:
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
+
+    def jitter(self) -> float:
+        return 0.5
 
 
 class Call:
@@ -46,7 +49,7 @@ BROKEN = ServerError(500, "InternalError", "oops")
 @pytest.mark.parametrize("error", [OVERLOADED, BROKEN, Unreachable("gone")])
 async def test_a_passing_failure_is_tried_again(error: ApiError) -> None:
     call, clock = Call(error, error), Sleepless()
-    assert await retry(call, clock=clock, random=Random(1)) == "done"
+    assert await retry(call, clock=clock) == "done"
     assert call.count == 3
     assert 0.1 <= clock.pauses[0] <= 0.2
     assert 0.2 <= clock.pauses[1] <= 0.4
@@ -56,33 +59,33 @@ async def test_a_passing_failure_is_tried_again(error: ApiError) -> None:
 async def test_a_failure_that_will_not_pass_is_raised_at_once(error: ApiError) -> None:
     call, clock = Call(error), Sleepless()
     with pytest.raises(type(error)):
-        await retry(call, clock=clock, random=Random(1))
+        await retry(call, clock=clock)
     assert call.count == 1
 
 
 async def test_the_last_failure_is_raised_after_the_last_attempt() -> None:
     call, clock = Call(*[BROKEN] * 10), Sleepless()
     with pytest.raises(ServerError):
-        await retry(call, clock=clock, random=Random(1), attempts=4)
+        await retry(call, clock=clock, attempts=4)
     assert call.count == 4
     assert len(clock.pauses) == 3
 
 
 async def test_what_the_server_asks_for_is_the_least() -> None:
     call, clock = Call(TooManyRequests(429, "TooManyRequests", "slow down", 7.0)), Sleepless()
-    await retry(call, clock=clock, random=Random(1))
+    await retry(call, clock=clock)
     assert clock.pauses == [7.0]
 
 
 async def test_a_server_that_asks_for_too_much_is_not_waited_for() -> None:
     call, clock = Call(TooManyRequests(429, "TooManyRequests", "slow down", 3600.0)), Sleepless()
     with pytest.raises(TooManyRequests):
-        await retry(call, clock=clock, random=Random(1), longest_wait_s=30)
+        await retry(call, clock=clock, longest_wait_s=30)
     assert clock.pauses == []
 
 
 def test_pauses_double_up_to_the_cap_and_differ_between_clients() -> None:
-    one, other = Backoff(Random(1), base_s=1, cap_s=10), Backoff(Random(2), base_s=1, cap_s=10)
+    one, other = (Backoff(ManualClock(seed=seed), base_s=1, cap_s=10) for seed in "ab")
     mine, theirs = [one.next() for _ in range(8)], [other.next() for _ in range(8)]
     for number, pause in enumerate(mine):
         full = min(10, 2**number)
@@ -91,12 +94,12 @@ def test_pauses_double_up_to_the_cap_and_differ_between_clients() -> None:
 
 
 def test_a_failure_that_lasts_for_ever_does_not_overflow() -> None:
-    backoff = Backoff(Random(1), base_s=1, cap_s=10)
+    backoff = Backoff(ManualClock(), base_s=1, cap_s=10)
     assert max(backoff.next() for _ in range(5000)) <= 10
 
 
 def test_after_a_success_pauses_start_from_the_beginning() -> None:
-    backoff = Backoff(Random(1), base_s=1, cap_s=100)
+    backoff = Backoff(ManualClock(), base_s=1, cap_s=100)
     for _ in range(7):
         backoff.next()
     backoff.reset()
@@ -105,7 +108,7 @@ def test_after_a_success_pauses_start_from_the_beginning() -> None:
 
 async def test_what_nothing_can_be_done_without_is_tried_until_it_works() -> None:
     call, clock = Call(*[BROKEN, NotFound(404, "NotFound", "gone")] * 20), Sleepless()
-    assert await persistently("it.failed", call, clock=clock, random=Random(1)) == "done"
+    assert await persistently("it.failed", call, clock=clock) == "done"
     assert call.count == 41
     assert max(clock.pauses) <= 30
 
@@ -115,4 +118,4 @@ async def test_a_mistake_of_ours_is_not_tried_again_for_ever() -> None:
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011 - its kind is all there is
-        await persistently("it.failed", mistaken, clock=Sleepless(), random=Random(1))
+        await persistently("it.failed", mistaken, clock=Sleepless())

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance import rule_for
-from draco.maintenance.rules import extended_device, extends, extension_for, plan_extensions, plan_orphans
+from draco.maintenance.rules import extended_device, extends, extension_for, plan_extensions, plan_orphans, rule_for
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import ANNOTATION_EXTEND, LABEL_EXTENDS, NVIDIA_DRIVER
 from tests.builders import MOMENT, a_device_key, a_maintenance, a_rule, a_slice

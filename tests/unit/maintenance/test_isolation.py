@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance import isolated_gpus, not_heeded, plan_maintenance, rule_for, scope_of
-from draco.maintenance.plan import CONDITION_READY_FOR_WORK, PlanInput
+from draco.maintenance.isolation import isolated_gpus, not_heeded
+from draco.maintenance.matching import scope_of
+from draco.maintenance.plan import CONDITION_READY_FOR_WORK, PlanInput, plan_maintenance
+from draco.maintenance.rules import rule_for
 from draco.resources.api.draco import (
     DeviceMaintenance,
     DeviceMaintenanceStatus,

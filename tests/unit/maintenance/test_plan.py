@@ -9,21 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance import (
+from draco.maintenance.matching import MaintenanceScope, scope_of
+from draco.maintenance.plan import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
+    LISTED_DEVICES,
     MaintenancePlan,
-    MaintenanceScope,
     PlanInput,
-    maintained_device,
-    maintenance_uid,
     plan_abandoned,
     plan_maintenance,
-    rule_for,
-    rule_name,
-    scope_of,
 )
-from draco.maintenance.plan import LISTED_DEVICES
+from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import Condition
@@ -221,19 +217,6 @@ def test_without_a_matching_device_the_message_says_what_was_looked_for() -> Non
         "No published device has driver gpu.nvidia.com, pool node-1, device gpu-3; "
         "compare the names with `kubectl get resourceslices -o yaml`."
     )
-
-
-def test_without_the_api_nothing_is_applied_and_the_condition_says_why() -> None:
-    seen = PlanInput(
-        now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), unavailable="Not served here. Enable it."
-    )
-    plan = plan_maintenance(a_request(), seen)
-    assert plan.apply == ()
-    request = carried_out(a_request(), plan)
-    assert request.status.phase == MaintenancePhase.PENDING
-    isolated = condition(request, CONDITION_ISOLATED)
-    assert (isolated.status, isolated.reason) == ("False", "DeviceTaintRuleNotServed")
-    assert request.status.message == "Not served here. Enable it."
 
 
 def test_effect_none_never_counts_as_isolated() -> None:

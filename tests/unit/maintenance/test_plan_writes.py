@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance import (
+from draco.maintenance.matching import MaintenanceScope
+from draco.maintenance.plan import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
     MaintenancePlan,
-    MaintenanceScope,
     PlanInput,
     plan_maintenance,
-    rule_for,
     says,
 )
+from draco.maintenance.rules import rule_for
 from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE
 from tests.builders import MOMENT, a_claim, a_device_key

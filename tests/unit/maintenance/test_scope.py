@@ -7,16 +7,9 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance import (
-    MaintenancePlan,
-    MaintenanceScope,
-    PlanInput,
-    isolated_board,
-    maintained_device,
-    plan_maintenance,
-    rule_for,
-    scope_of,
-)
+from draco.maintenance.matching import MaintenanceScope, scope_of
+from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_maintenance
+from draco.maintenance.rules import isolated_board, maintained_device, rule_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from draco.resources.api.core import PodResourceClaimStatus, PodStatus
 from draco.resources.api.draco import MaintenancePhase, MigPolicyStatus
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import NVIDIA_DRIVER, Autoscaler
 from tests.builders import (
     MOMENT,
     a_claim,
@@ -409,3 +409,41 @@ def shown(status: ClusterStatus, show: Callable[[ClusterStatus, Console], None])
     with console.capture() as capture:
         show(status, console)
     return capture.get()
+
+
+def waiting(*, tainted: bool = True, held: bool = False, autoscalers: Sequence[Autoscaler] = ()) -> list[str]:
+    """What is warned of where a pod waits, beside two GPUs of which one may be tainted, and held."""
+    taints = [DeviceTaint(key="example.com/broken", effect="NoSchedule")] if tainted else []
+    claims = [a_claim("more"), *([a_claim("train", on=["node-0/gpu-0"])] if held else [])]
+    snapshot = Snapshot(
+        nodes=[a_node()],
+        slices=[a_slice(devices=[a_device("gpu-0", taints=taints), a_device("gpu-1")])],
+        claims=claims,
+        pods=[a_pod("newcomer", claims=["more"])],
+        autoscalers=autoscalers,
+    )
+    return status_of(snapshot).warnings
+
+
+def test_a_tainted_device_that_looks_free_to_an_autoscaler_is_a_warning_while_pods_wait() -> None:
+    [karpenter, other] = waiting(autoscalers=list(Autoscaler))
+    assert karpenter == (
+        "1 pod waits for devices, and Karpenter may add no node: 1 tainted device (gpu-0 of node-0) looks free to it, because "
+        "it knows no taints of devices. `draco explain` says what a pod lacks; add a node yourself, or return it to service."
+    )
+    assert "Cluster Autoscaler may add no node" in other
+    assert "reads no taint rules" in other
+
+
+def test_nothing_is_said_of_autoscalers_where_none_is_misled() -> None:
+    assert waiting(autoscalers=[]) == []
+    assert waiting(tainted=False, autoscalers=list(Autoscaler)) == []
+    assert waiting(held=True, autoscalers=list(Autoscaler)) == []
+    nobody = Snapshot(
+        nodes=[a_node()],
+        slices=[a_slice()],
+        claims=[a_claim("more")],
+        rules=[a_rule("broken", driver=NVIDIA_DRIVER)],
+        autoscalers=list(Autoscaler),
+    )
+    assert status_of(nobody).warnings == []

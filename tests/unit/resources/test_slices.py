@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from draco.allocation import SupplyState, count_supply
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.pools import SliceState
+from draco.allocation.fleet.supply import SupplyState, count_supply
 from draco.maintenance.matching import scope_of
 from draco.resources.api.draco import MaintenanceSelector
 from draco.resources.api.slices import (

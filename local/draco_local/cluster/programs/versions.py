@@ -5,7 +5,7 @@ Source: `kube-apiserver --help` of each version, KEP-4381 and the KEPs that buil
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from draco_local.cluster.errors import MissingRequirement
 
@@ -14,11 +14,26 @@ KUBERNETES_VERSIONS = ("1.36.3", "1.35.4", "1.34.4")
 """The reference version first, then the ones that modules are pinned for."""
 
 
+Features = Literal["all", "default"]
+"""Which feature gates and API versions: all that DRA has, or those that Kubernetes has on by itself."""
+
+
 class MinorVersion(NamedTuple):
     """Flags of one minor version. `gates` go to every component."""
 
-    gates: Mapping[str, bool]
-    runtime_config: tuple[str, ...]
+    gates: Mapping[str, bool] = {}
+    runtime_config: tuple[str, ...] = ()
+
+    @property
+    def gates_flags(self) -> list[str]:
+        """The command-line flags of every component."""
+        gates = ",".join(f"{name}={str(on).lower()}" for name, on in sorted(self.gates.items()))
+        return ["--feature-gates", gates] if gates else []
+
+    @property
+    def api_flags(self) -> list[str]:
+        """The further flags of the API server."""
+        return ["--runtime-config", ",".join(self.runtime_config)] if self.runtime_config else []
 
 
 _SINCE_1_34 = {
@@ -50,17 +65,12 @@ def parse(version: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def minor_of(version: str) -> MinorVersion:
+def minor_of(version: str, features: Features = "all") -> MinorVersion:
     """Return the flags for `version`; raises NotSupported for a minor version that is not in the table."""
     major, minor, _ = parse(version)
     if (major, minor) in _MINORS:
-        return _MINORS[major, minor]
+        return _MINORS[major, minor] if features == "all" else MinorVersion()
     raise MissingRequirement(
         f"Kubernetes {version} cannot be started here: the versions known are {', '.join(KUBERNETES_VERSIONS)} "
         f"and other patch releases of these."
     )
-
-
-def gates_flag(version: str) -> str:
-    """Return the value of `--feature-gates` for every component of `version`."""
-    return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(minor_of(version).gates.items()))

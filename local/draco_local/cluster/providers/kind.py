@@ -38,7 +38,7 @@ def config(wanted: ClusterSpec, *, machines: KindMachines | None = None, address
 
     `machines` have GPUs; `address` is where the engine publishes the API server, unless that is loopback.
     """
-    minor = versions.minor_of(wanted.kubernetes)
+    minor = versions.minor_of(wanted.kubernetes, wanted.features)
     workers: list[dict[str, Any]] = [{"role": "worker"} for _ in range(wanted.real_nodes)]
     if machines:
         for worker, node in zip(workers, machines.nodes, strict=True):

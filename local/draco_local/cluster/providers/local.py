@@ -118,6 +118,7 @@ class LocalCluster:
                 settings = RealNodeSettings(
                     programs=programs,
                     kubernetes=wanted.kubernetes,
+                    features=wanted.features,
                     gpus=wanted.gpus,
                     board=wanted.board,
                     labels=chart.GPU_PRESENT,
@@ -153,11 +154,16 @@ class LocalCluster:
         servers = {name: programs[name] for name in controlplane.ALL}
         if not wanted.real_nodes:
             return controlplane.Settings(
-                programs=servers, kubernetes=wanted.kubernetes, port=wanted.port, name=self._record.name
+                programs=servers,
+                kubernetes=wanted.kubernetes,
+                features=wanted.features,
+                port=wanted.port,
+                name=self._record.name,
             )
         return controlplane.Settings(
             programs=servers,
             kubernetes=wanted.kubernetes,
+            features=wanted.features,
             address=self._real.address,
             port=wanted.port or nodes.API_PORT,
             enter=self._real.enter,

@@ -60,6 +60,7 @@ class RealNodeSettings:
 
     programs: Mapping[str, Path]
     kubernetes: str = versions.DEFAULT_KUBERNETES
+    features: versions.Features = "all"
     gpus: int = 8
     board: str = "H100-80GB"
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -264,7 +265,7 @@ class RealNodes:
             proxy_kubeconfig=proxy,
             authority=authority,
             cgroup=f"/{self.names.cgroup}/{node.name}",
-            feature_gates=versions.minor_of(settings.kubernetes).gates,
+            feature_gates=versions.minor_of(settings.kubernetes, settings.features).gates,
             labels=settings.labels,
             gpus=settings.gpus,
             driver=driver_service(),

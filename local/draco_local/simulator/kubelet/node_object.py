@@ -4,7 +4,6 @@ Owns registration, the heartbeat, and removing the slices that a starting kubele
 """
 
 import asyncio
-from random import Random
 from typing import Any
 
 import msgspec
@@ -44,7 +43,6 @@ class NodeObject:
         *,
         shape: NodeShape,
         clock: Clock,
-        random: Random,
         lease_s: int = 40,
         renew_s: float = 10.0,
         kubelet_port: int = 0,
@@ -53,7 +51,6 @@ class NodeObject:
         self._client = client
         self._shape = shape
         self._clock = clock
-        self._random = random
         self._lease_s = lease_s
         self._renew_s = renew_s
         self._kubelet_port = kubelet_port
@@ -89,7 +86,7 @@ class NodeObject:
         """Renew the Lease until cancelled, and register again when someone deleted it (or the Node, which takes it along)."""
         while True:
             # Spread over the period: hundreds of nodes that started together must not beat together.
-            await self._clock.sleep(self._renew_s * self._random.uniform(0.8, 1.2))
+            await self._clock.sleep(self._renew_s * (0.8 + 0.4 * self._clock.jitter()))
             try:
                 await self._client.patch(
                     LEASES, self._lease_key, {"spec": {"renewTime": micro_time(self._clock.now())}}

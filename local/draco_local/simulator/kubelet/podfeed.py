@@ -5,7 +5,6 @@ about a pod: that is `standin`.
 """
 
 import asyncio
-from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -39,16 +38,14 @@ class PodOnNode(NamedTuple):
 class PodFeed:
     """One watch of all bound pods for any number of stand-ins, which may come and go while it runs."""
 
-    def __init__(
-        self, client: Client, *, events: EventRecorder, clock: Clock, random: Random, workers: int = 64
-    ) -> None:
-        self._pods = Informer(client, PODS, field_selector="spec.nodeName!=", clock=clock, random=random)
+    def __init__(self, client: Client, *, events: EventRecorder, clock: Clock, workers: int = 64) -> None:
+        self._clock = clock
+        self._pods = Informer(client, PODS, field_selector="spec.nodeName!=", clock=clock)
         self._pods.store.add_index("node", lambda pod: [pod.spec.node_name])
         self._pods.subscribe(self._changed)
         self._events = events
-        self._random = random
         self._workers = workers
-        self._queue: WorkQueue[PodOnNode] = WorkQueue(clock=clock, random=random, cap_s=BLOCKED_CAP_S)
+        self._queue: WorkQueue[PodOnNode] = WorkQueue(clock=clock, cap_s=BLOCKED_CAP_S)
         self._kubelets: dict[str, Kubelet] = {}
         self._backoffs: dict[PodOnNode, Backoff] = {}
 
@@ -99,7 +96,7 @@ class PodFeed:
         try:
             again_s = await kubelet.sync(key.pod, pod if pod and pod.spec.node_name == key.node else None)
         except PodBlocked:  # said where it happened, and no fault of ours
-            backoff = self._backoffs.setdefault(key, Backoff(self._random, base_s=BLOCKED_BASE_S, cap_s=BLOCKED_CAP_S))
+            backoff = self._backoffs.setdefault(key, Backoff(self._clock, base_s=BLOCKED_BASE_S, cap_s=BLOCKED_CAP_S))
             return backoff.next()
         self._backoffs.pop(key, None)
         return again_s

@@ -211,7 +211,7 @@ class CdiFolder:
 
     def write(self, claim: PreparedClaim) -> None:
         """Write the claim's spec; OSError when the disk refuses, CapabilityUnknown when the driver does. Then there is none."""
-        self._files.write_volatile(self.path(claim.uid), self._content(claim))
+        self._files.write_volatile(self.path(claim.uid), _encoded(self._spec(claim)))
 
     def is_current(self, claim: PreparedClaim) -> bool:
         """Whether the claim's spec is there and says what it should.
@@ -286,14 +286,10 @@ class CdiFolder:
 
     def sweep(self, keep: Iterable[ClaimUid]) -> list[ClaimUid]:
         """Remove what belongs to no claim of `keep`, and half-written files; returns the claims whose specs went."""
-        kept = {self.path(uid).name for uid in keep}
-        removed: list[ClaimUid] = []
-        for name in self._own():
-            if name in kept:
-                continue
+        kept = {uid: self.path(uid).name for uid in keep}
+        removed = [uid for uid in self.uids() if uid not in kept]
+        for name in {*self._own()} - {*kept.values()}:
             self._files.remove(self._folder / name)
-            if name.endswith(".json"):
-                removed.append(ClaimUid(name[len(self._prefix) : -len(".json")]))
         return removed
 
     def _own(self) -> list[str]:
@@ -301,9 +297,6 @@ class CdiFolder:
         return [
             name for name in self._files.names(self._folder) if name.startswith(self._prefix) and name.endswith(endings)
         ]
-
-    def _content(self, claim: PreparedClaim) -> bytes:
-        return _encoded(self._spec(claim))
 
     def _spec(self, claim: PreparedClaim) -> CdiSpec:
         return spec(claim, self._driver, self._node, self._common.current(), boot_id=self._boot_id)

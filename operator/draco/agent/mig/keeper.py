@@ -6,7 +6,6 @@ that the two never meet halfway.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from random import Random
 
 import structlog
 
@@ -55,7 +54,6 @@ class MigKeeper:
         gone: Callable[[], None] = lambda: None,
         isolation: Callable[[], None] = lambda: None,
         clock: Clock,
-        random: Random,
     ) -> None:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
         self.promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
@@ -71,9 +69,8 @@ class MigKeeper:
         self._changed = changed
         self._gone = gone
         self._isolation = isolation
-        self._random = random
-        self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock, random=random)
-        self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=30.0)
+        self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock)
+        self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, base_s=0.5, cap_s=30.0)
         self._backoffs: dict[GpuUuid, Backoff] = {}
         self._left: dict[GpuUuid, _Facts] = {}
 
@@ -114,9 +111,7 @@ class MigKeeper:
 
     async def _follow(self) -> None:
         """Follow the GpuNode, once there is such a kind. Without it nothing is wanted."""
-        while not await persistently(
-            "wanted.unknown", lambda: serves(self._client, GPU_NODES), clock=self._clock, random=self._random
-        ):
+        while not await persistently("wanted.unknown", lambda: serves(self._client, GPU_NODES), clock=self._clock):
             if self.wanted is None:
                 self._spec(None)
             await self._clock.sleep(ABSENT_S)
@@ -168,7 +163,7 @@ class MigKeeper:
         if not note and division.state is not MigState.DIRTY and not division.missing:
             self._backoffs.pop(uuid, None)
             return None
-        backoff = self._backoffs.setdefault(uuid, Backoff(self._random, base_s=1.0, cap_s=30.0))
+        backoff = self._backoffs.setdefault(uuid, Backoff(self._clock, base_s=1.0, cap_s=30.0))
         return backoff.next()
 
 

@@ -4,9 +4,8 @@ Owns their wiring, and which Events tell people of them. What they do is their o
 `instance_manager` changes them, `claim_instances` those of claims, `layout` those of policies, `keeper` says when.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from random import Random
 
 import msgspec
 
@@ -25,7 +24,6 @@ from draco.agent.record.checkpoint import Checkpoint
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.mig.keeping import KeptInstances, keeping
-from draco.resources.api.draco import IsolatedGpu, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
 Tell = Callable[[str, str, str, GpuUuid], None]
@@ -51,7 +49,6 @@ class NodeDivisions:
         gone: Callable[[], None],
         isolation: Callable[[], None],
         clock: Clock,
-        random: Random,
     ) -> None:
         edge = NvmlInstances(nvml)
         holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root))
@@ -70,7 +67,6 @@ class NodeDivisions:
             gone=gone,
             isolation=isolation,
             clock=clock,
-            random=random,
         )
         self._record = record
         self._notified: Mapping[GpuUuid, GpuMigView] = {}
@@ -93,21 +89,6 @@ class NodeDivisions:
         board = gpu.board or (known.last.board if known and known.last else None)
         made = remains(msgspec.structs.replace(gpu, board=board), self._record.claims.values())
         return made if board is not None or gpu.absent else None
-
-    @property
-    def wanted(self) -> Mapping[GpuUuid, WantedGpu]:
-        """What is wanted of each GPU that a policy has, as far as is known."""
-        return self.keeper.wanted or {}
-
-    @property
-    def promised(self) -> Mapping[GpuUuid, Sequence[PromisedDevice]]:
-        """What claims have been allocated of each GPU beside that."""
-        return self.keeper.promised
-
-    @property
-    def isolated(self) -> Sequence[IsolatedGpu]:
-        """What is under maintenance and published with a taint."""
-        return self.keeper.isolated
 
     def tell(self, tell: Tell) -> None:
         """Tell of what people have to do something about, once."""
@@ -140,7 +121,7 @@ class NodeDivisions:
 
     def _keeping(self, uuid: GpuUuid) -> KeptInstances:
         division = self.divisions.get(uuid)
-        return keeping(self.wanted.get(uuid), division.board if division else None)
+        return keeping((self.keeper.wanted or {}).get(uuid), division.board if division else None)
 
 
 def known_of(

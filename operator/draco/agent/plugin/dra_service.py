@@ -6,7 +6,6 @@ The work itself is `claims.work`'s.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from random import Random
 from typing import Any, TypeVar
 
 import structlog
@@ -57,7 +56,6 @@ class DraService:
         hindrance: Callable[[], str] = str,
         metrics: AgentMetrics,
         clock: Clock,
-        random: Random,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._client = client
@@ -68,7 +66,6 @@ class DraService:
         self._hindrance = hindrance
         self._metrics = metrics
         self._clock = clock
-        self._random = random
         self._deadline_s = deadline_s
         self.calls = 0
         """Calls that have not been answered yet."""
@@ -95,27 +92,36 @@ class DraService:
     async def _prepare(self, claim: Any) -> dra_v1_pb2.NodePrepareResourceResponse:
         name = f"{claim.namespace}/{claim.name}"
         started = self._clock.monotonic()
-        error, devices = "", []
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await self._opened.wait()
-                self._refuse_if_hindered(name)
-                allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
-                prepared = await self._work.prepare(allocated)
-            devices = [self._device(prepared.uid, device) for device in prepared.devices]
+        devices: list[dra_v1_pb2.Device] = []
+
+        async def prepare() -> None:
+            self._refuse_if_hindered(name)
+            allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
+            prepared = await self._work.prepare(allocated)
+            devices.extend(self._device(prepared.uid, device) for device in prepared.devices)
             log.info("claim.prepared", claim=name, uid=claim.uid, devices=[one.device for one in prepared.devices])
             self._changed(prepared)
-        except PrepareError as refusal:
-            error = str(refusal)
-        except TimeoutError:
-            error = f"Claim {name} was not prepared within {self._deadline_s:g} s; kubelet tries again."
-        except Exception as fault:  # the outermost edge: a defect must not fail the other claims of the call
-            log.exception("claim.prepare_fault", claim=name, uid=claim.uid)
-            error = f"Claim {name} was not prepared because of a bug in the agent ({fault!r}); see the agent's log."
-        if error:
+
+        if error := await self._error(prepare, claim, "prepared"):
             log.warning("claim.not_prepared", claim=name, uid=claim.uid, error=error)
         self._metrics.prepared(self._clock.monotonic() - started, failed=bool(error))
         return dra_v1_pb2.NodePrepareResourceResponse(devices=devices, error=error)
+
+    async def _error(self, work: Callable[[], Awaitable[None]], claim: Any, done: str) -> str:
+        """Do the work in time, once the node's record is ours. Returns why it was not `done`, "" when it was."""
+        name = f"{claim.namespace}/{claim.name}"
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._opened.wait()
+                await work()
+        except PrepareError as refusal:
+            return str(refusal)
+        except TimeoutError:
+            return f"Claim {name} was not {done} within {self._deadline_s:g} s; kubelet tries again."
+        except Exception as fault:  # the outermost edge: a defect must not fail the other claims of the call
+            log.exception("claim.fault", claim=name, uid=claim.uid)
+            return f"Claim {name} was not {done} because of a bug in the agent ({fault!r}); see the agent's log."
+        return ""
 
     def _refuse_if_hindered(self, name: str) -> None:
         if hindrance := self._hindrance():
@@ -135,7 +141,6 @@ class DraService:
             claim = await retry(
                 lambda: self._client.get(CLAIMS, key, timeout_s=READ_TIMEOUT_S),
                 clock=self._clock,
-                random=self._random,
                 attempts=4,
                 cap_s=2.0,
                 longest_wait_s=5.0,
@@ -152,22 +157,13 @@ class DraService:
 
     async def _unprepare(self, claim: Any) -> dra_v1_pb2.NodeUnprepareResourceResponse:
         name = f"{claim.namespace}/{claim.name}"
-        error = ""
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await self._opened.wait()
-                known = await self._give_up(ClaimUid(claim.uid))
-            if known is not None:
+
+        async def unprepare() -> None:
+            if (known := await self._give_up(ClaimUid(claim.uid))) is not None:
                 log.info("claim.unprepared", claim=name, uid=claim.uid)
                 self._changed(known)
-        except PrepareError as refusal:
-            error = str(refusal)
-        except TimeoutError:
-            error = f"Claim {name} was not unprepared within {self._deadline_s:g} s; kubelet tries again."
-        except Exception as fault:  # the outermost edge, as above
-            log.exception("claim.unprepare_fault", claim=name, uid=claim.uid)
-            error = f"Claim {name} was not unprepared because of a bug in the agent ({fault!r}); see the agent's log."
-        if error:
+
+        if error := await self._error(unprepare, claim, "unprepared"):
             log.warning("claim.not_unprepared", claim=name, uid=claim.uid, error=error)
         self._metrics.unprepared(failed=bool(error))
         return dra_v1_pb2.NodeUnprepareResourceResponse(error=error)

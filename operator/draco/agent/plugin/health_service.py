@@ -5,15 +5,16 @@ the time at which the GPUs were last read: when they cannot be read any more, ku
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from google.protobuf.message import Message
 
 from draco.agent.hardware.gpus import Gpu, GpuMigView, HealthState, device_name
 from draco.agent.hardware.monitor import HardwareView
+from draco.agent.plugin.api.health_v1_pb2 import DeviceHealth, DeviceIdentifier, NodeWatchResourcesResponse
 from draco.agent.record.checkpoint import PreparedClaim
 from draco.resources.names import GpuUuid
 
@@ -78,7 +79,7 @@ def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
 
 
 class HealthService:
-    """Behaviours of the DRAResourceHealth service. `update` is called with every new view."""
+    """The DRAResourceHealth service, of kubelet's versions v1 and v1alpha1. `update` is called with every new view."""
 
     def __init__(self, *, pool: str, timeout_s: int = TIMEOUT_S) -> None:
         self._pool = pool
@@ -113,27 +114,21 @@ class HealthService:
             self._changed.set()
             self._changed = asyncio.Event()
 
-    def behaviours(self, messages: ModuleType) -> Mapping[str, Callable[[Any, Any], Any]]:
-        """The service's method, answering in `messages` (health_v1_pb2 or health_v1alpha1_pb2)."""
+    async def watch(self, _request: Any, _context: Any) -> AsyncIterator[NodeWatchResourcesResponse]:
+        """The behaviour of NodeWatchResources."""
+        await self._told.wait()  # nothing is known yet: kubelet keeps what the agent before us has said
+        while self._open:
+            changed = self._changed
+            yield self._response()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s / 3):
+                    await changed.wait()
 
-        async def watch(_request: Any, _context: Any) -> AsyncIterator[Message]:
-            await self._told.wait()  # nothing is known yet: kubelet keeps what the agent before us has said
-            while self._open:
-                changed = self._changed
-                yield self._response(messages)
-                try:
-                    async with asyncio.timeout(self._timeout_s / 3):
-                        await changed.wait()
-                except TimeoutError:
-                    continue
-
-        return {"NodeWatchResources": watch}
-
-    def _response(self, messages: ModuleType) -> Message:
-        response: Message = messages.NodeWatchResourcesResponse(
+    def _response(self) -> NodeWatchResourcesResponse:
+        return NodeWatchResourcesResponse(
             devices=[
-                messages.DeviceHealth(
-                    device=messages.DeviceIdentifier(pool_name=self._pool, device_name=one.device),
+                DeviceHealth(
+                    device=DeviceIdentifier(pool_name=self._pool, device_name=one.device),
                     health=one.state.name,
                     last_updated_time=one.at,
                     health_check_timeout_seconds=self._timeout_s,
@@ -142,4 +137,3 @@ class HealthService:
                 for one in self._reports
             ]
         )
-        return response

@@ -12,14 +12,15 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from draco.agent.plugin.api import dra_v1_pb2, health_v1_pb2, health_v1alpha1_pb2, registration_pb2
+from draco.agent.plugin.api import dra_v1_pb2, health_v1_pb2, registration_pb2
 
 REGISTRATION: ServiceDescriptor = registration_pb2.DESCRIPTOR.services_by_name["Registration"]
 DRA_V1: ServiceDescriptor = dra_v1_pb2.DESCRIPTOR.services_by_name["DRAPlugin"]
 HEALTH_V1: ServiceDescriptor = health_v1_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"]
-HEALTH_V1ALPHA1: ServiceDescriptor = health_v1alpha1_pb2.DESCRIPTOR.services_by_name["DRAResourceHealth"]
+HEALTH_V1ALPHA1 = "v1alpha1.DRAResourceHealth"
+"""What older kubelets call; the messages are those of v1."""
 
-SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1.DRAResourceHealth", HEALTH_V1ALPHA1)
 """How the services are announced at registration. These are not their names on the wire."""
 
 UnaryBehaviour = Callable[[Any, Any], Awaitable[Message]]
@@ -30,8 +31,10 @@ def _classes(method: MethodDescriptor) -> tuple[type[Message], type[Message]]:
     return GetMessageClass(method.input_type), GetMessageClass(method.output_type)
 
 
-def handlers(service: ServiceDescriptor, behaviours: Mapping[str, UnaryBehaviour | StreamBehaviour]) -> Any:
-    """A handler for `server.add_generic_rpc_handlers`, serving every method of `service`.
+def handlers(
+    service: ServiceDescriptor, behaviours: Mapping[str, UnaryBehaviour | StreamBehaviour], *, name: str = ""
+) -> Any:
+    """A handler for `server.add_generic_rpc_handlers`, serving every method of `service` under its name, or another.
 
     A behaviour is called with (request, context); it is a coroutine function, or an async generator where the method streams.
     """
@@ -44,7 +47,7 @@ def handlers(service: ServiceDescriptor, behaviours: Mapping[str, UnaryBehaviour
             request_deserializer=request.FromString,
             response_serializer=response.SerializeToString,
         )
-    return grpc.method_handlers_generic_handler(service.full_name, table)
+    return grpc.method_handlers_generic_handler(name or service.full_name, table)
 
 
 def unary(channel: grpc.aio.Channel, service: ServiceDescriptor, method: str) -> Any:

@@ -11,7 +11,6 @@ devices it finds in the slices, so a device dropped too early would free its cou
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -165,7 +164,6 @@ class Offers:
         *,
         view: Callable[[], HardwareView],
         clock: Clock,
-        random: Random,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._publisher = publisher
@@ -173,7 +171,7 @@ class Offers:
         self._view = view
         self._clock = clock
         self._patience_s = patience_s
-        self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=30.0)
+        self._queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=30.0)
         self._offering = Offering()
 
     def touch(self) -> None:
@@ -210,9 +208,9 @@ class Offers:
             view.gpus,
             view.driver,
             migs=self._dividing.offered(located.gpu for located in view.gpus),
-            wanted=self._dividing.wanted,
-            promised=self._dividing.promised,
-            isolated=self._dividing.isolated,
+            wanted=self._dividing.keeper.wanted or {},
+            promised=self._dividing.keeper.promised,
+            isolated=self._dividing.keeper.isolated,
             now_s=self._clock.monotonic(),
         )
         self._publisher.want(offer.devices, offer.counters)

@@ -6,7 +6,6 @@ wake-up. Kubelet deletes a node's slices when it starts and when the driver was 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from random import Random
 
 import msgspec
 import structlog
@@ -51,7 +50,6 @@ class SlicePublisher:
         node: str,
         driver: str,
         clock: Clock,
-        random: Random,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.published: PublishedPool | None = None
@@ -66,9 +64,8 @@ class SlicePublisher:
             SLICES,
             field_selector=f"spec.nodeName={node},spec.driver={driver}",
             clock=clock,
-            random=random,
         )
-        self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, cap_s=60.0)
+        self._queue: WorkQueue[str] = WorkQueue(clock=clock, cap_s=60.0)
         self._wanted: tuple[list[Device], list[CounterSet]] | None = None
         self._held = ""
         self._generation = 0

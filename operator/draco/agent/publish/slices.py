@@ -23,7 +23,7 @@ from draco.resources.api.slices import (
 )
 from draco.resources.names import STANDARD_NUMA_NODE, STANDARD_PCI_BUS_ID, STANDARD_PCIE_ROOT
 from draco.resources.quantity import Format, Quantity
-from draco.resources.semver import SemVer, SemVerError
+from draco.resources.semver import SemVer
 
 T = TypeVar("T")
 
@@ -42,11 +42,8 @@ def memory(gpu: Gpu) -> str:
 
 def version(text: str) -> str | None:
     """A driver's version as a semantic one: 580.65.06 becomes 580.65.6, 12.8 becomes 12.8.0. None when it cannot be read."""
-    try:
-        parsed = str(SemVer.parse_loosely(text))
-    except SemVerError:
-        return None
-    return parsed if len(parsed) <= STRING_LIMIT else None
+    parsed = SemVer.read(text, loosely=True)
+    return str(parsed) if parsed is not None and len(str(parsed)) <= STRING_LIMIT else None
 
 
 def device(located: LocatedGpu, driver: DriverInfo) -> Device:

@@ -6,7 +6,6 @@ tried again. The API server drops the entries when the claim is deallocated.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from random import Random
 from typing import Any, NamedTuple
 
 import msgspec
@@ -115,7 +114,6 @@ class ClaimReporter:
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
         health: Callable[[], Iterable[DeviceReport]],
         clock: Clock,
-        random: Random,
     ) -> None:
         self._client = client
         self._driver = driver
@@ -124,7 +122,7 @@ class ClaimReporter:
         self._health = health
         self._clock = clock
         self._refused: dict[ClaimRef, str] = {}
-        self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=120.0)
+        self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, base_s=0.5, cap_s=120.0)
 
     def touch(self, claim: PreparedClaim) -> None:
         """Something about the claim changed: it was prepared, given up, or a device's health differs."""

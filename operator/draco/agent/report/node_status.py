@@ -4,7 +4,6 @@ Owns the object's existence and its status. Where the kind is not installed the 
 """
 
 from collections.abc import Callable, Mapping
-from random import Random
 
 import msgspec
 import structlog
@@ -16,7 +15,6 @@ from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import PluginConflict, RegistrationState
 from draco.agent.publish.publisher import PublishedPool
 from draco.agent.publish.slices import memory
-from draco.agent.record.checkpoint import PreparedClaim
 from draco.agent.report import mig_report
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -26,7 +24,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
 from draco.resources.kinds import GPU_NODES, NODES
-from draco.resources.names import CONDITION_CERTIFICATE, CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, ClaimUid, GpuUuid
+from draco.resources.names import CONDITION_CERTIFICATE, CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, GpuUuid
 
 log = structlog.get_logger()
 
@@ -79,7 +77,7 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
     ]
     return GpuNodeStatus(
         observed_generation=generation,
-        isolates=True,
+        isolates=node_report.features is None or node_report.features.device_taints is not False,
         driver=node_report.driver,
         agent_version=__version__,
         driver_version=view.driver_version,
@@ -97,20 +95,9 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
 
 def _conditions(node_report: NodeReport) -> list[Condition]:
     view, published, registration = node_report.view, node_report.published, node_report.registration
-    readable = _condition(
-        "Readable",
-        view.driver is not None and not view.fault,
-        "DriverAnswers",
-        "Unreadable" if view.hang is None else DRIVER_HANGS,
-        view.fault,
-    )
-    if view.mismatch and readable.status == "True":
-        readable = Condition(type="Readable", status="False", reason=DRIVER_MISMATCH, message=view.mismatch)
-    if view.unidentified and readable.status == "True":
-        sentence = "; ".join(f"GPU {one.index}: {one.message}" for one in view.unidentified)
-        readable = Condition(type="Readable", status="False", reason="GpuUnidentified", message=sentence)
+    unreadable, why_unreadable = _unreadable(view)
     parts = [
-        readable,
+        _condition("Readable", not unreadable, "DriverAnswers", unreadable, why_unreadable),
         _condition("Published", published is not None, "SlicesWritten", "NotWritten", node_report.problem),
         _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
         _condition(
@@ -129,6 +116,16 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
         *_if_known(CONDITION_CERTIFICATE, node_report.certificate_problem, "Trusted", "Unfit"),
     ]
     return [ready, *parts, exclusive, *further]
+
+
+def _unreadable(view: HardwareView) -> tuple[str, str]:
+    """Why not every GPU can be read, as a reason and a message; twice "" when all can."""
+    if view.driver is None or view.fault:
+        return ("Unreadable" if view.hang is None else DRIVER_HANGS), view.fault
+    if view.mismatch:
+        return DRIVER_MISMATCH, view.mismatch
+    named = "; ".join(f"GPU {one.index}: {one.message}" for one in view.unidentified)
+    return ("GpuUnidentified" if named else ""), named
 
 
 def _exclusive(conflict: str) -> Condition:
@@ -158,14 +155,12 @@ def _condition(name: str, holds: object, why: str, why_not: str, message: str) -
 class NodeReporter:
     """Writes the GpuNode. `node_report` is asked each time; `touch` says that its answer may differ."""
 
-    def __init__(
-        self, client: Client, *, node: str, node_report: Callable[[], NodeReport], clock: Clock, random: Random
-    ) -> None:
+    def __init__(self, client: Client, *, node: str, node_report: Callable[[], NodeReport], clock: Clock) -> None:
         self._client = client
         self._node = node
         self._node_report = node_report
         self._clock = clock
-        self._queue: WorkQueue[str] = WorkQueue(clock=clock, random=random, base_s=0.5, cap_s=60.0)
+        self._queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=60.0)
         self._absent = False
         self._said: GpuNodeStatus | None = None
 
@@ -252,8 +247,3 @@ class NodeReporter:
             return None
         self._absent = False
         return made
-
-
-def prepared(claims: Mapping[ClaimUid, PreparedClaim]) -> int:
-    """How many claims are prepared."""
-    return sum(claim.state == "prepared" for claim in claims.values())

@@ -18,7 +18,7 @@ import msgspec
 
 from draco.allocation.fleet.rowwise import BYTES, Combined, Narrow, number, packed, unpacked
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
-from draco.resources.semver import SemVer, SemVerError
+from draco.resources.semver import SemVer
 
 MAX_SLOTS: Final = 255
 MAX_COLUMNS: Final = 512
@@ -376,8 +376,4 @@ def _attribute_key(attribute: DeviceAttribute) -> tuple[Hashable, bool]:
 
 @lru_cache(maxsize=8192)
 def _is_semver(text: str) -> bool:
-    try:
-        SemVer.parse(text)
-    except SemVerError:
-        return False
-    return True
+    return SemVer.read(text) is not None

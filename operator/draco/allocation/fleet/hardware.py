@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from draco.resources.api.slices import Device, ResourceSlice, current_slices, strangers
 from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, read_partition_name
-from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.quantity import Quantity
 
 Draws = Mapping[str, Mapping[str, int]]
 """What a device takes, in billionths, by counter set and counter."""
@@ -199,7 +199,5 @@ def _draws_of(device: Device) -> Draws:
 @lru_cache(maxsize=8192)
 def amount_of(text: str) -> int:
     """A quantity in billionths; none for what the API server would not have taken."""
-    try:
-        return Quantity.parse(text).nanos
-    except QuantityError:
-        return 0
+    amount = Quantity.read(text)
+    return amount.nanos if amount is not None else 0

@@ -162,10 +162,10 @@ class _Builder:
 
     arithmetic = comparison
 
-    def unary_not(self, parts: _Parts) -> _Parts:
+    def exprlist(self, parts: _Parts) -> _Parts:
         return parts
 
-    unary_neg = unary_not
+    unary_not = unary_neg = listinit = exprlist
 
     def negation(self, parts: _Parts) -> Expr:
         signs, operand = parts
@@ -186,12 +186,10 @@ class _Builder:
         return _call(opening, str(name), target, tuple(arguments or ()))
 
     def member_index(self, parts: _Parts) -> Expr:
-        operand, opening, index = parts
-        return Call(_at(opening), "_[_]", None, (operand, index))
+        operand, opening, *question, index = parts
+        return Call(_at(opening), "_[?_]" if question else "_[_]", None, (operand, index))
 
-    def member_index_optional(self, parts: _Parts) -> Expr:
-        operand, opening, _, index = parts
-        return Call(_at(opening), "_[?_]", None, (operand, index))
+    member_index_optional = member_index
 
     def member_object(self, parts: _Parts) -> Expr:
         operand, opening, fields = parts
@@ -200,31 +198,21 @@ class _Builder:
             raise _Refused(_at(opening), "Syntax error: mismatched input '{' expecting <EOF>")
         return MessageExpr(_at(opening), name, tuple(fields or ()))
 
-    def dot_ident_arg(self, parts: _Parts) -> Expr:
-        dot, name, opening, arguments = parts
-        _check_reserved(name, _at(dot))
-        return _call(opening, f".{name}", None, tuple(arguments or ()))
-
     def ident_arg(self, parts: _Parts) -> Expr:
-        name, opening, arguments = parts
-        _check_reserved(name, _at(name))
-        return _call(opening, str(name), None, tuple(arguments or ()))
+        *dot, name, opening, arguments = parts
+        _check_reserved(name, _at(parts[0]))
+        return _call(opening, "".join([*dot, name]), None, tuple(arguments or ()))
 
-    def dot_ident(self, parts: _Parts) -> Expr:
-        dot, name = parts
-        _check_reserved(name, _at(dot))
-        return Identifier(_at(name), f".{name}")
+    dot_ident_arg = ident_arg
 
     def ident(self, parts: _Parts) -> Expr:
-        (name,) = parts
-        _check_reserved(name, _at(name))
-        return Identifier(_at(name), str(name))
+        _check_reserved(parts[-1], _at(parts[0]))
+        return Identifier(_at(parts[-1]), "".join(parts))
+
+    dot_ident = ident
 
     def paren_expr(self, parts: _Parts) -> Expr:
         return cast("Expr", parts[0])
-
-    def exprlist(self, parts: _Parts) -> _Parts:
-        return parts
 
     def fieldinits(self, parts: _Parts) -> _Parts:
         """One more element behind those before it; the same for lists and maps."""
@@ -239,9 +227,6 @@ class _Builder:
     def fieldinit(self, parts: _Parts) -> Field:
         question, name, colon, value = parts
         return Field(_at(colon), _name(name), value, question is not None)
-
-    def listinit(self, parts: _Parts) -> _Parts:
-        return parts
 
     def mapinit(self, parts: _Parts) -> MapEntry:
         question, key, colon, value = parts

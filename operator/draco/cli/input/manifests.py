@@ -12,9 +12,9 @@ from typing import IO, Any, Final, TypeVar
 import click
 import msgspec
 
-from draco import linting
 from draco.cli.input.yaml_documents import documents
 from draco.cli.output import echo
+from draco.linting import model as linting
 from draco.linting.rules.fields import check_fields
 from draco.resources.api.core import Pod
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS

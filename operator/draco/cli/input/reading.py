@@ -5,7 +5,6 @@ Owns the patience with a server that has just started, and what is said without 
 """
 
 from collections.abc import Iterable, Mapping
-from random import Random
 from typing import TypeVar
 
 from draco.kube.clock import SystemClock
@@ -74,11 +73,9 @@ class Reader:
 
     async def _list(self, kind: Kind[T], params: Mapping[str, str] | None = None, namespace: str = "") -> list[T]:
         # A server that has just started, or that has just learnt a kind, asks to come back in a moment.
-        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
         page = await retry(
             lambda: self._client.list_page(kind, namespace=namespace, params=params),
             clock=SystemClock(),
-            random=jitter,
             attempts=4,
         )
         self.unread += [

@@ -21,7 +21,8 @@ from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import DocumentText, TextError
 from draco.cli.options import output_option
 from draco.cli.output import echo, written
-from draco.linting import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath, lint
+from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath
+from draco.linting.rules import lint
 
 RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
 _CRLF: Final = "\r\n"

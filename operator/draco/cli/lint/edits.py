@@ -15,7 +15,7 @@ from ruamel.yaml.scalarstring import (
     SingleQuotedScalarString,
 )
 
-from draco.linting import DropField, Edit, MoveField, SetField, TreePath
+from draco.linting.model import DropField, Edit, MoveField, SetField, TreePath
 
 Outcome: TypeAlias = Literal["changed", "there", "gone"]
 

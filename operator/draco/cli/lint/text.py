@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import ReusedAnchorWarning, YAMLError
 
 from draco.cli.input.yaml_documents import Document, DocumentError, placed_documents
-from draco.linting import TreePath
+from draco.linting.model import TreePath
 
 MOST_CHARACTERS: Final = 2_000_000
 MOST_VALUES: Final = 200_000

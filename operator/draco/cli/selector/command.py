@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from random import Random
 
 import click
 import msgspec
@@ -235,9 +234,8 @@ def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
 async def _slices_there_are(kubeconfig: Path | None, context: str | None) -> list[ResourceSlice]:
     """The slices of the cluster; of one that cannot be read only its name and why, on standard error."""
     async with Client(await connect(kubeconfig, context)) as client:
-        jitter = Random()  # noqa: S311 - spreads retries, guards nothing
         try:
-            page = await retry(lambda: client.list_page(SLICES), clock=SystemClock(), random=jitter, attempts=4)
+            page = await retry(lambda: client.list_page(SLICES), clock=SystemClock(), attempts=4)
         except NotFound:
             raise click.ClickException(
                 f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation): use Kubernetes "

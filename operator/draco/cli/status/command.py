@@ -16,7 +16,7 @@ from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import discover
+from draco.kube.discovery import autoscalers, discover
 from draco.maintenance.rules import is_draco_own
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.installation import OPERATORS, leading
@@ -71,6 +71,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
                 reader.all_if_allowed(LEASES, "what troubles the operator is not shown", {"fieldSelector": OPERATORS})
             )
             rules = tasks.create_task(reader.all(features.taint_rules)) if features.taint_rules else None
+            scaling = tasks.create_task(autoscalers(client))
             gpu_nodes = tasks.create_task(reader.all_if_served(GPU_NODES, "no GPU health is shown"))
             maintenances = tasks.create_task(
                 reader.all_if_served(DEVICE_MAINTENANCES, "no maintenance requests are shown")
@@ -102,6 +103,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             mig_policies=policies.result() or [],
             leaders=leading(leases.result(), datetime.now(UTC)),
             missing=missing,
+            autoscalers=scaling.result(),
             unread=sorted(reader.unread),
         )
         return status_of(snapshot, server=str(client.connection.server), namespace=namespace)

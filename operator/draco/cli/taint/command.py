@@ -19,19 +19,7 @@ from rich.table import Table
 from draco.cli.input.reading import ClusterReadError, Reader, pods_and_budgets, without_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible
-from draco.cli.taint.targets import (
-    TaintTargetError,
-    check_overwriting,
-    described,
-    device_of,
-    kept_by,
-    rule_on,
-    rules_named,
-    rules_to_remove,
-    same_taint,
-    taint_of,
-    target_text,
-)
+from draco.cli.taint import targets
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
@@ -124,7 +112,7 @@ def preview(what: Sequence[str], kubeconfig: Path | None, context: str | None, o
     """  # noqa: D301 - click keeps the lines below a backspace as they are
 
     async def read(cluster: _Cluster) -> tuple[list[DeviceTaintRule], TaintImpact, list[str]]:
-        rules = _meant(what, cluster) if len(what) > 1 else rules_named(what, cluster.rules)
+        rules = _meant(what, cluster) if len(what) > 1 else targets.rules_named(what, cluster.rules)
         return rules, (await cluster.with_users(rules)).impact(rules), cluster.reader.unread
 
     rules, impact, unread = _run(read, kubeconfig, context)
@@ -166,7 +154,7 @@ def add(
         rules = _meant((*devices, taint), cluster)
         there = {rule.metadata.name: rule for rule in cluster.rules}
         for rule in rules:
-            check_overwriting(there.get(rule.metadata.name), rule, overwrite=overwrite)
+            targets.check_overwriting(there.get(rule.metadata.name), rule, overwrite=overwrite)
         impact = (await cluster.with_users(rules)).impact(rules)
         _say_unread(cluster.reader.unread)
         _print_impact(rules, impact)
@@ -195,15 +183,15 @@ def remove(*, what: Sequence[str], dry_run: bool, kubeconfig: Path | None, conte
             if len(what) == 1:
                 raise click.UsageError("Name the taint to remove after its devices, as KEY or KEY:EFFECT.")
             *named, key = what
-            found = [device_of(text, cluster.tainted.devices) for text in named]
-            rules = [rule for device in found for rule in rules_to_remove(device, key, cluster.rules)]
+            found = [targets.device_of(text, cluster.tainted.devices) for text in named]
+            rules = [rule for device in found for rule in targets.rules_to_remove(device, key, cluster.rules)]
         else:
-            rules = rules_named(what, cluster.rules)
+            rules = targets.rules_named(what, cluster.rules)
         requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "whose rules are which is not known") or []
         names = [(request.metadata.uid, request.metadata.name) for request in requests]
         for rule in rules:
-            if said := kept_by(rule, cluster.rules, names):
-                raise TaintTargetError(said)
+            if said := targets.kept_by(rule, cluster.rules, names):
+                raise targets.TaintTargetError(said)
         for rule in rules:
             if not dry_run:
                 with suppress(NotFound):  # somebody else was faster
@@ -227,7 +215,9 @@ async def _with_cluster(
             raise without_dra(client)
         if features.taint_rules is None:
             (missing,) = [each for each in features.missing if each.name == "DeviceTaintRule"]
-            raise ClusterReadError(f"{client.connection.server} does not serve DeviceTaintRule. {missing.remedy}")
+            raise ClusterReadError(
+                f"{client.connection.server} does not serve DeviceTaintRule. {missing.consequence} {missing.remedy}"
+            )
         reader = Reader(client)
         async with asyncio.TaskGroup() as tasks:
             slices = tasks.create_task(reader.all(SLICES))
@@ -250,15 +240,15 @@ async def _with_cluster(
 def _meant(what: Sequence[str], cluster: _Cluster) -> list[DeviceTaintRule]:
     """The rules that put the taint, the last of the words, on the devices before it."""
     *devices, text = what
-    taint = taint_of(text)
-    found = [device_of(device, cluster.tainted.devices) for device in dict.fromkeys(devices)]
-    return [rule_on(device, taint) for device in dict.fromkeys(found)]
+    taint = targets.taint_of(text)
+    found = [targets.device_of(device, cluster.tainted.devices) for device in dict.fromkeys(devices)]
+    return [targets.rule_on(device, taint) for device in dict.fromkeys(found)]
 
 
 async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, DeviceTaintRule], dry_run: bool) -> str:
     """Create the rule or change its taint. Returns the word for what was done, as kubectl has it."""
     before = there.get(rule.metadata.name)
-    if before and same_taint(before.spec.taint, rule.spec.taint):
+    if before and targets.same_taint(before.spec.taint, rule.spec.taint):
         return "unchanged"
     said = "configured" if before else "created"
     if dry_run:
@@ -275,7 +265,7 @@ async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, D
 def _ask(pods: str) -> None:
     """Have somebody agree to the deletion of pods."""
     if not sys.stdin.isatty():
-        raise TaintTargetError(
+        raise targets.TaintTargetError(
             f"this deletes {pods}, and nobody can be asked here: add --yes, or use the effect NoSchedule and wait until they end."
         )
     click.confirm(f"Delete {pods}?", abort=True, err=True)
@@ -287,7 +277,7 @@ def _say_unread(unread: Sequence[str]) -> None:
 
 
 def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None:
-    echo(f"Taint {described(rules[0])} on {listed(map(target_text, rules))}")
+    echo(f"Taint {targets.described(rules[0])} on {listed(map(targets.target_text, rules))}")
     for sentence in sentences(rules[0], impact):
         echo(sentence)
 

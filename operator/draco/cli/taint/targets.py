@@ -7,8 +7,7 @@ Owns these short forms and what is said when they name nothing, or more than one
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 
-from draco.maintenance import maintenance_uid
-from draco.maintenance.rules import extends, is_draco_own
+from draco.maintenance.rules import extends, is_draco_own, maintenance_uid
 from draco.overview.taint_rules import selector_text
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import (

@@ -19,18 +19,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from draco.controller.workers import messages
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.messages import (
-    TOO_COSTLY,
-    UNKNOWN,
-    ExplainPending,
-    Failed,
-    OutOfMemory,
-    OverBudget,
-    PendingAnswer,
-    refusal,
-)
 from draco.controller.workers.pool import Answered, WorkerPool
 from draco.kube.clock import Clock
 from draco.resources.api.claims import ResourceClaim
@@ -180,7 +171,7 @@ class Explanations:
 
     async def _explain(self, topic: _Topic, waiting: PodWithClaims, urgency: QueuePriority) -> None:
         pod, claims = waiting
-        question = ExplainPending(pod, list(claims), scheduler_says(pod), self._minor)
+        question = messages.ExplainPending(pod, list(claims), scheduler_says(pod), self._minor)
         answered = await self._workers.ask(question, topic.namespace, urgency)
         topic.explanation = self._explanation_of(answered, claims)
         topic.version = answered.version
@@ -230,14 +221,14 @@ class Explanations:
 
     def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
         match answered.answer:
-            case PendingAnswer(text, reason):
+            case messages.PendingAnswer(text, reason):
                 return PodExplanation(text, reason)
-            case OverBudget() | OutOfMemory() as costly:
-                why = refusal(costly, claims, self._workers.long_cpu_s)
-                return PodExplanation(f"Too costly to explain: {why}.", TOO_COSTLY)
-            case Failed() as failed:
-                why = refusal(failed, claims, self._workers.long_cpu_s)
-                return PodExplanation(f"Cannot be explained: {why}.", UNKNOWN)
+            case messages.OverBudget() | messages.OutOfMemory() as costly:
+                why = messages.refusal(costly, claims, self._workers.long_cpu_s)
+                return PodExplanation(f"Too costly to explain: {why}.", messages.TOO_COSTLY)
+            case messages.Failed() as failed:
+                why = messages.refusal(failed, claims, self._workers.long_cpu_s)
+                return PodExplanation(f"Cannot be explained: {why}.", messages.UNKNOWN)
         raise TypeError(f"{answered.answer} is the answer to another question")
 
     def _on_change(self) -> None:

@@ -9,7 +9,6 @@ them so.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -21,8 +20,7 @@ from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
-from draco.kube.connect.retry import retry
-from draco.kube.errors import ApiError
+from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass, ResourceClaim
@@ -34,8 +32,6 @@ log = structlog.get_logger(__name__)
 
 EVENT_REASON = "ClaimPending"
 EVENT_ACTION = "Allocating"
-_ADOPT_WITHIN_S = 30.0
-"""Without knowing what was said before, everything is said again; at worst, old Events stay for their hour."""
 
 
 class PendingSubject(NamedTuple):
@@ -57,7 +53,6 @@ class PendingClaims:
         notes: Notes,
         *,
         clock: Clock,
-        random: Random,
         pending_after_s: float,
         minor: int | None,
         workers: WorkerPool,
@@ -65,7 +60,6 @@ class PendingClaims:
         self._view = view
         self._notes = notes
         self._clock = clock
-        self._random = random
         self._pending_after_s = pending_after_s
         self._explanations = Explanations(view.followed, workers, clock=clock, minor=minor)
         self._adopted = asyncio.Event()
@@ -90,13 +84,8 @@ class PendingClaims:
 
     async def follow(self, wake: Callable[[PendingSubject], None], backlog: Callable[[], int]) -> None:
         """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
-        try:
-            async with asyncio.timeout(_ADOPT_WITHIN_S):
-                left = await retry(self._notes.adopt, clock=self._clock, random=self._random)
-        except (ApiError, TimeoutError) as error:
-            left = []
-            log.warning("events.not_adopted", error=str(error) or "no answer in time")
-        for regarding in left:
+        # Without knowing what was said before, everything is said again; at worst, old Events stay for their hour.
+        for regarding in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
             subject = PendingSubject(regarding.kind, ObjectKey(regarding.namespace, regarding.name))
             self._noted[subject] = regarding
             wake(subject)

@@ -6,11 +6,9 @@ reservation, so it is for people, or their tools, to let go of it. Idle instance
 by themselves.
 """
 
-import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from random import Random
 
 import structlog
 
@@ -22,7 +20,7 @@ from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import FindRelease, ReleaseAnswer
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
-from draco.kube.connect.retry import retry
+from draco.kube.connect.retry import attempted
 from draco.kube.errors import ApiError
 from draco.kube.events.notes import Notes
 from draco.mig_policy import release_policy
@@ -53,7 +51,6 @@ _ASK_AGAIN_S = 10.0
 _AT_A_STRETCH = 256
 """Pods or claims that are picked out before others may have a turn."""
 _KEEP_S = 30.0
-_ADOPT_WITHIN_S = 30.0
 
 
 class RepairReconciler:
@@ -68,7 +65,6 @@ class RepairReconciler:
         workers: WorkerPool,
         *,
         clock: Clock,
-        random: Random,
     ) -> None:
         self._view = view
         self._movable = movable
@@ -76,7 +72,6 @@ class RepairReconciler:
         self._releases = releases
         self._workers = workers
         self._clock = clock
-        self._random = random
         self._adopted = False
         self._due_s = float("-inf")
         self._next: ObjectKey | None = None
@@ -298,13 +293,8 @@ class RepairReconciler:
         """Take over what another leader left, so that it is taken back when it is no longer so."""
         if self._adopted:
             return
-        left: list[ObjectReference] = []
-        try:
-            async with asyncio.timeout(_ADOPT_WITHIN_S):
-                left = await retry(self._notes.adopt, clock=self._clock, random=self._random)
-                await retry(self._releases.adopt, clock=self._clock, random=self._random)
-        except (ApiError, TimeoutError) as error:
-            log.warning("events.not_adopted", error=str(error) or "no answer in time")
+        left = await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ()
+        await attempted("events.not_adopted", self._releases.adopt, clock=self._clock)
         self._noted |= {ObjectKey(each.namespace, each.name): each for each in left}
         self._adopted = True
 

@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from prometheus_client.metrics_core import GaugeMetricFamily
-
 from draco.controller.loop_watch import CooperativeWork
-from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, gauge
+from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
@@ -142,18 +140,12 @@ class MigDecisions:
 
 def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
     """Export how the GPUs of each policy stand."""
-
-    def read() -> list[GaugeMetricFamily]:
-        return [
-            gauge(
-                "draco_mig_policy_gpus",
-                "GPUs of each MigPolicy by state: applied, changing, or failed. On the leader only.",
-                ["policy", "standing"],
-                {key: float(count) for key, count in decisions.gpu_counts.items()},
-            )
-        ]
-
-    metrics.registry.register(ScrapedMetrics(["draco_mig_policy_gpus"], read))
+    metrics.on_scrape(
+        "draco_mig_policy_gpus",
+        "GPUs of each MigPolicy by state: applied, changing, or failed. On the leader only.",
+        ["policy", "standing"],
+        lambda: decisions.gpu_counts,
+    )
 
 
 def _gpu_counts(decision: NodeDecision) -> Iterable[tuple[str, str]]:

@@ -16,7 +16,8 @@ from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
-from draco.maintenance import CONDITION_READY_FOR_WORK, isolated_gpus, says
+from draco.maintenance.isolation import isolated_gpus
+from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
 from draco.mig_policy.decide import NodeDecision
 from draco.mig_policy.promises import promises
 from draco.resources.api.claims import ResourceClaim

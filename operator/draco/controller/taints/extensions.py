@@ -50,7 +50,7 @@ class TaintExtensionReconciler:
         for rule in plan.apply:
             await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
         for rule in plan.delete:
-            await self._delete(kind, rule)
+            await delete_rule(self._client, kind, rule)
 
     def plan(self, uid: str, kind: Kind[DeviceTaintRule]) -> ExtensionPlan:
         """What the rule with this UID needs, by what is known now."""
@@ -63,19 +63,21 @@ class TaintExtensionReconciler:
         pool = PoolKey(named.driver, named.pool) if named else PoolKey("", "")
         return plan_extensions(original, in_place, self._view.hardware(pool), api_version=kind.api_version)
 
-    async def _delete(self, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
-        try:
-            await self._client.delete(kind, rule.metadata.key, uid=rule.metadata.uid)
-        except NotFound:
-            pass
-        except Conflict:
-            # Another rule has the name by now; its arrival on the watch wakes us.
-            log.info("taint_rule.extension_replaced", rule=rule.metadata.name)
-
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
         for pool in {item.pool for item in change.versions} if change.differs(lambda item: item.spec) else ():
             for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, pool):
                 wake(rule.metadata.uid)
+
+
+async def delete_rule(client: Client, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
+    """Delete that very rule, if it is still there. Raises ApiError."""
+    try:
+        await client.delete(kind, rule.metadata.key, uid=rule.metadata.uid)
+    except NotFound:
+        pass
+    except Conflict:
+        # Another rule has the name by now; its arrival on the watch wakes whoever wants it gone.
+        log.info("taint_rule.replaced", rule=rule.metadata.name)
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:

@@ -4,7 +4,7 @@ Owns the wake-ups and the writes of DeviceMaintenance and of its taint rules, an
 no rule that is not its own. Keys are UIDs of requests, also of those that are gone and left rules behind.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache
 
@@ -12,23 +12,16 @@ import structlog
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import Conflict, NotFound
+from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
-from draco.maintenance import (
-    MaintenancePlan,
-    MaintenanceScope,
-    PlanInput,
-    isolated_board,
-    maintained_device,
-    maintenance_uid,
-    not_heeded,
-    plan_abandoned,
-    plan_maintenance,
-    scope_of,
-)
+from draco.maintenance.isolation import not_heeded, not_reached
+from draco.maintenance.matching import scope_of
+from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_abandoned, plan_maintenance
+from draco.maintenance.rules import isolated_boards, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceSelector
@@ -42,10 +35,6 @@ log = structlog.get_logger(__name__)
 
 _MOST_ASKED = 64
 """Of more devices than this some are taken to belong to any class."""
-RULES_NOT_SERVED = (
-    "This cluster does not serve DeviceTaintRule, so devices cannot be isolated: enable the feature gate DRADeviceTaintRules "
-    "(and DRADeviceTaints) and the API resource.k8s.io/v1beta2 (v1alpha3 before Kubernetes 1.36), then restart Draco's operator."
-)
 
 
 class MaintenanceReconciler:
@@ -94,7 +83,7 @@ class MaintenanceReconciler:
         """What the request needs, by what is known now."""
         selector = request.spec.device_selector
         rules = self._view.rules_for(request.metadata.uid)
-        isolated = {device: isolated_board(rule) for rule in rules if (device := maintained_device(rule))}
+        isolated = isolated_boards(request, rules)
         pools = self._pools_for(selector, isolated)
         claims = {claim.metadata.key: claim for pool in pools for claim in self._view.claims_in(pool)}
         scope = scope_of(
@@ -104,35 +93,44 @@ class MaintenanceReconciler:
         tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
         concerned = {*scope.named, *scope.overlapping, *isolated}
         may_fit = self._classes_for(concerned, pools, {name for classes in tolerant.values() for name in classes})
+        nodes = {
+            pool: node
+            for pool in pools
+            if (node := self._view.gpu_nodes.store.get(ObjectKey("", pool.pool))) and node.status.driver == pool.driver
+        }
+        served = self._view.taint_rules is not None
         seen = PlanInput(
             now=self._clock.now(),
             scope=scope,
             rules=tuple(rules),
             claims=tuple(claims.values()),
             tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit)),
-            unavailable="" if self._view.taint_rules else RULES_NOT_SERVED,
-            unheeded=tuple(self._unheeded(request, scope, pools)),
+            rules_served=served,
+            unheeded=tuple(not_heeded(request, scope, pools, nodes, self._idle(nodes))),
+            beyond=() if served else tuple(not_reached(scope, pools, nodes)),
+            informed=()
+            if served
+            else tuple(
+                pool.pool
+                for pool, node in nodes.items()
+                if any(each.request == request.metadata.name for each in node.spec.isolated)
+            ),
             settle=self._settle,
         )
         return plan_maintenance(request, seen)
 
-    def _unheeded(
-        self, request: DeviceMaintenance, scope: MaintenanceScope, pools: Mapping[PoolKey, PoolHardware]
-    ) -> Sequence[DeviceKey]:
-        """Devices that their agents are still to publish with the taint.
+    def _idle(self, gpu_nodes: Mapping[PoolKey, GpuNode]) -> set[PoolKey]:
+        """The pools whose agents publish nothing now.
 
         On a node that is not ready nothing new is placed, and its agent may be gone for long; one that cannot read the GPUs, or
         gives way to another plugin, publishes nothing. Work on such a node is what maintenance is there for.
         """
-        found, idle = {}, set()
-        for pool in pools:
-            gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", pool.pool))
-            node = self._view.nodes.store.get(ObjectKey("", pool.pool))
-            if gpu_node is not None and gpu_node.status.driver == pool.driver:
-                found[pool] = gpu_node
-                if node is None or not node.ready or not _publishes(gpu_node):
-                    idle.add(pool)
-        return not_heeded(request, scope, pools, found, idle)
+        nodes = {pool: self._view.nodes.store.get(ObjectKey("", pool.pool)) for pool in gpu_nodes}
+        return {
+            pool
+            for pool, gpu_node in gpu_nodes.items()
+            if not ((node := nodes[pool]) and node.ready and _publishes(gpu_node))
+        }
 
     def _classes_for(
         self, devices: Iterable[DeviceKey], pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]
@@ -190,7 +188,7 @@ class MaintenanceReconciler:
                 await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
         for rule in plan.delete:
             if kind:
-                await self._delete(rule)
+                await delete_rule(self._client, kind, rule)
         if not plan.status_first:
             await self._write_status(plan, request)
 
@@ -217,18 +215,6 @@ class MaintenanceReconciler:
         if written.metadata.resource_version != seen:
             self._superseded[request.metadata.uid] = seen
         return True
-
-    async def _delete(self, rule: DeviceTaintRule) -> None:
-        kind = self._view.taint_rules
-        if kind is None:
-            return
-        try:
-            await self._client.delete(kind, rule.metadata.key, uid=rule.metadata.uid)
-        except NotFound:
-            pass
-        except Conflict:
-            # Another rule has the name by now; its arrival on the watch wakes us.
-            log.info("maintenance.rule_replaced", rule=rule.metadata.name)
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
         if change.differs(lambda item: item.spec):

@@ -12,16 +12,14 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import structlog
-from prometheus_client.core import Metric
 
 from draco.controller.loop_watch import CooperativeWork
-from draco.controller.metrics import OperatorMetrics, ScrapedMetrics, Values, gauge
+from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
-from draco.maintenance import maintenance_uid
 from draco.maintenance.impact import TaintAmounts
-from draco.maintenance.rules import extended_device, extends
+from draco.maintenance.rules import extended_device, extends, maintenance_uid
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -260,27 +258,32 @@ def _selection(rule: DeviceTaintRule) -> _Selection | None:
 
 log = structlog.get_logger(__name__)
 
-_METRICS = {
-    "draco_taint_rule_devices": "Published devices that a DeviceTaintRule taints, extensions included. Of more than 100 rules "
-    'all but the first by name, people\'s before those of maintenance, are summed as "(others)".',
-    "draco_taint_rule_claims": "Claims that hold hardware which a DeviceTaintRule taints; sums as for devices.",
-    "draco_taint_rule_pods": "Pods that use a claim which holds hardware that a DeviceTaintRule taints; sums as for devices.",
-}
-
 
 def register_reach(metrics: OperatorMetrics, reach: RuleReach) -> None:
     """Export the reach of rules: what is known when it is asked for."""
 
-    def read() -> Iterable[Metric]:
-        rows = reach.rows
-        numbers: dict[str, Values] = {
-            "draco_taint_rule_devices": {row: float(amounts.devices) for row, amounts in rows.items()},
-            "draco_taint_rule_claims": {row: float(amounts.claims) for row, amounts in rows.items()},
-            "draco_taint_rule_pods": {row: float(amounts.pods) for row, amounts in rows.items()},
-        }
-        return [gauge(name, help_, ["rule", "effect"], numbers[name]) for name, help_ in _METRICS.items()]
+    def column(name: str) -> Callable[[], dict[tuple[str, str], float]]:
+        return lambda: {row: getattr(amounts, name) for row, amounts in reach.rows.items()}
 
-    metrics.registry.register(ScrapedMetrics(_METRICS, read))
+    metrics.on_scrape(
+        "draco_taint_rule_devices",
+        "Published devices that a DeviceTaintRule taints, extensions included. Of more than 100 rules all but the first by name, "
+        'people\'s before those of maintenance, are summed as "(others)".',
+        ["rule", "effect"],
+        column("devices"),
+    )
+    metrics.on_scrape(
+        "draco_taint_rule_claims",
+        "Claims that hold hardware which a DeviceTaintRule taints; sums as for devices.",
+        ["rule", "effect"],
+        column("claims"),
+    )
+    metrics.on_scrape(
+        "draco_taint_rule_pods",
+        "Pods that use a claim which holds hardware that a DeviceTaintRule taints; sums as for devices.",
+        ["rule", "effect"],
+        column("pods"),
+    )
 
 
 def warn_of_wide_rules(view: ClusterView) -> None:

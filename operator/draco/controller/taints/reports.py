@@ -5,20 +5,16 @@ they serve. Of a rule that names one pool it says names; of one that may reach a
 without holding up the loop. Writes no rule. Keys are UIDs of rules, also of those that are gone.
 """
 
-import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
-from random import Random
-
-import structlog
 
 from draco.controller.taints.reach import RuleReach
 from draco.controller.view import BY_TAINTED_POOL, BY_UID, WIDE, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import retry
-from draco.kube.errors import ApiError, Forbidden
+from draco.kube.connect.retry import attempted
+from draco.kube.errors import Forbidden
 from draco.kube.events.notes import Notes
 from draco.kube.watch.store import Change
 from draco.maintenance.impact import TaintImpact, impact_of, sentences, with_budgets
@@ -30,11 +26,8 @@ from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS
 from draco.resources.names import DeviceKey, PoolKey
 
-log = structlog.get_logger(__name__)
-
 EVENT_REASON = "TaintImpact"
 EVENT_ACTION = "ReportTaint"
-_ADOPT_WITHIN_S = 10.0
 _BUDGETS_EVERY_S = 300.0
 """Budgets are not watched: what was said of them is looked at again after this."""
 
@@ -42,15 +35,12 @@ _BUDGETS_EVERY_S = 300.0
 class TaintRuleReports:
     """One rule at a time."""
 
-    def __init__(
-        self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes, *, clock: Clock, random: Random
-    ) -> None:
+    def __init__(self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes, *, clock: Clock) -> None:
         self._client = client
         self._view = view
         self._reach = reach
         self._notes = notes
         self._clock = clock
-        self._random = random
         self._noted: dict[str, ObjectReference] = {}
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -69,13 +59,7 @@ class TaintRuleReports:
 
     async def adopt(self, wake: Callable[[str], None]) -> None:
         """Take over what another leader said, so that what is no longer so is taken back."""
-        try:
-            async with asyncio.timeout(_ADOPT_WITHIN_S):
-                left = await retry(self._notes.adopt, clock=self._clock, random=self._random)
-        except (ApiError, TimeoutError) as error:
-            log.warning("events.not_adopted", error=str(error) or "no answer in time")
-            return
-        for regarding in left:
+        for regarding in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
             self._noted.setdefault(regarding.uid, regarding)
             wake(regarding.uid)
 

@@ -19,27 +19,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.errors import CompileError, EvaluationError
 from draco.cel.selector import Selector, compile_selector
 from draco.cel.values.device import DeviceVariable, device_view
-from draco.controller.workers.messages import (
-    MOST_STEPS,
-    Answer,
-    AskQuestion,
-    CheckClaim,
-    ClaimProblems,
-    CostlySelector,
-    ExplainPending,
-    Failed,
-    FrameReader,
-    OutOfMemory,
-    OverBudget,
-    PendingAnswer,
-    Question,
-    ReleaseAnswer,
-    Reply,
-    SentRelease,
-    claims_of,
-    inward,
-    write,
-)
+from draco.controller.workers import messages
 from draco.explanation.explain import explain
 from draco.explanation.problems.claims import problems_of
 from draco.mig_policy.releases import Searches, plan_release
@@ -75,48 +55,50 @@ class BudgetUsedUp(BaseException):
     """Not an Exception, so that nothing on the way takes it for a fault of what it tried."""
 
 
-def answer(fleet: Fleet, question: Question) -> Answer:
+def answer(fleet: Fleet, question: messages.Question) -> messages.Answer:
     """The answer, whatever it takes."""
-    if isinstance(question, ExplainPending):
+    if isinstance(question, messages.ExplainPending):
         return _why_waiting(fleet, question)
-    if isinstance(question, CheckClaim):
-        return ClaimProblems(problems_of(fleet, [question.claim]))
+    if isinstance(question, messages.CheckClaim):
+        return messages.ClaimProblems(problems_of(fleet, [question.claim]))
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
     if found is None:
-        return ReleaseAnswer(None, searches.left)
+        return messages.ReleaseAnswer(None, searches.left)
     devices = [(key, list(names)) for key, names in found.devices.items()]
-    return ReleaseAnswer(SentRelease(list(found.waiting), found.node, list(found.claims), devices), searches.left)
+    return messages.ReleaseAnswer(
+        messages.SentRelease(list(found.waiting), found.node, list(found.claims), devices), searches.left
+    )
 
 
-def _why_waiting(fleet: Fleet, question: ExplainPending) -> PendingAnswer:
+def _why_waiting(fleet: Fleet, question: messages.ExplainPending) -> messages.PendingAnswer:
     try:
         explanation = explain(
             fleet, question.claims, pod=question.pod, scheduler=question.scheduler, minor=question.minor
         )
     except DracoError as error:
         # Something published cannot be read. The pods that wait for it get that as an answer; all others are still explained.
-        return PendingAnswer(f"Cannot be explained: {error}", "Unknown")
-    return PendingAnswer(str(explanation), str(explanation.reason))
+        return messages.PendingAnswer(f"Cannot be explained: {error}", "Unknown")
+    return messages.PendingAnswer(str(explanation), str(explanation.reason))
 
 
-def answer_within(fleet: Fleet, ask: AskQuestion) -> Answer:
+def answer_within(fleet: Fleet, ask: messages.AskQuestion) -> messages.Answer:
     """The answer, or what kept it from being found. After OverBudget and OutOfMemory the fleet is not to be used again."""
     try:
         return _limited(lambda: answer(fleet, ask.question), ask.cpu_s)
     except BudgetUsedUp:
-        return _why_over_budget(fleet, ask.question) if ask.is_last else OverBudget(None, 0)
+        return _why_over_budget(fleet, ask.question) if ask.is_last else messages.OverBudget(None, 0)
     except MemoryError:
-        return OutOfMemory()
+        return messages.OutOfMemory()
     except Exception as error:  # noqa: BLE001 - the outermost loop: the operator says it, and asks somebody else next time
-        return Failed(f"{type(error).__name__}: {error}")
+        return messages.Failed(f"{type(error).__name__}: {error}")
 
 
-def _why_over_budget(fleet: Fleet, question: Question) -> OverBudget:
-    costliest = CostliestSelector(fleet, claims_of(question))
+def _why_over_budget(fleet: Fleet, question: messages.Question) -> messages.OverBudget:
+    costliest = CostliestSelector(fleet, messages.claims_of(question))
     with suppress(BudgetUsedUp, MemoryError):  # what was found until then is said
         _limited(costliest.look, _LOOKING_FOR_THE_CAUSE_S)
-    return OverBudget(costliest.found, len(fleet.inventory))
+    return messages.OverBudget(costliest.found, len(fleet.inventory))
 
 
 def _limited(work: Callable[[], R], cpu_s: float) -> R:
@@ -150,16 +132,16 @@ def warm_up(fleet: Fleet) -> None:
 
 def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
     """Answer what comes through one pipe into the other, until that ends."""
-    frames = FrameReader()
+    frames = messages.FrameReader()
     while data := os.read(questions, 1 << 20):
         for body in frames.feed(data):
-            ask = inward(body)
-            if not isinstance(ask, AskQuestion):
+            ask = messages.inward(body)
+            if not isinstance(ask, messages.AskQuestion):
                 raise TypeError(f"{ask} is not a question")
             began_s = time.process_time()
             answered = answer_within(fleet, ask)
-            write(answers, Reply(ask.number, answered, version, time.process_time() - began_s))
-            if isinstance(answered, OverBudget | OutOfMemory | Failed):
+            messages.write(answers, messages.Reply(ask.number, answered, version, time.process_time() - began_s))
+            if isinstance(answered, messages.OverBudget | messages.OutOfMemory | messages.Failed):
                 os._exit(0)
     os._exit(0)
 
@@ -174,7 +156,7 @@ class CostliestSelector:
     def __init__(self, fleet: Fleet, claims: list[ResourceClaim]) -> None:
         self._fleet = fleet
         self._claims = claims
-        self.found: CostlySelector | None = None
+        self.found: messages.CostlySelector | None = None
 
     def look(self) -> None:
         """Evaluate every selector on some devices."""
@@ -188,7 +170,7 @@ class CostliestSelector:
                 continue
             steps = max((_steps(compiled, view) for view in views), default=0)
             if steps >= _WORTH_NAMING and (self.found is None or steps > self.found.steps):
-                self.found = CostlySelector(*named, steps)
+                self.found = messages.CostlySelector(*named, steps)
 
     def _samples(self) -> Iterator[DeviceVariable]:
         columns = self._fleet.inventory.columns
@@ -220,4 +202,4 @@ def _steps(selector: Selector, view: DeviceVariable) -> int:
     try:
         return selector.cost(view)
     except EvaluationError as error:
-        return MOST_STEPS if "cost limit" in str(error) else 0
+        return messages.MOST_STEPS if "cost limit" in str(error) else 0

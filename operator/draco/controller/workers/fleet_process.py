@@ -26,24 +26,8 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel.selector import compile_selector
+from draco.controller.workers import messages
 from draco.controller.workers.answering import serve, warm_up
-from draco.controller.workers.messages import (
-    MOST_ANSWER_BYTES,
-    Answer,
-    AskQuestion,
-    Changes,
-    Failed,
-    FrameReader,
-    NotAMessage,
-    OutOfMemory,
-    OverBudget,
-    PutObject,
-    Reply,
-    SkippedObject,
-    inward,
-    outward,
-    write,
-)
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
@@ -66,7 +50,7 @@ _FIRST_TO_KILL: Final = "1000"
 class FleetFeed:
     """The fleet, and what changes of each kind mean to it."""
 
-    def __init__(self, left_out: Callable[[SkippedObject], None]) -> None:
+    def __init__(self, left_out: Callable[[messages.SkippedObject], None]) -> None:
         self.fleet = fleet = Fleet()
         self.version = 0
         self._left_out = left_out
@@ -79,11 +63,11 @@ class FleetFeed:
             CLAIMS.kind: (_decoder(ResourceClaim), fleet.put_claim, fleet.remove_claim),
         }
 
-    def take(self, changes: Changes) -> None:
+    def take(self, changes: messages.Changes) -> None:
         """Take changes in."""
         for change in changes.changes:
             decoder, put, remove = self._kinds[change.kind]
-            if not isinstance(change, PutObject):
+            if not isinstance(change, messages.PutObject):
                 remove(change.key)
                 continue
             found = self._shared.of(decoder.decode(change.body))
@@ -91,7 +75,7 @@ class FleetFeed:
                 put(found)
             except DracoError as error:
                 remove(found.metadata.key)
-                self._left_out(SkippedObject(change.kind, found.metadata.key, str(error)))
+                self._left_out(messages.SkippedObject(change.kind, found.metadata.key, str(error)))
         self.version = changes.version
 
 
@@ -103,8 +87,8 @@ class _Child:
         self.version = version
         self.questions = questions
         self.answers = answers
-        self.frames = FrameReader(MOST_ANSWER_BYTES)
-        self.ask: AskQuestion | None = None
+        self.frames = messages.FrameReader(messages.MOST_ANSWER_BYTES)
+        self.ask: messages.AskQuestion | None = None
         self.until_s = time.monotonic() + _IDLE_S
         """When it is late with its answer, or idle for too long."""
 
@@ -117,7 +101,7 @@ class FleetProcess:
         self._inbox = inbox
         self._outbox = outbox
         self._feed = FleetFeed(self._say)
-        self._frames = FrameReader()
+        self._frames = messages.FrameReader()
         self._bodies: deque[bytes] = deque()
         self._children: dict[int, _Child] = {}  # by the pipe of their answers
         self._selector = selectors.DefaultSelector()
@@ -147,13 +131,13 @@ class FleetProcess:
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _take(self, body: bytes) -> None:
-        message = inward(body)
-        if isinstance(message, Changes):
+        message = messages.inward(body)
+        if isinstance(message, messages.Changes):
             self._feed.take(message)
             return
         self._give(message)
 
-    def _give(self, ask: AskQuestion) -> None:
+    def _give(self, ask: messages.AskQuestion) -> None:
         """Have a child answer that sees what the question is about."""
         idle = [child for child in self._children.values() if child.ask is None]
         child = next((each for each in idle if each.version >= ask.version), None)
@@ -164,7 +148,7 @@ class FleetProcess:
         child.ask = ask
         child.until_s = time.monotonic() + ask.wall_s
         try:
-            write(child.questions, ask)
+            messages.write(child.questions, ask)
         except BrokenPipeError:
             self._lose(child)
 
@@ -217,18 +201,18 @@ class FleetProcess:
                 child.ask = None
                 child.until_s = time.monotonic() + _IDLE_S
                 self._say(reply)
-                if isinstance(reply.answer, OverBudget | OutOfMemory | Failed):
+                if isinstance(reply.answer, messages.OverBudget | messages.OutOfMemory | messages.Failed):
                     self._end(child)  # it ends itself; it must not be asked again
                     return
-        except NotAMessage as error:
-            self._answer(child, Failed(str(error)))
+        except messages.NotAMessage as error:
+            self._answer(child, messages.Failed(str(error)))
             self._end(child)
 
     def _end_the_late(self) -> None:
         now_s = time.monotonic()
         for child in [each for each in self._children.values() if each.until_s <= now_s]:
             if child.ask is not None:
-                self._answer(child, Failed(f"no answer within {child.ask.wall_s:g} s"))
+                self._answer(child, messages.Failed(f"no answer within {child.ask.wall_s:g} s"))
             self._end(child)
 
     def _lose(self, child: _Child) -> None:
@@ -236,11 +220,11 @@ class FleetProcess:
         status = self._end(child)
         if child.ask is not None:
             how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended"
-            self._answer(child, Failed(f"its process was {how}"))
+            self._answer(child, messages.Failed(f"its process was {how}"))
 
-    def _answer(self, child: _Child, answer: Answer) -> None:
+    def _answer(self, child: _Child, answer: messages.Answer) -> None:
         if child.ask is not None:
-            self._say(Reply(child.ask.number, answer, child.version, 0.0))
+            self._say(messages.Reply(child.ask.number, answer, child.version, 0.0))
             child.ask = None
 
     def _end(self, child: _Child) -> int:
@@ -251,15 +235,15 @@ class FleetProcess:
         os.kill(child.pid, signal.SIGKILL)
         return os.waitpid(child.pid, 0)[1]
 
-    def _say(self, message: Reply | SkippedObject) -> None:
-        write(self._outbox, message)
+    def _say(self, message: messages.Reply | messages.SkippedObject) -> None:
+        messages.write(self._outbox, message)
 
 
-def _reply_to(ask: AskQuestion | None, body: bytes) -> Reply:
+def _reply_to(ask: messages.AskQuestion | None, body: bytes) -> messages.Reply:
     """A child has nothing else to say. Raises NotAMessage."""
-    reply = outward(body)
-    if not isinstance(reply, Reply) or ask is None or reply.number != ask.number:
-        raise NotAMessage("it answers what it was not asked")
+    reply = messages.outward(body)
+    if not isinstance(reply, messages.Reply) or ask is None or reply.number != ask.number:
+        raise messages.NotAMessage("it answers what it was not asked")
     return reply
 
 

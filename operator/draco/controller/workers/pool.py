@@ -12,7 +12,6 @@ nothing any more. A question whose process dies is asked once more, and then rem
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from random import Random
 from typing import Final, Protocol
 
 import msgspec
@@ -131,13 +130,11 @@ class Workers:
         followed: FollowedFleet,
         *,
         clock: Clock,
-        random: Random,
         settings: WorkerSettings | None = None,
         start: Callable[[], Awaitable[WorkerProcess]] = FleetProcessHandle.start,
     ) -> None:
         self._followed = followed
         self._clock = clock
-        self._random = random
         self._settings = settings or WorkerSettings()
         self._start = start
         self._short: FairQueue[_Pending] = FairQueue()
@@ -200,7 +197,7 @@ class Workers:
 
     async def run(self) -> None:
         """Keep a fleet process at work until cancelled."""
-        backoff = Backoff(self._random, base_s=0.2, cap_s=30.0)
+        backoff = Backoff(self._clock, base_s=0.2, cap_s=30.0)
         while True:
             began_s = self._clock.monotonic()
             try:

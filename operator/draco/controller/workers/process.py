@@ -9,16 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Final, Protocol, Self
 
-from draco.controller.workers.messages import (
-    MEMORY_MIB,
-    AskQuestion,
-    Changes,
-    FrameReader,
-    NotAMessage,
-    Outward,
-    frame,
-    outward,
-)
+from draco.controller.workers import messages
 
 _AT_ONCE: Final = 1 << 18
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -32,11 +23,11 @@ class ProcessEnded(Exception):
 class WorkerProcess(Protocol):
     """A fleet process."""
 
-    async def send(self, message: Changes | AskQuestion) -> None:
+    async def send(self, message: messages.Changes | messages.AskQuestion) -> None:
         """Say something; returns when there is room for more. Raises ProcessEnded."""
         ...
 
-    def replies(self) -> AsyncIterator[list[Outward]]:
+    def replies(self) -> AsyncIterator[list[messages.Outward]]:
         """What it says, several at a time, until it ends."""
         ...
 
@@ -55,7 +46,7 @@ class FleetProcessHandle:
         self._in, self._out = process.stdin, process.stdout
 
     @classmethod
-    async def start(cls, memory_mib: int = MEMORY_MIB) -> Self:
+    async def start(cls, memory_mib: int = messages.MEMORY_MIB) -> Self:
         """Start one whose children may take so much memory. Raises OSError."""
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         process = await asyncio.create_subprocess_exec(
@@ -71,21 +62,21 @@ class FleetProcessHandle:
         """Its number."""
         return self._process.pid
 
-    async def send(self, message: Changes | AskQuestion) -> None:
+    async def send(self, message: messages.Changes | messages.AskQuestion) -> None:
         """Say something; returns when there is room for more. Raises ProcessEnded."""
         try:
-            self._in.write(frame(message))
+            self._in.write(messages.frame(message))
             await self._in.drain()
         except ConnectionError as error:
             raise ProcessEnded("it reads no more") from error
 
-    async def replies(self) -> AsyncIterator[list[Outward]]:
+    async def replies(self) -> AsyncIterator[list[messages.Outward]]:
         """What it says, several at a time, until it ends. Raises ProcessEnded where that is no message."""
-        frames = FrameReader()
+        frames = messages.FrameReader()
         while data := await self._out.read(_AT_ONCE):
             try:
-                said = [outward(body) for body in frames.feed(data)]
-            except NotAMessage as error:
+                said = [messages.outward(body) for body in frames.feed(data)]
+            except messages.NotAMessage as error:
                 raise ProcessEnded(str(error)) from error
             yield said
 

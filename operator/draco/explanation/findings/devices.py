@@ -21,7 +21,7 @@ from draco.explanation.findings.details import (
     taint_seen,
     values_seen,
 )
-from draco.explanation.findings.fleet_findings import judged_devices
+from draco.explanation.findings.fleet_findings import FleetFinder
 from draco.explanation.findings.placement import nodes_for
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge, constrained_requests
 from draco.explanation.model import Cause, CauseCount, DeviceVerdict
@@ -42,7 +42,7 @@ def device_verdicts(fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod |
     telling = _Telling(fleet)
     details = [
         telling.verdict(constrained, view, candidate, finding)
-        for view, candidate, findings in judged_devices(fleet, waiting, requests, may_go)
+        for view, candidate, findings in FleetFinder(fleet, waiting, requests, may_go).devices()
         for constrained, finding in zip(requests, findings, strict=True)
     ]
     return sorted(details, key=lambda each: (each.device, each.claim, each.request))

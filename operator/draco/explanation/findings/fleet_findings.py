@@ -94,26 +94,6 @@ class FleetFindings(msgspec.Struct, frozen=True):
     devices: int
 
 
-def fleet_findings(
-    fleet: Fleet,
-    claims: Sequence[ResourceClaim],
-    requests: Sequence[ConstrainedRequest],
-    open_nodes: Mapping[str, Node],
-) -> FleetFindings:
-    """Look at every node and device."""
-    return _Finder(fleet, claims, requests, open_nodes).findings()
-
-
-def judged_devices(
-    fleet: Fleet,
-    claims: Sequence[ResourceClaim],
-    requests: Sequence[ConstrainedRequest],
-    open_nodes: Mapping[str, Node],
-) -> Iterator[tuple[PoolView, Candidate, tuple[DeviceFinding, ...]]]:
-    """Every device by itself, with its finding for each request."""
-    return _Finder(fleet, claims, requests, open_nodes).devices()
-
-
 _Like: TypeAlias = tuple[bool, int, NodeProfile]
 """Whether nodes are open, which pools they see, and the codes of their devices."""
 
@@ -128,7 +108,9 @@ class _Kind(msgspec.Struct, frozen=True):
     """What their devices meet of counters, where some draw from them (see `Ground.drawn`)."""
 
 
-class _Finder:
+class FleetFinder:
+    """Looks at every node and device, for these requests of these claims; `open_nodes` are those that the pod may go to."""
+
     def __init__(
         self,
         fleet: Fleet,

@@ -9,8 +9,8 @@ from typing import Final
 from draco.allocation.fleet.columns import DRIVER, ColumnPath, Columns
 from draco.cel.paths import AttributePath
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
-from draco.resources.quantity import Quantity, QuantityError
-from draco.resources.semver import SemVer, SemVerError
+from draco.resources.quantity import Quantity
+from draco.resources.semver import SemVer
 from draco.resources.texts import most_like
 from draco.selectors.comparisons import Plain
 
@@ -54,7 +54,7 @@ class PublishedNames:
         """The smallest amount of a capacity."""
         column = self._columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
         values = [] if column is None else [value for _, value, _ in column.values()]
-        amounts = [_quantity(each.value) for each in values if isinstance(each, DeviceCapacity)]
+        amounts = [Quantity.read(each.value) for each in values if isinstance(each, DeviceCapacity)]
         return min((each for each in amounts if each is not None), default=None)
 
     def domains(self) -> list[str]:
@@ -106,11 +106,11 @@ def value_of(device: Device, driver: str, path: AttributePath) -> Plain | None:
     names = [f"{path.domain}/{path.id}", *([path.id] if path.domain == driver else [])]
     for name in filter(None, names):
         if path.kind == "capacity" and name in device.capacity:
-            return _quantity(device.capacity[name].value)
+            return Quantity.read(device.capacity[name].value)
         if path.kind == "attributes" and name in device.attributes:
             attribute = device.attributes[name]
             if attribute.version is not None:
-                return _version(attribute.version)
+                return SemVer.read(attribute.version)
             return attribute.value if isinstance(attribute.value, bool | int | str) else None
     return None
 
@@ -147,17 +147,3 @@ def _is_part(one: str, other: str) -> bool:
 
 def _path(kind: str, domain: str, name: str) -> AttributePath:
     return AttributePath("attributes" if kind == "attributes" else "capacity", domain, name)
-
-
-def _quantity(text: str) -> Quantity | None:
-    try:
-        return Quantity.parse(text)
-    except QuantityError:
-        return None
-
-
-def _version(text: str) -> SemVer | None:
-    try:
-        return SemVer.parse(text)
-    except SemVerError:
-        return None

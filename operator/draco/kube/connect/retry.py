@@ -4,8 +4,8 @@ Owns backoff with jitter and the list of failures worth a retry. A Conflict is n
 the caller's.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from random import Random
 from typing import TypeVar
 
 import structlog
@@ -27,8 +27,8 @@ class Backoff:
     The jitter keeps many clients that failed together from coming back together.
     """
 
-    def __init__(self, random: Random, *, base_s: float, cap_s: float) -> None:
-        self._random = random
+    def __init__(self, clock: Clock, *, base_s: float, cap_s: float) -> None:
+        self._clock = clock
         self._base_s = base_s
         self._cap_s = cap_s
         self.failures = 0
@@ -38,7 +38,7 @@ class Backoff:
         # The exponent is bounded so that a failure that lasts for weeks does not overflow a float.
         full = min(self._cap_s, self._base_s * 2.0 ** min(self.failures, 60))
         self.failures += 1
-        return max(full * (0.5 + self._random.random() / 2), at_least_s or 0.0)
+        return max(full * (0.5 + self._clock.jitter() / 2), at_least_s or 0.0)
 
     def reset(self) -> None:
         """Start over, after a success."""
@@ -49,7 +49,6 @@ async def retry(
     call: Callable[[], Awaitable[R]],
     *,
     clock: Clock,
-    random: Random,
     attempts: int = 5,
     base_s: float = 0.2,
     cap_s: float = 5.0,
@@ -61,7 +60,7 @@ async def retry(
     Unreachable the first attempt may have been carried out: a create can come back as AlreadyExists, a delete as NotFound.
     Not for evictions: there, 429 means that a disruption budget says no.
     """
-    backoff = Backoff(random, base_s=base_s, cap_s=cap_s)
+    backoff = Backoff(clock, base_s=base_s, cap_s=cap_s)
     while True:
         try:
             return await call()
@@ -72,9 +71,9 @@ async def retry(
         await clock.sleep(pause_s)
 
 
-async def persistently(event: str, attempt: Callable[[], Awaitable[R]], *, clock: Clock, random: Random) -> R:
+async def persistently(event: str, attempt: Callable[[], Awaitable[R]], *, clock: Clock) -> R:
     """Until it works; each failure is logged as `event`. For what there is nothing better to do than to try again."""
-    backoff = Backoff(random, base_s=0.5, cap_s=30.0)
+    backoff = Backoff(clock, base_s=0.5, cap_s=30.0)
     while True:
         try:
             return await attempt()
@@ -82,6 +81,16 @@ async def persistently(event: str, attempt: Callable[[], Awaitable[R]], *, clock
             pause_s = backoff.next(at_least_s=asked_to_wait_s(error))
             log.warning(event, error=str(error), again_in_s=round(pause_s, 1))
         await clock.sleep(pause_s)
+
+
+async def attempted(event: str, call: Callable[[], Awaitable[R]], *, clock: Clock, within_s: float = 30.0) -> R | None:
+    """Retry for so many seconds and no longer; a failure is logged as `event` and gives None. For what can be done without."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await retry(call, clock=clock)
+    except (ApiError, TimeoutError) as error:
+        log.warning(event, error=str(error) or "no answer in time")
+        return None
 
 
 def asked_to_wait_s(error: Exception) -> float | None:

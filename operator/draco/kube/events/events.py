@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from datetime import datetime
-from random import Random
+from secrets import token_hex
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -123,14 +123,12 @@ class EventRecorder:
         controller: str,
         instance: str,
         clock: Clock,
-        random: Random,
         limits: EventLimits | None = None,
     ) -> None:
         self.dropped = 0
         """Records that found no room, or that the server refused."""
         self._writer = EventWriter(client, controller=controller, instance=instance)
         self._clock = clock
-        self._random = random
         self._limits = limits or EventLimits()
         self._series: OrderedDict[EventSubject, _Series] = OrderedDict()  # the longest silent first
         self._unposted: OrderedDict[EventSubject, None] = OrderedDict()
@@ -151,7 +149,7 @@ class EventRecorder:
             if len(self._series) >= self._limits.series:
                 self.dropped += 1
                 return
-            name = event_name(regarding, f"{self._random.getrandbits(64):016x}")
+            name = event_name(regarding, token_hex(8))
             series = self._series[subject] = _Series(name, EventContent(note, 0, now, now), at)
         series.said = EventContent(note, series.said.count + 1, series.said.first, now)
         series.last_at = at
@@ -161,7 +159,7 @@ class EventRecorder:
 
     async def run(self) -> None:
         """Post what is recorded, until cancelled."""
-        backoff = Backoff(self._random, base_s=0.5, cap_s=60.0)
+        backoff = Backoff(self._clock, base_s=0.5, cap_s=60.0)
         while True:
             self._wake.clear()
             subject, wait_s = self._next()

@@ -13,7 +13,6 @@ Must not decide anything: a change is a wake-up, a reconciler reads the store.
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from random import Random
 from typing import TypeVar
 
 import msgspec
@@ -22,20 +21,9 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import PAGE_SIZE, Client, selectors
 from draco.kube.connect.retry import Backoff, asked_to_wait_s
 from draco.kube.errors import ApiError, Expired, NotFound
+from draco.kube.watch import watching
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import ApiObject
-from draco.kube.watch.watching import (
-    Bookmark,
-    ListedCollection,
-    Removal,
-    StreamBroken,
-    UndecodableObject,
-    Upsert,
-    WatchStep,
-    cannot_stream_lists,
-    list_all,
-    watch,
-)
 from draco.resources.kinds import Kind
 
 T = TypeVar("T", bound=ApiObject)
@@ -69,7 +57,6 @@ class Informer(Collection[T]):
         label_selector: str = "",
         field_selector: str = "",
         clock: Clock,
-        random: Random,
         settings: InformerSettings | None = None,
         keep: Callable[[T], T] = lambda obj: obj,
     ) -> None:
@@ -78,7 +65,6 @@ class Informer(Collection[T]):
         self._client = client
         self._namespace = namespace
         self._params = selectors(label_selector, field_selector)
-        self._random = random
         self._settings = settings or InformerSettings()
         self._version = ""
         self._streams_lists = True  # until the server says that it cannot
@@ -87,14 +73,14 @@ class Informer(Collection[T]):
 
     async def run(self) -> None:
         """Follow the collection until cancelled."""
-        backoff = Backoff(self._random, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
+        backoff = Backoff(self._clock, base_s=self._settings.first_pause_s, cap_s=self._settings.longest_pause_s)
         pause_s = 0.0
         while True:
             self._watching_since = None
             error: Exception | None = None
             try:
                 await self._follow()
-            except (Expired, StreamBroken) as stale:
+            except (Expired, watching.StreamBroken) as stale:
                 error, self._version = stale, ""
             except NotFound as absent:
                 # When the CRD is created again, its objects are others.
@@ -126,7 +112,7 @@ class Informer(Collection[T]):
             return
         if not self._version:
             self.counts.lists += 1
-            listed = await list_all(
+            listed = await watching.list_all(
                 self._client,
                 self.kind,
                 namespace=self._namespace,
@@ -147,7 +133,7 @@ class Informer(Collection[T]):
     async def _stream_list_and_watch(self) -> None:
         """The same in one stream: what exists, a bookmark that ends it, then what happens."""
         self.counts.lists += 1
-        listed: ListedCollection[T] | None = ListedCollection({}, "", [])
+        listed: watching.ListedCollection[T] | None = watching.ListedCollection({}, "", [])
         try:
             async with aclosing(self._watch()) as batches:
                 async for batch in batches:
@@ -160,7 +146,7 @@ class Informer(Collection[T]):
                             listed = None
                             self._watching_since = self._clock.monotonic()
         except ApiError as error:
-            if cannot_stream_lists(error):
+            if watching.cannot_stream_lists(error):
                 self._streams_lists = False
                 self._log.info("informer.no_streaming_lists", error=str(error))
             raise
@@ -168,42 +154,42 @@ class Informer(Collection[T]):
             # Whatever kept the stream from ending its list, the next attempt takes the well-trodden way.
             self._pages_next = listed is not None
 
-    def _watch(self) -> AsyncGenerator[list[WatchStep[T]], None]:
+    def _watch(self) -> AsyncGenerator[list[watching.WatchStep[T]], None]:
         self.counts.watches += 1
-        return watch(
+        return watching.watch(
             self._client,
             self.kind,
             namespace=self._namespace,
             params=self._params,
             version=self._version,
-            server_timeout_s=self._settings.watch_timeout_s * (1 + self._random.random()),
+            server_timeout_s=self._settings.watch_timeout_s * (1 + self._clock.jitter()),
             idle_timeout_s=self._settings.idle_timeout_s,
         )
 
     def _watched_s(self) -> float:
         return self._clock.monotonic() - self._watching_since if self._watching_since is not None else 0.0
 
-    def take(self, listed: ListedCollection[T]) -> None:
+    def take(self, listed: watching.ListedCollection[T]) -> None:
         """Become what was listed."""
         self._version = listed.version
         super().take(listed)
 
-    def _apply(self, step: WatchStep[T]) -> None:
+    def _apply(self, step: watching.WatchStep[T]) -> None:
         """Take one event in."""
         self._version = step.version or self._version
         self.apply(step.event)
 
 
-def _collect(listed: ListedCollection[T], step: WatchStep[T], keep: Callable[[T], T]) -> bool:
+def _collect(listed: watching.ListedCollection[T], step: watching.WatchStep[T], keep: Callable[[T], T]) -> bool:
     """Add one event of a streaming list to what was listed so far. Whether that was the last one."""
     match step.event:
-        case Upsert(obj):
+        case watching.Upsert(obj):
             listed.objects[obj.metadata.key] = keep(obj)
-        case Removal(key):
+        case watching.Removal(key):
             listed.objects.pop(key, None)
-        case UndecodableObject(what):
+        case watching.UndecodableObject(what):
             listed.undecodable.append(what)
-        case Bookmark(initial_end):
+        case watching.Bookmark(initial_end):
             listed.version = step.version
             return initial_end
     return False

@@ -6,20 +6,9 @@ not among the manifests may be in the cluster, and nothing is said of it.
 
 from collections.abc import Iterator, Sequence
 
+from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath, finding
 from draco.linting.names import ALIKE
-from draco.linting.objects import (
-    WrittenClaim,
-    WrittenPodSpec,
-    WrittenRequest,
-    claims,
-    container_claims,
-    containers,
-    pod_claims,
-    pods,
-    request_names,
-    text,
-)
 from draco.resources.texts import most_like
 
 NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
@@ -27,18 +16,22 @@ NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
 _KINDS = {False: "ResourceClaim", True: "ResourceClaimTemplate"}
 
 
-def _field_for(claim: WrittenClaim) -> str:
+def _field_for(claim: objects.WrittenClaim) -> str:
     return "resourceClaimTemplateName" if claim.is_template else "resourceClaimName"
 
 
 def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Every entry names one claim or one template, and some container uses it."""
-    known = list(claims(manifests))
-    for pod in pods(manifests):
-        entries = list(pod_claims(pod))
-        used = {text(use.fields.get("name")) for container in containers(pod) for use in container_claims(container)}
+    known = list(objects.claims(manifests))
+    for pod in objects.pods(manifests):
+        entries = list(objects.pod_claims(pod))
+        used = {
+            objects.text(use.fields.get("name"))
+            for container in objects.containers(pod)
+            for use in objects.container_claims(container)
+        }
         for entry in entries:
-            name = text(entry.fields.get("name"))
+            name = objects.text(entry.fields.get("name"))
             if not name:
                 yield finding("pod-claim", "an entry of resourceClaims has no name", pod.manifest, entry.path)
                 continue
@@ -48,8 +41,10 @@ def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterato
                 yield from _unused(pod, entry, name)
 
 
-def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenClaim]) -> Iterator[Finding]:
-    name = text(entry.fields.get("name"))
+def _target(
+    pod: objects.WrittenPodSpec, entry: objects.WrittenRequest, known: Sequence[objects.WrittenClaim]
+) -> Iterator[Finding]:
+    name = objects.text(entry.fields.get("name"))
     given = [field for field in NAMES if entry.fields.get(field)]
     if len(given) > 1:
         message = (
@@ -66,7 +61,7 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
         message = f"{name} names no claim: add resourceClaimName or resourceClaimTemplateName"
         yield finding("claim-or-template", message, pod.manifest, entry.path, *edits)
         return
-    target = text(entry.fields[given[0]])
+    target = objects.text(entry.fields[given[0]])
     wants_template = NAMES[given[0]]
     if any(claim.name == target and claim.is_template == wants_template for claim in mine):
         return
@@ -94,10 +89,10 @@ def _target(pod: WrittenPodSpec, entry: WrittenRequest, known: Sequence[WrittenC
         yield finding("claim-unknown", message, pod.manifest, path, SetField(path, likely), severity="warning")
 
 
-def _unused(pod: WrittenPodSpec, entry: WrittenRequest, name: str) -> Iterator[Finding]:
-    every = list(containers(pod))
+def _unused(pod: objects.WrittenPodSpec, entry: objects.WrittenRequest, name: str) -> Iterator[Finding]:
+    every = list(objects.containers(pod))
     edits: list[Edit] = []
-    if len(every) == 1 and not any(container_claims(every[0])):
+    if len(every) == 1 and not any(objects.container_claims(every[0])):
         edits = [SetField((*every[0].path, "resources", "claims"), [{"name": name}])]
     message = f"no container takes {name} in resources.claims: the pod holds the device, but no container can see it"
     yield finding("claim-unused", message, pod.manifest, entry.path, *edits, severity="warning")
@@ -105,13 +100,13 @@ def _unused(pod: WrittenPodSpec, entry: WrittenRequest, name: str) -> Iterator[F
 
 def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Every claim of a container is an entry of its pod, and every request it names is one of that claim."""
-    known = list(claims(manifests))
-    for pod in pods(manifests):
-        entries = {text(entry.fields.get("name")): entry for entry in pod_claims(pod)}
+    known = list(objects.claims(manifests))
+    for pod in objects.pods(manifests):
+        entries = {objects.text(entry.fields.get("name")): entry for entry in objects.pod_claims(pod)}
         reported: set[str] = set()
-        for container in containers(pod):
-            for use in container_claims(container):
-                name = text(use.fields.get("name"))
+        for container in objects.containers(pod):
+            for use in objects.container_claims(container):
+                name = objects.text(use.fields.get("name"))
                 if name not in entries:
                     if name not in reported:
                         yield _without_entry(pod, use, name, list(entries), known)
@@ -122,7 +117,11 @@ def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> I
 
 
 def _without_entry(
-    pod: WrittenPodSpec, use: WrittenRequest, name: str, entries: Sequence[str], known: Sequence[WrittenClaim]
+    pod: objects.WrittenPodSpec,
+    use: objects.WrittenRequest,
+    name: str,
+    entries: Sequence[str],
+    known: Sequence[objects.WrittenClaim],
 ) -> Finding:
     path = (*use.path, "name")
     if not name:
@@ -145,12 +144,15 @@ def _without_entry(
 
 
 def _request(
-    pod: WrittenPodSpec, use: WrittenRequest, entry: WrittenRequest, known: Sequence[WrittenClaim]
+    pod: objects.WrittenPodSpec,
+    use: objects.WrittenRequest,
+    entry: objects.WrittenRequest,
+    known: Sequence[objects.WrittenClaim],
 ) -> Iterator[Finding]:
     field = next((field for field in NAMES if entry.fields.get(field)), None)
     if field is None:
         return
-    target = text(entry.fields[field])
+    target = objects.text(entry.fields[field])
     claim = next(
         (
             claim
@@ -159,8 +161,8 @@ def _request(
         ),
         None,
     )
-    request = text(use.fields["request"])
-    if claim is None or not (names := request_names(claim)) or request in names:
+    request = objects.text(use.fields["request"])
+    if claim is None or not (names := objects.request_names(claim)) or request in names:
         return
     path = (*use.path, "request")
     whole = [name for name in names if "/" not in name]

@@ -8,20 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath, finding
 from draco.linting.names import ALIKE
-from draco.linting.objects import (
-    WrittenClaim,
-    WrittenRequest,
-    at,
-    claims,
-    listed,
-    mapping,
-    request_names,
-    requests,
-    text,
-    wanted,
-)
 from draco.resources.texts import most_like
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -32,19 +21,19 @@ _MOST_DEVICES: Final = 32
 
 def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Check each request by itself."""
-    for claim in claims(manifests):
-        names = Counter(text(request.fields.get("name")) for request in requests(claim))
-        if "devices" in mapping(at(manifests[claim.manifest].tree, claim.path[:-1])) and not listed(
-            claim.devices.get("requests")
-        ):
+    for claim in objects.claims(manifests):
+        names = Counter(objects.text(request.fields.get("name")) for request in objects.requests(claim))
+        if "devices" in objects.mapping(
+            objects.at(manifests[claim.manifest].tree, claim.path[:-1])
+        ) and not objects.listed(claim.devices.get("requests")):
             message = "the claim asks for nothing: spec.devices.requests needs at least one request"
             yield finding("request-missing", message, claim.manifest, claim.path)
-        for number, request in enumerate(requests(claim)):
+        for number, request in enumerate(objects.requests(claim)):
             yield from _name(claim, request, number, names)
             if "firstAvailable" in request.fields and "exactly" in request.fields:
                 message = "a request has `exactly` or firstAvailable, not both"
                 yield finding("request-form", message, claim.manifest, request.path)
-            asked = list(wanted(request))
+            asked = list(objects.wanted(request))
             if not asked:
                 message = "the request asks for nothing: it needs `exactly` with a deviceClassName, or firstAvailable"
                 yield finding("request-form", message, claim.manifest, request.path)
@@ -52,27 +41,29 @@ def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[
                 yield from _amount(claim, one)
 
 
-def _name(claim: WrittenClaim, request: WrittenRequest, number: int, names: Counter[str]) -> Iterator[Finding]:
+def _name(
+    claim: objects.WrittenClaim, request: objects.WrittenRequest, number: int, names: Counter[str]
+) -> Iterator[Finding]:
     name = request.fields.get("name")
     path = (*request.path, "name")
     if not name:
         new = "device" if number == 0 else f"device-{number}"
         yield finding("request-name", "the request has no name", claim.manifest, request.path, SetField(path, new))
-    elif not _LABEL.fullmatch(text(name)):
+    elif not _LABEL.fullmatch(objects.text(name)):
         message = f"{name} cannot name a request: use at most 63 lower-case letters, digits and '-'"
         yield finding("request-name", message, claim.manifest, path)
-    elif names[text(name)] > 1:
-        message = f"{names[text(name)]} requests of this claim are called {name}"
+    elif names[objects.text(name)] > 1:
+        message = f"{names[objects.text(name)]} requests of this claim are called {name}"
         yield finding("request-name", message, claim.manifest, path)
 
 
-def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
+def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Iterator[Finding]:
     fields = asked.fields
     mode, count = fields.get("allocationMode"), fields.get("count")
-    if not text(fields.get("deviceClassName")):
+    if not objects.text(fields.get("deviceClassName")):
         yield finding("request-class", "the request names no deviceClassName", claim.manifest, asked.path)
     if mode is not None and mode not in _MODES:
-        likely = _MEANT_MODES.get(text(mode).lower()) or most_like(text(mode), _MODES, at_least=ALIKE)
+        likely = _MEANT_MODES.get(objects.text(mode).lower()) or most_like(objects.text(mode), _MODES, at_least=ALIKE)
         edits: list[Edit] = [SetField((*asked.path, "allocationMode"), likely)] if likely else []
         message = f"there is no allocationMode {mode}: it is ExactCount (the default) or All"
         yield finding("allocation-mode", message, claim.manifest, (*asked.path, "allocationMode"), *edits)
@@ -91,7 +82,7 @@ def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
         path = (*asked.path, "adminAccess")
         message = "an alternative of a prioritized list cannot ask for adminAccess"
         yield finding("admin-access", message, claim.manifest, path, DropField(path))
-    for number, selector in enumerate(listed(fields.get("selectors"))):
+    for number, selector in enumerate(objects.listed(fields.get("selectors"))):
         path = (*asked.path, "selectors", number)
         if isinstance(selector, dict) and "cel" not in selector and "expression" in selector:
             move = MoveField((*path, "expression"), (*path, "cel", "expression"))
@@ -101,22 +92,22 @@ def _amount(claim: WrittenClaim, asked: WrittenRequest) -> Iterator[Finding]:
         elif isinstance(selector, str):
             put = SetField(path, {"cel": {"expression": selector}})
             yield finding("selector-form", "a selector must have its expression under `cel`", claim.manifest, path, put)
-        elif isinstance(cel := mapping(selector).get("cel"), str):
+        elif isinstance(cel := objects.mapping(selector).get("cel"), str):
             put = SetField((*path, "cel"), {"expression": cel})
             yield finding("selector-form", "`cel` must contain an `expression`", claim.manifest, (*path, "cel"), put)
 
 
 def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Constraints and configuration name requests of their claim."""
-    for claim in claims(manifests):
-        names = request_names(claim)
+    for claim in objects.claims(manifests):
+        names = objects.request_names(claim)
         for field in ("constraints", "config"):
-            for number, entry in enumerate(listed(claim.devices.get(field))):
-                for place, name in enumerate(listed(mapping(entry).get("requests"))):
+            for number, entry in enumerate(objects.listed(claim.devices.get(field))):
+                for place, name in enumerate(objects.listed(objects.mapping(entry).get("requests"))):
                     if name in names:
                         continue
                     path: TreePath = (*claim.path, field, number, "requests", place)
-                    likely = most_like(text(name), names, at_least=ALIKE)
+                    likely = most_like(objects.text(name), names, at_least=ALIKE)
                     edits = [SetField(path, likely)] if likely else []
                     these = f": it has {', '.join(names)}" if names else ""
                     message = f"{name} is not a request of this claim{these}"

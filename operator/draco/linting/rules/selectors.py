@@ -9,19 +9,8 @@ from typing import Final
 from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
-from draco.linting import names
+from draco.linting import names, objects
 from draco.linting.model import Finding, Manifest, SetField, Severity, finding
-from draco.linting.objects import (
-    WrittenSelector,
-    claims,
-    drivers_of_classes,
-    listed,
-    mapping,
-    requests,
-    selectors,
-    text,
-    wanted,
-)
 from draco.linting.rules.expressions import corrected
 from draco.resources.names import NVIDIA_DRIVER
 from draco.selectors.demands import as_operand
@@ -31,7 +20,7 @@ _CONSTRAINTS: Final = ("matchAttribute", "distinctAttribute")
 
 def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
     """Expressions that are wrong, as far as this can be seen without devices."""
-    for selector in selectors(manifests):
+    for selector in objects.selectors(manifests):
         is_too_long = len(selector.expression) > MAX_LENGTH
         complaints, wanted_text = corrected("" if is_too_long else selector.expression.strip(), selector.driver)
         wanted_text = selector.expression if is_too_long else wanted_text
@@ -51,7 +40,9 @@ def check_selectors(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[
             yield _finding(selector, *refusal, None)
 
 
-def _finding(selector: WrittenSelector, rule: str, severity: Severity, message: str, fixed: str | None) -> Finding:
+def _finding(
+    selector: objects.WrittenSelector, rule: str, severity: Severity, message: str, fixed: str | None
+) -> Finding:
     edits = [] if fixed is None else [SetField(selector.path, fixed)]
     return finding(rule, message, selector.manifest, selector.path, *edits, severity=severity)
 
@@ -75,10 +66,15 @@ def _refusal(expression: str, kubernetes: int) -> tuple[str, Severity, str] | No
     return None
 
 
-def _guarded(manifests: Sequence[Manifest], selector: WrittenSelector, expression: str) -> tuple[str, str] | None:
+def _guarded(
+    manifests: Sequence[Manifest], selector: objects.WrittenSelector, expression: str
+) -> tuple[str, str] | None:
     """The driver to ask for first, and the expression that does; None where some selector of the class asks, or none need."""
-    spec = mapping(manifests[selector.manifest].tree.get("spec"))
-    others = " ".join(text(mapping(mapping(one).get("cel")).get("expression")) for one in listed(spec.get("selectors")))
+    spec = objects.mapping(manifests[selector.manifest].tree.get("spec"))
+    others = " ".join(
+        objects.text(objects.mapping(objects.mapping(one).get("cel")).get("expression"))
+        for one in objects.listed(spec.get("selectors"))
+    )
     if "device.driver" in others or "orValue" in expression or "has(" in expression or " in device." in expression:
         return None
     try:
@@ -95,14 +91,14 @@ def _guarded(manifests: Sequence[Manifest], selector: WrittenSelector, expressio
 
 def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Attributes in constraints need their domain: without it no device has them."""
-    drivers = drivers_of_classes(manifests)
-    for claim in claims(manifests):
-        asked = [one for request in requests(claim) for one in wanted(request)]
-        known = {drivers.get(text(one.fields.get("deviceClassName"))) for one in asked} - {None}
+    drivers = objects.drivers_of_classes(manifests)
+    for claim in objects.claims(manifests):
+        asked = [one for request in objects.requests(claim) for one in objects.wanted(request)]
+        known = {drivers.get(objects.text(one.fields.get("deviceClassName"))) for one in asked} - {None}
         driver = next(iter(known)) if len(known) == 1 else None
-        for number, constraint in enumerate(listed(claim.devices.get("constraints"))):
+        for number, constraint in enumerate(objects.listed(claim.devices.get("constraints"))):
             for field in _CONSTRAINTS:
-                attribute = text(mapping(constraint).get(field))
+                attribute = objects.text(objects.mapping(constraint).get(field))
                 if not attribute:
                     continue
                 wanted_name = _qualified(attribute, driver)

@@ -7,22 +7,8 @@ Source: KEP-4381, KEP-3063, k8s.io/api/resource.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
-from draco.linting.objects import (
-    GROUP,
-    OF_A_REQUEST,
-    at,
-    claims,
-    kind_of,
-    listed,
-    mapping,
-    name_of,
-    of_kind,
-    pod_claims,
-    pods,
-    requests,
-    text,
-)
 from draco.resources.texts import agreeing
 
 _RULE_VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
@@ -40,13 +26,13 @@ _OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassNa
 def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
     """Version and kind of each object."""
     for index, manifest in enumerate(manifests):
-        kind = kind_of(manifest)
-        group, slash, version = text(manifest.tree.get("apiVersion")).partition("/")
+        kind = objects.kind_of(manifest)
+        group, slash, version = objects.text(manifest.tree.get("apiVersion")).partition("/")
         if kind in _KINDS and not slash:
-            wanted = f"{GROUP}/{'v1' if kind != 'DeviceTaintRule' else _rule_version(kubernetes)}"
+            wanted = f"{objects.GROUP}/{'v1' if kind != 'DeviceTaintRule' else _rule_version(kubernetes)}"
             message = f"the apiVersion of a {kind} is {wanted}"
             yield finding("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
-        if group != GROUP or not slash:
+        if group != objects.GROUP or not slash:
             continue
         if kind in _CLASSIC:
             yield finding("classic-dra", f"{kind} belongs to a removed API: {_CLASSIC[kind]}", index, ("kind",))
@@ -54,7 +40,7 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
             yield _of_resource_class(index, manifest.tree)
         elif kind == "DeviceTaintRule":
             if version not in _RULE_VERSIONS:
-                wanted = f"{GROUP}/{_rule_version(kubernetes)}"
+                wanted = f"{objects.GROUP}/{_rule_version(kubernetes)}"
                 message = (
                     f"DeviceTaintRule was never served as {group}/{version}: Kubernetes 1.{kubernetes} serves {wanted}"
                 )
@@ -62,8 +48,8 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
         elif version != "v1":
             is_gone = version.startswith("v1alpha") or not version.startswith("v1beta")
             why = "is no longer served by any Kubernetes" if is_gone else "is deprecated and not served by default"
-            message = f"{group}/{version} {why}: write {GROUP}/v1, served since Kubernetes 1.34"
-            edit = SetField(("apiVersion",), f"{GROUP}/v1")
+            message = f"{group}/{version} {why}: write {objects.GROUP}/v1, served since Kubernetes 1.34"
+            edit = SetField(("apiVersion",), f"{objects.GROUP}/v1")
             yield finding(
                 "api-version", message, index, ("apiVersion",), edit, severity="error" if is_gone else "warning"
             )
@@ -76,10 +62,10 @@ def _rule_version(kubernetes: int) -> str:
 
 
 def _of_resource_class(index: int, tree: Json) -> Finding:
-    driver = text(tree.get("driverName")) or "gpu.nvidia.com"
+    driver = objects.text(tree.get("driverName")) or "gpu.nvidia.com"
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     edits: list[Edit] = [
-        SetField(("apiVersion",), f"{GROUP}/v1"),
+        SetField(("apiVersion",), f"{objects.GROUP}/v1"),
         SetField(("kind",), "DeviceClass"),
         *(
             DropField((field,))
@@ -94,12 +80,12 @@ def _of_resource_class(index: int, tree: Json) -> Finding:
 
 def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Claims of classic DRA named a class and left the rest to a driver; classes could name nodes."""
-    for claim in claims(manifests):
+    for claim in objects.claims(manifests):
         path = claim.path[:-1]
-        spec = mapping(at(manifests[claim.manifest].tree, path))
+        spec = objects.mapping(objects.at(manifests[claim.manifest].tree, path))
         classic = [field for field in _OF_CLASSIC_CLAIMS if field in spec]
         if "resourceClassName" in spec and "devices" not in spec:
-            request = {"name": "device", "exactly": {"deviceClassName": text(spec["resourceClassName"])}}
+            request = {"name": "device", "exactly": {"deviceClassName": objects.text(spec["resourceClassName"])}}
             edits: list[Edit] = [
                 SetField((*path, "devices", "requests"), [request]),
                 *(DropField((*path, field)) for field in classic),
@@ -117,7 +103,7 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
             message = f"{field} belongs to classic DRA: {what}"
             yield finding("classic-dra", message, claim.manifest, (*path, field), DropField((*path, field)))
     for index, manifest in enumerate(manifests):
-        if kind_of(manifest) == "DeviceClass" and "suitableNodes" in mapping(manifest.tree.get("spec")):
+        if objects.kind_of(manifest) == "DeviceClass" and "suitableNodes" in objects.mapping(manifest.tree.get("spec")):
             path = ("spec", "suitableNodes")
             message = "suitableNodes was removed in Kubernetes 1.32: ResourceSlices say on which nodes devices are"
             yield finding("classic-dra", message, index, path, DropField(path))
@@ -125,9 +111,9 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
 
 def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """v1 has what is asked for under `exactly`; v1beta1 had it beside the name."""
-    for claim in claims(manifests):
-        for request in requests(claim):
-            beside = [field for field in request.fields if field in OF_A_REQUEST]
+    for claim in objects.claims(manifests):
+        for request in objects.requests(claim):
+            beside = [field for field in request.fields if field in objects.OF_A_REQUEST]
             if not beside:
                 continue
             moved = [MoveField((*request.path, field), (*request.path, "exactly", field)) for field in beside]
@@ -142,30 +128,30 @@ def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -
 
 def check_slices_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """v1beta1 had a device's fields under `basic`; amounts were never attributes."""
-    for index, manifest in of_kind(manifests, "ResourceSlice"):
-        spec = mapping(manifest.tree.get("spec"))
-        for number, device in enumerate(listed(spec.get("devices"))):
+    for index, manifest in objects.of_kind(manifests, "ResourceSlice"):
+        spec = objects.mapping(manifest.tree.get("spec"))
+        for number, device in enumerate(objects.listed(spec.get("devices"))):
             path: TreePath = ("spec", "devices", number)
-            basic = mapping(device).get("basic")
-            if "basic" in mapping(device):
+            basic = objects.mapping(device).get("basic")
+            if "basic" in objects.mapping(device):
                 edits: list[Edit] = [
-                    *(MoveField((*path, "basic", field), (*path, field)) for field in mapping(basic)),
+                    *(MoveField((*path, "basic", field), (*path, field)) for field in objects.mapping(basic)),
                     DropField((*path, "basic")),
                 ]
                 message = "`basic` was removed in v1beta2: move its fields into the device"
                 yield finding("basic", message, index, (*path, "basic"), *edits)
             for holder in (path, (*path, "basic")):
-                fields = mapping(at(manifest.tree, holder))
-                yield from _amounts(index, holder, mapping(fields.get("attributes")))
-                yield from _bare_capacities(index, holder, mapping(fields.get("capacity")))
+                fields = objects.mapping(objects.at(manifest.tree, holder))
+                yield from _amounts(index, holder, objects.mapping(fields.get("attributes")))
+                yield from _bare_capacities(index, holder, objects.mapping(fields.get("capacity")))
 
 
 def _amounts(index: int, device: TreePath, attributes: Json) -> Iterator[Finding]:
     for name, attribute in attributes.items():
         path = (*device, "attributes", name)
-        if "quantity" in mapping(attribute):
+        if "quantity" in objects.mapping(attribute):
             edits: tuple[Edit, ...] = (
-                SetField((*device, "capacity", name), {"value": mapping(attribute)["quantity"]}),
+                SetField((*device, "capacity", name), {"value": objects.mapping(attribute)["quantity"]}),
                 DropField(path),
                 *([DropField((*device, "attributes"))] if len(attributes) == 1 else []),
             )
@@ -196,18 +182,18 @@ def _bare_capacities(index: int, device: TreePath, capacities: Json) -> Iterator
         if isinstance(amount, str | int) and not isinstance(amount, bool):
             message = f"the capacity {name} must be in a field `value`"
             yield finding("capacity-value", message, index, path, SetField(path, {"value": amount}))
-        elif "quantity" in mapping(amount):
+        elif "quantity" in objects.mapping(amount):
             message = f"the amount of {name} must be in its `value`"
             yield finding("capacity-value", message, index, path, MoveField((*path, "quantity"), (*path, "value")))
 
 
 def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """The names of claims and templates stood under `source`."""
-    for pod in pods(manifests):
-        for entry in pod_claims(pod):
+    for pod in objects.pods(manifests):
+        for entry in objects.pod_claims(pod):
             if "source" not in entry.fields:
                 continue
-            source = mapping(entry.fields["source"])
+            source = objects.mapping(entry.fields["source"])
             path = (*entry.path, "source")
             edits = [MoveField((*path, field), (*entry.path, _CURRENT.get(field, field))) for field in source]
             message = "`source` was removed in Kubernetes 1.31: name the claim or template beside the entry's own name"
@@ -217,46 +203,46 @@ def check_pod_claims_of_v1alpha(manifests: Sequence[Manifest], _kubernetes: int)
 def check_fragments(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Parts of manifests, as articles show them: nothing that a cluster can take."""
     for index, manifest in enumerate(manifests):
-        missing = [field for field in ("apiVersion", "kind") if not text(manifest.tree.get(field))]
+        missing = [field for field in ("apiVersion", "kind") if not objects.text(manifest.tree.get(field))]
         if not missing:
             continue
-        kind = kind_of(manifest) or _kind_of(manifest.tree)
+        kind = objects.kind_of(manifest) or _kind_of(manifest.tree)
         if kind is None:
             message = f"{' and '.join(missing)} missing: this is not a manifest, or only part of one"
             yield finding("fragment", message, index, ())
             continue
-        version = "v1" if kind == "Pod" else f"{GROUP}/v1"
+        version = "v1" if kind == "Pod" else f"{objects.GROUP}/v1"
         message = f"{' and '.join(missing)} missing: this is part of a {kind}, {version}"
         edits: list[Edit] = [SetField(("apiVersion",), version), SetField(("kind",), kind)]
-        if not name_of(manifest.tree):
+        if not objects.name_of(manifest.tree):
             edits.append(SetField(("metadata", "name"), _name_for(kind, manifest.tree)))
-        is_whole = kind != "Pod" or "containers" in mapping(manifest.tree.get("spec"))
+        is_whole = kind != "Pod" or "containers" in objects.mapping(manifest.tree.get("spec"))
         if not is_whole:
             message += ", whose containers are missing too"
         yield finding("fragment", message, index, (), *(edits if is_whole else ()))
 
 
 def _kind_of(tree: Json) -> str | None:
-    spec = mapping(tree.get("spec"))
+    spec = objects.mapping(tree.get("spec"))
     if "resourceClaims" in spec or "containers" in spec:
         return "Pod"
     if "driver" in spec and "pool" in spec:
         return "ResourceSlice"
     if "deviceSelector" in spec and "taint" in spec:
         return "DeviceTaintRule"
-    if "requests" in mapping(spec.get("devices")):
+    if "requests" in objects.mapping(spec.get("devices")):
         return "ResourceClaim"
-    if "devices" in mapping(spec.get("spec")):
+    if "devices" in objects.mapping(spec.get("spec")):
         return "ResourceClaimTemplate"
     return None
 
 
 def _name_for(kind: str, tree: Json) -> str:
     """A name for what has none: that of the first request, container or driver."""
-    spec = mapping(tree.get("spec"))
+    spec = objects.mapping(tree.get("spec"))
     if kind == "Pod":
-        first = next(iter(listed(spec.get("containers"))), None)
+        first = next(iter(objects.listed(spec.get("containers"))), None)
     else:
-        devices = mapping(mapping(spec.get("spec", spec)).get("devices"))
-        first = next(iter(listed(devices.get("requests"))), None)
-    return text(mapping(first).get("name")) or "unnamed"
+        devices = objects.mapping(objects.mapping(spec.get("spec", spec)).get("devices"))
+        first = next(iter(objects.listed(devices.get("requests"))), None)
+    return objects.text(objects.mapping(first).get("name")) or "unnamed"

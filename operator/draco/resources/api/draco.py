@@ -187,7 +187,7 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
-    """What the agent sees and does. `isolates`: it is one that heeds `spec.isolated`."""
+    """What the agent sees and does. `isolates`: it heeds `spec.isolated`, and the cluster keeps taints in slices."""
 
     observed_generation: int = 0
     isolates: bool = False

@@ -22,7 +22,7 @@ from draco.resources.api.claims import (
 )
 from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceToleration
-from draco.resources.semver import SemVer, SemVerError
+from draco.resources.semver import SemVer
 from draco.resources.written.manifests import Object
 
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -143,18 +143,10 @@ def _attribute(attribute: DeviceAttribute, where: str) -> Iterator[str]:
         if isinstance(value, str):
             if len(value.encode()) > _MAX_TEXT:
                 yield f"{where} is longer than {_MAX_TEXT} bytes"
-            if versions and not _is_version(value):
+            if versions and SemVer.read(value) is None:
                 yield f'{where} "{_short(value)}" is not a semantic version: write for example 1.2.3'
         elif abs(value) > _MAX_INT64:
             yield f"{where} is beyond 64 bits"
-
-
-def _is_version(text: str) -> bool:
-    try:
-        SemVer.parse(text)
-    except SemVerError:
-        return False
-    return True
 
 
 def _taint(taint: DeviceTaint, where: str) -> Iterator[str]:

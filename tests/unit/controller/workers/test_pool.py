@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from random import Random
 
 import msgspec
 import pytest
@@ -78,11 +77,9 @@ class Lab:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock, random=Random(1))
+        self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock)
         self.processes: list[Scripted] = []
-        self.workers = Workers(
-            self.view.followed, clock=self.clock, random=Random(1), settings=SETTINGS, start=self.start
-        )
+        self.workers = Workers(self.view.followed, clock=self.clock, settings=SETTINGS, start=self.start)
         self.asked: list[asyncio.Task[Answered]] = []
 
     async def start(self) -> Scripted:
