@@ -35,12 +35,10 @@ class LoopWatch:
             began_s, began_cpu_s = self._clock.monotonic(), self._processor_s()
             await self._clock.sleep(_EVERY_S)
             now_s = self._clock.monotonic()
-            self._note(now_s, max(0.0, now_s - began_s - _EVERY_S), self._processor_s() - began_cpu_s)
-
-    def _note(self, now_s: float, late_s: float, cpu_s: float) -> None:
-        self._holds.append((now_s, late_s, min(late_s, cpu_s)))
-        while self._holds[0][0] < now_s - _REMEMBERED_S:
-            self._holds.popleft()
+            late_s = max(0.0, now_s - began_s - _EVERY_S)
+            self._holds.append((now_s, late_s, min(late_s, self._processor_s() - began_cpu_s)))
+            while self._holds[0][0] < now_s - _REMEMBERED_S:
+                self._holds.popleft()
 
     @property
     def longest_s(self) -> float:

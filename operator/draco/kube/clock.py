@@ -63,14 +63,10 @@ async def wait_for(event: asyncio.Event, clock: Clock, seconds: float | None) ->
     """Return when `event` is set or so many seconds have passed (never, if None), whichever comes first."""
     waits: list[asyncio.Task[object]] = [asyncio.create_task(event.wait())]
     if seconds is not None:
-        waits.append(asyncio.create_task(_sleep(clock, seconds)))
+        waits.append(asyncio.create_task(clock.sleep(seconds)))
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in waits:
             task.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
-
-
-async def _sleep(clock: Clock, seconds: float) -> None:
-    await clock.sleep(seconds)

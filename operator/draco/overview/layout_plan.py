@@ -106,7 +106,7 @@ def plan(seen: ObservedNodes, now: datetime) -> PlanView:
         and not any(each.outcome is LayoutOutcome.CANNOT for each in gpus),
         policies=shown,
         gpus=gpus,
-        notes=seen.notes + _notes(seen, policies),
+        notes=[*seen.notes, *_gone(seen, policies), *_without_labels(seen, policies)],
     )
 
 
@@ -240,10 +240,6 @@ def _inherited(heirs: Mapping[str, int]) -> str:
         (_, heir, count) = shares[0]
         return f"Its {'GPU goes' if count == 1 else 'GPUs go'} to {heir}."
     return f"Its GPUs go to {', '.join(f'{heir} ({count})' for _, heir, count in shares)}."
-
-
-def _notes(seen: ObservedNodes, policies: _Policies) -> list[str]:
-    return [*_gone(seen, policies), *_without_labels(seen, policies)]
 
 
 def _without_labels(seen: ObservedNodes, policies: _Policies) -> list[str]:

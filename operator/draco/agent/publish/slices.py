@@ -204,9 +204,13 @@ def plan(
         if old is None:
             if (
                 name not in taken
-            ):  # a pool's name cannot be changed: that slice is deleted first, this one made next time
+            ):  # else that slice is deleted first, as a pool's name cannot be changed; this one is made next
                 create.append(fresh)
-        elif old.spec.pool != fresh.spec.pool or not same(old, chunk) or not _owned(old, by):
+        elif (
+            old.spec.pool != fresh.spec.pool
+            or not same(old, chunk)
+            or [owner.uid for owner in old.metadata.owner_references] != [by.uid]
+        ):
             version_seen = old.metadata.resource_version
             metadata = msgspec.structs.replace(fresh.metadata, uid=old.metadata.uid, resource_version=version_seen)
             replace.append(msgspec.structs.replace(fresh, metadata=metadata))
@@ -218,10 +222,6 @@ def plan(
 def _is_part(one: ResourceSlice, wanted: dict[str, Content], same: SameContent) -> bool:
     chunk = wanted.get(one.metadata.name)
     return chunk is not None and one.spec.pool.resource_slice_count == len(wanted) and same(one, chunk)
-
-
-def _owned(one: ResourceSlice, by: Publisher) -> bool:
-    return [owner.uid for owner in one.metadata.owner_references] == [by.uid]
 
 
 def _slice(name: str, chunk: Content, by: Publisher, generation: int, count: int) -> ResourceSlice:

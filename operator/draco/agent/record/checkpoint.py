@@ -402,7 +402,7 @@ def _read_old(content: bytes) -> LoadedRecord | None:
     """A record of version 1 or 2; None when it is not one, or not whole."""
     try:
         envelope = msgspec.json.decode(content, type=_OldEnvelope)
-        if envelope.version not in OLD_VERSIONS or envelope.checksum != _checksum(bytes(envelope.record)):
+        if envelope.version not in OLD_VERSIONS or envelope.checksum != hashlib.sha256(envelope.record).hexdigest():
             return None
         record = msgspec.json.decode(envelope.record, type=_OldRecord)
     except journal.UNREADABLE:
@@ -431,7 +431,3 @@ def set_aside(path: Path, files: Files) -> Path:
 def boot_id(proc: Path = Path("/proc")) -> str:
     """The kernel's name for this boot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()
-
-
-def _checksum(record: bytes) -> str:
-    return hashlib.sha256(record).hexdigest()

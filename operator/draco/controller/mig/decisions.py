@@ -8,6 +8,7 @@ never held for long. Writes nothing.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import is_
 
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
@@ -96,7 +97,7 @@ class MigDecisions:
         slices = self._slices(gpu_node)
         basis = (rules, permits, gpu_node, node, *slices)
         known = self._known.get(name)
-        if known is not None and len(known[0]) == len(basis) and all(map(_is, known[0], basis)):
+        if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):
             return known[1]
         devices = [device for each in slices for device in each.spec.devices]
         whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
@@ -154,7 +155,3 @@ def _gpu_counts(decision: NodeDecision) -> Iterable[tuple[str, str]]:
 
 def _of_policy(policy: MigPolicy) -> tuple[object, ...]:
     return (policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp)
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

@@ -11,7 +11,7 @@ from functools import lru_cache
 import structlog
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.cel import CompileError, EvaluationError, compile_selector, device_view
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 _MOST_ASKED = 64
 """Of more devices than this some are taken to belong to any class."""
+
+_compiled = lru_cache(maxsize=256)(compile_selector)
 
 
 class MaintenanceReconciler:
@@ -268,11 +270,6 @@ def _may_belong(device_class: DeviceClass, driver: str, device: Device) -> bool:
         )
     except (CompileError, EvaluationError):
         return True
-
-
-@lru_cache(maxsize=256)
-def _compiled(expression: str) -> Selector:
-    return compile_selector(expression)
 
 
 def _wake_for_request(change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:

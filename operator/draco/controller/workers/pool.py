@@ -186,7 +186,7 @@ class Workers:
     ) -> Answered | None:
         """The answer, if it comes in time."""
         asking = asyncio.create_task(self.ask(question, namespace, urgency))
-        waiting = asyncio.create_task(_sleep(self._clock, within_s))
+        waiting = asyncio.create_task(self._clock.sleep(within_s))
         try:
             await asyncio.wait([asking, waiting], return_when=asyncio.FIRST_COMPLETED)
             return asking.result() if asking.done() else None
@@ -385,7 +385,3 @@ def _length(question: Question) -> int:
         for selector in asked.selectors
         if selector.cel is not None
     )
-
-
-async def _sleep(clock: Clock, seconds: float) -> None:
-    await clock.sleep(seconds)
