@@ -54,13 +54,13 @@ def scope_of(
         held_here = held_in.get(pool, set())
         here = {device for device in published | held_here if selector.matches(device)}
         same: dict[DeviceKey, DeviceKey] = {}
+        before = sorted(filter(selector.matches, isolated_in.get(pool, ())))
         if selector.device:
-            for device in sorted(isolated_in.get(pool, ())):
-                if selector.matches(device):
-                    same.update(dict.fromkeys(_moved(hardware, device, isolated[device]) - here, device))
+            for device in before:
+                same.update(dict.fromkeys(_moved(hardware, device, isolated[device]) - here, device))
             same = _overlapping(hardware, dict.fromkeys(here) | same) | same
         for lost in held_here - published - here - same.keys():
-            for device in sorted(here):
+            for device in sorted({*here, *before}):
                 if hardware.overlap(lost.device, device.device):
                     same[lost] = device
                 elif hardware.may_overlap(lost.device, device.device):
@@ -90,12 +90,14 @@ def _overlapping(hardware: PoolHardware, devices: Mapping[DeviceKey, DeviceKey |
 
 
 def _moved(hardware: PoolHardware, device: DeviceKey, uuid: str) -> set[DeviceKey]:
-    """The names by which the GPU goes now, if it is published under another one than when it was isolated."""
-    if not uuid or hardware.board(device.device) == uuid:
+    """The names by which the GPU goes now, or has in it what the device was, if it is not what it was when it was isolated."""
+    if (not uuid and device.device in hardware.published) or (uuid and hardware.board(device.device) == uuid):
         return set()
-    suffix = _suffix(device.device)
-    same = (name for name in hardware.of_board(uuid) if name in hardware.published)
-    return {device._replace(device=name) for name in same if name != device.device and _suffix(name) == suffix}
+    part = read_partition_name(device.device)
+    suffixes = {"", device.device.removeprefix(part.parent)} if part else None
+    names = hardware.of_board(uuid) if uuid else hardware.overlapping(device.device)
+    known = {name for name in names if name in hardware.published and name != device.device}
+    return {device._replace(device=name) for name in known if suffixes is None or _suffix(name) in suffixes}
 
 
 def _suffix(device: str) -> str:

@@ -125,14 +125,24 @@ def _claims_by_device(
 
 def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     scope = seen.scope
+    # Users take annotations off rules, and rules away: the status knows as well what was isolated.
+    known = {each.key: each for each in request.status.devices if each.uuid or each.rule}
     in_place: dict[DeviceKey, DeviceTaintRule] = {}
-    for rule in seen.rules if seen.rules_served else _as_rules(request, scope):
+    for rule in seen.rules if seen.rules_served else _as_rules(request, scope, known):
         device = maintained_device(rule)
-        if device is not None and _concerns(request.spec.device_selector, scope, device, rule):
+        if device is not None:
+            before = known.get(device) or MaintainedDevice(**device._asdict())
+            noted = {"overlaps": overlapped(rule) or before.overlaps, "uuid": isolated_board(rule) or before.uuid}
+            known[device] = msgspec.structs.replace(before, **noted)
             in_place[device] = rule
     # A device whose slice is gone (its agent is down, its node reboots) is no less under maintenance: its rule stays.
-    devices = sorted(scope.named | scope.overlapping.keys() | in_place.keys())
-    wanted = {device: _wanted(request, device, in_place.get(device), scope) for device in devices}
+    known = {device: each for device, each in known.items() if _concerns(request.spec.device_selector, scope, each)}
+    in_place = {device: rule for device, rule in in_place.items() if device in known}
+    wanted = {
+        device: _wanted(request, device, known.get(device), scope)
+        for device in sorted(scope.named | scope.overlapping.keys() | known.keys())
+    }
+    devices = list(wanted)
     names = {rule.metadata.name for rule in wanted.values()}
     missing = tuple(
         rule for device, rule in wanted.items() if device not in in_place or not isolates_as(in_place[device], rule)
@@ -152,7 +162,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
             count=len(listed),
             held=held,
             watchers=sorted({name for names in watched.values() for name in names}),
-            replaced=_replaced(in_place, scope),
+            replaced=_replaced(wanted, scope),
             settled_in=settled_in,
         ),
         seen,
@@ -223,43 +233,36 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
     )
 
 
-def _as_rules(request: DeviceMaintenance, scope: MaintenanceScope) -> Iterable[DeviceTaintRule]:
+def _as_rules(
+    request: DeviceMaintenance, scope: MaintenanceScope, known: Mapping[DeviceKey, MaintainedDevice]
+) -> Iterable[DeviceTaintRule]:
     """The rules that would say what slices and the status say: of what is there, and of what was isolated before."""
-    before = {each.key: each for each in request.status.devices if each.uuid}
-    for device in scope.named | scope.overlapping.keys() | before.keys():
-        known = before.get(device)
-        yield rule_for(
-            request,
-            device,
-            overlaps=known.overlaps if known else str(scope.overlapping.get(device, "")),
-            board=known.uuid if known else scope.boards.get(device, ""),
-        )
+    for device in scope.named | scope.overlapping.keys() | known.keys():
+        yield _wanted(request, device, known.get(device), scope)
 
 
-def _concerns(selector: MaintenanceSelector, scope: MaintenanceScope, device: DeviceKey, rule: DeviceTaintRule) -> bool:
-    """Whether the device of one of its rules is still one that the request concerns."""
-    if device in scope.named or device in scope.overlapping:
+def _concerns(selector: MaintenanceSelector, scope: MaintenanceScope, known: MaintainedDevice) -> bool:
+    """Whether a device that was isolated is still one that the request concerns."""
+    if known.key in scope.named or known.key in scope.overlapping:
         return True
-    return device not in scope.others and (selector.matches(device) or bool(overlapped(rule)))
+    asked = known.key._replace(device=known.overlaps.rpartition("/")[2] or known.device)
+    return known.key not in scope.others and selector.matches(asked)
 
 
 def _wanted(
-    request: DeviceMaintenance, device: DeviceKey, in_place: DeviceTaintRule | None, scope: MaintenanceScope
+    request: DeviceMaintenance, device: DeviceKey, known: MaintainedDevice | None, scope: MaintenanceScope
 ) -> DeviceTaintRule:
-    """The rule for a device. It keeps what an earlier one noted down of the GPU: that is the one under maintenance."""
+    """The rule for a device. It keeps what was noted down of the GPU: that is the one under maintenance."""
     overlaps, board = str(scope.overlapping.get(device, "")), scope.boards.get(device, "")
-    if in_place is not None:
-        if device not in scope.named:
-            overlaps = overlaps or overlapped(in_place)
-        board = isolated_board(in_place) or board
+    if known is not None:
+        overlaps = overlaps or ("" if device in scope.named else known.overlaps)
+        board = known.uuid or board
     return rule_for(request, device, overlaps=overlaps, board=board)
 
 
-def _replaced(
-    in_place: Mapping[DeviceKey, DeviceTaintRule], scope: MaintenanceScope
-) -> dict[DeviceKey, tuple[str, str]]:
+def _replaced(wanted: Mapping[DeviceKey, DeviceTaintRule], scope: MaintenanceScope) -> dict[DeviceKey, tuple[str, str]]:
     """Devices whose name stands for another GPU now than when they were isolated: the two UUIDs."""
-    boards = {device: (isolated_board(rule), scope.boards.get(device, "")) for device, rule in in_place.items()}
+    boards = {device: (isolated_board(rule), scope.boards.get(device, "")) for device, rule in wanted.items()}
     return {device: (before, now) for device, (before, now) in boards.items() if before and now and before != now}
 
 

@@ -103,10 +103,11 @@ def isolated_board(rule: DeviceTaintRule) -> str:
 def isolated_boards(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]) -> dict[DeviceKey, str]:
     """The devices that the request has isolated, each with the UUID of the GPU that it was then.
 
-    `rules` are the request's. Where there are none, its status remembers.
+    `rules` are the request's. Its status remembers those that have none any more.
     """
-    boards = {device: isolated_board(rule) for rule in rules if (device := maintained_device(rule))}
-    return boards or {each.key: each.uuid for each in request.status.devices if each.uuid}
+    boards = {each.key: each.uuid for each in request.status.devices if each.uuid}
+    found = {device: isolated_board(rule) for rule in rules if (device := maintained_device(rule))}
+    return boards | {device: board or boards.get(device, "") for device, board in found.items()}
 
 
 def overlapped(rule: DeviceTaintRule) -> str:

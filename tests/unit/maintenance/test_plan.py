@@ -4,9 +4,6 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.matching import MaintenanceScope, scope_of
@@ -16,7 +13,6 @@ from draco.maintenance.plan import (
     LISTED_DEVICES,
     MaintenancePlan,
     PlanInput,
-    plan_abandoned,
     plan_maintenance,
 )
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
@@ -331,145 +327,3 @@ def test_selectors_match_exact_names_of_any_driver(selector: MaintenanceSelector
 def test_only_the_newest_generation_of_a_pool_counts() -> None:
     slices = [a_slice("node-1", ["old"], generation=1), a_slice("node-1", ["new"], generation=2)]
     assert {d.device for d in scope_of(MaintenanceSelector(driver=NVIDIA_DRIVER), hardware(slices)).named} == {"new"}
-
-
-DEVICES = [DeviceKey(driver, "node-1", f"gpu-{i}") for driver in (NVIDIA_DRIVER, "gpu.example.com") for i in range(2)]
-FOREIGN = a_rule("someone-elses", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-0")
-
-
-class Convergence(RuleBasedStateMachine):
-    """Two overlapping requests, everything that may happen to them, and an operator that may die after any write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = MOMENT
-        self.published: set[DeviceKey] = set()
-        self.claims: dict[str, ResourceClaim] = {}
-        self.stored: dict[str, DeviceTaintRule] = {FOREIGN.metadata.name: FOREIGN}
-        self.requests: dict[str, DeviceMaintenance] = {}
-        self.uids: set[str] = set()
-
-    @initialize(published=st.sets(st.sampled_from(DEVICES)), writes=st.sampled_from([0, 3, 1000]))
-    def two_requests(self, published: set[DeviceKey], writes: int) -> None:
-        self.published |= published
-        for request in (a_maintenance("node", pool="node-1"), a_maintenance("driver", driver=NVIDIA_DRIVER)):
-            self.requests[request.metadata.uid] = msgspec.structs.replace(request, status=type(request.status)())
-            self.uids.add(request.metadata.uid)
-            self.reconcile(request.metadata.uid, writes)
-
-    @rule(device=st.sampled_from(DEVICES))
-    def publish(self, device: DeviceKey) -> None:
-        self.published.add(device)
-
-    @rule(device=st.sampled_from(DEVICES))
-    def vanish(self, device: DeviceKey) -> None:
-        self.published.discard(device)
-
-    @rule(device=st.sampled_from(DEVICES), admin=st.booleans())
-    def allocate(self, device: DeviceKey, admin: bool) -> None:
-        self.claims[str(device)] = a_claim(f"on-{device.driver}-{device.device}", on=[str(device)], admin_access=admin)
-
-    @rule(device=st.sampled_from(DEVICES))
-    def release(self, device: DeviceKey) -> None:
-        self.claims.pop(str(device), None)
-
-    @rule(seconds=st.floats(0, 5))
-    def wait(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-
-    @rule(uid=st.integers(0, 1), finish=st.booleans())
-    def end(self, uid: int, finish: bool) -> None:
-        key = sorted(self.uids)[uid]
-        request = self.requests.get(key)
-        if request is None:
-            return
-        if finish:
-            self.requests[key] = msgspec.structs.replace(
-                request, spec=msgspec.structs.replace(request.spec, finished=True)
-            )
-        else:
-            del self.requests[key]
-
-    @rule(data=st.data())
-    def meddle(self, data: st.DataObject) -> None:
-        """Someone deletes one of our rules, or turns it into something else."""
-        ours = sorted(name for name in self.stored if name != FOREIGN.metadata.name)
-        if not ours:
-            return
-        name = data.draw(st.sampled_from(ours))
-        if data.draw(st.booleans()):
-            del self.stored[name]
-        else:
-            spec = msgspec.structs.replace(self.stored[name].spec, device_selector=DeviceTaintSelector(pool="other"))
-            self.stored[name] = msgspec.structs.replace(self.stored[name], spec=spec)
-
-    @rule(writes=st.sampled_from([1, 2, 3, 4, 1000]), uid=st.integers(0, 1))
-    def reconcile_and_die(self, writes: int, uid: int) -> None:
-        self.reconcile(sorted(self.uids)[uid], writes)
-
-    @invariant()
-    def other_peoples_rules_are_untouched(self) -> None:
-        assert self.stored[FOREIGN.metadata.name] is FOREIGN
-
-    @invariant()
-    def no_request_has_two_rules_for_one_device(self) -> None:
-        told = [(maintenance_uid(each), device) for each in self.ours() if (device := maintained_device(each))]
-        assert len(told) == len(set(told))
-
-    def teardown(self) -> None:
-        had = {(maintenance_uid(each), maintained_device(each)) for each in self.ours()}
-        for _ in range(6):
-            for uid in self.uids:
-                self.reconcile(uid, 1000)
-            self.now += timedelta(seconds=3)
-        held = {d for d in DEVICES if str(d) in self.claims and not is_admin(self.claims[str(d)])}
-        for uid in self.uids:
-            request = self.requests.get(uid)
-            devices = {maintained_device(each) for each in self.ours() if maintenance_uid(each) == uid}
-            assert None not in devices, "a rule that is not exact survived"
-            if request is None:
-                assert not devices
-            elif request.spec.finished:
-                assert not devices
-                assert request.status.phase == MaintenancePhase.COMPLETED
-            else:
-                assert {d for d in self.published if request.spec.device_selector.matches(d)} <= devices
-                assert {device for owner, device in had if owner == uid and device} <= devices
-                free = devices and not devices & held
-                wanted = MaintenancePhase.IN_MAINTENANCE if free else MaintenancePhase.ISOLATED
-                assert request.status.phase == (wanted if devices else MaintenancePhase.PENDING)
-            assert self.plan(uid).empty
-
-    def ours(self) -> list[DeviceTaintRule]:
-        return [each for each in self.stored.values() if maintenance_uid(each)]
-
-    def plan(self, uid: str) -> MaintenancePlan:
-        request = self.requests.get(uid)
-        rules = tuple(each for each in self.ours() if maintenance_uid(each) == uid)
-        if request is None:
-            return plan_abandoned(uid, rules)
-        published = frozenset(d for d in self.published if request.spec.device_selector.matches(d))
-        seen = PlanInput(
-            now=self.now, scope=MaintenanceScope(named=published), rules=rules, claims=tuple(self.claims.values())
-        )
-        return plan_maintenance(request, seen)
-
-    def reconcile(self, uid: str, writes: int) -> None:
-        """Carry the plan out in its order, and die after so many writes."""
-        plan = self.plan(uid)
-        for each in plan.apply:
-            if writes == 0:
-                return
-            self.stored[each.metadata.name] = each
-            writes -= 1
-        for each in plan.delete:
-            if writes == 0:
-                return
-            del self.stored[each.metadata.name]
-            writes -= 1
-        if plan.status and writes and uid in self.requests:
-            self.requests[uid] = msgspec.structs.replace(self.requests[uid], status=plan.status)
-
-
-TestConvergence = pytest.mark.exhaustive(Convergence.TestCase)
-TestConvergence.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)

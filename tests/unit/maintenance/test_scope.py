@@ -256,3 +256,17 @@ TAINT = DeviceTaint(key="draco.dev/maintenance", effect="NoSchedule")
 )
 def test_who_might_be_given_a_tainted_device_waits_for_one_and_tolerates_it(claim: ResourceClaim, may: bool) -> None:
     assert bool(claim.classes_in_spite_of(TAINT)) is may
+
+
+@pytest.mark.parametrize("uuid", ["GPU-a", ""])
+def test_a_gpu_that_is_made_whole_is_isolated_with_the_partition_that_was(uuid: str) -> None:
+    whole = hardware([a_whole(0, "GPU-a"), a_whole(1, "GPU-b")])
+    assert names(scope(PARTS[0], whole, **{PARTS[0]: uuid}).overlapping) == {"gpu-0"}
+
+
+def test_a_gpu_that_is_made_whole_on_another_board_is_left_alone() -> None:
+    assert not scope(PARTS[0], hardware([a_whole(0, "GPU-new")]), **{PARTS[0]: "GPU-a"}).overlapping
+
+
+def test_a_held_part_of_a_gpu_that_is_published_no_more_is_isolated_with_it() -> None:
+    assert names(scope("gpu-0", hardware([]), held=[PARTS[0]], gpu_0="GPU-a").overlapping) == {PARTS[0]}

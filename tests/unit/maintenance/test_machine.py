@@ -1,0 +1,503 @@
+"""Maintenance as a whole: an operator that hears late and dies between any two writes, users who meddle, clocks that jump.
+
+The model has what a cluster has: objects with versions, an operator and a scheduler that each see an earlier state of them, for
+at most `LAG`, and hardware that is divided, exchanged and taken away. The plans are the product's; what they promise is judged
+here, by what is really there. How many steps were taken stands at the end of the run.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.maintenance.matching import scope_of
+from draco.maintenance.plan import (
+    CONDITION_READY_FOR_WORK,
+    MaintenancePlan,
+    PlanInput,
+    plan_abandoned,
+    plan_maintenance,
+    says,
+)
+from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule, DeviceTaintSelector
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
+from tests.builders import MOMENT, a_claim, a_maintenance, a_rule, a_slice
+from tests.side_by_side import REPORTS
+
+LAG: Final = 1.0
+"""Seconds that whoever watches may be behind."""
+SETTLE: Final = 2.0
+POOL: Final = PoolKey(NVIDIA_DRIVER, "node-1")
+PARTS: Final = ("mig-1g10gb-19-0", "mig-1g10gb-19-1")
+NAMES: Final = [f"gpu-{gpu}{part}" for gpu in range(2) for part in ("", *(f"-{part}" for part in PARTS))]
+FOREIGN: Final = a_rule("someone-elses", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-0")
+REQUESTS: Final = ("first", "second")
+EXAMPLES: Final = int(os.environ.get("DRACO_EXAMPLES", "1000"))
+STEPS: Final = itertools.count()
+
+
+class World(msgspec.Struct, frozen=True):
+    """Everything that the API server has, and thereby what a watch shows. Never changed, only replaced."""
+
+    rules: dict[str, DeviceTaintRule]
+    requests: dict[str, DeviceMaintenance]
+    claims: dict[str, ResourceClaim]
+    devices: tuple[tuple[str, str], ...]
+    """The published devices by name, each with the UUID of its board."""
+
+    @property
+    def hardware(self) -> PoolHardware:
+        return PoolHardware([a_slice("node-1", [device(*each) for each in self.devices])])
+
+
+def device(name: str, board: str) -> Device:
+    return Device(name=name, attributes={"parentUUID" if "mig" in name else "uuid": DeviceAttribute(string=board)})
+
+
+def key(name: str) -> DeviceKey:
+    return DeviceKey(*POOL, name)
+
+
+def is_current(request: DeviceMaintenance) -> bool:
+    """Whether the status speaks of the request as it is."""
+    return request.status.observed_generation == request.metadata.generation
+
+
+def number(name: str) -> str:
+    """Of which GPU a device is."""
+    return "-".join(name.split("-")[:2])
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two devices are the same hardware: the whole is the same as each part, two parts are not."""
+    return one == other or (number(one) == number(other) and ("mig" not in one or "mig" not in other))
+
+
+class Maintenance(RuleBasedStateMachine):
+    """One node with two GPUs, two requests, and everybody who has a hand in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true_s = 0.0
+        self.skew_s = 0.0
+        self.versions = itertools.count(1)
+        self.world = World({FOREIGN.metadata.name: FOREIGN}, {}, {}, ())
+        self.heard: dict[str, tuple[float, World]] = {}
+        self.writes: Iterator[None] = iter(())
+        self.superseded: dict[str, str] = {}
+        self.planned_s = 0.0
+        self.disturbed_s = -1e9
+        """When something happened that nobody can have heard of yet."""
+        self.tolerant = False
+
+    # -- what happens to the cluster
+
+    @initialize(divided=st.booleans(), asked=st.sampled_from(["", "gpu-0"]))
+    def begin(self, divided: bool, asked: str) -> None:
+        self.divide("gpu-0", divided)
+        self.divide("gpu-1", False)
+        self.ask("first", asked, "NoSchedule")
+        self.disturbed_s = -1e9
+        for who in ("operator", "scheduler"):
+            self.hear(who)
+
+    @rule(gpu=st.sampled_from(["gpu-0", "gpu-1"]), divided=st.booleans())
+    def divide(self, gpu: str, divided: bool) -> None:
+        """Publish the GPU, whole or in parts. What is held is not divided."""
+        if any(number(name) == gpu for name in self.held()):
+            return
+        elsewhere = {board for name, board in self.world.devices if number(name) != gpu}
+        absent = next(board for board in (f"GPU-{gpu}", f"GPU-spare-{gpu}") if board not in elsewhere)
+        board = next((board for name, board in self.world.devices if number(name) == gpu), absent)
+        self.publish(gpu, [(f"{gpu}-{part}", board) for part in PARTS] if divided else [(gpu, board)])
+
+    @rule(gpu=st.sampled_from(["gpu-0", "gpu-1"]))
+    def vanish(self, gpu: str) -> None:
+        self.publish(gpu, [])
+
+    @rule(gpu=st.sampled_from(["gpu-0", "gpu-1"]), board=st.sampled_from(["GPU-new", "GPU-gpu-0", "GPU-gpu-1"]))
+    def exchange(self, gpu: str, board: str) -> None:
+        """Another board in the same place, which no claim can hold; a board is in one place at a time."""
+        if any(number(name) == gpu for name in self.held()) or board in {each for _, each in self.world.devices}:
+            return
+        self.publish(gpu, [(name, board) for name, _ in self.world.devices if number(name) == gpu] or [(gpu, board)])
+
+    def publish(self, gpu: str, devices: list[tuple[str, str]]) -> None:
+        others = [each for each in self.world.devices if number(each[0]) != gpu]
+        self.change(devices=tuple(sorted(others + devices)))
+        self.disturbed_s = self.true_s
+
+    @rule(name=st.sampled_from(NAMES), admin=st.booleans())
+    def allocate(self, name: str, admin: bool) -> None:
+        """The scheduler gives a device to a claim, by what it knows of taints."""
+        seen = self.view("scheduler")
+        published = {each for each, _ in self.world.devices}
+        tainted = {
+            rule.spec.device_selector.device
+            for rule in seen.rules.values()
+            if rule is not FOREIGN and rule.spec.device_selector and rule.spec.taint.effect in BLOCKING_EFFECTS
+        }
+        free = not any(same(name, other) for other in self.held())
+        if name in published and (admin or (free and name not in tainted)):
+            claim = a_claim(f"on-{name}{'-admin' * admin}", on=[f"node-1/{name}"], admin_access=admin or None)
+            self.change(claims=self.world.claims | {claim.metadata.name: claim})
+            if not admin:
+                self.judge_allocation(name)
+
+    @precondition(lambda self: self.world.claims)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sampled_from(sorted(self.world.claims)))
+        self.change(claims={name: claim for name, claim in self.world.claims.items() if name != gone})
+
+    @rule()
+    def a_claim_tolerates(self) -> None:
+        """One that waits, and may be allocated a tainted device, comes or goes."""
+        self.tolerant = not self.tolerant
+
+    @rule(seconds=st.sampled_from([0.2, 0.6, 1.1, 2.1, 60.0]))
+    def wait(self, seconds: float) -> None:
+        self.true_s += seconds
+
+    @rule(seconds=st.sampled_from([-300.0, -2.0, 2.0, 300.0]))
+    def set_the_clock(self, seconds: float) -> None:
+        self.skew_s += seconds
+        self.disturbed_s = self.true_s + SETTLE
+
+    # -- what users do
+
+    @rule(
+        name=st.sampled_from(REQUESTS),
+        device=st.sampled_from(["", "gpu-0", "gpu-1", f"gpu-0-{PARTS[0]}", "gpu-9"]),
+        effect=st.sampled_from(["NoSchedule", "NoSchedule", "NoSchedule", "NoExecute", "None"]),
+    )
+    def ask(self, name: str, device: str, effect: str) -> None:
+        """Make a request, or change one that is there. One that was finished is not changed any more."""
+        old = next((each for each in self.world.requests.values() if each.metadata.name == name), None)
+        if old is not None and old.spec.finished:
+            return
+        fresh = old or a_maintenance(name)
+        metadata, status = fresh.metadata, fresh.status
+        if old is None:
+            metadata = msgspec.structs.replace(metadata, uid=f"{name}-{next(self.versions)}", generation=0)
+            status = type(status)()
+        spec = msgspec.structs.replace(
+            fresh.spec,
+            device_selector=MaintenanceSelector(driver=NVIDIA_DRIVER, pool="node-1", device=device or None),
+            taint=MaintenanceTaint(effect=effect),
+        )
+        self.store(msgspec.structs.replace(fresh, metadata=metadata, spec=spec, status=status), generation=True)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(data=st.data(), finish=st.booleans())
+    def end(self, data: st.DataObject, finish: bool) -> None:
+        request = self.world.requests[data.draw(st.sampled_from(sorted(self.world.requests)))]
+        if finish:
+            spec = msgspec.structs.replace(request.spec, finished=True)
+            self.store(msgspec.structs.replace(request, spec=spec), generation=True)
+        else:
+            uid = request.metadata.uid
+            self.change(requests={each: kept for each, kept in self.world.requests.items() if each != uid})
+
+    @precondition(lambda self: self.ours())
+    @rule(data=st.data(), how=st.sampled_from(["delete", "effect", "elsewhere", "strip"]))
+    def meddle(self, data: st.DataObject, how: str) -> None:
+        """Somebody deletes one of our rules, or makes something else of it."""
+        found = data.draw(st.sampled_from(self.ours()))
+        name, spec, metadata = found.metadata.name, found.spec, found.metadata
+        if how == "delete":
+            self.change(rules={each: kept for each, kept in self.world.rules.items() if each != name})
+        else:
+            if how == "effect":
+                taint = msgspec.structs.replace(spec.taint, effect="None")
+                spec = msgspec.structs.replace(spec, taint=taint)
+            elif how == "elsewhere":
+                spec = msgspec.structs.replace(spec, device_selector=DeviceTaintSelector(pool="other"))
+            else:
+                metadata = msgspec.structs.replace(metadata, owner_references=[], annotations={})
+            changed = msgspec.structs.replace(found, spec=spec, metadata=metadata)
+            self.change(rules=self.world.rules | {name: changed})
+        self.disturbed_s = self.true_s
+
+    # -- what watches and works
+
+    @rule(who=st.sampled_from(["operator", "scheduler"]))
+    def hear(self, who: str) -> None:
+        """A watch delivers what has happened, all at once: events in between are lost, or come twice."""
+        self.heard[who] = (self.true_s, self.world)
+
+    @rule(name=st.sampled_from(REQUESTS))
+    def reconcile(self, name: str) -> None:
+        """Work on a request from beginning to end."""
+        self.plan(name)
+        for _ in self.writes:
+            pass
+
+    @rule(name=st.sampled_from(REQUESTS), seconds=st.sampled_from([0.0, SETTLE + 0.1]))
+    def make_progress(self, name: str, seconds: float) -> None:
+        """What nobody disturbs gets as far as it can: without this, few requests would ever come to the work."""
+        for _ in range(3):
+            self.reconcile(name)
+            self.true_s += seconds
+            self.hear("operator")
+
+    @rule(name=st.sampled_from(REQUESTS))
+    def plan(self, name: str) -> None:
+        """Begin to work on a request, or on what one that is gone has left; what was being written before is given up."""
+        seen, self.planned_s = self.view("operator"), self.true_s
+        uids = {each.metadata.uid for each in seen.requests.values()} | {maintenance_uid(each) for each in self.ours()}
+        self.writes = self.work(sorted(uid for uid in uids if uid.startswith(name)), seen)
+
+    @rule(count=st.integers(1, 3))
+    def write(self, count: int) -> None:
+        """Some more writes of what was begun, if that is not long ago: calls of the API have their time."""
+        if self.true_s - self.planned_s > LAG:
+            self.writes = iter(())
+        for _ in itertools.islice(self.writes, count):
+            pass
+
+    @rule()
+    def die(self) -> None:
+        """The next operator lists everything, and remembers nothing."""
+        self.writes = iter(())
+        self.superseded.clear()
+        self.hear("operator")
+
+    def work(self, uids: list[str], seen: World) -> Iterator[None]:
+        """What the operator does about each request: it yields after every write."""
+        for uid in uids:
+            request = seen.requests.get(uid)
+            rules = tuple(each for each in seen.rules.values() if maintenance_uid(each) == uid)
+            if request is None:
+                if uid not in self.world.requests:  # it asks the API server before it takes rules away
+                    yield from self.carry_out(plan_abandoned(uid, rules), None, seen)
+            elif self.superseded.get(uid) != request.metadata.resource_version:
+                plan = self.planned(request, rules, seen)
+                current = self.world.requests.get(uid)
+                if (
+                    not plan.empty
+                    and current
+                    and current.metadata.resource_version == request.metadata.resource_version
+                ):
+                    yield from self.carry_out(plan, request, seen)
+
+    def planned(self, request: DeviceMaintenance, rules: tuple[DeviceTaintRule, ...], seen: World) -> MaintenancePlan:
+        hardware, claims = seen.hardware, tuple(seen.claims.values())
+        held = {device for claim in claims for device in claim.devices_held}
+        scope = scope_of(request.spec.device_selector, {POOL: hardware}, held, isolated_boards(request, rules))
+        tolerant = (ObjectKey("default", "tolerant"),) if self.tolerant else ()
+        return plan_maintenance(
+            request,
+            PlanInput(
+                now=self.now,
+                scope=scope,
+                rules=rules,
+                claims=claims,
+                tolerant=tolerant,
+                settle=timedelta(seconds=SETTLE),
+            ),
+        )
+
+    def carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None, seen: World) -> Iterator[None]:
+        if plan.status_first:
+            if not self.write_status(plan, request):
+                return
+            yield
+        for each in plan.apply:
+            if each.metadata.name not in seen.rules and (there := self.world.requests.get(maintenance_uid(each))):
+                assert not says(there, CONDITION_READY_FOR_WORK), f"{each.metadata.name} comes after its promise"
+            self.apply(each)
+            yield
+        for each in plan.delete:
+            self.delete(each)
+            yield
+        if not plan.status_first and self.write_status(plan, request):
+            yield
+
+    def apply(self, wanted: DeviceTaintRule) -> None:
+        old = self.world.rules.get(wanted.metadata.name)
+        uid = old.metadata.uid if old else f"rule-{next(self.versions)}"
+        metadata = msgspec.structs.replace(wanted.metadata, uid=uid)
+        stored = msgspec.structs.replace(wanted, metadata=metadata)
+        self.change(rules=self.world.rules | {wanted.metadata.name: stored})
+
+    def delete(self, rule: DeviceTaintRule) -> None:
+        """Delete that very rule. Never one that keeps a device free for work that was said to be possible."""
+        there = self.world.rules.get(rule.metadata.name)
+        if there is None or there.metadata.uid != rule.metadata.uid:
+            return
+        request, device = self.world.requests.get(maintenance_uid(there)), maintained_device(there)
+        if request and device and says(request, CONDITION_READY_FOR_WORK):
+            current = request.spec.finished or is_current(request)
+            boards = dict(self.world.devices)  # another board by that name is nobody's promise
+            kept = {each.key for each in request.status.devices if boards.get(each.device, each.uuid) == each.uuid}
+            assert not (current and device in kept), f"{rule.metadata.name} was lifted during the work"
+        self.change(rules={each: kept for each, kept in self.world.rules.items() if each != rule.metadata.name})
+
+    def write_status(self, plan: MaintenancePlan, request: DeviceMaintenance | None) -> bool:
+        """Whether the request is still there. Someone else's write in between is a conflict, which ends the work."""
+        if plan.status is None or request is None:
+            return True
+        there = self.world.requests.get(request.metadata.uid)
+        if there is None or there.metadata.resource_version != request.metadata.resource_version:
+            return False
+        self.superseded[request.metadata.uid] = request.metadata.resource_version
+        written = msgspec.structs.replace(there, status=plan.status)
+        self.store(written)
+        if says(written, CONDITION_READY_FOR_WORK):
+            self.judge_ready(written)
+        return True
+
+    def judge_ready(self, request: DeviceMaintenance) -> None:
+        """Nobody has, or can get, a device of which is said that work may start, unless that has just changed."""
+        if self.true_s - self.disturbed_s <= LAG:
+            return
+        assert request.status.devices
+        rules = {maintained_device(each): each for each in self.ours() if maintenance_uid(each) == request.metadata.uid}
+        for each in request.status.devices:
+            assert rules[each.key].spec.taint.effect in BLOCKING_EFFECTS
+        assert not self.in_use(request)
+
+    def judge_allocation(self, name: str) -> None:
+        """What is isolated for work that may start is not given away, unless a rule or the clock was just tampered with."""
+        if self.true_s - self.disturbed_s <= 2 * LAG:
+            return
+        for each in self.ours():
+            request = self.world.requests.get(maintenance_uid(each))
+            if maintained_device(each) == key(name) and each.spec.taint.effect in BLOCKING_EFFECTS and request:
+                promised = is_current(request) and says(request, CONDITION_READY_FOR_WORK)
+                assert not promised, f"{name} is given away during the work"
+
+    # -- what must be so at every moment
+
+    @invariant()
+    def other_peoples_rules_are_untouched(self) -> None:
+        next(STEPS)
+        assert self.world.rules[FOREIGN.metadata.name] is FOREIGN
+
+    @invariant()
+    def no_request_has_two_rules_for_one_device(self) -> None:
+        found = [(maintenance_uid(each), device) for each in self.ours() if (device := maintained_device(each))]
+        assert len(found) == len(set(found))
+
+    # -- what must be so at rest
+
+    def teardown(self) -> None:
+        self.come_to_rest()
+        for uid in {maintenance_uid(each) for each in self.ours()}:
+            assert uid in self.world.requests, "a rule without an owner"
+        for request in self.world.requests.values():
+            self.judge_at_rest(request)
+        self.change(requests={})
+        self.come_to_rest()
+        assert list(self.world.rules) == [FOREIGN.metadata.name], "requests are gone, and not all is given back"
+
+    def come_to_rest(self) -> None:
+        self.true_s += 2 * abs(self.skew_s) + 1000  # longer than any clock was set back
+        for _ in range(12):
+            before = self.world
+            for name in REQUESTS:
+                self.hear("operator")
+                self.reconcile(name)
+            self.true_s += SETTLE + LAG
+            if self.world is before:
+                return
+        pytest.fail("the operator does not come to rest")
+
+    def judge_at_rest(self, request: DeviceMaintenance) -> None:
+        rules = [each for each in self.ours() if maintenance_uid(each) == request.metadata.uid]
+        devices = {device.device: rule for rule in rules if (device := maintained_device(rule))}
+        assert len(devices) == len(rules), "a rule that is not exact survived"
+        phase = request.status.phase
+        if request.spec.finished:
+            assert not devices
+            assert phase is MaintenancePhase.COMPLETED
+            return
+        asked = request.spec.device_selector.device
+        boards = dict(self.world.devices)
+        if not asked or asked in boards or any(number(name) == asked for name in boards):
+            assert {name for name in boards if not asked or same(name, asked)} <= devices.keys()
+        elif asked in devices:  # it went elsewhere with its board, or into what the board is divided into now
+            board, part = isolated_board(devices[asked]), asked.removeprefix(number(asked))
+            there = {name for name, uuid in boards.items() if uuid == board}
+            assert {name for name in there if same(number(name) + part, name)} <= devices.keys()
+        boards |= {
+            number(name): uuid for name, uuid in boards.items()
+        }  # also of a whole GPU that is published in parts
+        swapped = any(
+            isolated_board(each) not in {"", boards.get(name, "")} for name, each in devices.items() if name in boards
+        )
+        if not devices or request.spec.taint.effect not in BLOCKING_EFFECTS:
+            assert phase is MaintenancePhase.PENDING
+        elif not self.in_use(request) and not swapped and not self.tolerant:
+            assert phase is MaintenancePhase.IN_MAINTENANCE
+        else:
+            assert phase is MaintenancePhase.ISOLATED
+
+    # -- the model's own bookkeeping
+
+    @property
+    def now(self) -> datetime:
+        return MOMENT + timedelta(seconds=self.true_s + self.skew_s)
+
+    def view(self, who: str) -> World:
+        """What somebody knows, who is never further behind than the lag."""
+        when, seen = self.heard[who]
+        if self.true_s - when > LAG:
+            self.hear(who)
+            return self.world
+        return seen
+
+    def change(self, **fields: Any) -> None:
+        self.world = msgspec.structs.replace(self.world, **fields)
+
+    def store(self, request: DeviceMaintenance, *, generation: bool = False) -> None:
+        metadata = msgspec.structs.replace(
+            request.metadata,
+            resource_version=str(next(self.versions)),
+            generation=request.metadata.generation + generation,
+        )
+        stored = msgspec.structs.replace(request, metadata=metadata)
+        self.change(requests=self.world.requests | {stored.metadata.uid: stored})
+
+    def in_use(self, request: DeviceMaintenance) -> set[str]:
+        """What claims hold of the request's hardware. The whole GPU of a partition stands for the partition only."""
+        return {
+            held
+            for held in self.held()
+            for each in request.status.devices
+            if (held == each.device if each.overlaps else same(held, each.device))
+        }
+
+    def held(self) -> set[str]:
+        return {device.device for claim in self.world.claims.values() for device in claim.devices_held}
+
+    def ours(self) -> list[DeviceTaintRule]:
+        return [each for each in self.world.rules.values() if maintenance_uid(each)]
+
+
+@pytest.mark.exhaustive
+def test_a_maintenance_keeps_its_promises_whatever_happens() -> None:
+    before = next(STEPS)
+    run_state_machine_as_test(Maintenance, settings=settings(max_examples=EXAMPLES, stateful_step_count=50))
+    REPORTS.append(f"state machine of maintenance: {next(STEPS) - before - 1} steps in {EXAMPLES} lives of a node")
