@@ -155,6 +155,42 @@ def ecc(path: Path, gpu: int | str, corrected: int, uncorrected: int) -> None:
 @command.command()
 @_node
 @_GPU
+@click.option(
+    "--correctable", default=0, type=click.IntRange(min=0), metavar="N", help="So many rows that ECC corrected."
+)
+@click.option("--uncorrectable", default=0, type=click.IntRange(min=0), metavar="N", help="So many that it could not.")
+@click.option("--failed", is_flag=True, help="No spare row was left for one.")
+def remap(path: Path, gpu: int | str, correctable: int, uncorrectable: int, failed: bool) -> None:
+    """Let memory rows be remapped.
+
+    XID 63 says so, XID 64 that one could not be. Remapped rows are in use after the next `reset`.
+    """
+    if not (correctable or uncorrectable or failed):
+        raise click.UsageError("Say which: --correctable N, --uncorrectable N, --failed.")
+    faults.remap(path, gpu, correctable=correctable, uncorrectable=uncorrectable, failed=failed)
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("link", type=click.IntRange(min=0))
+@click.option("--down/--up", default=None, help="Take the link down, or up again.")
+@click.option("--replay", default=0, type=click.IntRange(min=0), metavar="N", help="Count so many replays.")
+@click.option("--recovery", default=0, type=click.IntRange(min=0), metavar="N", help="Count so many recoveries.")
+@click.option("--crc", default=0, type=click.IntRange(min=0), metavar="N", help="Count so many CRC errors.")
+def nvlink(path: Path, gpu: int | str, link: int, down: bool | None, **errors: int) -> None:
+    """Break an NVLink of a GPU.
+
+    LINK is its number. A link that goes down sends XID 74, on NVLink 5 XID 149. A reset brings it up.
+    """
+    if down is None and not any(errors.values()):
+        raise click.UsageError("Say what: --down, --up, or errors by --replay N, --recovery N, --crc N.")
+    faults.nvlink(path, gpu, link, down=down, **errors)
+
+
+@command.command()
+@_node
+@_GPU
 @click.argument("celsius", type=int)
 def temperature(path: Path, gpu: int | str, celsius: int) -> None:
     """Set a GPU's temperature."""

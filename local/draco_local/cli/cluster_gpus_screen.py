@@ -22,6 +22,7 @@ def lines(state: NodeState) -> Iterator[str]:
             yield f"  everything answers {codes[gpu.error]}"
         for action in (name for name, code in faults.RECOVERY_ACTIONS.items() if code and code == gpu.recovery_action):
             yield f"  needs {action}"
+        yield from _memory_and_links(gpu)
         for instance in sorted(gpu.instances, key=lambda each: each.start):
             yield f"  {_instance(gpu, instance)}"
         for process in gpu.processes:
@@ -35,6 +36,19 @@ def lines(state: NodeState) -> Iterator[str]:
         yield _failure(failure, codes)
     for function, seconds in state.latency_s.items():
         yield f"{'Every function' if function == '*' else function} takes {seconds:g} s longer"
+
+
+def _memory_and_links(gpu: GpuState) -> Iterator[str]:
+    rows = gpu.remapped.correctable + gpu.remapped.uncorrectable
+    if rows:
+        yield f"  {rows} memory row{'s' * (rows > 1)} remapped{', in use after a reset' * gpu.remapped.pending}"
+    if gpu.remapped.failed:
+        yield "  a memory row could not be remapped"
+    for number, link in sorted(gpu.links.items()):
+        counts = {"replays": link.replay, "recoveries": link.recovery, "CRC errors": link.crc}
+        said = [f"{count} {name}" for name, count in counts.items() if count]
+        if link.down or said:
+            yield f"  NVLink {number}: {', '.join(['down'] * link.down + said)}"
 
 
 def _mode(gpu: GpuState) -> str:

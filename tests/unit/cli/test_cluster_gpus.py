@@ -223,3 +223,19 @@ def test_an_agent_sees_it_at_once(run: Run, path: Path) -> None:
     nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), pynvml.nvmlEventTypeAll, events)
     run("xid gpu-node-0 0 79")
     assert nvml.nvmlEventSetWait_v2(events, 0).eventData == 79
+
+
+def test_broken_memory_and_links_are_shown(run: Run, path: Path) -> None:
+    run("remap gpu-node-0 0 --correctable 1 --uncorrectable 2 --failed")
+    run("nvlink gpu-node-0 0 3 --down --replay 2 --crc 1")
+    shown = run("show gpu-node-0")
+    assert "  3 memory rows remapped, in use after a reset\n  a memory row could not be remapped\n" in shown
+    assert "  NVLink 3: down, 2 replays, 1 CRC errors\n" in shown
+    run("nvlink gpu-node-0 0 3 --up")
+    run("reset gpu-node-0 0")
+    shown = run("show gpu-node-0")
+    assert "  3 memory rows remapped\n" in shown
+    assert "NVLink" not in shown
+    assert "has no NVLink 18; its links are 0 to 17." in run("nvlink gpu-node-0 0 18 --down", 1)
+    assert "Say what: --down, --up" in run("nvlink gpu-node-0 0 1", 2)
+    assert "Say which: --correctable N" in run("remap gpu-node-0 0", 2)

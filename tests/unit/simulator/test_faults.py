@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.state import GpuInstance, GpuProcess, RemappedRows, StateError, load, mutate
+from draco_local.simulator.gpus.state import GpuInstance, GpuProcess, RemappedRows, StateError, create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import StateFile, opened
 
@@ -161,3 +161,65 @@ def test_mig_mode_survives_a_reboot_on_ampere_only(a_state_file: StateFile, boar
 def test_a_gpu_that_is_not_there_is_named(path: Path) -> None:
     with pytest.raises(StateError, match="Node node-1 has no GPU 9; it has 0 to 7"):
         faults.lose(path, 9)
+
+
+def link_state(nvml: SimulatedNvml, handle: object, link: int) -> tuple[int, list[int]]:
+    return nvml.nvmlDeviceGetNvLinkState(handle, link), [
+        nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter) for counter in range(pynvml.NVML_NVLINK_ERROR_COUNT)
+    ]
+
+
+def test_a_link_that_goes_down_says_so_once_and_a_reset_brings_it_up(nvml: SimulatedNvml, path: Path) -> None:
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    for _ in range(2):
+        faults.nvlink(path, 0, 4, down=True, replay=2, crc=1)
+    assert link_state(nvml, handle, 4) == (pynvml.NVML_FEATURE_DISABLED, [4, 0, 2, 0, 0])
+    assert link_state(nvml, handle, 5) == (pynvml.NVML_FEATURE_ENABLED, [0] * 5)
+    assert [event.data for event in load(path).events] == [74]
+    faults.reset(path, 0)
+    assert link_state(nvml, handle, 4) == (pynvml.NVML_FEATURE_ENABLED, [0] * 5)
+
+
+def test_a_link_goes_up_and_its_counters_start_again_on_their_own(nvml: SimulatedNvml, path: Path) -> None:
+    handle = nvml.nvmlDeviceGetHandleByIndex(1)
+    faults.nvlink(path, 1, 0, down=True, recovery=3)
+    nvml.nvmlDeviceResetNvLinkErrorCounters(handle, 0)
+    assert link_state(nvml, handle, 0) == (pynvml.NVML_FEATURE_DISABLED, [0] * 5)
+    faults.nvlink(path, 1, 0, recovery=1)
+    faults.nvlink(path, 1, 0, down=False)
+    assert link_state(nvml, handle, 0) == (pynvml.NVML_FEATURE_ENABLED, [0, 1, 0, 0, 0])
+
+
+def test_fields_sum_the_errors_of_all_links_up(nvml: SimulatedNvml, path: Path) -> None:
+    faults.nvlink(path, 0, 0, replay=1, recovery=2, crc=3)
+    faults.nvlink(path, 0, 17, replay=10)
+    fields = [
+        pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+        pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    ]
+    values = nvml.nvmlDeviceGetFieldValues(nvml.nvmlDeviceGetHandleByIndex(0), fields)
+    assert [value.value.ullVal for value in values] == [11, 2, 3]
+
+
+def test_a_board_without_the_link_is_named(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"has no NVLink 18; its links are 0 to 17\.$"):
+        faults.nvlink(path, 0, 18, down=True)
+    create(tmp_path / "l40s.json", board="L40S", gpus=1, node_name="other")
+    with pytest.raises(StateError, match=r"has no NVLink 0; L40S has none\.$"):
+        faults.nvlink(tmp_path / "l40s.json", 0, 0, down=True)
+    assert not load(path).events
+
+
+def test_remapped_rows_wait_for_a_reset_and_a_row_that_could_not_be_remapped_stays(
+    nvml: SimulatedNvml, path: Path
+) -> None:
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    faults.remap(path, 0, correctable=1, uncorrectable=2)
+    assert nvml.nvmlDeviceGetRemappedRows(handle) == (1, 2, 1, 0)
+    faults.remap(path, 0, failed=True)
+    faults.reset(path, 0)
+    assert nvml.nvmlDeviceGetRemappedRows(handle) == (1, 2, 0, 1)
+    assert [event.data for event in load(path).events] == [63, 64]
+    faults.heal(path, 0)
+    assert nvml.nvmlDeviceGetRemappedRows(handle) == (0, 0, 0, 0)

@@ -15,11 +15,26 @@ import pynvml
 
 from draco_local.simulator.accidents import hotplug
 from draco_local.simulator.accidents.hotplug import cure, fresh, gpu_named
-from draco_local.simulator.gpus.boards import Architecture
-from draco_local.simulator.gpus.state import Failure, GpuProcess, GpuState, NodeState, RemappedRows, StateError, mutate
+from draco_local.simulator.gpus.boards import Architecture, NvLinkVersion
+from draco_local.simulator.gpus.state import (
+    Failure,
+    GpuProcess,
+    GpuState,
+    NodeState,
+    NvLinkFaults,
+    RemappedRows,
+    StateError,
+    mutate,
+)
 from draco_local.simulator.nvml.session import NEVER_FAIL, board_of
 
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
+XID_ROWS_REMAPPED = 63
+XID_REMAP_FAILED = 64
+XID_NVLINK = 74
+XID_NVLINK_5 = (
+    149  # one of 144 to 150, which tell the parts of a link apart; which of them a lost link is, is estimated
+)
 XID_FALLEN_OFF_THE_BUS = 79
 XID_RECOVERY_ACTION_CHANGED = 154
 
@@ -67,6 +82,49 @@ def sram_threshold_exceeded(path: Path, gpu: int | str) -> None:
     """Let NVML say that the GPU has had too many SRAM errors: it must be replaced."""
     with mutate(path) as state:
         gpu_named(state, gpu).ecc.sram_threshold_exceeded = True
+
+
+def remap(path: Path, gpu: int | str, *, correctable: int = 0, uncorrectable: int = 0, failed: bool = False) -> None:
+    """Let memory rows be remapped, with the next reset, because of errors of each kind; `failed`: no spare row was left for one.
+
+    Sends the XIDs that say so. NVML tells the counts of no GPU that has GPU instances. StateError for a board that has no row
+    remapper.
+    """
+    with mutate(path) as state:
+        target = gpu_named(state, gpu)
+        if board_of(target).architecture < Architecture.AMPERE:
+            raise StateError(f"GPU {target.uuid} ({target.board}) remaps no rows: boards from Ampere on do.")
+        if correctable or uncorrectable:
+            target.remapped.correctable += correctable
+            target.remapped.uncorrectable += uncorrectable
+            target.remapped.pending = True
+            state.add_event(target.uuid, pynvml.nvmlEventTypeXidCriticalError, XID_ROWS_REMAPPED)
+        if failed:
+            target.remapped.failed = True
+            state.add_event(target.uuid, pynvml.nvmlEventTypeXidCriticalError, XID_REMAP_FAILED)
+
+
+def nvlink(
+    path: Path, gpu: int | str, link: int, *, down: bool | None = None, replay: int = 0, recovery: int = 0, crc: int = 0
+) -> None:
+    """Take an NVLink of the GPU down, which sends an XID, or up again, and count errors of it; None leaves it as it is.
+
+    The switch at the other end says nothing. StateError for a link that the board does not have.
+    """
+    with mutate(path) as state:
+        target = gpu_named(state, gpu)
+        board = board_of(target)
+        if not 0 <= link < board.nvlinks:
+            there = f"its links are 0 to {board.nvlinks - 1}" if board.nvlinks else f"{target.board} has none"
+            raise StateError(f"GPU {target.uuid} has no NVLink {link}; {there}.")
+        faults = target.links.setdefault(link, NvLinkFaults())
+        faults.replay += replay
+        faults.recovery += recovery
+        faults.crc += crc
+        if down and not faults.down:
+            xid = XID_NVLINK_5 if board.nvlink_version is NvLinkVersion.V5 else XID_NVLINK
+            state.add_event(target.uuid, pynvml.nvmlEventTypeXidCriticalError, xid)
+        faults.down = faults.down if down is None else down
 
 
 def remapped_rows(path: Path, gpu: int | str, rows: RemappedRows) -> None:

@@ -126,6 +126,8 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
     processes("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
     # Links
     gives("nvmlDeviceGetNvLinkState", _UINT, given="hn"),
+    gives("nvmlDeviceGetNvLinkErrorCounter", _ULONG, given="hnn"),
+    does("nvmlDeviceResetNvLinkErrorCounters", "hn"),
     gives("nvmlDeviceGetNvLinkVersion", _UINT, given="hn"),
     gives("nvmlDeviceGetNvLinkCapability", _UINT, given="hnn"),
     gives("nvmlDeviceGetNvLinkRemoteDeviceType", _UINT, given="hn"),

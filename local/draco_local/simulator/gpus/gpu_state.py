@@ -42,6 +42,16 @@ class RemappedRows(msgspec.Struct):
     failed: bool = False
 
 
+class NvLinkFaults(msgspec.Struct):
+    """What is wrong with one NVLink of a GPU, and its errors since they were last counted from 0."""
+
+    down: bool = False
+    replay: int = 0
+    recovery: int = 0
+    crc: int = 0
+    """Of flits; NVML counts those of data apart."""
+
+
 class ComputeInstance(msgspec.Struct):
     """One compute instance, in compute slices of its GPU instance; it is what a program sees as a MIG device."""
 
@@ -112,6 +122,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     processes: list[GpuProcess] = []
     ecc: EccCounts = msgspec.field(default_factory=EccCounts)
     remapped: RemappedRows = msgspec.field(default_factory=RemappedRows)
+    links: dict[int, NvLinkFaults] = {}  # by the number of the link; one that is not here never had any
     temperature_c: int = 32
     recovery_action: int = 0
     passthrough: bool = False  # belongs to a virtual machine, which cannot reset it

@@ -31,6 +31,7 @@ from draco_local.simulator.gpus.gpu_state import (
     GpuProcess,
     GpuState,
     NodeState,
+    NvLinkFaults,
     NvmlEvent,
     RemappedRows,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "GpuProcess",
     "GpuState",
     "NodeState",
+    "NvLinkFaults",
     "NvmlEvent",
     "RemappedRows",
     "StateError",

@@ -226,6 +226,12 @@ def _needs(gpu: GpuState, oldest: Architecture) -> None:
         raise not_supported()
 
 
+def _of_links(gpu: GpuState, kind: str) -> int:
+    if not board_of(gpu).nvlinks:
+        raise not_supported()
+    return sum(getattr(faults, kind) for faults in gpu.links.values())
+
+
 def _mig_query_capable(gpu: GpuState) -> int:
     """Whether profiles can be read with MIG off. Which boards say yes is estimated: all that have MIG."""
     return int(board_of(gpu).mig_capable)
@@ -237,6 +243,9 @@ _LONG_FIELDS = frozenset(
         pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
         pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL,
         pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL,
+        pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
     }
 )
 
@@ -253,6 +262,9 @@ FIELDS: Mapping[int, Callable[[GpuState], int]] = MappingProxyType(
         pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL: lambda gpu: gpu.ecc.corrected_aggregate,
         pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL: lambda gpu: gpu.ecc.uncorrected_aggregate,
         pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT: lambda gpu: board_of(gpu).nvlinks,
+        pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "crc"),
+        pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "replay"),
+        pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "recovery"),
         pynvml.NVML_FI_DEV_REMAPPED_COR: lambda gpu: int(_remapped(gpu).correctable),
         pynvml.NVML_FI_DEV_REMAPPED_UNC: lambda gpu: int(_remapped(gpu).uncorrectable),
         pynvml.NVML_FI_DEV_REMAPPED_PENDING: lambda gpu: int(_remapped(gpu).pending),

@@ -6,7 +6,7 @@ from typing import Any
 import pynvml
 
 from draco_local.simulator.gpus.boards import Architecture, SimulatedBoard
-from draco_local.simulator.gpus.state import GpuState
+from draco_local.simulator.gpus.state import GpuState, NodeState, NvLinkFaults
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
 
@@ -52,7 +52,31 @@ class LinkCalls:
     def nvmlDeviceGetNvLinkState(self, device: Any, link: int) -> int:
         """Whether the link is up."""
         self._linked(device, link)
-        return int(pynvml.NVML_FEATURE_ENABLED)
+        down = self._faults(device, link).down
+        return int(pynvml.NVML_FEATURE_DISABLED if down else pynvml.NVML_FEATURE_ENABLED)
+
+    def nvmlDeviceGetNvLinkErrorCounter(self, device: Any, link: int, counter: int) -> int:
+        """Errors of one kind since they were last counted from 0; of lanes and ECC there are none."""
+        self._linked(device, link)
+        if not 0 <= counter < pynvml.NVML_NVLINK_ERROR_COUNT:
+            raise invalid_argument()
+        faults = self._faults(device, link)
+        counts = {
+            pynvml.NVML_NVLINK_ERROR_DL_REPLAY: faults.replay,
+            pynvml.NVML_NVLINK_ERROR_DL_RECOVERY: faults.recovery,
+            pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT: faults.crc,
+        }
+        return counts.get(counter, 0)
+
+    def nvmlDeviceResetNvLinkErrorCounters(self, device: Any, link: int) -> None:
+        """Count the errors of a link from 0 on; a link that is down stays so."""
+        self._linked(device, link)
+
+        def reset(state: NodeState) -> None:
+            links = self._session.device(device, state).gpu.links
+            links[link] = NvLinkFaults(down=link in links and links[link].down)
+
+        self._session.change(reset)
 
     def nvmlDeviceGetNvLinkVersion(self, device: Any, link: int) -> int:
         """nvmlNvlinkVersion_t."""
@@ -132,6 +156,9 @@ class LinkCalls:
                 else pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED
             )
         return int(pynvml.NVML_SUCCESS)
+
+    def _faults(self, device: Any, link: int) -> NvLinkFaults:
+        return self._session.gpu(device).links.get(link, NvLinkFaults())
 
     def _linked(self, device: Any, link: int) -> SimulatedBoard:
         gpu: GpuState = self._session.gpu(device)
