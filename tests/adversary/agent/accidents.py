@@ -23,7 +23,7 @@ from tests.adversary.agent.surroundings import DRIVER
 
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
 CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
-XIDS = (79, 95, 119, 48, 31)
+XIDS = (79, 95, 119, 48, 31, 64, 74)
 """Some end the work of a GPU, some that of a process only."""
 SPREADING = (79, 95, 119)
 """Also when they are reported for one instance, the whole GPU is hit."""
@@ -133,7 +133,11 @@ class Accidents(HandingOver):
             return
         parts = [instance.id for instance in state.load(self.path).gpus[gpu].instances]
         scope = {"gi": parts[pick % len(parts)], "ci": 0} if of_part and parts and code in SPREADING else {}
-        if self._happens(f"xid {code}", lambda: faults.xid(self.path, gpu, code, **scope), moves=False, disturbs=False):
+        event = {
+            64: partial(faults.remap, self.path, gpu, failed=True),
+            74: partial(faults.nvlink, self.path, gpu, pick % 18, down=True, replay=1),
+        }.get(code, partial(faults.xid, self.path, gpu, code, **scope))
+        if self._happens(f"xid {code}", event, moves=False, disturbs=False):
             self.sickness.xid(self._uuid(gpu), code)
             fired["xid: heard"] += bool(self.sickness.told)
             self._time_passes(seen)

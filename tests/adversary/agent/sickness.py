@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FAULT = "draco.dev/fault"
-FATAL: Mapping[int, str] = {48: "reset", 79: "reboot", 95: "reset", 119: "reset"}
+FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
 """What ends it. The other XIDs that the machine sends are the fault of an application."""
 LOST = 15
 
@@ -92,12 +92,15 @@ class Sickness:
     def well(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
         """Whether nobody ever had anything to say against a board that is there."""
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
-        return there is not None and not there["error"] and not ill(there) and gpu not in self.suspect
+        if there is None or there["error"] or ill(there) or gpu in self.suspect:
+            return False
+        return not there["remapped"]["failed"]  # which somebody may have read before there were instances
 
 
 def ill(gpu: Mapping[str, Any]) -> bool:
     """Whether NVML says so by itself, as often as it is asked."""
-    return gpu["error"] == LOST or bool(gpu["recovery_action"])
+    failed = gpu["remapped"]["failed"] and not gpu["instances"]  # NVML tells it of no GPU that has instances
+    return gpu["error"] == LOST or bool(gpu["recovery_action"]) or failed
 
 
 def fenced(device: Mapping[str, Any]) -> bool:
