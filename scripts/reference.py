@@ -1,7 +1,7 @@
 """Write docs/reference: every page that can be read off the source is, so that it cannot be wrong.
 
-Owns the pages of commands, kinds, chart values, metrics, log events and messages, and the chart's README. `make docs` runs it; a
-test compares what it would write with what is committed.
+Owns the pages of commands, kinds, chart values, metrics, log events, messages and XIDs, and the chart's README. `make docs`
+runs it; a test compares what it would write with what is committed.
 """
 
 import ast
@@ -16,6 +16,7 @@ import click
 import yaml
 
 from draco import cli
+from draco.agent.hardware.faults import TABLE
 from scripts import messages
 
 ROOT = Path(__file__).parents[1]
@@ -36,9 +37,45 @@ def pages() -> dict[str, str]:
             "metrics.md": NOTE + metrics(),
             "log-events.md": NOTE + log_events(),
             "messages.md": NOTE + messages.page(),
+            "xids.md": NOTE + xids(),
         }
     finally:
         messages.forget()
+
+
+TAINTED_UNTIL = "No new work until"
+WHAT_DRACO_DOES = {
+    "reset": f"{TAINTED_UNTIL} a reset, a new load of the driver, or a reboot",
+    "reboot": f"{TAINTED_UNTIL} the node boots",
+    "recovery-action": "What NVML's recovery action asks for, which Draco reads",
+    "next-reset": "Nothing: the GPU works; reset it at the next opportunity",
+    "application": "Nothing: start the program again",
+    "inspect": "Nothing: have a look at the node",
+    "record": "Nothing",
+}
+
+
+def xids() -> str:
+    """What each XID means and what is done about it, from the agent's own table."""
+    rows = sorted(
+        (
+            code,
+            each.what[0].upper() + each.what[1:],
+            WHAT_DRACO_DOES[each.action],
+            "yes" if each.spreads else "no" if each.action in {"reset", "reboot"} else "",
+        )
+        for each in TABLE
+        for code in each.codes
+    )
+    shown = ((f'<a id="{code}"></a>{code}', *rest) for code, *rest in rows)
+    head = ("XID", "what happened", "what Draco does", "also if reported for one MIG instance")
+    return f"""# XIDs
+
+Errors that the NVIDIA driver reports by number. The agent knows those below, by the immediate action that NVIDIA's XID catalogue
+(October 2025) names for each; of others it takes no notice. What is not tainted for its number is for NVML's recovery action,
+where the driver has one (565 and later). [What a taint for a fault means, and what ends it](../runbooks/troubleshooting.md).
+
+{table(head, shown)}"""
 
 
 def readme_of_chart() -> str:

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.fault_record import FaultRecord, driver_load
-from draco.agent.hardware.faults import FATAL, REBOOTS, FaultEnd, judged, latched
+from draco.agent.hardware.faults import FATAL, REBOOTS, TABLE, FaultEnd, judged, latched
 from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, GpuFault, HealthState
 from draco.agent.hardware.nvml import Nvml
 from draco.resources.names import GpuUuid
@@ -39,6 +39,14 @@ def test_an_xid_for_which_nvidia_asks_for_a_reset_or_a_reboot_ends_the_gpu(code:
 @pytest.mark.parametrize("code", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 161, 9999])
 def test_the_fault_of_an_application_and_what_is_to_be_ignored_ends_none(code: int) -> None:
     assert remembered(an_xid(code)) == ""
+
+
+def test_each_xid_stands_in_one_row_and_rows_in_order() -> None:
+    codes = [code for row in TABLE for code in row.codes]
+    assert len(codes) == len(set(codes)) > 70
+    assert [row.codes[0] for row in TABLE] == sorted(row.codes[0] for row in TABLE)
+    assert all(row.codes == sorted(row.codes) for row in TABLE)
+    assert not any(row.spreads for row in TABLE if row.codes[0] not in FATAL)
 
 
 def test_only_what_reaches_beyond_an_instance_ends_the_gpu_when_it_is_told_of_one() -> None:

@@ -40,7 +40,7 @@ def gone(gpu: Gpu | None) -> bool:
 
 
 def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, Gpu]:
-    """The GPUs of a claim. NotThere when one of them is gone."""
+    """The GPUs of a claim. DeviceMissing when one of them is gone."""
     found: dict[GpuUuid, Gpu] = {}
     for device in claim.devices:
         gpu = gpus.get(device.gpu)
@@ -64,7 +64,7 @@ def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, 
 def as_it_is(claim: PreparedClaim, hardware: NodeHardware) -> PreparedClaim:
     """The claim with the numbers that its devices have now: it may have a spec, made from them, and no other.
 
-    NotThere when it may have none, CapabilityUnknown when the driver does not say how an instance is opened.
+    DeviceMissing when it may have none, CapabilityUnknown when the driver does not say how an instance is opened.
     """
     gpus = gpus_of(claim, hardware.gpus)
     devices = [_as_it_is(claim, device, gpus[device.gpu], hardware) for device in claim.devices]

@@ -1,15 +1,14 @@
 """What ends a GPU for new work, and until when: NVIDIA's XIDs by number, and what is remembered of one that came.
 
-Owns the table, and the decision whether a fault is over. Pure. It is the floor below policies: only what leaves a GPU unusable,
-or its memory untrusted, is here. What is the fault of an application (13, 31, 43, 45, 68, 94 ...), what NVIDIA says to ignore
-(63, 92 ...) and what needs more than a number to be judged (74, 144 to 150, 154) is not: for these NVML's recovery action speaks.
-
-Source: NVIDIA's XID catalogue, October 2025, by the immediate action it names for each.
+Owns the decisions which of the XIDs in `xids.toml` end a GPU, and whether a fault is over. It is the floor below policies: only
+what leaves a GPU unusable, or its memory untrusted, counts.
 """
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from types import MappingProxyType
+from typing import Final, Literal
 
 import msgspec
 
@@ -62,23 +61,24 @@ class FatalXid(msgspec.Struct, frozen=True):
         return f"XID {xid}: {self.what}; {cure[self.ends]}."
 
 
+class Xid(msgspec.Struct, frozen=True):
+    """A row of `xids.toml`, which says what `action` and `spreads` are."""
+
+    codes: list[int]
+    action: Literal["reset", "reboot", "recovery-action", "next-reset", "application", "inspect", "record"]
+    what: str
+    spreads: bool = False
+
+
+TABLE: Final = msgspec.toml.decode(Path(__file__).with_name("xids.toml").read_bytes(), type=dict[str, list[Xid]])[
+    "xids"
+]
 FATAL: Mapping[int, FatalXid] = MappingProxyType(
     {
-        46: FatalXid("the GPU stopped processing"),
-        48: FatalXid("an uncorrectable memory error"),
-        62: FatalXid("a micro-controller of the GPU halted", spreads=True),
-        64: FatalXid("a broken memory row could not be remapped", spreads=True),
-        79: FatalXid("the GPU has fallen off the PCI bus", FaultEnd.REBOOT, spreads=True),
-        95: FatalXid("an uncontained memory error, which may have reached every user of the GPU", spreads=True),
-        109: FatalXid("a context switch timed out"),
-        110: FatalXid("a security fault"),
-        119: FatalXid("the GPU's system processor (GSP) did not answer in time", spreads=True),
-        120: FatalXid("the GPU's system processor (GSP) failed", spreads=True),
-        136: FatalXid("a link of the GPU could not be trained", spreads=True),
-        140: FatalXid("a memory error from which the GPU did not recover", spreads=True),
-        143: FatalXid("the GPU could not be initialised", spreads=True),
-        155: FatalXid("the software of a link failed", spreads=True),
-        158: FatalXid("a fatal timeout", spreads=True),
+        code: FatalXid(each.what, FaultEnd[each.action.upper()], each.spreads)
+        for each in TABLE
+        for code in each.codes
+        if each.action in {"reset", "reboot"}
     }
 )
 

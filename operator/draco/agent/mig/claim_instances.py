@@ -106,7 +106,7 @@ class ClaimInstances:
                 self._manager.settle(uuid)
 
     def verify(self, claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> None:
-        """See that NVML says of a claim's GPUs what `gpus` say, which may be older. NotThere when it says something else.
+        """See that NVML says of a claim's GPUs what `gpus` say, which may be older. DeviceMissing when it says something else.
 
         A session that outlived its driver answers nothing, so what was read in it is not relied on. Nor is a handle that has
         become invalid: so they do when boards come and go. A GPU of which only this cannot be read is where it was: within a
