@@ -4,9 +4,9 @@ Owns the decisions which of the XIDs in `xids.toml` end a GPU, and whether a fau
 what leaves a GPU unusable, or its memory untrusted, counts.
 """
 
+import pkgutil
 from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -70,9 +70,8 @@ class Xid(msgspec.Struct, frozen=True):
     spreads: bool = False
 
 
-TABLE: Final = msgspec.toml.decode(Path(__file__).with_name("xids.toml").read_bytes(), type=dict[str, list[Xid]])[
-    "xids"
-]
+_FILE = pkgutil.get_data(__package__, "xids.toml") or b""
+TABLE: Final = msgspec.toml.decode(_FILE, type=dict[str, list[Xid]])["xids"]
 FATAL: Mapping[int, FatalXid] = MappingProxyType(
     {
         code: FatalXid(each.what, FaultEnd[each.action.upper()], each.spreads)
