@@ -38,10 +38,10 @@ LISTED_DEVICES = 256
 class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when a plan is made.
 
-    `scope` is what the request concerns, `rules` are the rules of this request, `claims` at least those that hold or watch one of
-    its devices. `tolerant` are claims that wait and may be allocated one in spite of the taint. `unheeded` are devices that
-    agents are still to publish with the taint. `settle` is how long devices stay isolated and free before work may start: a
-    scheduler learns of a taint a moment late.
+    `scope` is what the request concerns, `rules` are the rules of this request, `others` further requests, `claims` at least
+    those that hold or watch one of its devices. `tolerant` are claims that wait and may be allocated one in spite of the taint.
+    `unheeded` are devices that agents are still to publish with the taint. `settle` is how long devices stay isolated and free
+    before work may start: a scheduler learns of a taint a moment late.
 
     Where no rules are served (`rules_served`), what agents publish is all that isolates a device: `beyond` are devices that none
     would taint, `informed` are the nodes whose GpuNode has the request.
@@ -50,6 +50,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     scope: MaintenanceScope = MaintenanceScope()
     rules: tuple[DeviceTaintRule, ...] = ()
+    others: tuple[DeviceMaintenance, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
     tolerant: tuple[ObjectKey, ...] = ()
     rules_served: bool = True
@@ -163,6 +164,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
             held=held,
             watchers=sorted({name for names in watched.values() for name in names}),
             replaced=_replaced(wanted, scope),
+            taken=_taken(request, wanted, seen.others),
             settled_in=settled_in,
         ),
         seen,
@@ -266,6 +268,28 @@ def _replaced(wanted: Mapping[DeviceKey, DeviceTaintRule], scope: MaintenanceSco
     return {device: (before, now) for device, (before, now) in boards.items() if before and now and before != now}
 
 
+def _taken(
+    request: DeviceMaintenance, wanted: Mapping[DeviceKey, DeviceTaintRule], others: Iterable[DeviceMaintenance]
+) -> tuple[DeviceKey, str] | None:
+    """A device that another request works on first, and its name: one that was told to start keeps it, else the older has it.
+
+    Two partitions of one GPU are two devices, though each request isolates the whole GPU as well.
+    """
+    ready = says(request, CONDITION_READY_FOR_WORK)
+    for other in sorted(others, key=_age):
+        waits = not ready and not other.spec.finished and other.spec.taint.effect in BLOCKING_EFFECTS
+        if says(other, CONDITION_READY_FOR_WORK) or (waits and _age(other) < _age(request)):
+            for each in other.status.devices:
+                if (rule := wanted.get(each.key)) and not (each.overlaps and overlapped(rule)):
+                    return each.key, other.metadata.name
+    return None
+
+
+def _age(request: DeviceMaintenance) -> tuple[bool, float, str]:
+    created = request.metadata.creation_timestamp
+    return created is None, created.timestamp() if created else 0.0, request.metadata.uid
+
+
 def _isolated(
     request: DeviceMaintenance, devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], seen: PlanInput
 ) -> Condition:
@@ -294,12 +318,13 @@ def _isolated(
 
 
 class _Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the way of work on `count` devices; `replaced` has the GPUs before and now."""
+    """What stands in the way of work on `count` devices; `replaced` has the GPUs before and now, `taken` who works on one."""
 
     count: int
     held: Mapping[DeviceKey, list[str]]
     watchers: list[str]
     replaced: Mapping[DeviceKey, tuple[str, str]]
+    taken: tuple[DeviceKey, str] | None
     settled_in: timedelta
 
 
@@ -311,6 +336,8 @@ def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Fin
         status, reason, message = "False", "InUse", wording.in_use(found.held, count)
     elif found.replaced:
         status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
+    elif found.taken:
+        status, reason, message = "False", "OtherRequest", wording.taken(*found.taken)
     elif seen.tolerant:
         status, reason, message = "False", "Obtainable", wording.obtainable(request, seen.tolerant, count)
     elif seen.unheeded:

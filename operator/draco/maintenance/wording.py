@@ -62,6 +62,14 @@ def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
     )
 
 
+def taken(device: DeviceKey, request: str) -> str:
+    """A device that another request works on."""
+    return (
+        f"{device.device} of {device.pool} is isolated and free, but is in maintenance for {request}: "
+        f"work can start when {request} is finished or deleted."
+    )
+
+
 def obtainable(request: DeviceMaintenance, tolerant: Sequence[ObjectKey], number: int) -> str:
     """Which claims might still be allocated one of the devices."""
     taint, claims = request.spec.taint, listed(tolerant)

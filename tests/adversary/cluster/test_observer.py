@@ -97,6 +97,10 @@ def a_rule(
     return {"metadata": metadata, "spec": {"deviceSelector": selector, "taint": {"key": "k", "effect": effect}}}
 
 
+def tainted(device: Document) -> Document:
+    return {**device, "taints": [{"key": "k", "effect": "NoSchedule"}]}
+
+
 def a_world(*objects: tuple[str, Document]) -> World:
     world = World()
     for kind, one in objects:
@@ -143,54 +147,6 @@ def test_a_pool_whose_slices_were_deleted_begins_anew() -> None:
     assert [device.device for device, _ in world.published()] == ["gpu-0"], (
         "what is older than the newest does not count"
     )
-
-
-def tainted(device: Document) -> Document:
-    return {**device, "taints": [{"key": "k", "effect": "NoSchedule"}]}
-
-
-READY = {
-    "a part is held": ("ready but held", [("claim", a_claim(1, "a")), ("rule", a_rule(driver=DRIVER))]),
-    "the whole of a part is held": (
-        "ready but held",
-        [("claim", a_claim(1, "gpu-0")), ("rule", a_rule(driver=DRIVER)), ("request", a_request("a"))],
-    ),
-    "a part has no taint": ("ready but obtainable", [("rule", a_rule(driver=DRIVER, pool="node", device="gpu-0"))]),
-    "a taint that blocks nothing": ("ready but obtainable", [("rule", a_rule(driver=DRIVER, effect="None"))]),
-    "all is tainted by a rule": ("", [("rule", a_rule(driver=DRIVER))]),
-    "all is tainted by the slice": (
-        "",
-        [("slice", a_slice(tainted(whole()), tainted(partition("a", 0, 3)), generation=2))],
-    ),
-    "another part is held": (
-        "",
-        [("request", a_request("a", uid="dm")), ("claim", a_claim(1, "b")), ("rule", a_rule(driver=DRIVER))],
-    ),
-    "what overlaps a part is tainted": (
-        "",
-        [
-            ("request", a_request("a", uid="dm")),
-            (
-                "slice",
-                a_slice(
-                    *map(tainted, (whole(), partition("a", 0, 3), partition("c", 2, 5))),
-                    partition("b", 4, 7),
-                    generation=2,
-                ),
-            ),
-        ],
-    ),
-    "it is not ready": ("", [("request", a_request(ready="False")), ("claim", a_claim(1, "a"))]),
-    "who holds it only looks": ("", [("claim", a_claim(1, "a", adminAccess=True)), ("rule", a_rule(driver=DRIVER))]),
-}
-
-
-@pytest.mark.parametrize("case", READY)
-def test_nothing_is_ready_for_work_that_is_held_or_can_be_had(case: str) -> None:
-    law, objects = READY[case]
-    world = a_world(PARTS, ("request", a_request()), *objects)
-    found = {each.law for look in (laws.ready_but_held, laws.ready_but_obtainable) for each in look(world)}
-    assert found == ({law} if law else set())
 
 
 class Given:

@@ -169,14 +169,27 @@ async def test_a_rule_is_not_swept_while_its_request_lives(served: ControlPlane,
         assert [each.metadata.uid for each in await lab.rules()] == [rule.metadata.uid]
 
 
-async def test_finishing_one_of_two_requests_for_a_device_keeps_the_other(served: ControlPlane, lab: Lab) -> None:
+@pytest.mark.parametrize("finishes", [True, False])
+async def test_of_two_requests_for_a_device_one_waits_for_the_other(
+    served: ControlPlane, lab: Lab, finishes: bool
+) -> None:
     async with an_operator(served):
-        one, other = await lab.request("one", device="gpu-3"), await lab.request("other", device="gpu-3")
+        one = await lab.request("one", device="gpu-3")
         await lab.phase(one, MaintenancePhase.IN_MAINTENANCE)
-        await lab.phase(other, MaintenancePhase.IN_MAINTENANCE)
+        other = await lab.request("other", device="gpu-3")
+        waits = await lab.phase(other, MaintenancePhase.ISOLATED)
+        assert f"in maintenance for {one.name}" in waits.status.message
         assert len(await lab.rules()) == 2
-        await lab.finish(one)
-        await lab.phase(one, MaintenancePhase.COMPLETED)
+        if finishes:
+            await lab.finish(one)
+        else:
+            await lab.client.delete(DEVICE_MAINTENANCES, one)
+        await lab.phase(other, MaintenancePhase.IN_MAINTENANCE)
+
+        async def one_rule() -> bool:
+            return len(await lab.rules()) == 1
+
+        await until(one_rule, what="the rule of the first to go")
         (left,) = await lab.rules()
         assert maintenance_uid(left) == (await lab.client.get(DEVICE_MAINTENANCES, other)).metadata.uid
 

@@ -78,6 +78,11 @@ def key(name: str) -> DeviceKey:
     return DeviceKey(*POOL, name)
 
 
+def made(request: DeviceMaintenance) -> datetime:
+    assert request.metadata.creation_timestamp is not None
+    return request.metadata.creation_timestamp
+
+
 def is_current(request: DeviceMaintenance) -> bool:
     """Whether the status speaks of the request as it is."""
     return request.status.observed_generation == request.metadata.generation
@@ -199,7 +204,10 @@ class Maintenance(RuleBasedStateMachine):
         fresh = old or a_maintenance(name)
         metadata, status = fresh.metadata, fresh.status
         if old is None:
-            metadata = msgspec.structs.replace(metadata, uid=f"{name}-{next(self.versions)}", generation=0)
+            uid, made = next(self.versions), MOMENT + timedelta(seconds=self.true_s)
+            metadata = msgspec.structs.replace(
+                metadata, uid=f"{name}-{uid}", generation=0, creation_timestamp=made + timedelta(milliseconds=uid)
+            )
             status = type(status)()
         spec = msgspec.structs.replace(
             fresh.spec,
@@ -312,6 +320,7 @@ class Maintenance(RuleBasedStateMachine):
                 now=self.now,
                 scope=scope,
                 rules=rules,
+                others=tuple(each for uid, each in seen.requests.items() if uid != request.metadata.uid),
                 claims=claims,
                 tolerant=tolerant,
                 settle=timedelta(seconds=SETTLE),
@@ -377,6 +386,8 @@ class Maintenance(RuleBasedStateMachine):
         for each in request.status.devices:
             assert rules[each.key].spec.taint.effect in BLOCKING_EFFECTS
         assert not self.in_use(request)
+        at_work = [each for each in self.rivals(request) if says(each, CONDITION_READY_FOR_WORK)]
+        assert not at_work, f"{at_work[0].metadata.name} works on it"
 
     def judge_allocation(self, name: str) -> None:
         """What is isolated for work that may start is not given away, unless a rule or the clock was just tampered with."""
@@ -450,7 +461,13 @@ class Maintenance(RuleBasedStateMachine):
         if not devices or request.spec.taint.effect not in BLOCKING_EFFECTS:
             assert phase is MaintenancePhase.PENDING
         elif not self.in_use(request) and not swapped and not self.tolerant:
-            assert phase is MaintenancePhase.IN_MAINTENANCE
+            rivals = self.rivals(request)
+            waits = any(
+                each.status.phase is MaintenancePhase.IN_MAINTENANCE or made(each) < made(request)
+                for each in rivals
+                if each.spec.taint.effect in BLOCKING_EFFECTS and not each.spec.finished
+            )
+            assert phase is (MaintenancePhase.ISOLATED if waits else MaintenancePhase.IN_MAINTENANCE)
         else:
             assert phase is MaintenancePhase.ISOLATED
 
@@ -488,6 +505,16 @@ class Maintenance(RuleBasedStateMachine):
             for each in request.status.devices
             if (held == each.device if each.overlaps else same(held, each.device))
         }
+
+    def rivals(self, request: DeviceMaintenance) -> list[DeviceMaintenance]:
+        """Other requests for some of its devices; of two partitions each stands for itself."""
+        mine = {each.key: each.overlaps for each in request.status.devices}
+        return [
+            other
+            for uid, other in self.world.requests.items()
+            if uid != request.metadata.uid
+            and any(each.key in mine and not (each.overlaps and mine[each.key]) for each in other.status.devices)
+        ]
 
     def held(self) -> set[str]:
         return {device.device for claim in self.world.claims.values() for device in claim.devices_held}

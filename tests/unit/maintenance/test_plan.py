@@ -1,6 +1,7 @@
 """The state machine of maintenance: what each situation leads to, and that any order of events converges."""
 
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,6 @@ from draco.maintenance.plan import (
     plan_maintenance,
 )
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
-from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import Condition
 from draco.resources.api.slices import ResourceSlice
@@ -27,11 +27,6 @@ from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance, a_rule,
 GPU_3 = a_device_key("node-1/gpu-3")
 GPU_4 = a_device_key("node-1/gpu-4")
 LATER = timedelta(seconds=60)
-
-
-def is_admin(claim: ResourceClaim) -> bool:
-    assert claim.status.allocation is not None
-    return bool(claim.status.allocation.devices.results[0].admin_access)
 
 
 def a_request(name: str = "swap-fan", *, finished: bool = False, effect: str = "NoSchedule") -> DeviceMaintenance:
@@ -298,6 +293,56 @@ def test_the_status_lists_at_most_so_many_devices_and_those_in_use_first() -> No
     assert last.device in {each.device for each in plan.status.devices}
     assert plan.status.device_count == LISTED_DEVICES + 10
     assert plan.status.in_use == 1
+
+
+HOUR = timedelta(hours=1)
+
+
+def requests(**others: Any) -> tuple[DeviceMaintenance, DeviceMaintenance]:
+    """The newer of two, whose device is isolated and free, and the older one; `others` is changed of the older's spec."""
+    newer, older = (a_maintenance(name, devices=["node-1/gpu-3"], device="gpu-3") for name in ("swap-fan", "recable"))
+    made = [
+        msgspec.structs.replace(each.metadata, uid=each.metadata.name, creation_timestamp=MOMENT - age)
+        for each, age in ((newer, HOUR), (older, 2 * HOUR))
+    ]
+    spec = msgspec.structs.replace(older.spec, **others)
+    return msgspec.structs.replace(newer, metadata=made[0]), msgspec.structs.replace(older, metadata=made[1], spec=spec)
+
+
+def ready_beside(request: DeviceMaintenance, other: DeviceMaintenance, device: DeviceKey = GPU_3) -> Condition:
+    rules = (rule_for(request, device),)
+    for now in (MOMENT, MOMENT + LATER):
+        seen = PlanInput(now=now, scope=MaintenanceScope(named=frozenset({device})), rules=rules, others=(other,))
+        request = carried_out(request, plan_maintenance(request, seen))
+    return condition(request, CONDITION_READY_FOR_WORK)
+
+
+def test_the_older_of_two_requests_for_a_device_goes_first() -> None:
+    newer, older = requests()
+    waits = ready_beside(newer, older)
+    assert (waits.status, waits.reason) == ("False", "OtherRequest")
+    assert "gpu-3 of node-1" in waits.message
+    assert "recable" in waits.message
+    assert ready_beside(older, newer).status == "True"
+
+
+def test_a_request_that_is_ready_keeps_the_device_from_an_older_one() -> None:
+    newer, older = requests()
+    said = (CONDITION_ISOLATED, CONDITION_READY_FOR_WORK)
+    since = MOMENT - HOUR
+    working = [Condition(type=type_, status="True", last_transition_time=since) for type_ in said]
+    status = msgspec.structs.replace(newer.status, conditions=working)
+    assert ready_beside(older, msgspec.structs.replace(newer, status=status)).reason == "OtherRequest"
+    assert ready_beside(msgspec.structs.replace(newer, status=status), older).status == "True"
+
+
+@pytest.mark.parametrize("others", [{"finished": True}, {"taint": MaintenanceTaint(effect="None")}])
+def test_nobody_waits_for_a_request_that_is_finished_or_only_looks(others: dict[str, Any]) -> None:
+    assert ready_beside(*requests(**others)).status == "True"
+
+
+def test_nobody_waits_for_a_request_for_another_device() -> None:
+    assert ready_beside(*requests(), device=a_device_key("node-1/gpu-4")).status == "True"
 
 
 def hardware(slices: list[ResourceSlice]) -> dict[PoolKey, PoolHardware]:

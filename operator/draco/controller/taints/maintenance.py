@@ -20,7 +20,14 @@ from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance.isolation import not_heeded, not_reached
 from draco.maintenance.matching import scope_of
-from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_abandoned, plan_maintenance
+from draco.maintenance.plan import (
+    CONDITION_READY_FOR_WORK,
+    MaintenancePlan,
+    PlanInput,
+    plan_abandoned,
+    plan_maintenance,
+    says,
+)
 from draco.maintenance.rules import isolated_boards, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
@@ -51,7 +58,7 @@ class MaintenanceReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that a change may concern."""
-        self._view.maintenances.subscribe(lambda change: _wake_for_request(change, wake))
+        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
         self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
         self._view.classes.subscribe(lambda _: self._wake_all(wake))
@@ -105,6 +112,7 @@ class MaintenanceReconciler:
             now=self._clock.now(),
             scope=scope,
             rules=tuple(rules),
+            others=tuple(each for each in self._at_work() if each.metadata.uid != request.metadata.uid),
             claims=tuple(claims.values()),
             tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit)),
             rules_served=served,
@@ -218,6 +226,15 @@ class MaintenanceReconciler:
             self._superseded[request.metadata.uid] = seen
         return True
 
+    def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
+        for request in change.versions:
+            wake(request.metadata.uid)
+        if change.differs(_claimed):
+            devices = {each.key for request in change.versions for each in request.status.devices}
+            for other in self._at_work():  # one of them may wait for another
+                if not devices.isdisjoint(each.key for each in other.status.devices):
+                    wake(other.metadata.uid)
+
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
         if change.differs(lambda item: item.spec):
             self._wake_for_pools({item.pool for item in change.versions}, wake)
@@ -253,6 +270,12 @@ class MaintenanceReconciler:
         return (request for request in every if request.status.phase is not MaintenancePhase.COMPLETED)
 
 
+def _claimed(request: DeviceMaintenance) -> tuple[object, ...]:
+    """What other requests for the same devices wait for."""
+    devices = [(each.key, each.overlaps) for each in request.status.devices]
+    return request.spec.finished, says(request, CONDITION_READY_FOR_WORK), devices
+
+
 def _publishes(gpu_node: GpuNode) -> bool:
     """Whether the agent has devices to publish, and does."""
     published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
@@ -270,11 +293,6 @@ def _may_belong(device_class: DeviceClass, driver: str, device: Device) -> bool:
         )
     except (CompileError, EvaluationError):
         return True
-
-
-def _wake_for_request(change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
-    for request in change.versions:
-        wake(request.metadata.uid)
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:

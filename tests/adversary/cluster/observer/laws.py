@@ -86,6 +86,15 @@ def ready_but_obtainable(world: World) -> Iterator[Suspicion]:
                 yield Suspicion("ready but obtainable", key, text)
 
 
+def two_at_work(world: World) -> Iterator[Suspicion]:
+    """No two requests say of the same hardware that work can start."""
+    for (one, reach), (other, others) in combinations(sorted(_ready(world), key=lambda each: name(each[0])), 2):
+        if shared := [part for part in reach if any(part.overlaps(each) for each in others)]:
+            key = f"{one['metadata']['uid']} {other['metadata']['uid']}"
+            text = f"{name(one)} and {name(other)} are both ready for work on {shared[0]}"
+            yield Suspicion("two at work", key, text)
+
+
 def orphan_rule(world: World) -> Iterator[Suspicion]:
     """Each of Draco's rules belongs to something that is there and still wants it."""
     for uid, rule in world.rules.items():
@@ -114,6 +123,7 @@ LAWS: Mapping[str, Law] = {
     "name moved": Law(name_moved, 5.0, frozenset({"api"})),
     "ready but held": Law(ready_but_held, 5.0, frozenset({"api", "operator"})),
     "ready but obtainable": Law(ready_but_obtainable, WATCHES_LAG_S, frozenset({"api", "operator", "rules"})),
+    "two at work": Law(two_at_work, 5.0, frozenset({"api", "operator"})),
     "orphan rule": Law(orphan_rule, 10.0, frozenset({"api", "operator", "rules"})),
 }
 """What the operator has to see first gets five seconds: its watches lag, and so do its writes. Whether a device is obtainable
