@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -67,7 +68,12 @@ class World(msgspec.Struct, frozen=True):
 
     @property
     def hardware(self) -> PoolHardware:
-        return PoolHardware([a_slice("node-1", [device(*each) for each in self.devices])])
+        return hardware_of(self.devices)
+
+
+@cache
+def hardware_of(devices: tuple[tuple[str, str], ...]) -> PoolHardware:
+    return PoolHardware([a_slice("node-1", [device(*each) for each in devices])])
 
 
 def device(name: str, board: str) -> Device:
