@@ -44,18 +44,12 @@ from draco.resources.api.core import (
 )
 from draco.resources.api.draco import (
     BoardTable,
-    DeviceMaintenance,
-    DeviceMaintenanceSpec,
-    DeviceMaintenanceStatus,
     GpuMig,
     GpuNode,
     GpuNodeSpec,
     GpuNodeStatus,
     GpuStatus,
     LayoutInstances,
-    MaintainedDevice,
-    MaintenancePhase,
-    MaintenanceSelector,
     MigInstance,
     MigLayout,
     MigMode,
@@ -63,6 +57,14 @@ from draco.resources.api.draco import (
     MigPolicySpec,
     MigProfile,
     WantedGpu,
+)
+from draco.resources.api.maintenance import (
+    DeviceMaintenance,
+    DeviceMaintenanceSpec,
+    DeviceMaintenanceStatus,
+    MaintainedDevice,
+    MaintenancePhase,
+    MaintenanceSelector,
 )
 from draco.resources.api.meta import LabelSelector, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
@@ -246,7 +248,7 @@ def a_maintenance(
     return DeviceMaintenance(
         metadata=ObjectMeta(name=name, uid=a_uid("maintenance", name), generation=1),
         spec=DeviceMaintenanceSpec(
-            device_selector=MaintenanceSelector(**selector), reason="fan replacement", finished=finished
+            device_selector=msgspec.convert(selector, MaintenanceSelector), reason="fan replacement", finished=finished
         ),
         status=DeviceMaintenanceStatus(phase=phase, devices=found, device_count=len(found), in_use=in_use),
     )

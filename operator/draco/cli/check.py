@@ -20,7 +20,7 @@ from draco.kube.discovery import discover, kubernetes_minor
 from draco.kube.errors import Forbidden
 from draco.overview.installation import OPERATORS, CheckReport, Installation, RuntimeNode, Verdict, Workload, check
 from draco.overview.status_schema import MissingView
-from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, LEASES, MIG_POLICIES, SLICES, Kind
+from draco.resources.kinds import GPU_NODES, LEASES, OWN_KINDS, SLICES, Kind
 
 DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
 DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
@@ -101,8 +101,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             slices = tasks.create_task(reader.all_if_allowed(SLICES, "what is published is not checked"))
             nodes = tasks.create_task(reader.all_if_allowed(RUNTIME_NODES, "container runtimes are not checked"))
             own = {
-                kind: tasks.create_task(reader.all_if_served(kind, "its state is not checked"))
-                for kind in (GPU_NODES, DEVICE_MAINTENANCES, MIG_POLICIES)
+                kind: tasks.create_task(reader.all_if_served(kind, "its state is not checked")) for kind in OWN_KINDS
             }
         found = Installation(
             minor=minor.result(),

@@ -48,7 +48,7 @@ from draco.kube.secure_metrics import serving_metrics
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
-from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES
+from draco.resources.kinds import OWN_KINDS
 from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR
 from draco.resources.texts import listed
 
@@ -58,7 +58,7 @@ _ADVICE_BY = 0.75
 """Of the time that the API server waits for advice, the rest is for the way."""
 
 
-_OWN_KINDS = {kind.kind for kind in (DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES)}
+_OWN_KINDS = {kind.kind for kind in OWN_KINDS}
 
 
 class NoDynamicResourceAllocation(DracoError):

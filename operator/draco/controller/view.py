@@ -22,7 +22,9 @@ from draco.kube.watch.store import Store
 from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
-from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
+from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.health import HealthPolicy
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
@@ -31,6 +33,8 @@ from draco.resources.kinds import (
     DEVICE_CLASSES,
     DEVICE_MAINTENANCES,
     GPU_NODES,
+    HEALTH_POLICIES,
+    MAINTENANCE_BUDGETS,
     MIG_POLICIES,
     NODES,
     PODS,
@@ -88,12 +92,14 @@ class ClusterView:
         self.classes: Informer[DeviceClass] = follow(DEVICE_CLASSES)
         self.gpu_nodes: Informer[GpuNode] = follow(GPU_NODES)
         self.maintenances: OwnKind[DeviceMaintenance] = own(DEVICE_MAINTENANCES)
+        self.budgets: OwnKind[MaintenanceBudget] = own(MAINTENANCE_BUDGETS)
+        self.health_policies: OwnKind[HealthPolicy] = own(HEALTH_POLICIES)
         self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
         self.rule_store: Store[DeviceTaintRule] = self.rules.store if self.rules else Store()
         """The taint rules; empty for ever where the cluster does not serve them."""
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {
-            each.kind: each for each in (self.maintenances, self.mig_policies)
+            each.kind: each for each in (self.maintenances, self.budgets, self.health_policies, self.mig_policies)
         }
         """What people write: Kopf watches these, informers the others."""
         followed: list[Collection[Any]] = [
@@ -146,7 +152,7 @@ class ClusterView:
         self._supply: SupplyCounts | None = None
         self._supply_at = float("-inf")
         self._outdated = True
-        unrelated = (self.pods, self.maintenances, self.mig_policies, self.gpu_nodes, self.classes)
+        unrelated = (self.pods, *self.own_kinds.values(), self.gpu_nodes, self.classes)
         for each in self.collections.values():
             if each not in unrelated:
                 each.subscribe(self._outdate)

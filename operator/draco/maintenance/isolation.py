@@ -12,7 +12,8 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.rules import isolated_boards
-from draco.resources.api.draco import DeviceMaintenance, GpuNode, IsolatedGpu
+from draco.resources.api.draco import GpuNode, IsolatedGpu
+from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.resources.api.draco import MaintenanceSelector
+from draco.resources.api.maintenance import MaintenanceSelector
 from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 
 _NO_BOARDS: Mapping[DeviceKey, str] = MappingProxyType({})

@@ -17,7 +17,7 @@ from draco.maintenance import wording
 from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import (
+from draco.resources.api.maintenance import (
     DeviceMaintenance,
     DeviceMaintenanceStatus,
     MaintainedDevice,

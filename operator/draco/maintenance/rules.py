@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.resources.api.draco import DeviceMaintenance, MaintenanceTaint
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceTaint
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.kinds import DEVICE_MAINTENANCES

@@ -5,7 +5,7 @@ Owns wording only: what is the case is decided by `plan`.
 
 from collections.abc import Mapping, Sequence
 
-from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import DeviceKey
 from draco.resources.texts import NAMED, agreeing, are, counted, listed, them

@@ -10,7 +10,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from draco.resources.api.draco import MigReset, ResetPermit, ResetWindow, Weekday
+from draco.resources.api.draco import MigReset, ResetPermit
+from draco.resources.api.schedule import TimeWindow, Weekday
 
 _DURATION = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,4})m)?", re.ASCII)
 _DAYS = list(Weekday)
@@ -53,7 +54,7 @@ def open_for(text: str) -> timedelta:
     return timedelta(hours=hours, minutes=minutes)
 
 
-def _openings(window: ResetWindow, now: datetime) -> list[tuple[datetime, datetime]]:
+def _openings(window: TimeWindow, now: datetime) -> list[tuple[datetime, datetime]]:
     """When the window opens and closes, from the day before yesterday on, in UTC."""
     zone = _zone(window.time_zone)
     if zone is None:

@@ -15,7 +15,8 @@ from draco.overview.installation import troubles
 from draco.overview.taint_rules import TaintedCluster, rule_views
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
-from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuStatus, MaintenancePhase, MigMode, MigPolicy
+from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import (
     Device,

@@ -13,7 +13,7 @@ from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
-from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector, taint_text
 from draco.resources.names import DeviceKey
 

@@ -9,7 +9,9 @@ import msgspec
 
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Event, Lease, Node, Pod, PodDisruptionBudget
-from draco.resources.api.draco import DeviceMaintenance, GpuNode, MigPolicy
+from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.health import HealthPolicy
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reviews import SubjectAccessReview, TokenReview
 from draco.resources.api.slices import ResourceSlice
@@ -67,6 +69,10 @@ TAINT_RULES = tuple(
 GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
 DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)
 MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)
+MAINTENANCE_BUDGETS = Kind("draco.dev", "v1alpha1", "maintenancebudgets", "MaintenanceBudget", False, MaintenanceBudget)
+HEALTH_POLICIES = Kind("draco.dev", "v1alpha1", "healthpolicies", "HealthPolicy", False, HealthPolicy)
+OWN_KINDS = (GPU_NODES, DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS, HEALTH_POLICIES, MIG_POLICIES)
+"""Those that Draco's CustomResourceDefinitions define."""
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, TokenReview)
 SUBJECT_ACCESS_REVIEWS = Kind(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", False, SubjectAccessReview

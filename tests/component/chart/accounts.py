@@ -19,7 +19,7 @@ from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
 from draco.kube.events.events import EventRecorder
 from draco.options import MetricsSettings
-from draco.resources.api.draco import MaintenancePhase
+from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
     CLAIMS,

@@ -15,7 +15,7 @@ from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
 from draco.maintenance.rules import maintenance_uid, rule_for
-from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES, TAINT_RULES, Kind

@@ -12,7 +12,8 @@ from draco.agent.publish import partitions
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.mig.known_boards import BOARDS
-from draco.resources.api.draco import DeviceMaintenance, IsolatedGpu, MaintenancePhase
+from draco.resources.api.draco import IsolatedGpu
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device
 from draco.resources.api.taints import DeviceToleration

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from draco.kube.connect.client import Client
-from draco.resources.api.draco import MaintenancePhase
+from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, GPU_NODES, MIG_POLICIES, PODS, SLICES, Kind
 from draco_local.cluster.controlplane import ControlPlane

@@ -29,11 +29,11 @@ from draco.resources.api.draco import (
     MigState,
     ProfileCount,
     ResetPermit,
-    ResetWindow,
     WantedGpu,
     WantedInstance,
 )
 from draco.resources.api.meta import LabelSelector
+from draco.resources.api.schedule import TimeWindow
 from tests.builders import (
     MOMENT,
     a_claim,
@@ -259,7 +259,7 @@ def test_a_claim_on_the_whole_gpu_is_waited_for_by_a_layout_and_left_alone_on_de
             "turning MIG on needs a reset of the GPU, which the policy permits now",
         ),
         (
-            MigReset(permit=ResetPermit.IN_WINDOWS, windows=[ResetWindow(start="22:00", duration="2h")]),
+            MigReset(permit=ResetPermit.IN_WINDOWS, windows=[TimeWindow(start="22:00", duration="2h")]),
             LayoutOutcome.RESET,
             "turning MIG on needs a reset of the GPU, which the policy permits from 2026-03-01 22:00 UTC",
         ),

@@ -8,7 +8,8 @@ from rich.console import Console
 from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import MissingView
-from draco.resources.api.draco import MaintenancePhase, MigPolicy, MigPolicyStatus
+from draco.resources.api.draco import MigPolicy, MigPolicyStatus
+from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
 from tests.builders import (
     a_budget,

@@ -10,14 +10,25 @@ import pytest
 import yaml
 
 from draco.maintenance.plan import LISTED_DEVICES
-from draco.resources.api.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceTaint, MigPolicy
-from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, MIG_POLICIES, Kind
+from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.health import HealthPolicy
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase, MaintenanceTaint
+from draco.resources.kinds import (
+    DEVICE_MAINTENANCES,
+    GPU_NODES,
+    HEALTH_POLICIES,
+    MAINTENANCE_BUDGETS,
+    MIG_POLICIES,
+    Kind,
+)
 
 CRDS = Path(__file__).parents[3] / "crds"
 KINDS: list[tuple[Kind[Any], type[msgspec.Struct]]] = [
     (GPU_NODES, GpuNode),
     (DEVICE_MAINTENANCES, DeviceMaintenance),
     (MIG_POLICIES, MigPolicy),
+    (MAINTENANCE_BUDGETS, MaintenanceBudget),
+    (HEALTH_POLICIES, HealthPolicy),
 ]
 
 

@@ -16,8 +16,9 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.store import Change
 from draco.mig.known_boards import BOARDS
-from draco.resources.api.draco import MigPolicy, MigReset, ResetPermit, ResetWindow
+from draco.resources.api.draco import MigPolicy, MigReset, ResetPermit
 from draco.resources.api.meta import LabelSelector, ObjectKey
+from draco.resources.api.schedule import TimeWindow
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_node, a_slice
 from tests.doubles.clock import ManualClock, WorkClock
 
@@ -121,7 +122,7 @@ def test_a_new_label_a_new_slice_and_a_new_policy_are_taken_into_account() -> No
 
 
 async def test_a_window_opens_and_closes_by_the_clock() -> None:
-    window = ResetWindow(start="13:00", duration="1h")
+    window = TimeWindow(start="13:00", duration="1h")
     world = a_world(reset=MigReset(permit=ResetPermit.IN_WINDOWS, windows=[window]))
 
     def permitted() -> set[bool]:

@@ -9,8 +9,9 @@ from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.resources.api.draco import GpuNode, MigMode, MigPolicy, MigReset, ResetPermit, ResetWindow, WantedGpu
+from draco.resources.api.draco import GpuNode, MigMode, MigPolicy, MigReset, ResetPermit, WantedGpu
 from draco.resources.api.meta import LabelSelector, ObjectKey
+from draco.resources.api.schedule import TimeWindow
 from tests.builders import a_mig_node, a_mig_policy, a_node, a_slice
 from tests.unit.controller.test_mig_decisions import H100, NOON, World, a_world
 
@@ -18,7 +19,7 @@ T = TypeVar("T", GpuNode, MigPolicy)
 
 NODE = a_mig_node(board=H100)
 SOMEBODY = WantedGpu(uuid="GPU-of-nobody", policy="by-hand", mode=MigMode.DISABLED)
-WINDOWS = MigReset(permit=ResetPermit.IN_WINDOWS, windows=[ResetWindow(start="13:00", duration="1h")])
+WINDOWS = MigReset(permit=ResetPermit.IN_WINDOWS, windows=[TimeWindow(start="13:00", duration="1h")])
 
 
 class Server:

@@ -15,7 +15,7 @@ from draco.kube.connect.connection import Connection
 from draco.kube.errors import ApiStatus, NotFound, from_status
 from draco.kube.watch.store import Change
 from draco.kube.watch.watching import ListedCollection, Removal, UndecodableObject, Upsert
-from draco.resources.api.draco import DeviceMaintenance
+from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from tests.builders import a_maintenance

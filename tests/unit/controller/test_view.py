@@ -12,7 +12,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.maintenance.rules import rule_for
 from draco.resources.api.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
-from draco.resources.api.draco import MaintenancePhase
+from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import TAINT_RULES, Kind

@@ -11,12 +11,10 @@ from draco.maintenance.isolation import isolated_gpus, not_heeded
 from draco.maintenance.matching import scope_of
 from draco.maintenance.plan import CONDITION_READY_FOR_WORK, PlanInput, plan_maintenance
 from draco.maintenance.rules import rule_for
-from draco.resources.api.draco import (
+from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu
+from draco.resources.api.maintenance import (
     DeviceMaintenance,
     DeviceMaintenanceStatus,
-    GpuNode,
-    GpuNodeSpec,
-    IsolatedGpu,
     MaintenanceSelector,
     MaintenanceTaint,
 )
@@ -32,7 +30,7 @@ TAINT = DeviceTaint(key="draco.dev/maintenance", effect="NoSchedule")
 
 def a_request(effect: str = "NoSchedule", *, finished: bool = False, **selector: str) -> DeviceMaintenance:
     made = a_maintenance("swap-fan", finished=finished)
-    meant = MaintenanceSelector(**(selector or {"pool": "node-1", "device": "gpu-0"}))
+    meant = msgspec.convert(selector or {"pool": "node-1", "device": "gpu-0"}, MaintenanceSelector)
     spec = msgspec.structs.replace(made.spec, device_selector=meant, taint=MaintenanceTaint(effect=effect))
     return msgspec.structs.replace(made, spec=spec, status=type(made.status)())
 

@@ -37,7 +37,7 @@ from draco.maintenance.plan import (
 )
 from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule, DeviceTaintSelector

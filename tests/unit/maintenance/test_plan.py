@@ -17,7 +17,7 @@ from draco.maintenance.plan import (
     plan_maintenance,
 )
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
-from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import Condition
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector

@@ -11,7 +11,7 @@ from draco.maintenance.matching import MaintenanceScope, scope_of
 from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_maintenance
 from draco.maintenance.rules import isolated_board, maintained_device, rule_for
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceToleration

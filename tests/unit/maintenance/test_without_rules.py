@@ -11,14 +11,8 @@ from draco.maintenance.matching import scope_of
 from draco.maintenance.plan import CONDITION_ISOLATED, MaintenancePlan, PlanInput, plan_maintenance
 from draco.maintenance.rules import isolated_boards
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import (
-    DeviceMaintenance,
-    GpuNode,
-    GpuNodeSpec,
-    MaintenancePhase,
-    MaintenanceSelector,
-    MaintenanceTaint,
-)
+from draco.resources.api.draco import GpuNode, GpuNodeSpec
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import Condition, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint

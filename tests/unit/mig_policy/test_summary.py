@@ -22,9 +22,9 @@ from draco.resources.api.draco import (
     MigReset,
     MigState,
     ResetPermit,
-    ResetWindow,
 )
 from draco.resources.api.meta import LabelSelector
+from draco.resources.api.schedule import TimeWindow
 from draco.resources.api.slices import Device, DeviceAttribute
 from tests.builders import MOMENT, a_gpu_uuid, a_mig_node, a_mig_policy, a_static_policy
 
@@ -210,7 +210,7 @@ def test_a_selector_that_fails_is_named_with_the_gpu_it_fails_on() -> None:
 
 
 def test_a_time_zone_that_does_not_exist_is_named() -> None:
-    window = ResetWindow(start="22:00", duration="1h", time_zone="Europe/Atlantis")
+    window = TimeWindow(start="22:00", duration="1h", time_zone="Europe/Atlantis")
     policy = a_mig_policy(reset=MigReset(permit=ResetPermit.IN_WINDOWS, windows=[window]))
     assert status(policy, nodes()).message.startswith(
         "spec.reset.windows: Europe/Atlantis is not a time zone; names are such as UTC or Europe/Berlin."

@@ -6,12 +6,13 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from draco.mig_policy.windows import Permit, permit, unknown_zones
-from draco.resources.api.draco import MigReset, ResetPermit, ResetWindow, Weekday
+from draco.resources.api.draco import MigReset, ResetPermit
+from draco.resources.api.schedule import TimeWindow, Weekday
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-def windows(*each: ResetWindow) -> MigReset:
+def windows(*each: TimeWindow) -> MigReset:
     return MigReset(permit=ResetPermit.IN_WINDOWS, windows=list(each))
 
 
@@ -21,7 +22,7 @@ def utc(text: str) -> datetime:
 
 def test_never_and_always_do_not_ask_for_the_time() -> None:
     now = utc("2026-03-04T12:00")
-    nightly = [ResetWindow(start="11:00", duration="2h")]
+    nightly = [TimeWindow(start="11:00", duration="2h")]
     assert permit(MigReset(windows=nightly), now) == Permit(False)
     assert permit(MigReset(permit=ResetPermit.ALWAYS), now) == Permit(True)
 
@@ -40,26 +41,26 @@ def test_a_window_is_open_from_its_start_for_its_duration_across_midnight(
     granted: bool,
     until: str,
 ) -> None:
-    nightly = windows(ResetWindow(start="22:00", duration="2h30m"))
+    nightly = windows(TimeWindow(start="22:00", duration="2h30m"))
     assert permit(nightly, utc(now)) == Permit(granted, utc(until))
 
 
 def test_the_day_is_the_one_on_which_it_opens() -> None:
-    saturdays = windows(ResetWindow(start="23:00", duration="3h", days=[Weekday.SAT]))
+    saturdays = windows(TimeWindow(start="23:00", duration="3h", days=[Weekday.SAT]))
     assert permit(saturdays, utc("2026-03-08T01:00")).granted  # Sunday, opened on Saturday
     assert not permit(saturdays, utc("2026-03-07T01:00")).granted
     assert permit(saturdays, utc("2026-03-08T02:00")) == Permit(False, utc("2026-03-14T23:00"))
 
 
 def test_the_time_of_day_is_that_of_the_time_zone_in_summer_and_in_winter() -> None:
-    nightly = windows(ResetWindow(start="02:00", duration="1h", time_zone="Europe/Berlin"))
+    nightly = windows(TimeWindow(start="02:00", duration="1h", time_zone="Europe/Berlin"))
     assert permit(nightly, utc("2026-01-10T01:30")).granted
     assert permit(nightly, utc("2026-07-10T00:30")).granted
     assert not permit(nightly, utc("2026-07-10T01:30")).granted
 
 
 def test_a_window_that_the_clocks_skip_still_opens_once() -> None:
-    nightly = windows(ResetWindow(start="02:30", duration="30m", time_zone="Europe/Berlin"))
+    nightly = windows(TimeWindow(start="02:30", duration="30m", time_zone="Europe/Berlin"))
     noon_before = datetime(2026, 3, 28, 12, tzinfo=BERLIN)
     opens = permit(nightly, noon_before).until
     assert opens is not None
@@ -68,24 +69,24 @@ def test_a_window_that_the_clocks_skip_still_opens_once() -> None:
 
 
 def test_a_window_of_a_day_reaches_over_the_short_day_of_the_year() -> None:
-    saturdays = ResetWindow(start="23:30", duration="24h", days=[Weekday.SAT], time_zone="Europe/Berlin")
+    saturdays = TimeWindow(start="23:30", duration="24h", days=[Weekday.SAT], time_zone="Europe/Berlin")
     monday = datetime(2026, 3, 30, 0, 15, tzinfo=BERLIN)
     assert permit(windows(saturdays), monday) == Permit(True, monday + timedelta(minutes=15))
 
 
 def test_on_its_day_a_weekly_window_that_is_over_opens_next_week() -> None:
-    saturdays = windows(ResetWindow(start="01:00", duration="1h", days=[Weekday.SAT]))
+    saturdays = windows(TimeWindow(start="01:00", duration="1h", days=[Weekday.SAT]))
     assert permit(saturdays, utc("2026-03-07T02:00")) == Permit(False, utc("2026-03-14T01:00"))
 
 
 def test_windows_that_touch_are_one_in_whatever_order() -> None:
-    both = (ResetWindow(start="20:00", duration="2h"), ResetWindow(start="22:00", duration="1h"))
+    both = (TimeWindow(start="20:00", duration="2h"), TimeWindow(start="22:00", duration="1h"))
     for each in (windows(*both), windows(*reversed(both))):
         assert permit(each, utc("2026-03-04T21:00")) == Permit(True, utc("2026-03-04T23:00"))
 
 
 def test_a_window_that_is_always_open_stays_open() -> None:
-    daily = windows(ResetWindow(start="00:00", duration="24h"))
+    daily = windows(TimeWindow(start="00:00", duration="24h"))
     now = utc("2026-03-04T21:00")
     found = permit(daily, now)
     assert found.granted
@@ -94,10 +95,10 @@ def test_a_window_that_is_always_open_stays_open() -> None:
 
 
 def test_a_time_zone_that_does_not_exist_never_opens_and_is_named() -> None:
-    nowhere = windows(ResetWindow(start="00:00", duration="24h", time_zone="Europe/Atlantis"))
+    nowhere = windows(TimeWindow(start="00:00", duration="24h", time_zone="Europe/Atlantis"))
     assert permit(nowhere, utc("2026-03-04T21:00")) == Permit(False)
     assert unknown_zones(nowhere) == ["Europe/Atlantis"]
-    assert unknown_zones(windows(ResetWindow(start="00:00", duration="1h", time_zone="../etc/passwd"))) == [
+    assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="../etc/passwd"))) == [
         "../etc/passwd"
     ]
-    assert unknown_zones(windows(ResetWindow(start="00:00", duration="1h", time_zone="Europe"))) == ["Europe"]
+    assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="Europe"))) == ["Europe"]

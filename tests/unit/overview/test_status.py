@@ -10,7 +10,8 @@ from draco.maintenance.rules import plan_extensions
 from draco.overview.status import Snapshot, claim_state, status_of
 from draco.overview.status_schema import ClaimState, ClusterStatus, DeviceCounts, DeviceState, MissingView
 from draco.resources.api.core import PodResourceClaimStatus, PodStatus
-from draco.resources.api.draco import MaintenancePhase, MigPolicyStatus
+from draco.resources.api.draco import MigPolicyStatus
+from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import NVIDIA_DRIVER, Autoscaler

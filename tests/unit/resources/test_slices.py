@@ -9,7 +9,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.pools import SliceState
 from draco.allocation.fleet.supply import SupplyState, count_supply
 from draco.maintenance.matching import scope_of
-from draco.resources.api.draco import MaintenanceSelector
+from draco.resources.api.maintenance import MaintenanceSelector
 from draco.resources.api.slices import (
     Device,
     DeviceAttribute,

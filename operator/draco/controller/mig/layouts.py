@@ -22,7 +22,8 @@ from draco.mig_policy.decide import NodeDecision
 from draco.mig_policy.promises import promises
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
-from draco.resources.api.draco import DeviceMaintenance, GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice
+from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice
+from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES

@@ -31,7 +31,8 @@ from draco.maintenance.plan import (
 from draco.maintenance.rules import isolated_boards, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
-from draco.resources.api.draco import DeviceMaintenance, GpuNode, MaintenancePhase, MaintenanceSelector
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule

@@ -1,18 +1,18 @@
-"""Draco's own kinds, draco.dev/v1alpha1.
+"""GpuNode and MigPolicy, kinds of draco.dev/v1alpha1; the others are in `maintenance` and `health`.
 
 Owns the structs; the schemas people meet are in `crds/`, and a test holds the two together.
 """
 
-from datetime import datetime
 from enum import StrEnum
 
 import msgspec
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
+from draco.resources.api.health import FaultOverride, GpuFaultStatus
 from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+from draco.resources.api.schedule import TimeWindow
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import TAINT_MAINTENANCE, DeviceKey, PoolKey
 
 
 class MigMode(StrEnum):
@@ -109,6 +109,7 @@ class GpuStatus(ApiStruct, frozen=True, kw_only=True):
     numa_node: int | None = None
     health: str = "Unknown"
     message: str = ""
+    faults: list[GpuFaultStatus] = []
     mig: GpuMig | None = None
 
 
@@ -184,6 +185,7 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     gpus: list[WantedGpu] = []
     promised: list[PromisedDevice] = []
     isolated: list[IsolatedGpu] = []
+    health: list[FaultOverride] = []
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
@@ -211,93 +213,6 @@ class GpuNode(ApiStruct, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: GpuNodeSpec = GpuNodeSpec()
     status: GpuNodeStatus = GpuNodeStatus()
-
-
-class MaintenancePhase(StrEnum):
-    """Where a maintenance request stands."""
-
-    PENDING = "Pending"
-    ISOLATED = "Isolated"
-    IN_MAINTENANCE = "InMaintenance"
-    COMPLETED = "Completed"
-
-
-class MaintenanceSelector(ApiStruct, frozen=True, kw_only=True):
-    """Devices by exact names; fields are ANDed and at least one is set."""
-
-    driver: str | None = None
-    pool: str | None = None
-    device: str | None = None
-
-    def matches(self, device: DeviceKey) -> bool:
-        """Whether every field that is set agrees. A selector without any field matches nothing."""
-        wanted = (self.driver, self.pool, self.device)
-        return any(wanted) and all(not want or want == have for want, have in zip(wanted, device, strict=True))
-
-    def may_match(self, pool: PoolKey) -> bool:
-        """Whether there may be devices in the pool that it matches."""
-        return self.driver in {None, "", pool.driver} and self.pool in {None, "", pool.pool}
-
-
-class MaintenanceTaint(ApiStruct, frozen=True, kw_only=True):
-    """The taint that isolates a request's devices; the schema fills in the same defaults."""
-
-    key: str = TAINT_MAINTENANCE
-    value: str = ""
-    effect: str = "NoSchedule"
-
-
-class DeviceMaintenanceSpec(ApiStruct, frozen=True, kw_only=True):
-    """Which devices to take out of service, why, and whether the work is finished."""
-
-    device_selector: MaintenanceSelector
-    reason: str = ""
-    taint: MaintenanceTaint = MaintenanceTaint()
-    finished: bool = False
-
-
-class MaintainedDevice(ApiStruct, frozen=True, kw_only=True):
-    """One device of a request. `rule` is the DeviceTaintRule that isolates it, `claims` ("namespace/name") still hold it.
-
-    `uuid` is the GPU that it was or was a part of when it was isolated, `overlaps` the device that was asked for if this one is
-    the same hardware, `watched_by` the claims that have administrative access to it.
-    """
-
-    driver: str
-    pool: str
-    device: str
-    uuid: str = ""
-    overlaps: str = ""
-    rule: str = ""
-    claims: list[str] = []
-    watched_by: list[str] = []
-
-    @property
-    def key(self) -> DeviceKey:
-        """The device's full name."""
-        return DeviceKey(self.driver, self.pool, self.device)
-
-
-class DeviceMaintenanceStatus(ApiStruct, frozen=True, kw_only=True):
-    """Written by the operator."""
-
-    phase: MaintenancePhase | None = None
-    observed_generation: int = 0
-    message: str = ""
-    devices: list[MaintainedDevice] = []
-    device_count: int | None = None
-    in_use: int | None = None
-    started_at: datetime | None = None
-    completed_at: datetime | None = None
-    conditions: list[Condition] = []
-
-
-class DeviceMaintenance(ApiStruct, frozen=True, kw_only=True):
-    """A request to take devices out of service one by one, leaving their node and its other devices at work."""
-
-    spec: DeviceMaintenanceSpec
-    metadata: ObjectMeta = ObjectMeta()
-    status: DeviceMaintenanceStatus = DeviceMaintenanceStatus()
 
 
 class LayoutInstances(ApiStruct, frozen=True, kw_only=True):
@@ -337,32 +252,11 @@ class ResetPermit(StrEnum):
     ALWAYS = "Always"
 
 
-class Weekday(StrEnum):
-    """Days of the week, in their order."""
-
-    MON = "Mon"
-    TUE = "Tue"
-    WED = "Wed"
-    THU = "Thu"
-    FRI = "Fri"
-    SAT = "Sat"
-    SUN = "Sun"
-
-
-class ResetWindow(ApiStruct, frozen=True, kw_only=True):
-    """A time of the week: from `start` ("22:00") of each day (all when none is named) for `duration` ("2h30m")."""
-
-    start: str
-    duration: str
-    days: list[Weekday] = []
-    time_zone: str = "UTC"
-
-
 class MigReset(ApiStruct, frozen=True, kw_only=True):
     """Whether and when what needs a reset of the GPU may be done."""
 
     permit: ResetPermit = ResetPermit.NEVER
-    windows: list[ResetWindow] = []
+    windows: list[TimeWindow] = []
 
 
 class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):

@@ -1,0 +1,137 @@
+"""Faults of GPUs as agents report them, and HealthPolicy, what is done about them.
+
+Owns the structs; the schemas people meet are in `crds/`, and a test holds the two together.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from draco.resources.api.base import ApiStruct
+from draco.resources.api.claims import DeviceSelector
+from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+
+
+class FaultFamily(StrEnum):
+    """What kind of fault it is. Each family has a taint key of its own, draco.dev/<family>."""
+
+    XID = "xid"
+    ECC = "ecc"
+    ROW_REMAP = "row-remap"
+    THERMAL = "thermal"
+    NVLINK = "nvlink"
+    RECOVERY = "recovery"
+    LOST = "lost"
+    DRIVER = "driver"
+    UNREADABLE = "unreadable"
+
+
+class FaultScope(StrEnum):
+    """What a fault concerns."""
+
+    COMPUTE_INSTANCE = "ComputeInstance"
+    GPU_INSTANCE = "GpuInstance"
+    GPU = "Gpu"
+    NODE = "Node"
+
+
+class HealthEffect(StrEnum):
+    """What is done about a fault, the mildest first: noted, announced, no new claims, pods evicted, pods deleted."""
+
+    RECORD = "Record"
+    ANNOUNCE = "Announce"
+    NO_SCHEDULE = "NoSchedule"
+    EVICT = "Evict"
+    NO_EXECUTE = "NoExecute"
+
+
+class GpuFaultStatus(ApiStruct, frozen=True, kw_only=True):
+    """One fault of a GPU, in its agent's ledger.
+
+    `name` is one word for machines, such as Xid79, and with `instance` unique on the GPU; `code` is the XID where it is one.
+    `instance` is the GPU instance's id where the scope is smaller than the GPU. A latched fault stays until something was done, a
+    live one until it is not seen any more. `effect` is what the agent makes of it now, `policy` who says so ("" for the agent's
+    own table). `clean_probes` counts readings without it since it was last seen.
+    """
+
+    family: FaultFamily
+    name: str
+    code: int | None = None
+    scope: FaultScope = FaultScope.GPU
+    instance: int | None = None
+    message: str = ""
+    latched: bool = False
+    effect: HealthEffect = HealthEffect.RECORD
+    policy: str = ""
+    count: int = 1
+    clean_probes: int = 0
+    first_seen: datetime | None = None
+    last_seen: datetime | None = None
+
+
+class FaultOverride(ApiStruct, frozen=True, kw_only=True):
+    """What a policy makes of one fault of one GPU. The agent's own table holds where there is none.
+
+    `clean_probes` is how many readings without the fault end it.
+    """
+
+    uuid: str
+    fault: str
+    effect: HealthEffect
+    policy: str
+    instance: int | None = None
+    clean_probes: int | None = None
+
+
+class Remediation(ApiStruct, frozen=True, kw_only=True):
+    """What repairs a GPU by itself: a DeviceMaintenance whose work is a Job made from a suspended CronJob in Draco's namespace.
+
+    `max_failures` is after how many failed ones in a row a person has to look.
+    """
+
+    from_cron_job: str
+    verify_from_cron_job: str = ""
+    max_failures: int = 2
+
+
+class HealthRule(ApiStruct, frozen=True, kw_only=True):
+    """What is done about the faults that `condition` is true of; plain CEL over `fault` and `gpu`."""
+
+    name: str
+    condition: str
+    effect: HealthEffect | None = None
+    clean_probes: int | None = None
+    remediation: Remediation | None = None
+
+
+class HealthPolicySpec(ApiStruct, frozen=True, kw_only=True):
+    """Which GPUs, and what is done about their faults. The first rule that is true of a fault counts.
+
+    Of several policies that select a GPU, the one with the highest `priority` is asked first, then the older one. With `dry_run`
+    it is only said what would be done.
+    """
+
+    priority: int = 0
+    dry_run: bool = False
+    node_selector: LabelSelector | None = None
+    device_class_name: str = ""
+    device_selectors: list[DeviceSelector] = []
+    rules: list[HealthRule] = []
+
+
+class HealthPolicyStatus(ApiStruct, frozen=True, kw_only=True):
+    """Written by the operator: the GPUs that it selects, those with a fault that a rule is about, and requests it has open."""
+
+    observed_generation: int = 0
+    gpus: int | None = None
+    faulty: int | None = None
+    remediating: int | None = None
+    message: str = ""
+    conditions: list[Condition] = []
+
+
+class HealthPolicy(ApiStruct, frozen=True, kw_only=True):
+    """What is done about faults of some GPUs."""
+
+    spec: HealthPolicySpec
+    metadata: ObjectMeta = ObjectMeta()
+    status: HealthPolicyStatus = HealthPolicyStatus()
