@@ -1,9 +1,10 @@
-"""How far the parts of maintenance are that take their time: pods that leave, and Jobs that work on devices or try them.
+"""How draining and the Jobs of a request go, as the state machine is told of it.
 
-Owns the structs by which these parts and the state machine speak to each other. Decides nothing.
+Owns the structs only: who is evicted is `drain`'s to plan, which Jobs are made is that of `jobs`.
 """
 
 from datetime import timedelta
+from enum import StrEnum
 
 import msgspec
 
@@ -11,7 +12,11 @@ from draco.resources.api.meta import ObjectKey
 
 
 class RefusedEviction(msgspec.Struct, frozen=True, order=True):
-    """A pod that may not be evicted now, and why: `budgets` are the PodDisruptionBudgets ("namespace/name"), may be empty."""
+    """A pod that may not be evicted now, and why.
+
+    `budgets` are the PodDisruptionBudgets ("namespace/name") that refuse it; `reason` is a short sentence where it is something
+    else.
+    """
 
     pod: ObjectKey
     budgets: tuple[str, ...] = ()
@@ -21,9 +26,9 @@ class RefusedEviction(msgspec.Struct, frozen=True, order=True):
 class DrainState(msgspec.Struct, frozen=True, kw_only=True):
     """How emptying the devices goes.
 
-    `evict` are pods to be asked to leave now, `leaving` those that were asked or are terminating, `stays` those that nothing
-    makes leave, `unheld` claims that hold devices without any pod. While `no_execute` is true the rules have the effect NoExecute.
-    `waits_for` is how long pods may still end by themselves.
+    `evict` are pods to be asked to leave now, `leaving` those that were asked or are ending, `stays` those that nothing makes
+    leave, `unheld` claims that hold a device and have no pod that could be evicted. While `no_execute` is true the taint is one
+    that deletes pods. `waits_for` is how long pods may still end by themselves.
     """
 
     evict: tuple[ObjectKey, ...] = ()
@@ -38,21 +43,29 @@ class DrainState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begun(self) -> bool:
-        """Whether anybody was, or is to be, asked to leave."""
+        """Whether pods are being made to leave."""
         return bool(self.evict or self.leaving or self.refused or self.no_execute)
 
 
+class Purpose(StrEnum):
+    """What a request's Job is for."""
+
+    WORK = "work"
+    VERIFICATION = "verification"
+
+
 class FailedJob(msgspec.Struct, frozen=True, order=True):
-    """A Job that failed, and a sentence that says what failed and what to do."""
+    """A Job that failed; `reason` is a sentence that says what to do."""
 
     name: str
-    reason: str
+    reason: str = ""
 
 
 class JobsState(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of one purpose of one request: one for each of `wanted` GPUs. `missing` are to be made now.
+    """The Jobs of one purpose: one is wanted for each physical GPU.
 
-    `trouble` is a sentence about what is not a failure: put right, the work goes on.
+    `missing` are names of those to be made. `trouble` says why none can be made now, which is no failure: it goes on when that
+    is put right.
     """
 
     wanted: int = 0
@@ -65,5 +78,5 @@ class JobsState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def done(self) -> bool:
-        """Whether all have succeeded."""
-        return self.wanted > 0 and len(self.succeeded) == self.wanted
+        """Whether every one has succeeded."""
+        return 0 < self.wanted == len(self.succeeded)
