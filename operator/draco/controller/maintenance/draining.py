@@ -1,7 +1,7 @@
 """Evicts the pods that hold devices under maintenance, as `maintenance.drain` decides.
 
 Owns the evictions, their Events, and what is remembered of them: when each pod was asked last, and what stood in the way. That is
-lost with the process, and nothing depends on it but the pace. Every eviction names the UID of the pod that was seen, so that a pod
+lost with the process, and nothing depends on it but the pace. Every eviction names the UID of the pod that was seen, so that one
 of the same name that came since is not touched. No pod is ever deleted but by the Eviction API.
 """
 
