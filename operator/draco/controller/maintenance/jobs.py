@@ -32,7 +32,7 @@ from draco.resources.texts import shown
 
 log = structlog.get_logger(__name__)
 
-NOT_PERMITTED: Final = "Draco may not run Jobs: set the chart's value operator.runJobs to true, or do the work by hand and set spec.finished."
+NOT_PERMITTED: Final = "Draco may not run Jobs: set the chart's value operator.runJobs to true, or work by hand."
 _MADE_AT_ONCE = 16
 _AGAIN: Final = timedelta(seconds=15)
 """How soon to look again for what a person has to put right."""
