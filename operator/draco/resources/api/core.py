@@ -204,6 +204,7 @@ class NodeCondition(ApiStruct, frozen=True, kw_only=True):
     status: str
     reason: str = ""
     message: str = ""
+    last_transition_time: datetime | None = None
 
 
 class NodeStatus(ApiStruct, frozen=True, kw_only=True):
