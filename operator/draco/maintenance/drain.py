@@ -22,9 +22,9 @@ from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
-from draco.resources.durations import duration
 from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, counted, listed, them
+from draco.resources.windows import lasting
 
 ASKED_AT_ONCE = 16
 """No more pods than this are asked to leave before the next look: a claim may have thousands."""
@@ -78,7 +78,7 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
     drain, since = request.spec.drain, request.status.isolated_at
     if drain.policy is DrainPolicy.WAIT or since is None:
         return None
-    wait_s = since + duration(drain.wait) - seen.now
+    wait_s = since + lasting(drain.wait) - seen.now
     if request.status.draining_at is None and wait_s > timedelta(0):
         return DrainState(waits_for=wait_s, look_again=wait_s)
     holders, unheld = _holders(seen)
@@ -164,7 +164,7 @@ class _Finding:
         if not granted:
             return None
         drain, since = self._request.spec.drain, self._request.status.isolated_at or self._seen.now
-        return since + duration(drain.wait) + timedelta(seconds=min(granted)) - self._seen.now
+        return since + lasting(drain.wait) + timedelta(seconds=min(granted)) - self._seen.now
 
     def _ask(self, pod: Pod, asked: AskedPod | None, now: datetime) -> None:
         key = pod.metadata.key
@@ -214,7 +214,7 @@ def _no_execute(request: DeviceMaintenance, seen: DrainInput, *, anyone: bool) -
         return False, None
     if any(rule.spec.taint.effect == "NoExecute" for rule in seen.rules):
         return True, _untrusted_for(seen)
-    comes_in = began + duration(drain.no_execute_after) - seen.now
+    comes_in = began + lasting(drain.no_execute_after) - seen.now
     if comes_in > timedelta(0):
         return False, comes_in
     return anyone and not seen.paused, None

@@ -1,1 +1,4 @@
-"""Carries out DeviceMaintenance: the reconciler of requests, and the parts of it that evict pods and run Jobs."""
+"""Reconcilers of DeviceMaintenance and MaintenanceBudget: what they read, and what they write.
+
+Rooms: `reconciler` (one request at a time), `parts` (what draining and Jobs offer to it).
+"""
