@@ -23,7 +23,7 @@ from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey
-from draco.resources.texts import agreeing, counted, listed, them
+from draco.resources.texts import agreeing, counted, listed
 from draco.resources.windows import lasting
 
 ASKED_AT_ONCE = 16
@@ -81,7 +81,7 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
     wait_s = since + lasting(drain.wait) - seen.now
     if request.status.draining_at is None and wait_s > timedelta(0):
         return DrainState(waits_for=wait_s, look_again=wait_s)
-    holders, unheld = _holders(seen)
+    holders, without = _holders(seen)
     finding = _Finding(request, seen)
     for pod, claims in sorted(holders, key=lambda each: (finding.tries(each[0]), each[0].metadata.key)):
         finding.sort(pod, claims)
@@ -96,11 +96,13 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
         leaving=tuple(sorted(finding.leaving)),
         refused=tuple(sorted(finding.refused)),
         stays=tuple(sorted(finding.stays)),
-        unheld=tuple(sorted(unheld)),
+        unheld=tuple(str(claim.metadata.key) for claim in without),
         no_execute=no_execute,
         look_again=min((each for each in (*finding.looks, comes_in) if each is not None), default=None),
     )
-    return msgspec.structs.replace(state, message=_message(seen, state, finding, overlooked if no_execute else set()))
+    return msgspec.structs.replace(
+        state, message=_message(seen, state, finding, overlooked if no_execute else set(), without)
+    )
 
 
 class _Finding:
@@ -193,7 +195,7 @@ class _Finding:
         return RefusedEviction(pod.metadata.key, tuple(map(str, budgets)), reason or asked.refusal)
 
 
-def _holders(seen: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], list[str]]:
+def _holders(seen: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], list[ResourceClaim]]:
     """The pods that hold a device, each with the claims by which it does, and claims that hold one without a pod."""
     known = {pod.metadata.key: pod for pod in seen.pods}
     holders: dict[ObjectKey, list[ResourceClaim]] = {}
@@ -203,7 +205,7 @@ def _holders(seen: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], l
         for key in users:
             holders.setdefault(key, []).append(claim)
         if not users:
-            unheld.append(str(claim.metadata.key))
+            unheld.append(claim)
     return [(known[key], claims) for key, claims in holders.items()], unheld
 
 
@@ -238,7 +240,13 @@ def is_eviction_over(rules: Sequence[DeviceTaintRule], now: datetime) -> bool:
     )
 
 
-def _message(seen: DrainInput, state: DrainState, finding: _Finding, overlooked: Collection[ObjectKey]) -> str:
+def _message(
+    seen: DrainInput,
+    state: DrainState,
+    finding: _Finding,
+    overlooked: Collection[ObjectKey],
+    without: Sequence[ResourceClaim],
+) -> str:
     """The cause first that somebody has to see to."""
     said = []
     if seen.forbidden:
@@ -268,8 +276,8 @@ def _message(seen: DrainInput, state: DrainState, finding: _Finding, overlooked:
     waited = len(state.leaving) + len(state.evict)
     if waited and len(said) < _SENTENCES:
         said.append(f"{counted(waited, 'pod')} {agreeing(waited, 'is', 'are')} leaving: {_pods(state)}.")
-    if state.unheld and len(said) < _SENTENCES:
-        said.append(_unheld(state.unheld))
+    if without and len(said) < _SENTENCES:
+        said.append(_without_pods(without))
     return " ".join(said[:_SENTENCES])
 
 
@@ -288,10 +296,17 @@ def _pods(state: DrainState) -> str:
     return listed(sorted({*state.leaving, *state.evict}))
 
 
-def _unheld(claims: Sequence[str]) -> str:
-    number = len(claims)
-    namespace, _, name = claims[0].partition("/")
+def _without_pods(claims: Sequence[ResourceClaim]) -> str:
+    """Claims that nobody can be evicted from: first those that only a person can free."""
+    claim = min(claims, key=lambda each: bool(each.status.reserved_for))
+    key, number = claim.metadata.key, len(claims)
+    more = f" (and {number - 1} more)" if number > 1 else ""
+    if not claim.status.reserved_for:
+        command = f"`kubectl delete resourceclaim -n {key.namespace} {key.name}`"
+        return f"Claim {key}{more} holds a device and no pod uses it: {command}."
+    consumer = claim.status.reserved_for[0]
+    if consumer.resource == "pods":
+        return f"The claim {key}{more} is reserved for a pod that is gone; kube-controller-manager will release it."
     return (
-        f"{counted(number, 'claim')} {agreeing(number, 'holds', 'hold')} a device and no pod uses {them(number)}: "
-        f"`kubectl delete resourceclaim -n {namespace} {name}`{' and so on' if number > 1 else ''}."
+        f"The claim {key}{more} is reserved for {consumer.name} of {consumer.resource}, which has no pod: delete that."
     )
