@@ -227,11 +227,16 @@ def test_a_node_says_that_all_its_gpus_are_in_maintenance_and_takes_it_back(clea
     maintain(kube, "one", "gpu-0")
     reaches(kube, "one", "InMaintenance")
     assert conditions(kube) == {}
+    kube.run("delete", "devicemaintenance", "one")
     maintain(kube, "all", "", allowMostOfClass=True)
-    eventually(
-        lambda: conditions(kube).get("Drained") == "True" and conditions(kube)["MaintenanceInProgress"] == "True",
-        what="the node's conditions",
-    )
+    reaches(kube, "all", "InMaintenance")
+    wanted = {
+        "MaintenancePlanned": "False",
+        "MaintenanceInProgress": "True",
+        "DrainInProgress": "False",
+        "Drained": "True",
+    }
+    eventually(lambda: conditions(kube) == wanted, what="the node's conditions")
     assert "unschedulable" not in kube.get("node", NODE)["spec"], "the node is not cordoned"
     kube.run("delete", "devicemaintenance", "all")
     eventually(lambda: conditions(kube) == {}, what="the conditions are taken back")
