@@ -20,7 +20,9 @@ from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
+from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.draining import PodDrains
+from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.nodes import NodeConditionReconciler
 from draco.controller.maintenance.reconciler import MaintenanceReconciler
@@ -128,9 +130,17 @@ class Operator:
         self._jobs = MaintenanceJobs(
             client, self.view, namespace=settings.namespace, permitted=settings.run_jobs, clock=clock
         )
-        drains = PodDrains(client, self.view, self._happenings, clock=clock, count=self.metrics.evictions)
+        fleet = MaintenanceFleet(self.view, clock)
+        admission = MaintenanceAdmission(client, self.view, fleet, clock=clock)
         maintenance = MaintenanceReconciler(
-            client, self.view, clock=clock, settle_s=settings.settle_s, drains=drains, jobs=self._jobs
+            client,
+            self.view,
+            clock=clock,
+            settle_s=settings.settle_s,
+            fleet=fleet,
+            admission=admission,
+            drains=PodDrains(client, self.view, self._happenings, clock=clock, count=self.metrics.evictions),
+            jobs=self._jobs,
         )
         node_conditions = NodeConditionReconciler(client, self.view, clock=clock)
         extensions = TaintExtensionReconciler(client, self.view)
@@ -174,6 +184,7 @@ class Operator:
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
         self.node_conditions: Reconciling[str] = working("node-conditions", node_conditions)
+        self.admission: Reconciling[str] = working("maintenance-budgets", admission)
         self.extensions: Reconciling[str] = working("taint-extensions", extensions)
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)

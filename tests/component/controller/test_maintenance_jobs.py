@@ -179,7 +179,9 @@ async def test_a_device_without_a_uuid_cannot_be_claimed_by_a_probe_and_that_is_
 ) -> None:
     await lab.template()
     async with an_operator(served, lab.operator):
-        key = await lab.work(work=None, verification={"mode": "Job", "fromCronJob": "reset"}, finished=True)
+        key = await lab.work(work=None, verification={"mode": "Job", "fromCronJob": "reset"})
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.finish(key)
         await lab.says(key, "has no UUID")
     assert await lab.client.list(CLAIMS, namespace=lab.namespace) == []
 
