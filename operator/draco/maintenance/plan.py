@@ -300,8 +300,8 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
             seen.drain.waits_for if seen.drain else None,
         ),
         drain=draining and was is MaintenancePhase.DRAINING,
-        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and not finished,
-        verify=outcome.phase is was is MaintenancePhase.VERIFYING,
+        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and _has_missing(seen.work),
+        verify=outcome.phase is was is MaintenancePhase.VERIFYING and _has_missing(seen.verification),
         stop_jobs=request.spec.finished and bool(seen.work and seen.work.running),
     )
 
@@ -331,6 +331,10 @@ def _judged(verdict: Verdict) -> _Outcome:
     if verdict.failed:
         return _Outcome(MaintenancePhase.FAILED, verdict.message, verdict.reason)
     return _Outcome(MaintenancePhase.VERIFYING, verdict.message or wording.VERIFYING)
+
+
+def _has_missing(jobs: JobsState | None) -> bool:
+    return jobs is not None and bool(jobs.missing)
 
 
 def _worked(request: DeviceMaintenance, seen: PlanInput) -> Condition:
