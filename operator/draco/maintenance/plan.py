@@ -300,8 +300,8 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
             seen.drain.waits_for if seen.drain else None,
         ),
         drain=draining and was is MaintenancePhase.DRAINING,
-        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and not finished,
-        verify=outcome.phase is was is MaintenancePhase.VERIFYING,
+        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and _has_missing(seen.work),
+        verify=outcome.phase is was is MaintenancePhase.VERIFYING and _has_missing(seen.verification),
         stop_jobs=request.spec.finished and bool(seen.work and seen.work.running),
     )
 
@@ -321,8 +321,9 @@ def _outcome(
         return _Outcome(MaintenancePhase.FAILED, wording.deadline_passed(request, ready.message), "DeadlinePassed")
     if isolated.status != "True":
         return _Outcome(MaintenancePhase.REHEARSED, isolated.message)
-    drains = seen.drain is not None and seen.drain.begun
-    return _Outcome(MaintenancePhase.DRAINING if drains else MaintenancePhase.ISOLATED, ready.message)
+    return _Outcome(
+        MaintenancePhase.DRAINING if ready.reason == "Draining" else MaintenancePhase.ISOLATED, ready.message
+    )
 
 
 def _judged(verdict: Verdict) -> _Outcome:
@@ -330,6 +331,10 @@ def _judged(verdict: Verdict) -> _Outcome:
     if verdict.failed:
         return _Outcome(MaintenancePhase.FAILED, verdict.message, verdict.reason)
     return _Outcome(MaintenancePhase.VERIFYING, verdict.message or wording.VERIFYING)
+
+
+def _has_missing(jobs: JobsState | None) -> bool:
+    return jobs is not None and bool(jobs.missing)
 
 
 def _worked(request: DeviceMaintenance, seen: PlanInput) -> Condition:
@@ -407,6 +412,7 @@ def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str])
     others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
     status = msgspec.structs.replace(
         request.status,
+        phase=request.status.phase or MaintenancePhase.PENDING,
         observed_generation=request.metadata.generation,
         message=message,
         conditions=[*others[:1], ready, *others[1:]],
@@ -476,7 +482,8 @@ def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Fin
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
     elif found.held and seen.drain and (seen.drain.begun or seen.drain.message):
-        status, reason, message = "False", "Draining", seen.drain.message or wording.draining(seen.drain)
+        status, reason = "False", "Draining" if seen.drain.begun else "InUse"
+        message = seen.drain.message or wording.draining(seen.drain)
     elif found.held:
         status, reason, message = "False", "InUse", wording.in_use(found.held, count)
     elif found.replaced:
