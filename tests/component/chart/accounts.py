@@ -23,6 +23,7 @@ from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
     CLAIMS,
+    CRON_JOBS,
     DEVICE_MAINTENANCES,
     EVENTS,
     GPU_NODES,
@@ -250,6 +251,40 @@ async def a_gpu_is_maintained(cluster: Cluster) -> None:
     await cluster.gone(MAINTENANCE_BUDGETS, budget)
 
 
+async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
+    """The only GPU of its node, so that the Node says it too. Cancelled while its Job runs, which is then stopped."""
+    client, key = cluster.client, ObjectKey("", "reset")
+    await cluster.claim("leaves")
+    await cluster.pod("leaves", "leaves", node=NODE_NAMES[1])
+    await until(lambda: cluster.running("leaves"), what="the pod runs")
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+    job = {"template": {"metadata": {"annotations": {"draco.dev/run-seconds": "600"}}, "spec": pod}}
+    template = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
+    await client.create(CRON_JOBS, {"metadata": {"name": "probe", "namespace": NAMESPACE}, "spec": template})
+    spec = {
+        "deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"},
+        "allowMostOfClass": True,
+        "drain": {"policy": "Evict"},
+        "verification": {"mode": "Job", "fromCronJob": "probe"},
+    }
+    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": spec})
+
+    async def phase_is(phase: MaintenancePhase) -> bool:
+        return (await client.get(DEVICE_MAINTENANCES, key)).status.phase == phase
+
+    await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+    await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
+
+    async def a_job() -> bool:
+        return bool(await client.list(JOBS, namespace=NAMESPACE))
+
+    await until(a_job, what="the Job that tries the GPU")
+    await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
+    await until(lambda: phase_is(MaintenancePhase.CANCELLED), what="Cancelled")
+    await cluster.gone(DEVICE_MAINTENANCES, key)
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "leaves"))
+
+
 async def a_taint_rule_is_reported(cluster: Cluster) -> None:
     """What its pods' disruption budgets allow is read for it."""
     await cluster.claim("tainted")
@@ -351,6 +386,7 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_pod_runs_and_ends,
     a_pending_claim_is_explained,
     a_gpu_is_maintained,
+    a_gpu_is_drained_and_tried,
     a_taint_rule_is_reported,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
     metrics_are_scraped,
