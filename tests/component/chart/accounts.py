@@ -27,6 +27,7 @@ from draco.resources.kinds import (
     DEVICE_MAINTENANCES,
     EVENTS,
     GPU_NODES,
+    JOBS,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
     NODES,
