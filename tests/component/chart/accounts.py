@@ -23,9 +23,12 @@ from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
     CLAIMS,
+    CRON_JOBS,
     DEVICE_MAINTENANCES,
     EVENTS,
     GPU_NODES,
+    JOBS,
+    MAINTENANCE_BUDGETS,
     MIG_POLICIES,
     NODES,
     PODS,
@@ -226,6 +229,9 @@ async def a_pending_claim_is_explained(cluster: Cluster) -> None:
 
 
 async def a_gpu_is_maintained(cluster: Cluster) -> None:
+    """Within a budget, which says where it stands."""
+    budget = ObjectKey("", "one-at-a-time")
+    await cluster.client.create(MAINTENANCE_BUDGETS, {"metadata": {"name": budget.name}, "spec": {"maxDevices": 1}})
     key = ObjectKey("", "swap")
     selector = {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"}
     await cluster.client.create(
@@ -235,10 +241,49 @@ async def a_gpu_is_maintained(cluster: Cluster) -> None:
     async def phase_is(phase: MaintenancePhase) -> bool:
         return (await cluster.client.get(DEVICE_MAINTENANCES, key)).status.phase == phase
 
+    async def is_used_up() -> bool:
+        return (await cluster.client.get(MAINTENANCE_BUDGETS, budget)).status.out_of_service == 1
+
     await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+    await until(is_used_up, what="the budget to be used up")
     await cluster.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
     await until(lambda: phase_is(MaintenancePhase.COMPLETED), what="Completed")
     await cluster.gone(DEVICE_MAINTENANCES, key)
+    await cluster.gone(MAINTENANCE_BUDGETS, budget)
+
+
+async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
+    """The only GPU of its node, so that the Node says it too. Cancelled while its Job runs, which is then stopped."""
+    client, key = cluster.client, ObjectKey("", "reset")
+    await cluster.claim("leaves")
+    await cluster.pod("leaves", "leaves", node=NODE_NAMES[1])
+    await until(lambda: cluster.running("leaves"), what="the pod runs")
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+    job = {"template": {"metadata": {"annotations": {"draco.dev/run-seconds": "600"}}, "spec": pod}}
+    template = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
+    await client.create(CRON_JOBS, {"metadata": {"name": "probe", "namespace": NAMESPACE}, "spec": template})
+    spec = {
+        "deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"},
+        "allowMostOfClass": True,
+        "drain": {"policy": "Evict"},
+        "verification": {"mode": "Job", "fromCronJob": "probe"},
+    }
+    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": spec})
+
+    async def phase_is(phase: MaintenancePhase) -> bool:
+        return (await client.get(DEVICE_MAINTENANCES, key)).status.phase == phase
+
+    await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+    await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
+
+    async def a_job() -> bool:
+        return bool(await client.list(JOBS, namespace=NAMESPACE))
+
+    await until(a_job, what="the Job that tries the GPU")
+    await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
+    await until(lambda: phase_is(MaintenancePhase.CANCELLED), what="Cancelled")
+    await cluster.gone(DEVICE_MAINTENANCES, key)
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "leaves"))
 
 
 async def a_taint_rule_is_reported(cluster: Cluster) -> None:
@@ -342,6 +387,7 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_pod_runs_and_ends,
     a_pending_claim_is_explained,
     a_gpu_is_maintained,
+    a_gpu_is_drained_and_tried,
     a_taint_rule_is_reported,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
     metrics_are_scraped,

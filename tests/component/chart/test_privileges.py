@@ -13,7 +13,7 @@ from draco_local.cluster.programs import binaries
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "concepts" / "threat-model.md"
 WORKLOADS = {"Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob", "Pod"}
-EVERYTHING = "webhook.enabled=true,networkPolicy.enabled=true,operator.releaseIdleClaims=true"
+EVERYTHING = "webhook.enabled=true,networkPolicy.enabled=true,operator.releaseIdleClaims=true,operator.runJobs=true"
 
 
 def pods(*values: str) -> dict[str, dict[str, Any]]:

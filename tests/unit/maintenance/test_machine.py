@@ -1,13 +1,14 @@
 """Maintenance as a whole: an operator that hears late and dies between any two writes, users who meddle, clocks that jump.
 
 The model has what a cluster has: objects with versions, an operator and a scheduler that each see an earlier state of them, for
-at most `LAG`, and hardware that is divided, exchanged and taken away. The plans are the product's; what they promise is judged
-here, by what is really there. How many steps were taken stands at the end of the run.
+at most `LAG`, a budget, Jobs, pods that are evicted, and hardware that is divided, exchanged, taken away and out of order. The
+plans are the product's; what they promise is judged here, by what is really there. How many steps were taken stands at the end of
+the run.
 """
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Final
@@ -26,18 +27,33 @@ from hypothesis.stateful import (
 )
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.matching import scope_of
-from draco.maintenance.plan import (
-    CONDITION_READY_FOR_WORK,
-    MaintenancePlan,
-    PlanInput,
-    plan_abandoned,
-    plan_maintenance,
-    says,
-)
+from draco.maintenance.admission import BudgetLimit, Candidate, admit
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
+from draco.maintenance.fleet import FleetPool, PhysicalGpu, gpus_of
+from draco.maintenance.gate import Admitted, Waiting, what_holds_up
+from draco.maintenance.matching import OVER, MaintenanceScope, has_begun, scope_of
+from draco.maintenance.phases import row_of
+from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
+from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
+from draco.maintenance.rehearsal import scope_devices
 from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
+from draco.maintenance.verification import AgentVerdict
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.api.maintenance import (
+    Approval,
+    DeadlineAction,
+    DeviceMaintenance,
+    DrainPolicy,
+    MaintenanceBudgetSpec,
+    MaintenanceDeadline,
+    MaintenanceDrain,
+    MaintenancePhase,
+    MaintenanceSelector,
+    MaintenanceTaint,
+    MaintenanceVerification,
+    MaintenanceWork,
+    VerificationMode,
+)
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule, DeviceTaintSelector
@@ -53,6 +69,15 @@ PARTS: Final = ("mig-1g10gb-19-0", "mig-1g10gb-19-1")
 NAMES: Final = [f"gpu-{gpu}{part}" for gpu in range(2) for part in ("", *(f"-{part}" for part in PARTS))]
 FOREIGN: Final = a_rule("someone-elses", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-0")
 REQUESTS: Final = ("first", "second")
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "approval": {"approval": Approval.REQUIRED},
+    "work": {"work": MaintenanceWork(from_cron_job="reset")},
+    "verify": {"verification": MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")},
+    "evict": {"drain": MaintenanceDrain(policy=DrainPolicy.NO_EXECUTE)},
+    "fail": {"deadline": MaintenanceDeadline(after="1m")},
+    "cancel": {"deadline": MaintenanceDeadline(after="1m", action=DeadlineAction.CANCEL)},
+}
 EXAMPLES: Final = int(os.environ.get("DRACO_EXAMPLES", "1000"))
 STEPS: Final = itertools.count()
 
@@ -65,6 +90,13 @@ class World(msgspec.Struct, frozen=True):
     claims: dict[str, ResourceClaim]
     devices: tuple[tuple[str, str], ...]
     """The published devices by name, each with the UUID of its board."""
+    limit: int | None = None
+    """How many GPUs the budget lets out of service at once."""
+    paused: bool = False
+    jobs: dict[str, str] = {}
+    """What became of the Jobs of each request: running, succeeded or failed; by UID and purpose."""
+    sick: frozenset[str] = frozenset()
+    """Boards that their agent does not report as healthy."""
 
     @property
     def hardware(self) -> PoolHardware:
@@ -74,6 +106,26 @@ class World(msgspec.Struct, frozen=True):
 @cache
 def hardware_of(devices: tuple[tuple[str, str], ...]) -> PoolHardware:
     return PoolHardware([a_slice("node-1", [device(*each) for each in devices])])
+
+
+@cache
+def fleet_of(devices: tuple[tuple[str, str], ...]) -> FleetPool:
+    return FleetPool(POOL, [a_slice("node-1", [device(*each) for each in devices])])
+
+
+def out_of_service(world: World, *, living: bool = False, without: str = "") -> frozenset[PhysicalGpu]:
+    """What is out of service by what requests say and by what is tainted, of `living` requests only, and `without` one."""
+    pool = fleet_of(world.devices)
+    found: set[PhysicalGpu] = set()
+    for uid, request in world.requests.items():
+        if has_begun(request) and uid != without:
+            found |= gpus_of(pool, request.status.devices)
+    for each in world.rules.values():
+        uid, device = maintenance_uid(each), maintained_device(each)
+        counts = uid and uid != without and (uid in world.requests or not living)
+        if counts and device and each.spec.taint.effect in BLOCKING_EFFECTS:
+            found.add(pool.gpu(device.device, isolated_board(each)))
+    return frozenset(found)
 
 
 def device(name: str, board: str) -> Device:
@@ -120,6 +172,10 @@ class Maintenance(RuleBasedStateMachine):
         self.disturbed_s = -1e9
         """When something happened that nobody can have heard of yet."""
         self.tolerant = False
+        self.reserved: dict[str, frozenset[PhysicalGpu]] = {}
+        """What the operator has admitted since it lives."""
+        self.limited_s = -1e9
+        """When the budget last changed, of which the operator may not have heard."""
 
     # -- what happens to the cluster
 
@@ -127,7 +183,7 @@ class Maintenance(RuleBasedStateMachine):
     def begin(self, divided: bool, asked: str) -> None:
         self.divide("gpu-0", divided)
         self.divide("gpu-1", False)
-        self.ask("first", asked, "NoSchedule")
+        self.ask("first", asked, "NoSchedule", "plain")
         self.disturbed_s = -1e9
         for who in ("operator", "scheduler"):
             self.hear(who)
@@ -195,17 +251,44 @@ class Maintenance(RuleBasedStateMachine):
         self.skew_s += seconds
         self.disturbed_s = self.true_s + SETTLE
 
+    @rule(board=st.sampled_from(["GPU-gpu-0", "GPU-gpu-1", "GPU-new"]))
+    def fall_sick_or_recover(self, board: str) -> None:
+        self.change(sick=self.world.sick ^ {board})
+
+    @precondition(lambda self: self.world.jobs)
+    @rule(data=st.data(), what=st.sampled_from(["succeeded", "succeeded", "failed", "gone"]))
+    def a_job_ends(self, data: st.DataObject, what: str) -> None:
+        """A Job ends, or somebody deletes it."""
+        name = data.draw(st.sampled_from(sorted(self.world.jobs)))
+        left = {each: state for each, state in self.world.jobs.items() if each != name}
+        self.change(jobs=left if what == "gone" else left | {name: what})
+
     # -- what users do
+
+    @rule(limit=st.sampled_from([None, 0, 1, 1, 2]), paused=st.sampled_from([False, False, False, True]))
+    def set_the_budget(self, limit: int | None, paused: bool) -> None:
+        self.change(limit=limit, paused=paused)
+        self.limited_s = self.true_s
+
+    @precondition(lambda self: self.world.requests)
+    @rule(data=st.data(), how=st.sampled_from(["approve", "cancel", "require"]))
+    def decide(self, data: st.DataObject, how: str) -> None:
+        """A person approves a request, takes approval back, or calls it off."""
+        request = self.world.requests[data.draw(st.sampled_from(sorted(self.world.requests)))]
+        fields: dict[str, Any] = {"cancelled": True} if how == "cancel" else {"approved": how == "approve"}
+        spec = msgspec.structs.replace(request.spec, **fields)
+        self.store(msgspec.structs.replace(request, spec=spec), generation=True)
 
     @rule(
         name=st.sampled_from(REQUESTS),
         device=st.sampled_from(["", "gpu-0", "gpu-1", f"gpu-0-{PARTS[0]}", "gpu-9"]),
         effect=st.sampled_from(["NoSchedule", "NoSchedule", "NoSchedule", "NoExecute", "None"]),
+        kind=st.sampled_from(["plain", "plain", "approval", "work", "verify", "evict", "fail", "cancel"]),
     )
-    def ask(self, name: str, device: str, effect: str) -> None:
+    def ask(self, name: str, device: str, effect: str, kind: str) -> None:
         """Make a request, or change one that is there. One that was finished is not changed any more."""
         old = next((each for each in self.world.requests.values() if each.metadata.name == name), None)
-        if old is not None and old.spec.finished:
+        if old is not None and (old.spec.finished or old.spec.cancelled):
             return
         fresh = old or a_maintenance(name)
         metadata, status = fresh.metadata, fresh.status
@@ -219,6 +302,7 @@ class Maintenance(RuleBasedStateMachine):
             fresh.spec,
             device_selector=MaintenanceSelector(driver=NVIDIA_DRIVER, pool="node-1", device=device or None),
             taint=MaintenanceTaint(effect=effect),
+            **KINDS[kind],
         )
         self.store(msgspec.structs.replace(fresh, metadata=metadata, spec=spec, status=status), generation=True)
 
@@ -295,6 +379,7 @@ class Maintenance(RuleBasedStateMachine):
         """The next operator lists everything, and remembers nothing."""
         self.writes = iter(())
         self.superseded.clear()
+        self.reserved.clear()
         self.hear("operator")
 
     def work(self, uids: list[str], seen: World) -> Iterator[None]:
@@ -309,7 +394,7 @@ class Maintenance(RuleBasedStateMachine):
                 plan = self.planned(request, rules, seen)
                 current = self.world.requests.get(uid)
                 if (
-                    not plan.empty
+                    (not plan.empty or plan.work or plan.verify)
                     and current
                     and current.metadata.resource_version == request.metadata.resource_version
                 ):
@@ -320,17 +405,73 @@ class Maintenance(RuleBasedStateMachine):
         held = {device for claim in claims for device in claim.devices_held}
         scope = scope_of(request.spec.device_selector, {POOL: hardware}, held, isolated_boards(request, rules))
         tolerant = (ObjectKey("default", "tolerant"),) if self.tolerant else ()
-        return plan_maintenance(
-            request,
-            PlanInput(
-                now=self.now,
-                scope=scope,
-                rules=rules,
-                others=tuple(each for uid, each in seen.requests.items() if uid != request.metadata.uid),
-                claims=claims,
-                tolerant=tolerant,
-                settle=timedelta(seconds=SETTLE),
-            ),
+        found = PlanInput(
+            now=self.now,
+            scope=scope,
+            rules=rules,
+            others=tuple(each for uid, each in seen.requests.items() if uid != request.metadata.uid),
+            claims=claims,
+            tolerant=tolerant,
+            settle=timedelta(seconds=SETTLE),
+            drain=self.draining(request, scope, claims),
+            work=self.jobs(request, Purpose.WORK, seen),
+            verification=self.jobs(request, Purpose.VERIFICATION, seen),
+            agents=self.agents(scope, isolated_boards(request, rules), seen),
+        )
+        return plan_maintenance(request, msgspec.structs.replace(found, admission=self.admission(request, found, seen)))
+
+    def admission(self, request: DeviceMaintenance, found: PlanInput, seen: World) -> Admitted | Waiting:
+        """What the operator knows of budgets, and what it has let begin without having heard of that yet."""
+        uid = request.metadata.uid
+        for begun in [each for each, there in seen.requests.items() if has_begun(there)]:
+            self.reserved.pop(begun, None)
+        if has_begun(request) or self.holds_up(request, found, Admitted()):
+            return Admitted()
+        pool = fleet_of(seen.devices)
+        gpus = frozenset(gpus_of(pool, scope_devices(found.scope)))
+        spec = MaintenanceBudgetSpec(max_devices=seen.limit, paused=seen.paused)
+        places = dict.fromkeys({*pool.gpus, *gpus}, "")
+        budget = BudgetLimit(name="only", spec=spec, places=places, totals={"": len(places)})
+        out = out_of_service(seen) | {gpu for each in self.reserved.values() for gpu in each}
+        candidate = Candidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus)
+        decided = admit([candidate], out, [budget])
+        if uid in decided.waiting:
+            return decided.waiting[uid]
+        self.reserved[uid] = gpus
+        return Admitted()
+
+    def holds_up(self, request: DeviceMaintenance, found: PlanInput, admission: Admitted | Waiting) -> Waiting | None:
+        return what_holds_up(request, found.now, problem=None, found=found.scope.named, beyond=(), admission=admission)
+
+    def draining(
+        self, request: DeviceMaintenance, scope: MaintenanceScope, claims: tuple[ResourceClaim, ...]
+    ) -> DrainState | None:
+        """Pods are evicted at once, and deleted after a while."""
+        devices = {*scope.named, *scope.overlapping}
+        leaving = tuple(each.metadata.key for each in claims if not devices.isdisjoint(each.devices_held))
+        if request.spec.drain.policy is DrainPolicy.WAIT or not has_begun(request) or not leaving:
+            return None
+        since = request.status.draining_at
+        return DrainState(leaving=leaving, no_execute=since is not None and self.now - since > timedelta(minutes=1))
+
+    def jobs(self, request: DeviceMaintenance, purpose: Purpose, seen: World) -> JobsState | None:
+        asked = request.spec.work if purpose is Purpose.WORK else request.spec.verification.from_cron_job
+        if not asked:
+            return None
+        name = f"{request.metadata.uid} {purpose}"
+        state = seen.jobs.get(name)
+        return JobsState(
+            wanted=1,
+            missing=() if state else (name,),
+            running=(name,) if state == "running" else (),
+            succeeded=(name,) if state == "succeeded" else (),
+            failed=(FailedJob(name),) if state == "failed" else (),
+        )
+
+    def agents(self, scope: MaintenanceScope, isolated: Mapping[DeviceKey, str], seen: World) -> AgentVerdict | None:
+        bad = {board for device in scope.named for board in (scope.boards.get(device, ""),) if board in seen.sick}
+        return (
+            AgentVerdict(bad=tuple(f"{board} is sick." for board in sorted(bad))) if scope.named or isolated else None
         )
 
     def carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None, seen: World) -> Iterator[None]:
@@ -343,11 +484,21 @@ class Maintenance(RuleBasedStateMachine):
                 assert not says(there, CONDITION_READY_FOR_WORK), f"{each.metadata.name} comes after its promise"
             self.apply(each)
             yield
+        if plan.stop_jobs and request:
+            self.change(
+                jobs={each: was for each, was in self.world.jobs.items() if not each.startswith(request.metadata.uid)}
+            )
+            yield
         for each in plan.delete:
             self.delete(each)
             yield
         if not plan.status_first and self.write_status(plan, request):
             yield
+        for purpose, wanted in ((Purpose.WORK, plan.work), (Purpose.VERIFICATION, plan.verify)):
+            if wanted and request and plan.status is None and request.metadata.uid in self.world.requests:
+                name = f"{request.metadata.uid} {purpose}"
+                self.change(jobs={name: "running"} | self.world.jobs)
+                yield
 
     def apply(self, wanted: DeviceTaintRule) -> None:
         old = self.world.rules.get(wanted.metadata.name)
@@ -362,6 +513,8 @@ class Maintenance(RuleBasedStateMachine):
         if there is None or there.metadata.uid != rule.metadata.uid:
             return
         request, device = self.world.requests.get(maintenance_uid(there)), maintained_device(there)
+        if request and is_returning(request):
+            assert self.heard_of_jobs(request) != "running", "a taint is lifted while a Job works"
         if request and device and says(request, CONDITION_READY_FOR_WORK):
             current = request.spec.finished or is_current(request)
             boards = dict(self.world.devices)  # another board by that name is nobody's promise
@@ -378,10 +531,26 @@ class Maintenance(RuleBasedStateMachine):
             return False
         self.superseded[request.metadata.uid] = request.metadata.resource_version
         written = msgspec.structs.replace(there, status=plan.status)
+        assert row_of(plan.status), f"no row of the table: {plan.status}"
         self.store(written)
+        if has_begun(written) and not has_begun(request):
+            self.judge_begin(written)
         if says(written, CONDITION_READY_FOR_WORK):
             self.judge_ready(written)
         return True
+
+    def heard_of_jobs(self, request: DeviceMaintenance) -> str | None:
+        """The state of the Job that does the work, unless the operator may not have heard of it."""
+        return self.world.jobs.get(f"{request.metadata.uid} {Purpose.WORK}")
+
+    def judge_begin(self, request: DeviceMaintenance) -> None:
+        """No more goes out of service than the budget allows."""
+        if self.true_s - self.limited_s <= LAG:
+            return
+        assert not self.world.paused
+        limit, out = self.world.limit, out_of_service(self.world, living=True)
+        fresh = out - out_of_service(self.world, living=True, without=request.metadata.uid)
+        assert limit is None or not fresh or len(out) <= limit, f"{len(out)} GPUs are out of service, {limit} may be"
 
     def judge_ready(self, request: DeviceMaintenance) -> None:
         """Nobody has, or can get, a device of which is said that work may start, unless that has just changed."""
@@ -446,9 +615,19 @@ class Maintenance(RuleBasedStateMachine):
         devices = {device.device: rule for rule in rules if (device := maintained_device(rule))}
         assert len(devices) == len(rules), "a rule that is not exact survived"
         phase = request.status.phase
-        if request.spec.finished:
+        if phase in OVER:
             assert not devices
-            assert phase is MaintenancePhase.COMPLETED
+            return
+        assert not request.spec.cancelled
+        if not has_begun(request):
+            assert not any(rule.spec.taint.effect in BLOCKING_EFFECTS for rule in devices.values())
+            waits = request.spec.approval is Approval.REQUIRED and not request.spec.approved
+            assert phase is not MaintenancePhase.REHEARSED or waits or self.world.paused or self.world.limit is not None
+            return
+        if request.spec.finished or says(request, CONDITION_WORKED):
+            # Only what is not verified stays: a GPU is sick, or a Job goes on or has failed.
+            assert phase in {MaintenancePhase.VERIFYING, MaintenancePhase.FAILED}
+            assert self.world.sick or request.spec.verification.mode is VerificationMode.JOB
             return
         asked = request.spec.device_selector.device
         boards = dict(self.world.devices)
@@ -464,7 +643,10 @@ class Maintenance(RuleBasedStateMachine):
         swapped = any(
             isolated_board(each) not in {"", boards.get(name, "")} for name, each in devices.items() if name in boards
         )
-        if not devices or request.spec.taint.effect not in BLOCKING_EFFECTS:
+        if phase is MaintenancePhase.FAILED:
+            late = request.spec.deadline is not None and request.status.started_at is None
+            assert late or self.heard_of_jobs(request) == "failed"
+        elif not devices or request.spec.taint.effect not in BLOCKING_EFFECTS:
             assert phase is MaintenancePhase.PENDING
         elif not self.in_use(request) and not swapped and not self.tolerant:
             rivals = self.rivals(request)
@@ -475,7 +657,7 @@ class Maintenance(RuleBasedStateMachine):
             )
             assert phase is (MaintenancePhase.ISOLATED if waits else MaintenancePhase.IN_MAINTENANCE)
         else:
-            assert phase is MaintenancePhase.ISOLATED
+            assert phase in {MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING}
 
     # -- the model's own bookkeeping
 
