@@ -25,7 +25,7 @@ async def test_an_xid_that_ends_a_gpu_counts_at_once_everywhere(node: SimulatedN
         await node.published(2)
         assert not (await node.prepare(running))[running.metadata.uid].error
         faults.xid(node.gpus, 0, 119)
-        expected = {"gpu-0": [("draco.dev/fault", "Xid119", "NoSchedule")], "gpu-1": []}
+        expected = {"gpu-0": [("draco.dev/xid", "Xid119", "NoSchedule")], "gpu-1": []}
 
         async def tainted() -> bool:
             return await taints(node) == expected

@@ -16,6 +16,7 @@ from draco.agent.hardware.gpus import HealthState
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.plugin.health_service import reports
+from draco.kube.clock import SystemClock
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus.state import create, load
 from draco_local.simulator.nvml.library import SimulatedNvml
@@ -36,7 +37,9 @@ class Watched:
         self.hardware = HardwareMonitor(
             self.nvml,
             SysfsPcieRoots(folder),
-            faults=FaultRecord(folder / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: ""),
+            faults=FaultRecord(
+                folder / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: "", now=SystemClock().now
+            ),
             divided=lambda gpus: gpus,
             named=self._named,
             clock=self.clock,

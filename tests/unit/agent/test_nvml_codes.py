@@ -295,7 +295,9 @@ async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path
     hardware = HardwareMonitor(
         nvml,
         SysfsPcieRoots(tmp_path),
-        faults=FaultRecord(tmp_path / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: ""),
+        faults=FaultRecord(
+            tmp_path / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: "", now=SystemClock().now
+        ),
         divided=plain,
         named=unnamed,
         clock=SystemClock(),
