@@ -72,7 +72,6 @@ async def test_an_xid_of_an_application_changes_nothing(node: SimulatedNode) -> 
         [before] = await node.slices()
         for code in (13, 31, 43, 45):
             faults.xid(node.gpus, 0, code)
-        faults.xid(node.gpus, 0, 46, gi=1, ci=0)
         faults.xid(node.gpus, 1, 79)  # comes after them, so they have been seen when this one has
 
         async def seen() -> object:
