@@ -103,7 +103,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.failing >= self.kind.after or self.kind.after == 1
 
 
-class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
+class FaultLedger(msgspec.Struct, frozen=True, omit_defaults=True):
     """All faults that are not over, and, by UUID, the NVLinks that were up and their errors when they were last counted."""
 
     entries: tuple[LedgerEntry, ...] = ()
@@ -124,8 +124,8 @@ def by_table(entry: LedgerEntry) -> int:
 
 
 def heard(
-    ledger: Ledger, gpu: GpuUuid, code: int, *, place: InstancePlace | None = None, load: DriverLoad, now: datetime
-) -> Ledger:
+    ledger: FaultLedger, gpu: GpuUuid, code: int, *, place: InstancePlace | None = None, load: DriverLoad, now: datetime
+) -> FaultLedger:
     """An XID came, for the GPU or for one of its instances."""
     kind = xid(code)
     where = None if kind.spreads else place
@@ -155,19 +155,24 @@ def heard(
     return _with(ledger, [one for one in ledger.entries if one.key != fresh.key] + [fresh])
 
 
-def loaded(ledger: Ledger, load: DriverLoad) -> Ledger:
+def loaded(ledger: FaultLedger, load: DriverLoad) -> FaultLedger:
     """The driver was loaded, or the node was booted, since some of the faults came, perhaps."""
     return _with(ledger, [_after_load(one, load) for one in ledger.entries])
 
 
-def reloaded(ledger: Ledger) -> Ledger:
+def reloaded(ledger: FaultLedger) -> FaultLedger:
     """The driver was loaded while the agent had a session with it."""
     return _with(ledger, [_ended(one) if one.kind.ends is FaultEnd.RESET else one for one in ledger.entries])
 
 
 def looked(
-    ledger: Ledger, readings: Sequence[GpuReading], *, now: datetime, load: DriverLoad, clean: CleanProbes = by_table
-) -> Ledger:
+    ledger: FaultLedger,
+    readings: Sequence[GpuReading],
+    *,
+    now: datetime,
+    load: DriverLoad,
+    clean: CleanProbes = by_table,
+) -> FaultLedger:
     """The GPUs were read. Those that are in no reading keep what they have."""
     links = dict(ledger.links)
     entries = [one for one in ledger.entries if one.gpu not in {reading.gpu for reading in readings}]
@@ -181,13 +186,13 @@ def looked(
     return _with(msgspec.structs.replace(ledger, links=links), entries)
 
 
-def forgotten(ledger: Ledger, gpus: Iterable[GpuUuid]) -> Ledger:
+def forgotten(ledger: FaultLedger, gpus: Iterable[GpuUuid]) -> FaultLedger:
     """Somebody said that these GPUs are gone for good."""
     gone = set(gpus)
     if not gone.intersection({one.gpu for one in ledger.entries} | set(ledger.links)):
         return ledger
     links = {gpu: one for gpu, one in ledger.links.items() if gpu not in gone}
-    return Ledger(tuple(one for one in ledger.entries if one.gpu not in gone), links)
+    return FaultLedger(tuple(one for one in ledger.entries if one.gpu not in gone), links)
 
 
 def _one_looked(
@@ -285,7 +290,7 @@ def _baseline(before: LinkReading | None, now: LinkReading) -> LinkReading:
     return LinkReading(up | now.up, now.errors)
 
 
-def _with(ledger: Ledger, entries: Iterable[LedgerEntry]) -> Ledger:
+def _with(ledger: FaultLedger, entries: Iterable[LedgerEntry]) -> FaultLedger:
     """In an order that does not depend on how it was come by, and not more than there is room for."""
     by_gpu: dict[GpuUuid, list[LedgerEntry]] = {}
     for one in entries:
@@ -301,7 +306,7 @@ def _most_important(entries: list[LedgerEntry]) -> list[LedgerEntry]:
     return [one for one in entries if one in blocking_first[:ENTRIES_PER_GPU]]
 
 
-def matters(ledger: Ledger) -> Mapping[str, object]:
+def matters(ledger: FaultLedger) -> Mapping[str, object]:
     """What of it must outlive the agent at once: the rest is figures, of which the last minute may be lost."""
     return {
         "entries": [

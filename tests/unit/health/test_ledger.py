@@ -13,9 +13,9 @@ from draco.health.ledger import (
     ENTRIES_PER_GPU,
     FAMILIES,
     DriverLoad,
+    FaultLedger,
     GpuReading,
     InstancePlace,
-    Ledger,
     LinkReading,
     Sign,
     heard,
@@ -49,9 +49,9 @@ def clean_reading(gpu: GpuUuid = GPU, *signs: str) -> GpuReading:
     return GpuReading(gpu=gpu, signs=tuple(Sign(name) for name in signs))
 
 
-def after(history: Sequence[Any], *, restart: bool = False) -> Ledger:
+def after(history: Sequence[Any], *, restart: bool = False) -> FaultLedger:
     """The ledger after these steps. With `restart` it is written and read again after each of them."""
-    ledger, load, now = Ledger(), LOAD, MOMENT
+    ledger, load, now = FaultLedger(), LOAD, MOMENT
     for what, *how in history:
         now += timedelta(seconds=10)
         if what == "xid":
@@ -70,7 +70,7 @@ def after(history: Sequence[Any], *, restart: bool = False) -> Ledger:
             load = DriverLoad(how[0], load.driver_load) if what == "boot" else DriverLoad(load.boot_id, how[0])
             ledger = loaded(ledger, load)
         if restart:
-            ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
+            ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=FaultLedger)
     return ledger
 
 
@@ -134,7 +134,7 @@ def test_enough_clean_readings_after_a_boot_end_everything_and_one_fewer_does_no
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_what_comes_and_goes_faster_than_its_readings_does_not_flap(hot: list[bool]) -> None:
-    ledger = looked(Ledger(), [clean_reading(GPU, "ThermalSlowdown")], now=MOMENT, load=LOAD)
+    ledger = looked(FaultLedger(), [clean_reading(GPU, "ThermalSlowdown")], now=MOMENT, load=LOAD)
     changes, clean = 0, 0
     for one in hot:
         before = bool(ledger.entries)
@@ -147,7 +147,7 @@ def test_what_comes_and_goes_faster_than_its_readings_does_not_flap(hot: list[bo
 
 def test_a_fault_of_an_instance_concerns_what_overlaps_it_and_the_whole() -> None:
     place = InstancePlace(3, 0, 0b0011)
-    ledger = heard(Ledger(), GPU, 46, place=place, load=LOAD, now=MOMENT)
+    ledger = heard(FaultLedger(), GPU, 46, place=place, load=LOAD, now=MOMENT)
     faults = judge(ledger.of(GPU))
     assert [bool(blocking(faults, mask)) for mask in (0b0001, 0b0110, 0b1100, None)] == [True, True, False, True]
     assert whole_blocking(faults) is None
@@ -156,25 +156,25 @@ def test_a_fault_of_an_instance_concerns_what_overlaps_it_and_the_whole() -> Non
 
 
 def test_an_instance_that_nobody_has_seen_may_be_anywhere() -> None:
-    ledger = heard(Ledger(), GPU, 46, place=InstancePlace(3), load=LOAD, now=MOMENT)
+    ledger = heard(FaultLedger(), GPU, 46, place=InstancePlace(3), load=LOAD, now=MOMENT)
     assert whole_blocking(judge(ledger.of(GPU))) is not None
 
 
 def test_what_spreads_concerns_the_whole_gpu_wherever_it_was_reported() -> None:
-    ledger = heard(Ledger(), GPU, 95, place=InstancePlace(3, 0, 0b1), load=LOAD, now=MOMENT)
+    ledger = heard(FaultLedger(), GPU, 95, place=InstancePlace(3, 0, 0b1), load=LOAD, now=MOMENT)
     [fault] = judge(ledger.of(GPU))
     assert (fault.mask, fault.status.instance, fault.status.scope) == (None, None, "Gpu")
 
 
 def test_an_instance_that_was_made_again_elsewhere_does_not_take_its_fault_along() -> None:
-    ledger = heard(Ledger(), GPU, 46, place=InstancePlace(1, None, 0b0001), load=LOAD, now=MOMENT)
+    ledger = heard(FaultLedger(), GPU, 46, place=InstancePlace(1, None, 0b0001), load=LOAD, now=MOMENT)
     ledger = heard(ledger, GPU, 46, place=InstancePlace(1, None, 0b1000), load=LOAD, now=MOMENT)
     [fault] = judge(ledger.of(GPU))
     assert fault.mask == 0b1001, "both places have met it"
 
 
 def test_a_policy_speaks_rather_of_one_instance_than_of_all() -> None:
-    ledger = Ledger()
+    ledger = FaultLedger()
     for gi in (1, 2):
         ledger = heard(ledger, GPU, 46, place=InstancePlace(gi, None, 1 << gi), load=LOAD, now=MOMENT)
 
@@ -190,10 +190,10 @@ def test_a_policy_speaks_rather_of_one_instance_than_of_all() -> None:
 
 
 def test_links_are_compared_with_how_they_were_and_forgotten_when_none_is_there() -> None:
-    def read(ledger: Ledger, up: int) -> Ledger:
+    def read(ledger: FaultLedger, up: int) -> FaultLedger:
         return looked(ledger, [GpuReading(gpu=GPU, links=LinkReading(up))], now=MOMENT, load=LOAD)
 
-    ledger = read(read(Ledger(), 0b0111), 0b1011)
+    ledger = read(read(FaultLedger(), 0b0111), 0b1011)
     assert [(one.name, one.count) for one in ledger.entries] == [("NvLinkDown", 1)]
     assert read(read(ledger, 0), 0b0011).links[GPU].up == 0b0011, "the bridge was taken out"
 

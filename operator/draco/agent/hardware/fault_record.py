@@ -21,7 +21,7 @@ from draco.agent.hardware.faults import judged
 from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent
 from draco.health import ledger as ledgers
 from draco.health.judgement import override_of
-from draco.health.ledger import DriverLoad, InstancePlace, Ledger, LedgerEntry
+from draco.health.ledger import DriverLoad, FaultLedger, InstancePlace, LedgerEntry
 from draco.health.table import severity, xid
 from draco.resources.api.foreign import read
 from draco.resources.api.health import FaultOverride, HealthEffect
@@ -41,7 +41,7 @@ class _Version(msgspec.Struct, kw_only=True):
 
 class _Record(msgspec.Struct, kw_only=True):
     version: int
-    ledger: Ledger = Ledger()
+    ledger: FaultLedger = FaultLedger()
 
 
 class _OldXid(msgspec.Struct, kw_only=True):
@@ -119,8 +119,8 @@ class FaultRecord:
         self._boot_id = boot_id
         self._driver_load = driver_load
         self._now = now
-        self._ledger: Ledger | None = None
-        self._written: Ledger | None = None
+        self._ledger: FaultLedger | None = None
+        self._written: FaultLedger | None = None
         self._written_at: datetime | None = None
         self._said = ""
 
@@ -162,23 +162,23 @@ class FaultRecord:
     def _load(self) -> DriverLoad:
         return DriverLoad(self._boot_id, self._driver_load())
 
-    def _known(self) -> Ledger:
+    def _known(self) -> FaultLedger:
         if self._ledger is None:
             self._ledger = self._written = self._read()
         return self._ledger
 
-    def _read(self) -> Ledger:
+    def _read(self) -> FaultLedger:
         try:
             content = self._files.read(self._path)
         except FileNotFoundError:
-            return Ledger()
+            return FaultLedger()
         except OSError as error:
             log.warning("faults.forgotten", path=str(self._path), error=str(error))
-            return Ledger()
+            return FaultLedger()
         try:
             version = read(_version, content).version
             if version == 1:
-                return Ledger(tuple(one.entry for one in read(_old, content).faults))
+                return FaultLedger(tuple(one.entry for one in read(_old, content).faults))
             if version == VERSION:
                 return read(_decoder, content).ledger
             problem = f"version {version} is of another release; this one writes {VERSION}"
@@ -187,9 +187,9 @@ class FaultRecord:
         with suppress(OSError):
             self._files.keep_as(self._path, self._path.with_suffix(".aside.json"))
         log.warning("faults.forgotten", path=str(self._path), error=problem)
-        return Ledger()
+        return FaultLedger()
 
-    def _keep(self, fresh: Ledger) -> None:
+    def _keep(self, fresh: FaultLedger) -> None:
         before, self._ledger = self._known(), fresh
         self._tell(before, fresh)
         if self._written is not None and ledgers.matters(fresh) == ledgers.matters(self._written):
@@ -205,7 +205,7 @@ class FaultRecord:
             return
         self._written, self._written_at, self._said = fresh, self._now(), ""
 
-    def _tell(self, before: Ledger, fresh: Ledger) -> None:
+    def _tell(self, before: FaultLedger, fresh: FaultLedger) -> None:
         """Say what begins to count, and what is over. What has not been seen often enough yet does not count."""
         known = {one.key for one in before.entries if one.certain}
         left = {one.key for one in fresh.entries}

@@ -11,7 +11,7 @@ import msgspec
 
 from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault, GpuHealth, HealthState
 from draco.health.judgement import JudgedFault, judge, whole_blocking
-from draco.health.ledger import FAMILIES, Ledger, LedgerEntry, Sign
+from draco.health.ledger import FAMILIES, FaultLedger, LedgerEntry, Sign
 from draco.health.table import kind_of
 from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
 
@@ -43,7 +43,7 @@ class Recovery(StrEnum):
     """One that this release has no word for."""
 
 
-def judged(gpu: Gpu, ledger: Ledger, overrides: Iterable[FaultOverride] = ()) -> Gpu:
+def judged(gpu: Gpu, ledger: FaultLedger, overrides: Iterable[FaultOverride] = ()) -> Gpu:
     """The GPU with the faults that the ledger has of it, and its health. One that is absent keeps that for its fault."""
     faults = judge(ledger.of(gpu.uuid), overrides)
     if gpu.absent:
