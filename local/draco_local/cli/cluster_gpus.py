@@ -145,11 +145,14 @@ def xid(path: Path, gpu: int | str, code: int, gi: int | None, ci: int | None) -
 @_GPU
 @click.option("--corrected", default=0, type=click.IntRange(min=0), metavar="N", help="So many were corrected.")
 @click.option("--uncorrected", default=0, type=click.IntRange(min=0), metavar="N", help="So many were not.")
-def ecc(path: Path, gpu: int | str, corrected: int, uncorrected: int) -> None:
+@click.option("--threshold", is_flag=True, help="So many of SRAM that the board has to be replaced.")
+def ecc(path: Path, gpu: int | str, corrected: int, uncorrected: int, threshold: bool) -> None:
     """Count memory errors."""
-    if not corrected and not uncorrected:
-        raise click.UsageError("Say how many: --corrected N, --uncorrected N, or both.")
+    if not corrected and not uncorrected and not threshold:
+        raise click.UsageError("Say how many: --corrected N, --uncorrected N, --threshold.")
     faults.ecc_errors(path, gpu, corrected=corrected, uncorrected=uncorrected)
+    if threshold:
+        faults.sram_threshold_exceeded(path, gpu)
 
 
 @command.command()
