@@ -133,13 +133,18 @@ class FaultCondition:
 _REMEMBERED: Final = 1024
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def condition_of(expression: str) -> FaultCondition | CompileError:
     """The condition made ready, or what is wrong with it; each text once."""
     try:
         return FaultCondition(expression, check_condition(expression))
     except CompileError as error:
         return error
+
+
+def load() -> None:
+    """Load cel-python and its grammar, which takes a quarter of a second once."""
+    _environment()
 
 
 def check_condition(expression: str) -> CheckedExpression:
