@@ -165,6 +165,7 @@ def start_operator(processes: Processes, kubeconfig: Path, port: int) -> None:
     argv: list[str | Path] = [
         *(sys.executable, "-m", "draco", "operator", "--kubeconfig", kubeconfig),
         *("--namespace", SYSTEM_NAMESPACE, "--listen", f"127.0.0.1:{port}"),
+        "--run-jobs",
         *("--idle-grace", "5"),  # people try things out here, and wait for what they see
     ]
     processes.start(OPERATOR_PROCESS, argv)

@@ -75,6 +75,12 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     help="Seconds that a claim must be idle before it is released, where a MigPolicy's repair permits that.",
 )
 @_setting(
+    "--run-jobs",
+    "run_jobs",
+    is_flag=True,
+    help="Run Jobs for maintenance, in the operator's namespace: work on a GPU, and its verification.",
+)
+@_setting(
     "--rediscover",
     "rediscover_s",
     type=Seconds(min=0.1),

@@ -23,6 +23,10 @@ from draco.controller.health.policies import HealthPolicyReconciler
 from draco.controller.health.remediation import RemediationReconciler
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
+from draco.controller.maintenance.draining import PodDrains
+from draco.controller.maintenance.jobs import MaintenanceJobs
+from draco.controller.maintenance.nodes import NodeConditionReconciler
+from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.metrics import OperatorMetrics, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.mig.layouts import MigLayoutReconciler
@@ -32,7 +36,6 @@ from draco.controller.reconciling import Reconciling
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import reports
 from draco.controller.taints.extensions import TaintExtensionReconciler
-from draco.controller.taints.maintenance import MaintenanceReconciler
 from draco.controller.taints.reach import RuleReach, register_reach, warn_of_wide_rules
 from draco.controller.taints.reports import TaintRuleReports
 from draco.controller.view import ClusterView
@@ -122,7 +125,17 @@ class Operator:
                 action=action,
             )
 
-        maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
+        self._happenings = EventRecorder(
+            client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock
+        )
+        self._jobs = MaintenanceJobs(
+            client, self.view, namespace=settings.namespace, permitted=settings.run_jobs, clock=clock
+        )
+        drains = PodDrains(client, self.view, self._happenings, clock=clock, count=self.metrics.evictions)
+        maintenance = MaintenanceReconciler(
+            client, self.view, clock=clock, settle_s=settings.settle_s, drains=drains, jobs=self._jobs
+        )
+        node_conditions = NodeConditionReconciler(client, self.view, clock=clock)
         extensions = TaintExtensionReconciler(client, self.view)
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         health = HealthDecisions(self.view, clock=clock)
@@ -131,9 +144,6 @@ class Operator:
         self.reach = RuleReach(self.view, clock=clock)
         self._reports = TaintRuleReports(
             client, self.view, self.reach, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
-        )
-        self._happenings = EventRecorder(
-            client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock
         )
         self._remediation = remediation = RemediationReconciler(
             client,
@@ -176,6 +186,7 @@ class Operator:
             return made
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
+        self.node_conditions: Reconciling[str] = working("node-conditions", node_conditions)
         self.extensions: Reconciling[str] = working("taint-extensions", extensions)
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
@@ -217,6 +228,7 @@ class Operator:
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
+            tasks.append(group.create_task(self._jobs.run(), name="maintenance jobs"))
             tasks.append(group.create_task(self._count_reach(), name="rule reach"))
             tasks.append(group.create_task(self._lead_when_ready(), name="lead"))
             tasks.append(group.create_task(self._follow_features(), name="features"))

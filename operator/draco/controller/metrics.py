@@ -71,6 +71,12 @@ class OperatorMetrics:
             ["policy"],
             registry=self.registry,
         )
+        self.evictions = Counter(
+            "draco_pod_evictions_total",
+            "Pods on devices under maintenance that were asked to leave: evicted, or refused (and asked again later).",
+            ["outcome"],
+            registry=self.registry,
+        )
         info = Gauge("draco_build_info", "The version of Draco.", ["version"], registry=self.registry)
         info.labels(__version__).set(1)
 

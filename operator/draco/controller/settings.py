@@ -35,6 +35,8 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long devices stay isolated and free before work may start; a scheduler learns of a taint a moment late."""
     idle_grace_s: float = 60.0
     """How long a claim must have been seen idle before repair releases it, where its policy permits that."""
+    run_jobs: bool = False
+    """Whether Jobs are made for maintenance, in `namespace`; that takes rights there which not everybody gives."""
     workers: int = 4
     """Workers of each reconciler."""
     stalled_after_s: float = 120.0

@@ -197,6 +197,10 @@ class ClusterView:
             remembered = self._hardware[pool] = (slices, PoolHardware(slices))
         return remembered[1]
 
+    def slices_of(self, pool: PoolKey) -> list[ResourceSlice]:
+        """All slices of the pool, of whichever generation."""
+        return self.slices.store.by_index(BY_POOL, pool)
+
     def request(self, uid: str) -> DeviceMaintenance | None:
         """The maintenance request with this UID."""
         return next(iter(self.maintenances.store.by_index(BY_UID, uid)), None)

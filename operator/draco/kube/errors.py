@@ -71,6 +71,10 @@ class TooManyRequests(ApiError):
     """429: the server sheds load, or an eviction would break a disruption budget."""
 
 
+class DisruptionRefused(TooManyRequests):
+    """429 of an eviction: a PodDisruptionBudget does not allow it now."""
+
+
 class ServerError(ApiError):
     """5xx: the server, or something between it and us, failed."""
 
@@ -127,6 +131,8 @@ def from_status(status: ApiStatus, *, retry_after_s: float | None = None) -> Api
         kind: type[ApiError] = AlreadyExists
     elif status.code == 403 and status.details and _Cause("NamespaceTerminating") in status.details.causes:
         kind = NamespaceTerminating
+    elif status.code == 429 and status.details and _Cause("DisruptionBudget") in status.details.causes:
+        kind = DisruptionRefused
     elif status.code in _BY_CODE:
         kind = _BY_CODE[status.code]
     elif _STORE_FULL in status.message:

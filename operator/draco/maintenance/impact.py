@@ -104,7 +104,7 @@ def impact_of(
         if not results:
             continue
         hit.append(claim.metadata.key)
-        delays = [delay for each in results if (delay := _delay_s(each, as_evicting)) is not None]
+        delays = [delay for each in results if (delay := tolerated_for(each, as_evicting)) is not None]
         for pod in _users(claim, known):
             used.add(pod)
             if delays and known and known[pod].extended_resource_claim == claim.metadata.key:
@@ -178,8 +178,8 @@ def _deleted(impact: TaintImpact) -> str:
     return f"{counted(len(impact.evicted), 'pod')}: {names}" if impact.evicted else "no pod"
 
 
-def _delay_s(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> int | None:
-    """After how many seconds the taint evicts a device's user; None if that is tolerated for good.
+def tolerated_for(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> int | None:
+    """After how many seconds a taint with the effect NoExecute evicts a device's user; None if that is tolerated for good.
 
     A toleration without an effect helps a claim to be allocated the device, but not to keep it: that one must say NoExecute.
     """
@@ -191,20 +191,26 @@ def _delay_s(result: DeviceRequestAllocationResult, taint: DeviceTaint) -> int |
     return min((max(0, seconds) for seconds in granted if seconds is not None), default=0)
 
 
-def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[ObjectKey]:
-    """The pods that the claim is reserved for: by name, or as members of what it is reserved for."""
-    reserved = {
-        ObjectKey(claim.metadata.namespace, each.name): each.uid
-        for each in claim.status.reserved_for
-        if each.resource == "pods"
-    }
-    if known is None:
-        return set(reserved)
+def reserved_pods(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> set[ObjectKey]:
+    """Those of these pods that the claim is reserved for, by name or as members of what it is reserved for, however they are."""
     # A claim stays reserved for a pod that is gone until Kubernetes sees to it.
-    users = {key for key, uid in reserved.items() if key in known and known[key].metadata.uid == uid}
+    users = {key for key, uid in _reserved_by_name(claim).items() if key in known and known[key].metadata.uid == uid}
     if any(each.resource != "pods" for each in claim.status.reserved_for):
         users |= {key for key, pod in known.items() if pod.spec.node_name and claim.metadata.key in pod.claims}
-    return {key for key in users if not known[key].is_over}
+    return users
+
+
+def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[ObjectKey]:
+    """The pods that the claim is reserved for and that are not over."""
+    if known is None:
+        return set(_reserved_by_name(claim))
+    return {key for key in reserved_pods(claim, known) if not known[key].is_over}
+
+
+def _reserved_by_name(claim: ResourceClaim) -> dict[ObjectKey, str]:
+    """The UIDs of the pods that it names."""
+    reserved = (each for each in claim.status.reserved_for if each.resource == "pods")
+    return {ObjectKey(claim.metadata.namespace, each.name): each.uid for each in reserved}
 
 
 def _budgets(budgets: Iterable[PodDisruptionBudget], evicted: Iterable[Pod]) -> Iterable[BudgetImpact]:

@@ -11,6 +11,7 @@ from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaim
 from draco.resources.api.core import Event, Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
+from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reviews import SubjectAccessReview, TokenReview
@@ -52,6 +53,10 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
 
 PODS = Kind("", "v1", "pods", "Pod", True, Pod)
 POD_DISRUPTION_BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", True, PodDisruptionBudget)
+JOBS = Kind("batch", "v1", "jobs", "Job", True, Job)
+CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob", True, CronJob)
+JOB_PODS = Kind("", "v1", "pods", "Pod", True, JobPod)
+"""Pods of Draco's own Jobs, with more of their status than is kept of all pods."""
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
 EVENTS = Kind("", "v1", "events", "Event", True, Event)

@@ -250,13 +250,19 @@ class Client:
         *,
         uid: str = "",
         grace_period_s: int | None = None,
+        propagation: str = "",
     ) -> None:
-        """Delete an object; only that very one when `uid` is given (else Conflict). Raises NotFound when it is gone."""
+        """Delete an object; only that very one when `uid` is given (else Conflict). Raises NotFound when it is gone.
+
+        `propagation` says what becomes of what it owns: Foreground, Background or Orphan; "" for what its kind does.
+        """
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if uid:
             options["preconditions"] = {"uid": uid}
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
+        if propagation:
+            options["propagationPolicy"] = propagation
         await self.connection.request("DELETE", kind.path(key), body=msgspec.json.encode(options))
 
     async def close(self) -> None:

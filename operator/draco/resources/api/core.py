@@ -158,15 +158,20 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
 
 
 class PodDisruptionBudgetSpec(ApiStruct, frozen=True, kw_only=True):
-    """Which pods of its namespace it covers; without a selector none."""
+    """Which pods of its namespace it covers (without a selector none), and how many must stay, or may go: "50%" or a number."""
 
     selector: LabelSelector | None = None
+    min_available: int | str | None = None
+    max_unavailable: int | str | None = None
 
 
 class PodDisruptionBudgetStatus(ApiStruct, frozen=True, kw_only=True):
-    """How many of these pods may be evicted now."""
+    """How many of these pods may be evicted now, and the numbers that this follows from."""
 
     disruptions_allowed: int = 0
+    current_healthy: int = 0
+    desired_healthy: int = 0
+    expected_pods: int = 0
 
 
 class PodDisruptionBudget(ApiStruct, frozen=True, kw_only=True):
@@ -199,6 +204,7 @@ class NodeCondition(ApiStruct, frozen=True, kw_only=True):
     status: str
     reason: str = ""
     message: str = ""
+    last_transition_time: datetime | None = None
 
 
 class NodeStatus(ApiStruct, frozen=True, kw_only=True):

@@ -1,0 +1,259 @@
+"""Evicts the pods that hold devices under maintenance, as `maintenance.drain` decides.
+
+Owns the evictions, their Events, and what is remembered of them: when each pod was asked last, and what stood in the way. That is
+lost with the process, and nothing depends on it but the pace. Every eviction names the UID of the pod that was seen, so that one
+of the same name that came since is not touched. No pod is ever deleted but by the Eviction API.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+import structlog
+from prometheus_client import Counter
+
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import (
+    ApiError,
+    Conflict,
+    DisruptionRefused,
+    Forbidden,
+    NamespaceTerminating,
+    NotFound,
+    TooManyRequests,
+    Unreachable,
+)
+from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.watch.store import Change
+from draco.maintenance.drain import AskedPod, DrainInput, plan_drain
+from draco.maintenance.progress import DrainState
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
+from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import DEVICE_MAINTENANCES, POD_DISRUPTION_BUDGETS, PODS
+from draco.resources.names import DeviceKey
+from draco.resources.texts import listed, shown
+
+log = structlog.get_logger(__name__)
+
+EVICTED_REASON = "PodEvicted"
+EVENT_ACTION = "DrainingDevice"
+
+NOT_PERMITTED = "Draco may not evict pods: set the chart's value operator.evictPods to true, or delete them yourself."
+_FORBIDDEN_S = 60.0
+"""How long nobody is asked after the API server refused the right: a role is mended by a person."""
+_BUDGETS_EVERY_S = 10.0
+"""Budgets are not watched. Those of a namespace are read again at most so often, and only where a pod was refused."""
+_AT_ONCE = 4
+_LONGEST_REFUSAL = 160
+_DRAINING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING, MaintenancePhase.FAILED})
+
+
+class PodDrains:
+    """What is asked of pods, for all requests: a pod that holds devices of two is asked once."""
+
+    def __init__(
+        self, client: Client, view: ClusterView, events: EventRecorder, *, clock: Clock, count: Counter
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._events = events
+        self._clock = clock
+        self._count = count
+        self._asked: dict[str, AskedPod] = {}  # by the pod's UID
+        self._asked_by: dict[str, set[str]] = {}  # by the request's UID
+        self._in_flight: set[str] = set()
+        self._budgets: dict[str, tuple[float, list[PodDisruptionBudget]]] = {}  # when read, by namespace
+        self._forbidden_until_s = float("-inf")
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the UID of every request that may have to look at a pod."""
+        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+
+    def look(
+        self,
+        request: DeviceMaintenance,
+        devices: Collection[DeviceKey],
+        claims: Sequence[ResourceClaim],
+        rules: Sequence[DeviceTaintRule],
+        *,
+        now: datetime,
+        paused: str,
+    ) -> DrainState | None:
+        """How the devices become free, by what is known now. `claims` hold some of `devices`; `paused` names a paused budget."""
+        if request.spec.drain.policy is DrainPolicy.WAIT:
+            return None
+        pods = {pod.metadata.uid: pod for claim in claims for pod in self._view.pods_of(claim.metadata.key)}
+        self._asked_by[request.metadata.uid] = self._asked.keys() & pods.keys()
+        namespaces = {claim.metadata.namespace for claim in claims}
+        return plan_drain(
+            request,
+            DrainInput(
+                now=now,
+                devices=frozenset(devices),
+                claims=claims,
+                pods=list(pods.values()),
+                rules=rules,
+                budgets=[each for name in namespaces for each in self._budgets.get(name, (0.0, []))[1]],
+                asked=self._asked,
+                paused=paused,
+                forbidden=NOT_PERMITTED if self._clock.monotonic() < self._forbidden_until_s else "",
+            ),
+        )
+
+    async def carry_out(self, request: DeviceMaintenance, state: DrainState) -> float | None:
+        """Ask the pods of `state.evict` to leave. Returns in how many seconds to look again.
+
+        Raises ApiError where the request itself cannot be read: then nobody is asked.
+        """
+        pods = [pod for key in state.evict if (pod := self._view.pods.store.get(key)) is not None]
+        pods = [pod for pod in pods if pod.metadata.uid not in self._in_flight and not pod.is_over]
+        if not pods or not await self._view.maintenances.is_current(request):
+            return None
+        self._in_flight |= {pod.metadata.uid for pod in pods}
+        limit = asyncio.Semaphore(_AT_ONCE)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pod in pods:
+                    group.create_task(self._evict(request, pod, limit), name=f"evict {pod.metadata.key}")
+        finally:
+            self._in_flight -= {pod.metadata.uid for pod in pods}
+        await self._read_budgets({pod.metadata.namespace for pod in pods if self._was_refused_by_budget(pod)})
+        return 1.0
+
+    def forget(self, uid: str) -> None:
+        """Forget what was asked for a request that is gone, or over."""
+        pods = self._asked_by.pop(uid, set())
+        for pod in pods - {each for others in self._asked_by.values() for each in others}:
+            self._asked.pop(pod, None)
+
+    async def _evict(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            if self._clock.monotonic() < self._forbidden_until_s:
+                return
+            try:
+                await self._client.create_subresource(PODS, pod.metadata.key, "eviction", eviction_of(pod, request))
+            except (NotFound, Conflict) as error:
+                # It is gone, or another has its name. Conflict also says that the pod changed while it was looked at.
+                log.info("drain.pod_changed", pod=str(pod.metadata.key), error=str(error))
+                self._asked.pop(pod.metadata.uid, None)
+            except ApiError as error:
+                self._refused(request, pod, error)
+            else:
+                self._note(request, pod, refusal="", by_budget=False)
+                self._count.labels("evicted").inc()
+                log.info("drain.evicted", pod=str(pod.metadata.key), request=request.metadata.name)
+                self._announce_eviction(request, pod)
+
+    def _refused(self, request: DeviceMaintenance, pod: Pod, error: ApiError) -> None:
+        if isinstance(error, Forbidden) and _lacks_the_right(error):
+            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
+            log.warning("drain.forbidden", pod=str(pod.metadata.key), error=str(error), remedy=NOT_PERMITTED)
+            return
+        # A pod that two budgets cover is refused with 500.
+        by_budget = isinstance(error, DisruptionRefused) or "PodDisruptionBudget" in error.message
+        self._note(request, pod, refusal=_words(error), by_budget=by_budget)
+        self._count.labels("refused").inc()
+        log.info("drain.refused", pod=str(pod.metadata.key), request=request.metadata.name, error=str(error))
+
+    def _note(self, request: DeviceMaintenance, pod: Pod, *, refusal: str, by_budget: bool) -> None:
+        uid = pod.metadata.uid
+        before = self._asked.get(uid)
+        self._asked[uid] = AskedPod(
+            at=self._clock.now(), tries=before.tries + 1 if before else 1, refusal=refusal, by_budget=by_budget
+        )
+        self._asked_by.setdefault(request.metadata.uid, set()).add(uid)
+
+    def _was_refused_by_budget(self, pod: Pod) -> bool:
+        asked = self._asked.get(pod.metadata.uid)
+        return asked is not None and asked.by_budget
+
+    async def _read_budgets(self, namespaces: Iterable[str]) -> None:
+        now_s = self._clock.monotonic()
+        for namespace in sorted(namespaces):
+            read_s, _ = self._budgets.get(namespace, (float("-inf"), []))
+            if now_s - read_s < _BUDGETS_EVERY_S:
+                continue
+            try:
+                budgets = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
+            except (ApiError, msgspec.ValidationError) as error:
+                # Only what is said depends on it: then the API server's own words are.
+                log.info("drain.budgets_not_read", namespace=namespace, error=str(error))
+                continue
+            self._budgets[namespace] = (now_s, budgets)
+
+    def _announce_eviction(self, request: DeviceMaintenance, pod: Pod) -> None:
+        meta = request.metadata
+        devices = sorted({each.key for each in request.status.devices if self._holds(pod, each.key)})
+        held = listed(f"{each.device} of {each.pool}" for each in devices) or "a device"
+        self._record(
+            _pod_reference(pod), "Normal", f"Evicted, because it holds {held}, in maintenance for {meta.name}."
+        )
+        self._record(_request_reference(request), "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
+
+    def _holds(self, pod: Pod, device: DeviceKey) -> bool:
+        claims = (self._view.claims.store.get(key) for key in pod.claims)
+        return any(device in claim.devices_held for claim in claims if claim is not None)
+
+    def _record(self, regarding: ObjectReference, type_: EventType, note: str) -> None:
+        self._events.record(regarding, type=type_, reason=EVICTED_REASON, action=EVENT_ACTION, note=note)
+
+    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[str], None]) -> None:
+        if not change.differs(lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.finalizers)):
+            return
+        keys = {key for pod in change.versions for key in pod.claims}
+        held = {device for key in keys if (claim := self._view.claims.store.get(key)) for device in claim.devices_held}
+        for request in self._view.maintenances.store.values() if held else ():
+            if _drains(request) and any(each.key in held for each in request.status.devices):
+                wake(request.metadata.uid)
+
+
+def eviction_of(pod: Pod, request: DeviceMaintenance) -> dict[str, object]:
+    """What is posted to evict this very pod."""
+    options: dict[str, object] = {"preconditions": {"uid": pod.metadata.uid}}
+    if (grace_s := request.spec.drain.grace_period_seconds) is not None:
+        options["gracePeriodSeconds"] = grace_s
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
+        "deleteOptions": options,
+    }
+
+
+def _drains(request: DeviceMaintenance) -> bool:
+    return request.spec.drain.policy is not DrainPolicy.WAIT and request.status.phase in _DRAINING_PHASES
+
+
+def _lacks_the_right(error: Forbidden) -> bool:
+    """Whether it is a role that lacks the right, and not an admission webhook that guards this pod."""
+    return "pods/eviction" in error.message and "cannot create" in error.message
+
+
+def _words(error: ApiError) -> str:
+    """Why, for people."""
+    match error:
+        case NamespaceTerminating():
+            return "its namespace is being deleted, which ends it too"
+        case Unreachable():
+            return "the API server gave no answer; it is tried again"
+        case TooManyRequests() if not isinstance(error, DisruptionRefused):
+            return "the API server has too much to do; it is tried again"
+        case _:
+            return shown(error.message).rstrip(".")[:_LONGEST_REFUSAL]
+
+
+def _pod_reference(pod: Pod) -> ObjectReference:
+    meta = pod.metadata
+    return ObjectReference(
+        api_version=PODS.api_version, kind=PODS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
+    )
+
+
+def _request_reference(request: DeviceMaintenance) -> ObjectReference:
+    kind, meta = DEVICE_MAINTENANCES, request.metadata
+    return ObjectReference(api_version=kind.api_version, kind=kind.kind, name=meta.name, uid=meta.uid)

@@ -1,0 +1,218 @@
+"""Runs the Jobs of requests for maintenance, in Draco's own namespace, as `maintenance.jobs` decides.
+
+Owns the watch of these Jobs and their pods, and the writes: Jobs, and the claims by which those for verification hold a GPU. They
+are made from suspended CronJobs that an administrator keeps there. Nothing outside that namespace is read or written, so that no
+tenant can pass a Job or a claim of its own off as ours.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.maintenance.job_manifests import claim_manifest, device_class_for, job_manifest
+from draco.maintenance.jobs import JobTarget, cron_job_of, is_own, is_own_claim, job_name, jobs_state, targets_of
+from draco.maintenance.progress import JobsState, Purpose
+from draco.resources.api.jobs import CronJob, Job, JobPod
+from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, CRON_JOBS, JOB_PODS, JOBS
+from draco.resources.names import LABEL_MAINTENANCE
+from draco.resources.texts import shown
+
+log = structlog.get_logger(__name__)
+
+NOT_PERMITTED: Final = "Draco may not run Jobs: set the chart's value operator.runJobs to true, or work by hand."
+_MADE_AT_ONCE = 16
+_AGAIN: Final = timedelta(seconds=15)
+"""How soon to look again for what a person has to put right."""
+_LONGEST_WORDS = 160
+BY_REQUEST = "request"
+
+
+class MaintenanceJobs:
+    """The Jobs of all requests. Where the operator may not run any, it says so of those who ask for one."""
+
+    def __init__(self, client: Client, view: ClusterView, *, namespace: str, permitted: bool, clock: Clock) -> None:
+        self._client = client
+        self._view = view
+        self._namespace = namespace
+        self._permitted = permitted
+        self._troubles: dict[tuple[str, Purpose], str] = {}  # by the request's UID
+        self._wakes: list[Callable[[str], None]] = []
+
+        def follow(kind: Any) -> Informer[Any]:
+            informer: Informer[Any] = Informer(
+                client, kind, namespace=namespace, label_selector=LABEL_MAINTENANCE, clock=clock
+            )
+            informer.store.add_index(BY_REQUEST, lambda each: [each.metadata.labels.get(LABEL_MAINTENANCE, "")])
+            return informer
+
+        self._jobs: Informer[Job] = follow(JOBS)
+        self._pods: Informer[JobPod] = follow(JOB_PODS)
+
+    async def run(self) -> None:
+        """Follow the Jobs and their pods, until cancelled."""
+        if self._permitted:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._jobs.run(), name="maintenance jobs")
+                group.create_task(self._pods.run(), name="pods of maintenance jobs")
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the UID of every request that a change of its Jobs may concern."""
+        self._wakes.append(wake)
+        for informer in (self._jobs, self._pods):
+            informer.subscribe(lambda change: _wake(change, wake))
+
+    def look(self, request: DeviceMaintenance, purpose: Purpose, *, now: datetime) -> JobsState | None:
+        """How the Jobs of this purpose stand; None where the request asks for none."""
+        del now
+        if not cron_job_of(request, purpose):
+            return None
+        uid = request.metadata.uid
+        if not self._permitted:
+            return JobsState(wanted=len(targets_of(request)), trouble=NOT_PERMITTED)
+        if not (self._jobs.synced.is_set() and self._pods.synced.is_set()):
+            # Jobs that are not known yet must not be taken for missing.
+            reading = f"Jobs in {self._namespace} are not read yet."
+            return JobsState(wanted=len(targets_of(request)), trouble=reading, look_again=timedelta(seconds=1))
+        trouble = self._troubles.get((uid, purpose), "")
+        state = jobs_state(
+            request,
+            purpose,
+            self._namespace,
+            self._jobs.store.by_index(BY_REQUEST, uid),
+            self._pods.store.by_index(BY_REQUEST, uid),
+            trouble=trouble,
+        )
+        return msgspec.structs.replace(state, look_again=_AGAIN) if state and state.trouble else state
+
+    def own_claims(self, request: DeviceMaintenance) -> frozenset[ObjectKey]:
+        """The claims of the request's own Jobs."""
+        return frozenset(
+            key
+            for purpose in Purpose
+            for target in targets_of(request)
+            if (claim := self._view.claims.store.get(key := self._key(request, purpose, target)))
+            and is_own_claim(claim, request, self._namespace)
+        )
+
+    async def make(self, request: DeviceMaintenance, purpose: Purpose, state: JobsState) -> None:
+        """Make Jobs that are missing, some at a time. Raises ApiError where trying again helps."""
+        if not self._permitted or not state.missing or not await self._view.maintenances.is_current(request):
+            return
+        trouble = await self._make_missing(request, purpose, state)
+        subject = (request.metadata.uid, purpose)
+        if trouble != self._troubles.get(subject, ""):
+            log.info("maintenance.jobs_wait", request=request.metadata.name, purpose=str(purpose), trouble=trouble)
+            self._troubles[subject] = trouble
+            for wake in self._wakes:
+                wake(request.metadata.uid)
+
+    async def stop(self, request: DeviceMaintenance) -> None:
+        """Delete the request's Jobs, each after its pods, and their claims. Raises ApiError."""
+        for purpose in Purpose:
+            self._troubles.pop((request.metadata.uid, purpose), None)
+        for job in self._jobs.store.by_index(BY_REQUEST, request.metadata.uid):
+            if is_own(job.metadata, request, self._namespace) and job.metadata.deletion_timestamp is None:
+                log.info("maintenance.job_stopped", job=str(job.metadata.key), request=request.metadata.name)
+                await self._delete(JOBS, job.metadata.key, job.metadata.uid)
+        for key in self.own_claims(request):
+            if (claim := self._view.claims.store.get(key)) and claim.metadata.deletion_timestamp is None:
+                await self._delete(CLAIMS, key, claim.metadata.uid)
+
+    async def _make_missing(self, request: DeviceMaintenance, purpose: Purpose, state: JobsState) -> str:
+        """Make some of those that are missing. Returns why that cannot be; "" if it can."""
+        template = await self._template(request, purpose)
+        if isinstance(template, str):
+            return template
+        targets = {job_name(request, purpose, target): target for target in targets_of(request)}
+        for name in state.missing[:_MADE_AT_ONCE]:
+            if trouble := await self._make(request, purpose, targets[name], template):
+                return trouble
+        return ""
+
+    async def _template(self, request: DeviceMaintenance, purpose: Purpose) -> CronJob | str:
+        """The template, or what is wrong with it."""
+        key = ObjectKey(self._namespace, cron_job_of(request, purpose))
+        try:
+            template = await self._client.get(CRON_JOBS, key)
+        except NotFound:
+            return f"There is no CronJob {key.name} in {self._namespace}, which the {purpose} Jobs are made from: create it."
+        except Forbidden as error:
+            return _refused(error)
+        except msgspec.ValidationError as error:
+            return f"CronJob {key} cannot be read: {shown(str(error))[:_LONGEST_WORDS]}."
+        if not template.spec.suspend:
+            # It would run on its own schedule as well, on any node and on GPUs that are at work.
+            return f"CronJob {key} is not suspended, so it runs by itself: set its spec.suspend to true."
+        return template
+
+    async def _make(self, request: DeviceMaintenance, purpose: Purpose, target: JobTarget, template: CronJob) -> str:
+        """Make one Job, and the claim before it. Returns why that cannot be; "" if it is there."""
+        node = self._node_of(target)
+        if not node:
+            return f"{target.device} is not published, so it is not known on which node its Job would run."
+        body = job_manifest(request, purpose, target, template, namespace=self._namespace, node=node)
+        try:
+            if purpose is Purpose.VERIFICATION:
+                if trouble := _not_claimable(request, target, template):
+                    return trouble
+                await self._create(CLAIMS, claim_manifest(request, target, template, namespace=self._namespace))
+            if await self._create(JOBS, body):
+                log.info("maintenance.job_made", job=body["metadata"]["name"], request=request.metadata.name, node=node)
+        except (Forbidden, Invalid) as error:
+            return _refused(error)
+        return ""
+
+    async def _create(self, kind: Any, body: dict[str, Any]) -> bool:
+        try:
+            await self._client.create(kind, body)
+        except AlreadyExists:
+            return False  # an earlier try whose answer was lost, or one that is being deleted: the watch shows which
+        return True
+
+    async def _delete(self, kind: Any, key: ObjectKey, uid: str) -> None:
+        with suppress(NotFound, Conflict):  # gone, or another by that name
+            await self._client.delete(kind, key, uid=uid, propagation="Foreground")
+
+    def _node_of(self, target: JobTarget) -> str:
+        published = self._view.published(target.device)
+        if published and published[1]:
+            return published[1]
+        # A driver with nodes of its own calls its pools after them, also while it publishes nothing.
+        return target.device.pool if ObjectKey("", target.device.pool) in self._view.nodes.store else ""
+
+    def _key(self, request: DeviceMaintenance, purpose: Purpose, target: JobTarget) -> ObjectKey:
+        return ObjectKey(self._namespace, job_name(request, purpose, target))
+
+
+def _not_claimable(request: DeviceMaintenance, target: JobTarget, template: CronJob) -> str:
+    if not target.uuid:
+        return f"{target.device} has no UUID, so no claim can ask for just it: verify it by hand (verification.mode: Person)."
+    if not device_class_for(request, target, template):
+        return (
+            f"It is not known by which DeviceClass {target.device} is claimed: name it in the annotation "
+            f"draco.dev/device-class of CronJob {template.metadata.name}."
+        )
+    return ""
+
+
+def _refused(error: Forbidden | Invalid) -> str:
+    return f"The API server does not take it: {shown(error.message).rstrip('.')[:_LONGEST_WORDS]}."
+
+
+def _wake(change: Change[Any], wake: Callable[[str], None]) -> None:
+    for each in change.versions:
+        if uid := each.metadata.labels.get(LABEL_MAINTENANCE):
+            wake(uid)

@@ -1,0 +1,108 @@
+"""Says on Nodes that all their devices are in maintenance, as `maintenance.node_conditions` decides.
+
+Owns the wake-ups and these conditions, and nothing else of a Node: no label, no taint, not whether pods may come. Keys are names
+of nodes.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import Forbidden, NotFound
+from draco.kube.watch.store import Change
+from draco.maintenance.node_conditions import REASON, TYPES, node_conditions, timed_conditions
+from draco.resources.api.core import Node, NodeCondition
+from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.kinds import NODES
+from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
+
+log = structlog.get_logger(__name__)
+
+_FORBIDDEN_S = 300.0
+"""How long nothing is tried after the API server refused: a role is mended by a person."""
+BY_NODE = "maintained node"
+
+
+class NodeConditionReconciler:
+    """One node at a time."""
+
+    def __init__(self, client: Client, view: ClusterView, *, clock: Clock) -> None:
+        self._client = client
+        self._view = view
+        self._clock = clock
+        self._forbidden_until_s = float("-inf")
+        view.slices.store.add_index(BY_NODE, lambda item: [item.spec.node_name] if item.spec.node_name else [])
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the name of every node that a change may concern."""
+        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
+        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
+        self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
+
+    def all_keys(self) -> set[str]:
+        """The nodes of every device in maintenance, and those that say something of it."""
+        marked = {node.metadata.name for node in self._view.nodes.store.values() if _own(node)}
+        return marked.union(*map(self._nodes_of, self._view.maintenances.store.values()))
+
+    async def reconcile(self, name: str) -> float | None:
+        """Make the node say what is so."""
+        node = self._view.nodes.store.get(ObjectKey("", name))
+        if node is None:
+            return None
+        before = _own(node)
+        slices = self._view.slices.store.by_index(BY_NODE, name)
+        pools = {item.pool: self._view.hardware(item.pool) for item in slices}
+        wanted = timed_conditions(
+            node_conditions(pools, self._view.maintenances.store.values()), before, self._clock.now()
+        )
+        if wanted == before:
+            return None
+        wait_s = self._forbidden_until_s - self._clock.monotonic()
+        if wait_s > 0:
+            return wait_s
+        # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+        seen = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
+        body = {"metadata": seen, "status": {"conditions": wanted}}
+        try:
+            await self._client.apply(
+                NODES, node.metadata.key, body, manager=FIELD_MANAGER_OPERATOR, subresource="status"
+            )
+        except NotFound:
+            return None
+        except Forbidden as error:
+            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
+            log.warning("node_conditions.forbidden", node=name, error=str(error))
+            return _FORBIDDEN_S
+        log.info("node_conditions.written", node=name, true=[each.type for each in wanted if each.status == "True"])
+        return None
+
+    def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
+        if change.differs(lambda request: (request.status.phase, request.status.in_use, request.status.devices)):
+            for name in {name for request in change.versions for name in self._nodes_of(request)}:
+                wake(name)
+
+    def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
+        if change.differs(lambda item: item.spec):
+            for name in {item.spec.node_name for item in change.versions} - {None}:
+                wake(str(name))
+
+    def _nodes_of(self, request: DeviceMaintenance) -> set[str]:
+        pools = {PoolKey(each.driver, each.pool) for each in request.status.devices}
+        slices = (item for pool in pools for item in self._view.slices_of(pool))
+        return {item.spec.node_name for item in slices if item.spec.node_name}
+
+
+def _own(node: Node) -> list[NodeCondition]:
+    """What Draco says of the node, in the order in which it is written."""
+    said = {each.type: each for each in node.status.conditions if each.reason == REASON}
+    return [said[type_] for type_ in TYPES if type_ in said]
+
+
+def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
+    if change.differs(_own):
+        wake(change.key.name)

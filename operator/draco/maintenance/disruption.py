@@ -1,0 +1,64 @@
+"""Why the Eviction API refuses a pod: which PodDisruptionBudget, and whether waiting helps.
+
+Owns the reading of budgets as the API server applies them, and the sentences. Sees only what it is given; a budget may have
+changed since a pod was refused.
+"""
+
+from collections.abc import Iterable
+
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.meta import ObjectKey
+from draco.resources.texts import listed
+
+ENDS_BY_ITSELF = "; it is tried again"
+"""The end of a reason that may pass without anybody's doing."""
+
+
+def covering(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> list[PodDisruptionBudget]:
+    """The budgets that are about the pod, by name."""
+    found = [
+        each
+        for each in budgets
+        if each.metadata.namespace == pod.metadata.namespace
+        and each.spec.selector is not None
+        and each.spec.selector.selects(pod.metadata.labels)
+    ]
+    return sorted(found, key=lambda each: each.metadata.key)
+
+
+def never_allows(budget: PodDisruptionBudget) -> bool:
+    """Whether it lets no pod go even while all are healthy."""
+    if budget.spec.max_unavailable in {0, "0", "0%"} or budget.spec.min_available == "100%":
+        return True
+    status = budget.status
+    return status.disruptions_allowed == 0 and 0 < status.expected_pods <= status.desired_healthy
+
+
+def why_refused(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> tuple[list[ObjectKey], str]:
+    """The budgets in the way of the pod's eviction, and the reason; no budget and "" if none is."""
+    found = covering(pod, budgets)
+    keys = [each.metadata.key for each in found]
+    if len(found) > 1:
+        return (
+            keys,
+            f"PodDisruptionBudgets {listed(keys)} both cover it, which the Eviction API does not take: delete one",
+        )
+    for each in found:
+        status, name = each.status, each.metadata.key
+        if never_allows(each):
+            return keys, f"PodDisruptionBudget {name} can never be met, {_wants(each)}: change it, or delete the pod"
+        if status.disruptions_allowed <= 0:
+            healthy = f"{status.current_healthy} pods are healthy and it wants {status.desired_healthy}"
+            return keys, f"PodDisruptionBudget {name} allows no eviction now ({healthy}){ENDS_BY_ITSELF}"
+        # What it allows now was taken by another pod when this one asked.
+        return keys, f"PodDisruptionBudget {name} allows {status.disruptions_allowed} at a time{ENDS_BY_ITSELF}"
+    return [], ""
+
+
+def _wants(budget: PodDisruptionBudget) -> str:
+    """What of it cannot be met."""
+    if budget.spec.max_unavailable is not None and budget.spec.min_available is None:
+        return f"its maxUnavailable is {budget.spec.max_unavailable}"
+    expected = budget.status.expected_pods
+    least = f"its minAvailable is {budget.spec.min_available}"
+    return f"{least} of {expected} pods" if expected else least

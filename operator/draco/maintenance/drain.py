@@ -1,0 +1,312 @@
+"""How pods leave devices that are taken out of service: whom to ask now, what is waited for, and whether NoExecute comes.
+
+Pods have `drain.wait` to end by themselves. Then each pod that holds one of the devices is evicted by the Eviction API, so that
+PodDisruptionBudgets are heeded; one that is refused is asked again, at growing intervals. NoExecute comes last, and only if the
+request asks for it. Owns these decisions and their sentences. It touches only pods that a claim on the devices is reserved for,
+and it never decides by itself that a pod is gone: a claim holds a device until Kubernetes releases it.
+
+Sources: the Eviction API and the device taint eviction controller of Kubernetes 1.36, KEP-5055.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import MappingProxyType
+
+import msgspec
+
+from draco.maintenance.disruption import ENDS_BY_ITSELF, why_refused
+from draco.maintenance.impact import reserved_pods, tolerated_for
+from draco.maintenance.progress import DrainState, RefusedEviction
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
+from draco.resources.names import DeviceKey
+from draco.resources.texts import agreeing, counted, listed
+from draco.resources.windows import lasting
+
+ASKED_AT_ONCE = 16
+"""No more pods than this are asked to leave before the next look: a claim may have thousands."""
+ANNOTATION_MIRROR = "kubernetes.io/config.mirror"
+"""On the copy of a static pod. Deleting it stops nothing: kubelet makes another."""
+_PAUSES = tuple(timedelta(seconds=seconds) for seconds in (5, 10, 20, 40, 60))
+"""Between two tries to evict one pod; the last one for all further tries."""
+_ACCEPTED = timedelta(seconds=30)
+"""After so long a pod that was evicted, and is not terminating, is asked again."""
+_SETTLED = timedelta(seconds=10)
+"""So long after a rule was written the cluster's eviction may not have begun yet, though its status says that it is over."""
+_OVERDUE = timedelta(seconds=30)
+"""So long after its grace period a pod that is still there has something that keeps it."""
+
+_SENTENCES = 2
+"""A message has no more: it is one line of a table."""
+
+_NOBODY: Mapping[str, "AskedPod"] = MappingProxyType({})
+
+
+class AskedPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that was asked to leave: when last, how often, and what stood in the way then ("": nothing, it was accepted)."""
+
+    at: datetime
+    tries: int = 1
+    refusal: str = ""
+    by_budget: bool = False
+
+
+class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when it is decided.
+
+    `claims` hold one of `devices`, `pods` use these claims (others do no harm), `rules` are the request's, `budgets` those of the
+    pods' namespaces, `asked` is by UID of pods. `paused` names what stops all evictions, `forbidden` says why the operator may
+    not evict.
+    """
+
+    now: datetime
+    devices: frozenset[DeviceKey] = frozenset()
+    claims: Sequence[ResourceClaim] = ()
+    pods: Sequence[Pod] = ()
+    rules: Sequence[DeviceTaintRule] = ()
+    budgets: Sequence[PodDisruptionBudget] = ()
+    asked: Mapping[str, AskedPod] = _NOBODY
+    paused: str = ""
+    forbidden: str = ""
+
+
+def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | None:
+    """How the devices become free. None where nobody is asked to leave: by policy, or as long as nothing is isolated."""
+    drain, since = request.spec.drain, request.status.isolated_at
+    if drain.policy is DrainPolicy.WAIT or since is None:
+        return None
+    wait_s = since + lasting(drain.wait) - seen.now
+    if request.status.draining_at is None and wait_s > timedelta(0):
+        return DrainState(waits_for=wait_s, look_again=wait_s)
+    holders, without = _holders(seen)
+    finding = _Finding(request, seen)
+    for pod, claims in sorted(holders, key=lambda each: (finding.tries(each[0]), each[0].metadata.key)):
+        finding.sort(pod, claims)
+    no_execute, comes_in = _no_execute(request, seen, anyone=bool(holders))
+    overlooked = {
+        pod.metadata.key
+        for pod, claims in holders
+        if not pod.is_over and pod.extended_resource_claim in {claim.metadata.key for claim in claims}
+    }
+    state = DrainState(
+        evict=tuple(finding.evict),
+        leaving=tuple(sorted(finding.leaving)),
+        refused=tuple(sorted(finding.refused)),
+        stays=tuple(sorted(finding.stays)),
+        unheld=tuple(str(claim.metadata.key) for claim in without),
+        no_execute=no_execute,
+        look_again=min((each for each in (*finding.looks, comes_in) if each is not None), default=None),
+    )
+    return msgspec.structs.replace(
+        state, message=_message(seen, state, finding, overlooked if no_execute else set(), without)
+    )
+
+
+class _Finding:
+    """What is to be done about each holder. Filled pod by pod."""
+
+    def __init__(self, request: DeviceMaintenance, seen: DrainInput) -> None:
+        self._request, self._seen = request, seen
+        taint = request.spec.taint
+        self._taint = DeviceTaint(key=taint.key, value=taint.value, effect="NoExecute")
+        self.evict: list[ObjectKey] = []
+        self.leaving: set[ObjectKey] = set()
+        self.refused: list[RefusedEviction] = []
+        self.stays: dict[ObjectKey, str] = {}
+        self.kept: dict[ObjectKey, str] = {}
+        """Pods that are being deleted and long past their grace period: what keeps them."""
+        self.late: set[ObjectKey] = set()
+        """Claims with a pod that was made after the first eviction."""
+        self.looks: list[timedelta] = []
+
+    def tries(self, pod: Pod) -> int:
+        """How often it was asked."""
+        asked = self._seen.asked.get(pod.metadata.uid)
+        return asked.tries if asked else 0
+
+    def sort(self, pod: Pod, claims: Sequence[ResourceClaim]) -> None:
+        """Find out about one pod, which holds devices by these claims."""
+        key, now = pod.metadata.key, self._seen.now
+        began, made = self._request.status.draining_at, pod.metadata.creation_timestamp
+        if began is not None and made is not None and made > began:
+            self.late |= {claim.metadata.key for claim in claims}
+        if pod.metadata.deletion_timestamp is not None:
+            self._terminating(pod)
+        elif pod.is_over:
+            self.leaving.add(key)
+        elif ANNOTATION_MIRROR in pod.metadata.annotations:
+            self.stays[key] = "is a static pod: remove its manifest from the node"
+        elif (left := self._tolerated(claims)) is None:
+            self.stays[key] = f"tolerates {self._request.spec.taint.key}:NoExecute"
+        elif left > timedelta(0):
+            self.leaving.add(key)
+            self.looks.append(left)
+        else:
+            self._ask(pod, self._seen.asked.get(pod.metadata.uid), now)
+
+    def _terminating(self, pod: Pod) -> None:
+        key, deleted = pod.metadata.key, pod.metadata.deletion_timestamp
+        self.leaving.add(key)
+        # The moment of deletion has the grace period in it already.
+        overdue_in = deleted + _OVERDUE - self._seen.now if deleted else timedelta(0)
+        if overdue_in > timedelta(0):
+            self.looks.append(overdue_in)
+        elif pod.metadata.finalizers:
+            self.kept[key] = f"finalizer {listed(pod.metadata.finalizers)}"
+        else:
+            self.kept[key] = f"kubelet on {pod.spec.node_name or 'its node'}, which has not confirmed its end"
+
+    def _tolerated(self, claims: Sequence[ResourceClaim]) -> timedelta | None:
+        """How long its claims grant it yet; None: for ever."""
+        results = [each for claim in claims for each in claim.results if each.key in self._seen.devices]
+        granted = [seconds for each in results if (seconds := tolerated_for(each, self._taint)) is not None]
+        if not granted:
+            return None
+        drain, since = self._request.spec.drain, self._request.status.isolated_at or self._seen.now
+        return since + lasting(drain.wait) + timedelta(seconds=min(granted)) - self._seen.now
+
+    def _ask(self, pod: Pod, asked: AskedPod | None, now: datetime) -> None:
+        key = pod.metadata.key
+        if asked is not None:
+            pause = _ACCEPTED if not asked.refusal else _PAUSES[min(asked.tries, len(_PAUSES)) - 1]
+            rest = asked.at + pause - now
+            if asked.refusal:
+                self.refused.append(self._refusal(pod, asked))
+            else:
+                self.leaving.add(key)
+            # A clock that was set back must not make a pod wait for hours.
+            if timedelta(0) < rest <= pause:
+                self.looks.append(rest)
+                return
+        if self._seen.paused or self._seen.forbidden:
+            return
+        if len(self.evict) < ASKED_AT_ONCE:
+            self.evict.append(key)
+        else:
+            self.looks.append(timedelta(seconds=1))
+
+    def _refusal(self, pod: Pod, asked: AskedPod) -> RefusedEviction:
+        if not asked.by_budget:
+            return RefusedEviction(pod.metadata.key, (), asked.refusal)
+        budgets, reason = why_refused(pod, self._seen.budgets)
+        return RefusedEviction(pod.metadata.key, tuple(map(str, budgets)), reason or asked.refusal)
+
+
+def _holders(seen: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], list[ResourceClaim]]:
+    """The pods that hold a device, each with the claims by which it does, and claims that hold one without a pod."""
+    known = {pod.metadata.key: pod for pod in seen.pods}
+    holders: dict[ObjectKey, list[ResourceClaim]] = {}
+    unheld = []
+    for claim in sorted(seen.claims, key=lambda claim: claim.metadata.key):
+        users = reserved_pods(claim, known)
+        for key in users:
+            holders.setdefault(key, []).append(claim)
+        if not users:
+            unheld.append(claim)
+    return [(known[key], claims) for key, claims in holders.items()], unheld
+
+
+def _no_execute(request: DeviceMaintenance, seen: DrainInput, *, anyone: bool) -> tuple[bool, timedelta | None]:
+    """Whether the rules have, or get, the effect NoExecute, and in how long they may. What has it keeps it."""
+    drain, began = request.spec.drain, request.status.draining_at
+    if drain.policy is not DrainPolicy.NO_EXECUTE or began is None:
+        return False, None
+    if any(rule.spec.taint.effect == "NoExecute" for rule in seen.rules):
+        return True, _untrusted_for(seen)
+    comes_in = began + lasting(drain.no_execute_after) - seen.now
+    if comes_in > timedelta(0):
+        return False, comes_in
+    return anyone and not seen.paused, None
+
+
+def _untrusted_for(seen: DrainInput) -> timedelta | None:
+    """For how long the rules' status cannot be trusted yet."""
+    written = [each.spec.taint.time_added for each in seen.rules if each.spec.taint.time_added is not None]
+    rest = max(written) + _SETTLED - seen.now if written else timedelta(0)
+    return rest if rest > timedelta(0) else None
+
+
+def is_eviction_over(rules: Sequence[DeviceTaintRule], now: datetime) -> bool:
+    """Whether the cluster's own eviction has done all that it does for these rules, as far as their status can be trusted."""
+    ordered = [each for each in rules if each.spec.taint.effect == "NoExecute"]
+    return bool(ordered) and all(
+        each.spec.taint.time_added is not None
+        and now - each.spec.taint.time_added >= _SETTLED
+        and any(said.type == "EvictionInProgress" and said.status == "False" for said in each.status.conditions)
+        for each in ordered
+    )
+
+
+def _message(
+    seen: DrainInput,
+    state: DrainState,
+    finding: _Finding,
+    overlooked: Collection[ObjectKey],
+    without: Sequence[ResourceClaim],
+) -> str:
+    """The cause first that somebody has to see to."""
+    said = []
+    if seen.forbidden:
+        said.append(seen.forbidden)
+    elif seen.paused:
+        said.append(f"No pod is evicted while MaintenanceBudget {seen.paused} is paused.")
+    if overlooked:
+        first = min(overlooked)
+        said.append(
+            f"NoExecute overlooks {counted(len(overlooked), 'pod')} with GPUs as extended resources: "
+            f"`kubectl delete pod -n {first.namespace} {first.name}`."
+        )
+    if state.refused:
+        said.append(_refusals(state.refused))
+    if finding.kept:
+        key = min(finding.kept)
+        more = f" (and {len(finding.kept) - 1} more)" if len(finding.kept) > 1 else ""
+        said.append(f"Pod {key} is being deleted and kept by {finding.kept[key]}{more}.")
+    if finding.stays:
+        key = min(finding.stays)
+        more = f" (and {len(finding.stays) - 1} more)" if len(finding.stays) > 1 else ""
+        said.append(f"Pod {key} is not evicted, because it {finding.stays[key]}{more}.")
+    if finding.late:
+        said.append(f"New pods came to claim {listed(sorted(finding.late))}: scale down what makes them.")
+    if state.no_execute and is_eviction_over(seen.rules, seen.now) and not (overlooked or finding.stays):
+        said.append("NoExecute has deleted the pods that it deletes.")
+    waited = len(state.leaving) + len(state.evict)
+    if waited and len(said) < _SENTENCES:
+        said.append(f"{counted(waited, 'pod')} {agreeing(waited, 'is', 'are')} leaving: {_pods(state)}.")
+    if without and len(said) < _SENTENCES:
+        said.append(_without_pods(without))
+    return " ".join(said[:_SENTENCES])
+
+
+def _refusals(refused: Sequence[RefusedEviction]) -> str:
+    """The first with its reason: those that no budget explains come before those that will be met by waiting."""
+    first = min(refused, key=lambda each: (_is_transient(each), each.pod))
+    more = f" {len(refused) - 1} more {agreeing(len(refused) - 1, 'is', 'are')} refused." if len(refused) > 1 else ""
+    return f"Pod {first.pod} cannot be evicted yet: {first.reason}.{more}"
+
+
+def _is_transient(refused: RefusedEviction) -> bool:
+    return refused.reason.endswith(ENDS_BY_ITSELF)
+
+
+def _pods(state: DrainState) -> str:
+    return listed(sorted({*state.leaving, *state.evict}))
+
+
+def _without_pods(claims: Sequence[ResourceClaim]) -> str:
+    """Claims that nobody can be evicted from: first those that only a person can free."""
+    claim = min(claims, key=lambda each: bool(each.status.reserved_for))
+    key, number = claim.metadata.key, len(claims)
+    more = f" (and {number - 1} more)" if number > 1 else ""
+    if not claim.status.reserved_for:
+        command = f"`kubectl delete resourceclaim -n {key.namespace} {key.name}`"
+        return f"Claim {key}{more} holds a device and no pod uses it: {command}."
+    consumer = claim.status.reserved_for[0]
+    if consumer.resource == "pods":
+        return f"The claim {key}{more} is reserved for a pod that is gone; kube-controller-manager will release it."
+    return (
+        f"The claim {key}{more} is reserved for {consumer.name} of {consumer.resource}, which has no pod: delete that."
+    )

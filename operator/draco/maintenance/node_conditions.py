@@ -1,0 +1,102 @@
+"""What a Node says of maintenance, where every device that a driver has on it is being maintained, and only there.
+
+Owns that rule and the conditions, by the names that Kubernetes 1.37 gives them (KEP-5683). A node with one GPU at work is not
+under maintenance, and no condition here keeps a pod off: the node is never cordoned.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.resources.api.core import NodeCondition
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.names import PoolKey
+from draco.resources.texts import listed
+
+REASON = "DeviceMaintenance"
+"""The reason of all conditions that Draco writes; those of the same type with another reason are someone else's."""
+PLANNED, IN_PROGRESS, DRAINING, DRAINED = (
+    "MaintenancePlanned",
+    "MaintenanceInProgress",
+    "DrainInProgress",
+    "Drained",
+)
+TYPES = (PLANNED, IN_PROGRESS, DRAINING, DRAINED)
+_PROGRESS: Mapping[MaintenancePhase, str] = {
+    MaintenancePhase.REHEARSED: PLANNED,
+    MaintenancePhase.ISOLATED: DRAINING,
+    MaintenancePhase.DRAINING: DRAINING,
+    MaintenancePhase.IN_MAINTENANCE: DRAINED,
+    MaintenancePhase.VERIFYING: DRAINED,
+    MaintenancePhase.FAILED: DRAINED,
+}
+_ORDER = (PLANNED, DRAINING, DRAINED)
+
+
+def node_conditions(
+    pools: Mapping[PoolKey, PoolHardware], requests: Iterable[DeviceMaintenance]
+) -> list[NodeCondition]:
+    """The conditions of a node with these pools; none unless every device of a driver is concerned by one of the requests."""
+    requests = list(requests)
+    by_driver: dict[str, list[PoolKey]] = {}
+    for pool in pools:
+        by_driver.setdefault(pool.driver, []).append(pool)
+    standing: list[str] = []
+    names: set[str] = set()
+    for keys in by_driver.values():
+        least = [_standing(pool, pools[pool], requests, names) for pool in keys]
+        if least and all(least):
+            standing.append(min(least, key=_ORDER.index))
+    if not standing:
+        return []
+    # Of two drivers that are maintained as a whole, the one that is less far.
+    now = min(standing, key=_ORDER.index)
+    true = {PLANNED: {PLANNED}, DRAINING: {IN_PROGRESS, DRAINING}, DRAINED: {IN_PROGRESS, DRAINED}}[now]
+    message = f"All its devices are in maintenance: {listed(sorted(names))}."
+    return [
+        NodeCondition(type=each, status="True" if each in true else "False", reason=REASON, message=message)
+        for each in TYPES
+    ]
+
+
+def timed_conditions(
+    wanted: Sequence[NodeCondition], before: Iterable[NodeCondition], now: datetime
+) -> list[NodeCondition]:
+    """The same with the times at which their status became what it is."""
+    known = {each.type: each for each in before}
+    return [
+        msgspec.structs.replace(
+            each,
+            last_transition_time=known[each.type].last_transition_time
+            if each.type in known and known[each.type].status == each.status
+            else now.replace(microsecond=0),
+        )
+        for each in wanted
+    ]
+
+
+def _standing(pool: PoolKey, hardware: PoolHardware, requests: Iterable[DeviceMaintenance], names: set[str]) -> str:
+    """How far the least advanced of the pool's devices is; "" if one of them is not concerned."""
+    found: dict[str, str] = {}
+    concerned: set[str] = set()
+    for request in requests:
+        at = _phase(request)
+        for each in request.status.devices if at else ():
+            if (each.driver, each.pool) != pool or each.overlaps:
+                continue
+            concerned.add(request.metadata.name)
+            for device in {each.device, *hardware.overlapping(each.device)} & set(hardware.published):
+                found[device] = max(found.get(device, PLANNED), at, key=_ORDER.index)
+    if not hardware.published or set(hardware.published) - found.keys():
+        return ""
+    names |= concerned
+    return min(found.values(), key=_ORDER.index)
+
+
+def _phase(request: DeviceMaintenance) -> str:
+    phase = request.status.phase
+    if phase is MaintenancePhase.FAILED and request.status.in_use:
+        return DRAINING
+    return _PROGRESS.get(phase, "") if phase else ""
