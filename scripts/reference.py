@@ -16,7 +16,8 @@ import click
 import yaml
 
 from draco import cli
-from draco.agent.hardware.faults import TABLE
+from draco.health.table import KINDS, FaultEnd, FaultKind
+from draco.resources.api.health import HealthEffect
 from scripts import messages
 
 ROOT = Path(__file__).parents[1]
@@ -43,39 +44,57 @@ def pages() -> dict[str, str]:
         messages.forget()
 
 
-TAINTED_UNTIL = "No new work until"
-WHAT_DRACO_DOES = {
-    "reset": f"{TAINTED_UNTIL} a reset, a new load of the driver, or a reboot",
-    "reboot": f"{TAINTED_UNTIL} the node boots",
-    "recovery-action": "What NVML's recovery action asks for, which Draco reads",
-    "next-reset": "Nothing: the GPU works; reset it at the next opportunity",
-    "application": "Nothing: start the program again",
-    "inspect": "Nothing: have a look at the node",
-    "record": "Nothing",
+WHAT_IS_DONE = {
+    HealthEffect.RECORD: "It is recorded",
+    HealthEffect.ANNOUNCE: "A taint that keeps nobody away",
+    HealthEffect.NO_SCHEDULE: "No new work",
 }
+WHAT_ENDS = {
+    FaultEnd.LOOK: "is not seen in {clean} readings",
+    FaultEnd.RESET: "a reset, a new load of the driver, or a reboot",
+    FaultEnd.REBOOT: "the node boots",
+}
+
+
+def done(kind: FaultKind) -> str:
+    """What Draco does about a fault, and until when."""
+    until = WHAT_ENDS[kind.ends].format(clean=kind.clean)
+    what = WHAT_IS_DONE[kind.effect]
+    until = f"it {until}" if kind.ends is FaultEnd.LOOK else until
+    after = "" if kind.after == 1 else f", from reading {kind.after} in a row on,"
+    return f"{what}{after} until {until}"
 
 
 def xids() -> str:
     """What each XID means and what is done about it, from the agent's own table."""
-    rows = sorted(
+    kinds = sorted((kind for kind in KINDS.values() if kind.code is not None), key=lambda kind: kind.code or 0)
+    shown = (
         (
-            code,
-            each.what[0].upper() + each.what[1:],
-            WHAT_DRACO_DOES[each.action],
-            "yes" if each.spreads else "no" if each.action in {"reset", "reboot"} else "",
+            f'<a id="{kind.code}"></a>{kind.code}',
+            kind.what[0].upper() + kind.what[1:],
+            done(kind),
+            "yes" if kind.spreads else "no" if kind.effect is HealthEffect.NO_SCHEDULE else "",
         )
-        for each in TABLE
-        for code in each.codes
+        for kind in kinds
     )
-    shown = ((f'<a id="{code}"></a>{code}', *rest) for code, *rest in rows)
+    others = (
+        (kind.name, kind.family.value, kind.what[0].upper() + kind.what[1:], done(kind))
+        for kind in KINDS.values()
+        if kind.code is None
+    )
     head = ("XID", "what happened", "what Draco does", "also if reported for one MIG instance")
-    return f"""# XIDs
+    return f"""# XIDs and other faults
 
-Errors that the NVIDIA driver reports by number. The agent knows those below, by the immediate action that NVIDIA's XID catalogue
-(October 2025) names for each; of others it takes no notice. What is not tainted for its number is for NVML's recovery action,
-where the driver has one (565 and later). [What a taint for a fault means, and what ends it](../runbooks/troubleshooting.md).
+Errors that the NVIDIA driver reports by number, and other faults that the agent finds, with what it makes of each unless a
+HealthPolicy says otherwise. Of XIDs the agent goes by the immediate action that NVIDIA's catalogue (October 2025) names. One that
+is not here is announced by a taint that keeps nobody away, until the next reset. What the number of an XID does not say is for
+NVML's recovery action, where the driver has one (565 and later). [How faults are kept and what ends them](../concepts/health.md),
+[what to do about one](../runbooks/troubleshooting.md).
 
-{table(head, shown)}"""
+{table(head, shown)}
+## Other faults
+
+{table(("fault", "family", "what happened", "what Draco does"), others)}"""
 
 
 def readme_of_chart() -> str:

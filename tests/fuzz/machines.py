@@ -116,7 +116,9 @@ def faults(text: str) -> str:
     path = folder() / "faults.json"
     path.write_bytes(raw(text))
     with capture_logs() as logs:
-        [gpu] = FaultRecord(path, LocalFiles(), boot_id="boot", driver_load=lambda: "1").judge([a_gpu(0)])
+        [gpu] = FaultRecord(path, LocalFiles(), boot_id="boot", driver_load=lambda: "1", now=SystemClock().now).judge(
+            [a_gpu(0)]
+        )
     return f"{gpu.health.state} {[each['event'] for each in logs]}"
 
 

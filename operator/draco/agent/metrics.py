@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from draco.agent.hardware.gpus import GpuMigView, HealthState, Use
+from draco.agent.hardware.gpus import GpuMigView, HealthState, Use, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.certificates import CertificateMetrics
+from draco.health.table import metric_name
 
 
 class AgentMetrics:
@@ -32,6 +33,12 @@ class AgentMetrics:
             "draco_agent_unprepares_total", "Claims that kubelet unprepared.", ["result"], registry=self.registry
         )
         self._gpus = Gauge("draco_agent_gpus", "GPUs of this node by health.", ["health"], registry=self.registry)
+        self._faults = Gauge(
+            "draco_gpu_fault",
+            "1 while a GPU has a fault, by GPU, family, name and what is done about it.",
+            ["gpu", "family", "name", "effect"],
+            registry=self.registry,
+        )
         self._instances = Gauge(
             "draco_agent_gpu_instances", "GPU instances of this node by use.", ["use"], registry=self.registry
         )
@@ -73,6 +80,12 @@ class AgentMetrics:
         states = [one.state for one in reports(view)]
         for state in HealthState:
             self._gpus.labels(state.value).set(states.count(state))
+        self._faults.clear()
+        for located in view.gpus:
+            for one in reversed(located.gpu.faults):  # the worst last: it counts where a name comes twice
+                said = one.status
+                labels = (device_name(located.gpu), said.family.value, metric_name(said.name))
+                self._faults.labels(*labels, said.effect.value).set(1)
 
     def divisions(self, divisions: Iterable[GpuMigView]) -> None:
         """How the GPUs are divided."""

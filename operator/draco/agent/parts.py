@@ -17,6 +17,7 @@ from draco.agent.claims.work import ClaimWork
 from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.files import Files, advice
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
+from draco.agent.hardware.gpus import device_name
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.lanes import Lanes
@@ -38,7 +39,7 @@ from draco.agent.startup import Startup
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import Features
-from draco.kube.events.events import EventRecorder
+from draco.kube.events.events import EventRecorder, EventType
 from draco.resources.api.core import ObjectReference
 from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
@@ -83,6 +84,7 @@ class AgentParts:
         # The GPUs: their instances, names and health
         self.dividing: Final = self._instances()
         self.known: Final = self._names()
+        self.faults: Final = self._ledger()
         self.hardware: Final = self._gpus()
         self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         # What is written to the API server
@@ -144,16 +146,20 @@ class AgentParts:
             promised=lambda: frozenset(self.dividing.keeper.promised),
         )
 
+    def _ledger(self) -> FaultRecord:
+        return FaultRecord(
+            self._settings.state_folder / FAULTS,
+            self._files,
+            boot_id=self._boot_id,
+            driver_load=lambda: driver_load(self._settings.sysfs_root),
+            now=self._clock.now,
+        )
+
     def _gpus(self) -> HardwareMonitor:
         return HardwareMonitor(
             self._nvml,
             SysfsPcieRoots(self._settings.sysfs_root),
-            faults=FaultRecord(
-                self._settings.state_folder / FAULTS,
-                self._files,
-                boot_id=self._boot_id,
-                driver_load=lambda: driver_load(self._settings.sysfs_root),
-            ),
+            faults=self.faults,
             divided=self.dividing.inventory.look,
             named=self.known.view,
             mismatch=self.common_edits.mismatch,
@@ -162,6 +168,7 @@ class AgentParts:
             retry_s=self._settings.nvml_retry_s,
             event_wait_s=self._settings.event_wait_s,
             limit_s=self._settings.nvml_limit_s,
+            probe_s=self._settings.probe_s,
         )
 
     def _claim_status(self) -> ClaimReporter:
@@ -257,6 +264,8 @@ class AgentParts:
     def hardware_read(self, view: HardwareView) -> None:
         """The GPUs were read."""
         self._take_health()
+        self._tell_faults()
+        self.faults.forgotten = self.dividing.keeper.forgotten
         self.metrics.hardware(view)
         self.offers.touch()
         self.dividing.keeper.seen(view)
@@ -269,6 +278,16 @@ class AgentParts:
         self.health.update(self.hardware.view, self.checkpoint.claims.values(), self.dividing.divisions)
         if self.health.reports != before:
             self.claim_reporter.touch_all()
+
+    def _tell_faults(self) -> None:
+        """What began and what is over, as Events; a series of its own for each fault of each GPU."""
+        names = {one.gpu.uuid: device_name(one.gpu) for one in self.hardware.view.gpus}
+        while self.faults.news:
+            news = self.faults.news.popleft()
+            gpu = f"{names.get(news.gpu, 'GPU')} ({news.gpu})"
+            note = f"{gpu}: {news.name} is over." if news.over else f"{gpu}: {news.name}. {news.message}"
+            kind: EventType = "Warning" if news.grave and not news.over else "Normal"
+            self._record("GpuFaultEnded" if news.over else "GpuFault", "Watch", note, f"{news.gpu}/{news.name}", kind)
 
     def gpunode_deleted(self) -> None:
         """Somebody deleted the node's GpuNode."""
@@ -289,7 +308,9 @@ class AgentParts:
         self.report_changed()
 
     def isolation_changed(self) -> None:
-        """What is under maintenance is other than it was."""
+        """What is under maintenance, or what policies make of faults, is other than it was."""
+        self.faults.overrides = tuple(self.dividing.keeper.health)
+        self.hardware.judge_again()
         self.offers.touch()
         self.node_reporter.report_now()  # the spec was seen, though nothing else that is reported may change by it
 
@@ -358,12 +379,16 @@ class AgentParts:
         return " ".join(f"No claim can be prepared: {advice(each)}." for each in hindrances if each is not None)
 
     def tell(self, reason: str, action: str, note: str, gpu: str = "") -> None:
-        """An Event on the Node, or a series of its own on each GPU. Its uid in Events is its name, as kubelet has it."""
+        """An Event on the Node, or a series of its own on each GPU."""
+        self._record(reason, action, note, gpu, "Warning")
+
+    def _record(self, reason: str, action: str, note: str, about: str, kind: EventType) -> None:
+        """An Event on the Node. Its uid in Events is its name, as kubelet has it. `about` tells series apart."""
         node = ObjectReference(
             api_version="v1",
             kind="Node",
             name=self._settings.node_name,
             uid=self._settings.node_name,
-            field_path=f"gpus{{{gpu}}}" if gpu else "",
+            field_path=f"gpus{{{about}}}" if about else "",
         )
-        self.events.record(node, type="Warning", reason=reason, action=action, note=note)
+        self.events.record(node, type=kind, reason=reason, action=action, note=note)

@@ -24,6 +24,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     `proc_root` are where the node's /sys and /proc are seen; without its processes in it nobody can say who holds an instance.
     `listen` is host and port of the HTTP endpoints, None for none; where there are `metrics`, these are served there instead,
     over TLS.
+    The GPUs are read every `rescan_s`, and every `probe_s` while a fault needs some readings without it to be over.
     `event_wait_s` is how long NVML is asked for events at a time, and so how long stopping may take; 0 reads the GPUs at
     intervals only. `nvml_limit_s` is how late a reading may be before NVML counts as hanging. `prepare_deadline_s` must be
     below kubelet's 45; `health_timeout_s` is after how long without news kubelet calls a device Unknown. Every `rediscover_s`
@@ -45,6 +46,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: tuple[str, int] | None = None
     metrics: MetricsSettings | None = None
     rescan_s: float = 10.0
+    probe_s: float = 2.0
     nvml_retry_s: float = 5.0
     event_wait_s: float = 1.0
     nvml_limit_s: float = 30.0

@@ -15,8 +15,8 @@ When hardware has not changed since the agent last had its turn with a driver th
 tells the UUIDs, and opens the device nodes, of what is there; and no two specs have hardware or device nodes in common.
 In between, specs may be out of date: nobody is there to see it, or it is about to.
 A board that NVML says is ill, or of which it has told a fatal XID to an agent that listened and had its turn, is fenced off: each
-of its devices carries draco.dev/fault, and no claim is prepared on it for the first time, until that was healed as it can be. One
-that was always well is not.
+of its devices carries the taint of a family of faults, and no claim is prepared on it for the first time, until that was healed
+as it can be. One that was always well is not.
 When the agent had its turn beside another plugin of the driver, who was there first serves it, and GpuNode says so.
 A claim that has nothing but whole GPUs is given up whether or not the driver answers, one of partitions when it answers and
 nobody uses them; and a full disk or an API server that is away keeps neither from it.

@@ -10,7 +10,8 @@ reset of the GPU, which loading the driver implies, or by a reboot only; or with
 from collections.abc import Mapping
 from typing import Any
 
-FAULT = "draco.dev/fault"
+FAMILIES = ("xid", "ecc", "row-remap", "thermal", "nvlink", "recovery", "lost", "driver", "unreadable")
+FAULTS = frozenset(f"draco.dev/{family}" for family in FAMILIES)
 FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
 """What ends it. The other XIDs that the machine sends are the fault of an application."""
 LOST = 15
@@ -105,4 +106,4 @@ def ill(gpu: Mapping[str, Any]) -> bool:
 
 def fenced(device: Mapping[str, Any]) -> bool:
     """Whether a published device says that nothing new is placed on it for a fault."""
-    return any(taint["key"] == FAULT and taint["effect"] == "NoSchedule" for taint in device.get("taints", ()))
+    return any(taint["key"] in FAULTS and taint["effect"] == "NoSchedule" for taint in device.get("taints", ()))

@@ -71,7 +71,7 @@ async def test_a_call_that_hangs_is_told_everywhere_and_claims_of_other_gpus_go_
         assert float(age.split()[1]) > SOON["nvml_limit_s"]
         async with node.health() as stream:
             assert {one.health for one in (await stream.read()).devices} == {0}
-        expected = {"gpu-0": [("draco.dev/fault", "DriverHangs", "NoSchedule")], "gpu-1": []}
+        expected = {"gpu-0": [("draco.dev/driver", "DriverHangs", "NoSchedule")], "gpu-1": []}
 
         async def tainted() -> bool:
             return await taints(node) == expected

@@ -25,7 +25,7 @@ async def test_an_xid_that_ends_a_gpu_counts_at_once_everywhere(node: SimulatedN
         await node.published(2)
         assert not (await node.prepare(running))[running.metadata.uid].error
         faults.xid(node.gpus, 0, 119)
-        expected = {"gpu-0": [("draco.dev/fault", "Xid119", "NoSchedule")], "gpu-1": []}
+        expected = {"gpu-0": [("draco.dev/xid", "Xid119", "NoSchedule")], "gpu-1": []}
 
         async def tainted() -> bool:
             return await taints(node) == expected
@@ -72,7 +72,6 @@ async def test_an_xid_of_an_application_changes_nothing(node: SimulatedNode) -> 
         [before] = await node.slices()
         for code in (13, 31, 43, 45):
             faults.xid(node.gpus, 0, code)
-        faults.xid(node.gpus, 0, 46, gi=1, ci=0)
         faults.xid(node.gpus, 1, 79)  # comes after them, so they have been seen when this one has
 
         async def seen() -> object:

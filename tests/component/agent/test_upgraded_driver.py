@@ -57,7 +57,7 @@ async def test_nothing_is_prepared_with_files_that_do_not_go_with_the_loaded_dri
     async def says(*expected: str) -> None:
         async def said() -> bool:
             devices = await taints(node)
-            wrong = [("draco.dev/fault", "DriverMismatch", "NoSchedule")] if expected[0] == "False" else []
+            wrong = [("draco.dev/driver", "DriverMismatch", "NoSchedule")] if expected[0] == "False" else []
             whole = {name: device for name, device in devices.items() if "-mig-" not in name}
             return (await readable(node))[:2] == expected and set(map(tuple, whole.values())) == {tuple(wrong)}
 
@@ -105,7 +105,7 @@ async def test_nothing_is_prepared_with_files_that_do_not_go_with_the_loaded_dri
 async def test_a_library_that_does_not_go_with_the_driver_ends_no_fault(node: SimulatedNode) -> None:
     """As when the agent is started in between, and the packages are taken back: the driver was never loaded again."""
     expected: dict[str, list[tuple[str, str, str]]] = {f"gpu-{index}": [] for index in range(4)}
-    expected["gpu-1"] = [("draco.dev/fault", "Xid119", "NoSchedule")]
+    expected["gpu-1"] = [("draco.dev/xid", "Xid119", "NoSchedule")]
     claim = await node.claim("gpu-0")
 
     async def tainted() -> bool:

@@ -129,7 +129,7 @@ async def test_when_etcd_is_full_pods_start_and_all_go_on_by_themselves_when_it_
             async def published() -> bool:
                 return (await taints(simulated)) == {
                     "gpu-0": [],
-                    "gpu-1": [("draco.dev/fault", "Xid79", "NoSchedule")],
+                    "gpu-1": [("draco.dev/xid", "Xid79", "NoSchedule")],
                 }
 
             async def reported() -> bool:

@@ -23,6 +23,7 @@ from draco_local.simulator.gpus import procfs, state
 from draco_local.simulator.gpus.gpu_state import GpuState
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.builders import a_claim
+from tests.doubles.judged import at_first_sight
 
 BOOT = "this boot"
 NOTHING = KeptInstances()
@@ -88,7 +89,7 @@ class MigNode:
         )
 
     def scan(self) -> list[Gpu]:
-        return self.mig.look(self.nvml.gpus())
+        return self.mig.look(at_first_sight(self.nvml.gpus()))
 
     @property
     def uuid(self) -> GpuUuid:

@@ -14,13 +14,14 @@ from draco.agent.record.checkpoint import Partition, PreparationState, PreparedC
 from draco.agent.report.claim_status import identity, wanted
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigMode, WantedGpu
-from draco.resources.names import TAINT_FAULT, ClaimUid
+from draco.resources.names import ClaimUid
 from tests.builders import a_gpu
 from tests.unit.agent.test_offering import DRIVER
 
 A, B = (msgspec.structs.replace(a_gpu(minor), device=f"gpu-{minor}") for minor in (0, 1))
 PART = Partition(profile_id=19, start=3, size=1, gi=7, ci=0, uuid="MIG-1", profile="1g.10gb")
 PART_NAME = "gpu-0-mig-1g10gb-19-3"
+TAINT = "draco.dev/lost"
 
 
 def a_device(gpu: Gpu = A, device: str = "", **fields: Any) -> PreparedDevice:
@@ -97,9 +98,9 @@ def test_an_absent_gpu_stays_in_the_slices_with_all_that_claims_have_of_it_and_w
         offer = Offering().offer(gpus, DRIVER, migs=migs, wanted=wanted, now_s=0.0)
         return {one.name: {taint.key for taint in one.taints} for one in offer.devices}
 
-    assert offered([], {}) == {"gpu-0": {TAINT_FAULT}, "gpu-1": set()}
-    assert offered([claim], {}) == {"gpu-0": {TAINT_FAULT}, PART_NAME: {TAINT_FAULT}, "gpu-1": set()}
+    assert offered([], {}) == {"gpu-0": {TAINT}, "gpu-1": set()}
+    assert offered([claim], {}) == {"gpu-0": {TAINT}, PART_NAME: {TAINT}, "gpu-1": set()}
     dynamic = {gone.uuid: WantedGpu(uuid=gone.uuid, policy="p", mode=MigMode.DYNAMIC)}
     all_of_it = offered([claim], dynamic)
     assert len(all_of_it) == len(board.placements) + 2
-    assert all(TAINT_FAULT in taints for name, taints in all_of_it.items() if name != "gpu-1")
+    assert all(TAINT in taints for name, taints in all_of_it.items() if name != "gpu-1")

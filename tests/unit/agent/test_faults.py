@@ -1,4 +1,4 @@
-"""Which XIDs end a GPU, until when that counts, and that a restart of the agent forgets none."""
+"""Which faults end a GPU, until when that counts, and that a restart of the agent forgets none."""
 
 from pathlib import Path
 
@@ -9,71 +9,24 @@ from structlog.testing import capture_logs
 
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.fault_record import FaultRecord, driver_load
-from draco.agent.hardware.faults import FATAL, REBOOTS, TABLE, FaultEnd, judged, latched
-from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, GpuFault, HealthState
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState
 from draco.agent.hardware.nvml import Nvml
+from draco.health.ledger import InstancePlace
+from draco.kube.clock import SystemClock
+from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
 from draco.resources.names import GpuUuid
-from draco_local.simulator.accidents import faults
+from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import sysfs
 from draco_local.simulator.gpus.state import RemappedRows, create, load
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.builders import a_gpu
 
 GPU = GpuUuid("GPU-0")
+CLEAN = 3
 
 
 def an_xid(code: int, *, gi: int | None = None) -> GpuEvent:
     return GpuEvent(EventKind.XID, GPU, code, gpu_instance=gi)
-
-
-def remembered(event: GpuEvent) -> str:
-    found = latched(event, boot_id="boot", driver_load="1")
-    return found.fault.name if found else ""
-
-
-@pytest.mark.parametrize("code", [46, 48, 62, 64, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 158])
-def test_an_xid_for_which_nvidia_asks_for_a_reset_or_a_reboot_ends_the_gpu(code: int) -> None:
-    assert remembered(an_xid(code)) == f"Xid{code}"
-
-
-@pytest.mark.parametrize("code", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 161, 9999])
-def test_the_fault_of_an_application_and_what_is_to_be_ignored_ends_none(code: int) -> None:
-    assert remembered(an_xid(code)) == ""
-
-
-def test_each_xid_stands_in_one_row_and_rows_in_order() -> None:
-    codes = [code for row in TABLE for code in row.codes]
-    assert len(codes) == len(set(codes)) > 70
-    assert [row.codes[0] for row in TABLE] == sorted(row.codes[0] for row in TABLE)
-    assert all(row.codes == sorted(row.codes) for row in TABLE)
-    assert not any(row.spreads for row in TABLE if row.codes[0] not in FATAL)
-
-
-def test_only_what_reaches_beyond_an_instance_ends_the_gpu_when_it_is_told_of_one() -> None:
-    beyond = {code for code in FATAL if remembered(an_xid(code, gi=3))}
-    assert {79, 95, 119, 120} <= beyond
-    assert not beyond & {46, 48, 109, 110}
-
-
-def test_no_gpu_is_blamed_for_an_xid_of_which_nvml_could_not_say_whose_it_was() -> None:
-    assert remembered(GpuEvent(EventKind.XID, None, 79)) == ""
-    assert remembered(GpuEvent(EventKind.UNCORRECTED_ECC, GPU, 79)) == ""
-
-
-def test_the_fault_that_takes_most_to_end_counts_and_of_equal_ones_the_first() -> None:
-    def found(*codes: int, nvml: str = "") -> str:
-        gpu = msgspec.structs.replace(a_gpu(0), uuid=GPU, fault=GpuFault(nvml, "") if nvml else None)
-        events = [latched(an_xid(code), boot_id="boot", driver_load="") for code in codes]
-        fault = judged(gpu, [one for one in events if one]).fault
-        return fault.name if fault else ""
-
-    assert found() == ""
-    assert found(95, 79) == "Xid79"
-    assert found(119, 95) == "Xid119"
-    assert found(95, nvml="NeedsReset") == "Xid95"
-    assert found(79, nvml="Lost") == "Xid79"
-    assert found(79, nvml="Absent") == "Absent", "what is not there is not given for its fault"
-    assert {found(95, nvml=name) for name in REBOOTS} == REBOOTS
 
 
 class Node:
@@ -91,20 +44,34 @@ class Node:
             LocalFiles(),
             boot_id=load(self.path).boot_id,
             driver_load=lambda: driver_load(self.sys),
+            now=SystemClock().now,
         )
         self.nvml.open()
-        self.look()
+        self.gpus = self.record.judge(self.nvml.gpus())
         list(self.nvml.wait_events(0))
 
     def look(self) -> list[Gpu]:
-        return self.record.look(self.nvml.gpus())
+        self.gpus = self.record.look(self.nvml.gpus())
+        return self.gpus
 
     def told(self) -> None:
         for event in self.nvml.wait_events(30_000):
-            self.record.happened(event)
+            place = None if event.gpu_instance is None else InstancePlace(event.gpu_instance, None, 0b1)
+            self.record.happened(event, place)
 
-    def faults(self) -> list[str]:
-        return [gpu.fault.name if gpu.fault else "" for gpu in self.look()]
+    def faults(self, looks: int = 1) -> list[str]:
+        for _ in range(looks):
+            self.look()
+        return [gpu.fault.name if gpu.fault else "" for gpu in self.gpus]
+
+    def ledger(self, gpu: int = 0) -> dict[str, str]:
+        self.look()
+        return {one.status.name: one.status.effect.value for one in self.gpus[gpu].faults}
+
+    def well(self) -> bool:
+        """After as many clean readings as it takes, and not before."""
+        before = [bool(self.gpus[0].fault or self.gpus[1].fault), any(self.faults(CLEAN - 1))]
+        return before == [True, True] and self.faults() == ["", ""]
 
 
 def test_a_gpu_with_a_fatal_xid_is_unhealthy_though_nvml_says_nothing_more(tmp_path: Path) -> None:
@@ -120,6 +87,34 @@ def test_a_gpu_with_a_fatal_xid_is_unhealthy_though_nvml_says_nothing_more(tmp_p
     )
 
 
+def test_an_xid_of_a_program_is_recorded_and_says_nothing_of_the_gpus_health(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for code in (13, 31, 43, 45):
+        faults.xid(node.path, 0, code)
+    node.told()
+    assert node.ledger() == dict.fromkeys(("Xid13", "Xid31", "Xid43", "Xid45"), "Record")
+    assert (node.gpus[0].fault, node.gpus[0].health.state, node.gpus[0].health.message) == (
+        None,
+        HealthState.HEALTHY,
+        "",
+    )
+
+
+def test_an_xid_that_nobody_knows_is_announced_and_keeps_nobody_away(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 9999)
+    node.told()
+    assert node.ledger() == {"Xid9999": "Announce"}
+    assert node.gpus[0].fault is None
+
+
+def test_no_gpu_is_blamed_for_an_xid_of_which_nvml_could_not_say_whose_it_was(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.record.happened(GpuEvent(EventKind.XID, None, 79))
+    node.record.happened(GpuEvent(EventKind.UNCORRECTED_ECC, node.gpus[0].uuid, 79))
+    assert node.faults() == ["", ""]
+
+
 def test_a_fault_outlives_the_agent_and_ends_with_the_boot(tmp_path: Path) -> None:
     node = Node(tmp_path)
     faults.xid(node.path, 0, 79)
@@ -127,7 +122,20 @@ def test_a_fault_outlives_the_agent_and_ends_with_the_boot(tmp_path: Path) -> No
     node.told()
     assert Node(tmp_path).faults() == ["Xid79", "Xid95"]
     faults.reboot(node.path)
-    assert Node(tmp_path).faults() == ["", ""]
+    again = Node(tmp_path)
+    assert again.faults(CLEAN - 1) == ["Xid79", "Xid95"]
+    assert again.faults() == ["", ""]
+
+
+def test_a_restart_in_between_makes_no_fault_end_earlier(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 1, 95)
+    node.told()
+    faults.reboot(node.path)
+    assert Node(tmp_path).faults(CLEAN - 1) == ["", "Xid95"]
+    assert Node(tmp_path).faults() == ["", "Xid95"]
+    again = Node(tmp_path)
+    assert again.faults(CLEAN) == ["", ""]
 
 
 def test_a_load_of_the_driver_ends_what_a_reset_ends_and_nothing_else(tmp_path: Path) -> None:
@@ -136,29 +144,29 @@ def test_a_load_of_the_driver_ends_what_a_reset_ends_and_nothing_else(tmp_path: 
     faults.xid(node.path, 1, 95)
     node.told()
     faults.reload_driver(node.path)
-    assert Node(tmp_path).faults() == ["Xid79", ""]
+    assert Node(tmp_path).faults(CLEAN) == ["Xid79", ""]
 
 
-def test_a_driver_that_was_loaded_under_the_session_counts_as_loaded_anew(tmp_path: Path) -> None:
+def test_a_driver_that_was_loaded_under_the_session_counts_as_loaded(tmp_path: Path) -> None:
     node = Node(tmp_path)
     faults.xid(node.path, 0, 79)
     faults.xid(node.path, 1, 95)
     node.told()
     node.record.reloaded()
-    assert node.faults() == ["Xid79", ""]
+    assert node.faults(CLEAN) == ["Xid79", ""]
 
 
 def test_a_reset_that_nvml_asked_for_ends_the_fault_once_it_asks_no_more(tmp_path: Path) -> None:
     node = Node(tmp_path)
     faults.xid(node.path, 0, 95)
     node.told()
-    assert node.faults() == ["Xid95", ""], "that no action is asked for yet proves nothing"
+    assert node.faults(2 * CLEAN) == ["Xid95", ""], "that no action is asked for yet proves nothing"
     faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
     assert node.faults() == ["Xid95", ""]
     again = Node(tmp_path)
     assert again.faults() == ["Xid95", ""]
     faults.reset(node.path, 0)
-    assert again.faults() == ["", ""]
+    assert again.well()
 
 
 def test_an_xid_that_comes_twice_is_one_fault_and_one_reset_ends_it(tmp_path: Path) -> None:
@@ -169,8 +177,20 @@ def test_an_xid_that_comes_twice_is_one_fault_and_one_reset_ends_it(tmp_path: Pa
     node.look()
     faults.xid(node.path, 0, 95)
     node.told()
+    assert [one.status.count for one in node.look()[0].faults if one.status.name == "Xid95"] == [2]
     faults.reset(node.path, 0)
-    assert node.faults() == ["", ""]
+    assert node.well()
+
+
+def test_an_xid_that_comes_back_while_its_end_is_watched_begins_again(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 95)
+    node.told()
+    node.record.reloaded()
+    assert node.faults(CLEAN - 1) == ["Xid95", ""]
+    faults.xid(node.path, 0, 95)
+    node.told()
+    assert node.faults(2 * CLEAN) == ["Xid95", ""]
 
 
 def test_that_nvml_asks_for_nothing_proves_no_reset_where_it_says_nothing_at_all(tmp_path: Path) -> None:
@@ -181,9 +201,9 @@ def test_that_nvml_asks_for_nothing_proves_no_reset_where_it_says_nothing_at_all
     node.look()
     faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_NONE)
     faults.make_unreadable(node.path, 0, pynvml.NVML_ERROR_UNKNOWN)
-    assert node.faults() == ["Xid95", ""]
+    assert node.faults(2 * CLEAN) == ["Xid95", ""]
     faults.make_unreadable(node.path, 0, 0)
-    assert node.faults() == ["", ""]
+    assert node.well()
 
 
 def test_another_fault_that_passes_takes_none_along(tmp_path: Path) -> None:
@@ -193,7 +213,7 @@ def test_another_fault_that_passes_takes_none_along(tmp_path: Path) -> None:
     faults.make_unreadable(node.path, 0, pynvml.NVML_ERROR_GPU_IS_LOST)
     assert node.faults() == ["Lost", ""]
     faults.make_unreadable(node.path, 0, 0)
-    assert node.faults() == ["Xid95", ""], "NVML never asked for a reset"
+    assert node.faults(CLEAN) == ["Xid95", ""], "NVML never asked for a reset"
 
 
 def test_a_gpu_that_is_not_listed_for_a_while_keeps_its_fault(tmp_path: Path) -> None:
@@ -204,6 +224,26 @@ def test_a_gpu_that_is_not_listed_for_a_while_keeps_its_fault(tmp_path: Path) ->
     assert node.faults() == ["", "Xid95"]
 
 
+def test_another_board_in_the_same_place_does_not_inherit_a_fault(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 1, 79)
+    node.told()
+    assert node.faults() == ["", "Xid79"]
+    hotplug.replace(node.path, 1)
+    assert Node(tmp_path).faults() == ["", ""]
+
+
+def test_what_a_person_says_is_gone_for_good_is_forgotten_and_what_is_there_is_not(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 79)
+    faults.xid(node.path, 1, 79)
+    node.told()
+    first, second = node.look()
+    node.record.forgotten = frozenset({first.uuid, second.uuid})
+    node.record.look([first])
+    assert node.faults() == ["Xid79", ""]
+
+
 def test_a_reset_does_not_end_what_only_a_reboot_ends(tmp_path: Path) -> None:
     node = Node(tmp_path)
     faults.xid(node.path, 0, 79)
@@ -211,7 +251,7 @@ def test_a_reset_does_not_end_what_only_a_reboot_ends(tmp_path: Path) -> None:
     faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT)
     assert node.faults() == ["Xid79", ""]
     faults.recovery_action(node.path, 0, pynvml.NVML_GPU_RECOVERY_ACTION_NONE)
-    assert node.faults() == ["Xid79", ""]
+    assert node.faults(2 * CLEAN) == ["Xid79", ""]
 
 
 @pytest.mark.parametrize(
@@ -221,15 +261,34 @@ def test_a_reset_does_not_end_what_only_a_reboot_ends(tmp_path: Path) -> None:
         (pynvml.NVML_ERROR_NOT_FOUND, "NotFound"),
         (pynvml.NVML_ERROR_GPU_NOT_FOUND, "NotFound"),
         (pynvml.NVML_ERROR_RESET_REQUIRED, "NeedsReset"),
-        (pynvml.NVML_ERROR_UNKNOWN, ""),
     ],
 )
 def test_what_nvml_answers_about_a_gpu_is_a_fault_by_its_code(tmp_path: Path, code: int, name: str) -> None:
     node = Node(tmp_path)
+    node.look()
     faults.make_unreadable(node.path, 0, code)
     assert node.faults() == [name, ""]
-    ill = node.look()[0]
-    assert ill.health.state is (HealthState.UNHEALTHY if name else HealthState.UNKNOWN)
+    assert node.gpus[0].health.state is HealthState.UNHEALTHY
+
+
+def test_what_cannot_be_read_is_unknown_at_once_and_takes_no_new_work_after_three_readings(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.make_unreadable(node.path, 0, pynvml.NVML_ERROR_UNKNOWN)
+    for expected in ("", "", "Unreadable", "Unreadable"):
+        assert node.faults() == [expected, ""]
+        assert node.gpus[0].health.state is HealthState.UNKNOWN
+    again = Node(tmp_path)
+    assert again.record.judge(again.gpus)[0].fault is None, "nothing is remembered of a GPU that this agent never saw"
+    faults.make_unreadable(node.path, 0, 0)
+    assert node.well()
+
+
+def test_one_reading_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.make_unreadable(node.path, 0, pynvml.NVML_ERROR_UNKNOWN)
+    assert node.faults(2) == ["", ""]
+    faults.make_unreadable(node.path, 0, 0)
+    assert node.ledger() == {}
 
 
 def test_a_recovery_action_is_a_fault_while_it_is_asked_for(tmp_path: Path) -> None:
@@ -237,26 +296,139 @@ def test_a_recovery_action_is_a_fault_while_it_is_asked_for(tmp_path: Path) -> N
     faults.recovery_action(node.path, 1, pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET)
     assert node.faults() == ["", "NeedsDrainAndReset"]
     faults.recovery_action(node.path, 1, 77)
-    assert node.faults() == ["", "NeedsRecovery"]
+    assert node.faults(CLEAN) == ["", "NeedsRecovery"]
     faults.recovery_action(node.path, 1, 0)
-    assert node.faults() == ["", ""]
+    assert node.well()
 
 
 def test_a_failed_remap_is_not_forgotten_while_the_gpu_is_divided_and_does_not_say(tmp_path: Path) -> None:
     node = Node(tmp_path)
     faults.remapped_rows(node.path, 0, RemappedRows(failed=True))
-    assert node.faults() == ["RemapFailed", ""]
+    assert node.faults() == ["RowRemapFailed", ""]
     faults.fail(node.path, "nvmlDeviceGetRemappedRows", pynvml.NVML_ERROR_NOT_SUPPORTED, gpu=0)
-    assert node.faults() == ["RemapFailed", ""]
+    assert node.faults(2 * CLEAN) == ["RowRemapFailed", ""]
+    assert Node(tmp_path).faults(2 * CLEAN) == ["RowRemapFailed", ""], "nor by an agent that was started since"
     faults.stop_failing(node.path)
     faults.remapped_rows(node.path, 0, RemappedRows())
+    assert node.well()
+
+
+def test_a_row_that_waits_to_be_remapped_keeps_nobody_away_and_is_over_with_the_reset(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.remapped_rows(node.path, 0, RemappedRows(uncorrectable=2, pending=True))
+    assert node.ledger() == {"RowRemapPending": "Record"}
+    assert node.gpus[0].faults[0].status.count == 2
+    faults.reset(node.path, 0)
+    node.faults(CLEAN)
+    assert node.ledger() == {}
+
+
+def test_memory_errors_are_announced_and_too_many_of_sram_end_the_gpu(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.ecc_errors(node.path, 0, corrected=5)
+    assert node.ledger() == {}
+    faults.ecc_errors(node.path, 0, uncorrected=2)
+    assert node.ledger() == {"EccUncorrected": "Announce"}
+    assert (node.gpus[0].faults[0].status.count, node.gpus[0].fault) == (2, None)
+    faults.sram_threshold_exceeded(node.path, 0)
+    assert node.faults() == ["EccThreshold", ""]
+
+
+def test_heat_is_a_fault_until_the_gpu_is_some_degrees_cooler_than_where_it_begins(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    limit = SimulatedNvml(node.path)
+    limit.nvmlInit()
+    slowdown = limit.nvmlDeviceGetTemperatureThreshold(
+        limit.nvmlDeviceGetHandleByIndex(0), pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    )
+    faults.temperature(node.path, 0, slowdown)
+    assert node.ledger() == {"ThermalSlowdown": "Announce"}
+    for _ in range(20):  # about the limit, now below and now above it
+        faults.temperature(node.path, 0, slowdown - 1)
+        assert node.ledger() == {"ThermalSlowdown": "Announce"}
+        faults.temperature(node.path, 0, slowdown)
+        assert node.ledger() == {"ThermalSlowdown": "Announce"}
+    assert node.gpus[0].faults[0].status.count == 1, "one fault that lasts"
+    faults.temperature(node.path, 0, slowdown - 5)
+    node.faults(5)
+    assert node.gpus[0].faults
+    assert node.ledger() == {}
+
+
+def test_a_link_that_was_up_and_is_down_is_a_fault_also_for_an_agent_that_never_saw_it_up(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert node.ledger() == {}
+    faults.nvlink(node.path, 0, 3, down=True)
+    assert node.ledger()["NvLinkDown"] == "NoSchedule"
+    assert "NVLink 3 was up and is down" in node.gpus[0].faults[0].status.message
+    assert "NvLinkDown" in Node(tmp_path).ledger()
+    faults.nvlink(node.path, 0, 3, down=False)
+    node.faults(CLEAN)
+    assert "NvLinkDown" not in node.ledger()
+
+
+def test_a_link_that_never_was_up_is_none_of_our_business(tmp_path: Path) -> None:
+    create(tmp_path / "gpus.json", gpus=2, node_name="node-0")
+    faults.nvlink(tmp_path / "gpus.json", 0, 3, down=True)
+    node = Node(tmp_path)
+    node.look()
+    assert "NvLinkDown" not in node.ledger()
+
+
+def test_errors_of_links_are_recorded_as_long_as_they_grow(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.look()
+    faults.nvlink(node.path, 0, 1, crc=7)
+    assert node.ledger() == {"NvLinkErrors": "Record"}
+    node.faults(30)
+    assert node.ledger() == {}
+
+
+def test_the_links_of_a_divided_gpu_say_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.look()
+    by_hand.set_mode(node.path, 0, 1)
+    faults.nvlink(node.path, 0, 3, down=True)
+    assert "NvLinkDown" not in node.ledger()
+
+
+def test_what_a_policy_says_counts_before_the_table_and_only_for_that_fault(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 95)
+    faults.xid(node.path, 1, 95)
+    node.told()
+    uuid = node.look()[0].uuid
+
+    def said(effect: HealthEffect, clean_probes: int | None = None) -> None:
+        one = FaultOverride(uuid=uuid, fault="Xid95", effect=effect, policy="lenient", clean_probes=clean_probes)
+        node.record.overrides = (one,)
+
+    said(HealthEffect.RECORD)
+    assert node.faults() == ["", "Xid95"]
+    assert [(one.status.effect, one.status.policy) for one in node.gpus[0].faults] == [(HealthEffect.RECORD, "lenient")]
+    said(HealthEffect.NO_EXECUTE, 5)
+    assert node.faults() == ["Xid95", "Xid95"]
+    node.record.reloaded()
+    assert node.faults(4) == ["Xid95", ""], "as many readings as the policy says"
     assert node.faults() == ["", ""]
+
+
+def test_a_fault_of_one_instance_leaves_the_rest_of_the_gpu_alone(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 46, gi=1)
+    faults.xid(node.path, 1, 95, gi=1)
+    node.told()
+    assert node.faults() == ["", "Xid95"], "XID 95 spreads"
+    [part] = node.gpus[0].faults
+    assert (part.blocking, part.concerns(0b1), part.concerns(0b10), part.concerns(None)) == (True, True, False, True)
+    assert node.gpus[0].health.state is HealthState.HEALTHY
 
 
 def test_a_record_that_cannot_be_read_or_written_costs_no_more_than_what_it_said(tmp_path: Path) -> None:
     (tmp_path / "faults.json").write_text("{")
     node = Node(tmp_path)
     assert node.faults() == ["", ""]
+    assert (tmp_path / "faults.aside.json").read_text() == "{"
     (tmp_path / "faults.json").unlink()
     (tmp_path / "faults.json.tmp").mkdir()  # nothing can be written there
     faults.xid(node.path, 0, 95)
@@ -267,19 +439,21 @@ def test_a_record_that_cannot_be_read_or_written_costs_no_more_than_what_it_said
     assert Node(tmp_path).faults() == ["Xid95", ""], "written as soon as that was possible"
 
 
+class Counted(LocalFiles):
+    def __init__(self) -> None:
+        self.writes = 0
+        self.full = False
+
+    def write(self, path: Path, content: bytes) -> None:
+        self.writes += 1
+        if self.full:
+            raise OSError("No space left on device")
+        super().write(path, content)
+
+
 def test_what_stays_as_it_is_is_not_written_and_what_cannot_be_written_is_said_once(tmp_path: Path) -> None:
-    class Counted(LocalFiles):
-        writes = 0
-        full = False
-
-        def write(self, path: Path, content: bytes) -> None:
-            self.writes += 1
-            if self.full:
-                raise OSError("No space left on device")
-            super().write(path, content)
-
     files = Counted()
-    record = FaultRecord(tmp_path / "faults.json", files, boot_id="boot", driver_load=str)
+    record = FaultRecord(tmp_path / "faults.json", files, boot_id="boot", driver_load=str, now=SystemClock().now)
     gpus = [msgspec.structs.replace(a_gpu(0), uuid=GPU)]
     with capture_logs() as logs:
         record.look(gpus)
@@ -294,6 +468,8 @@ def test_what_stays_as_it_is_is_not_written_and_what_cannot_be_written_is_said_o
         record.look(gpus)
         assert files.writes == 4, "tried again each time"
         record.reloaded()
+        for _ in range(CLEAN):
+            record.look(gpus)
     said = [(one["event"], one.get("fault", "")) for one in logs]
     assert said == [
         ("gpu.fault", "Xid95"),
@@ -302,28 +478,50 @@ def test_what_stays_as_it_is_is_not_written_and_what_cannot_be_written_is_said_o
         ("gpu.fault_over", "Xid95"),
         ("gpu.fault_over", "Xid119"),
     ]
+    assert [(one.name, one.over, one.grave) for one in record.news] == [
+        ("Xid95", False, True),
+        ("Xid119", False, True),
+        ("Xid95", True, True),
+        ("Xid119", True, True),
+    ]
 
 
-def test_a_record_in_a_later_form_is_not_guessed_at(tmp_path: Path) -> None:
+def test_a_program_that_causes_faults_all_the_time_does_not_make_the_agent_write_all_the_time(tmp_path: Path) -> None:
+    files = Counted()
+    record = FaultRecord(tmp_path / "faults.json", files, boot_id="boot", driver_load=str, now=SystemClock().now)
+    gpus = [msgspec.structs.replace(a_gpu(0), uuid=GPU)]
+    for _ in range(100):
+        record.happened(an_xid(13))
+        record.look(gpus)
+    assert files.writes == 1
+    assert record.judge(gpus)[0].faults[0].status.count == 100
+
+
+def test_a_record_in_a_later_form_is_not_guessed_at_and_is_kept(tmp_path: Path) -> None:
     Node(tmp_path)
     gpus = load(tmp_path / "gpus.json")
-    record = {"version": 2, "faults": [{"gpu": gpus.gpus[0].uuid, "xid": 95, "boot_id": gpus.boot_id}]}
-    (tmp_path / "faults.json").write_bytes(msgspec.json.encode(record))
+    record = msgspec.json.encode({"version": 3, "faults": [{"gpu": gpus.gpus[0].uuid, "xid": 95}]})
+    (tmp_path / "faults.json").write_bytes(record)
     assert Node(tmp_path).faults() == ["", ""]
+    assert (tmp_path / "faults.aside.json").read_bytes() == record
 
 
-def test_what_a_later_release_took_for_fatal_is_still_a_fault(tmp_path: Path) -> None:
+def test_what_an_earlier_release_kept_is_still_a_fault(tmp_path: Path) -> None:
     Node(tmp_path)
     boot = load(tmp_path / "gpus.json").boot_id
     uuid = load(tmp_path / "gpus.json").gpus[0].uuid
-    record = {"version": 1, "faults": [{"gpu": uuid, "xid": 4711, "boot_id": boot}]}
+    record = {"version": 1, "faults": [{"gpu": uuid, "xid": 95, "boot_id": boot}]}
     (tmp_path / "faults.json").write_bytes(msgspec.json.encode(record))
-    assert Node(tmp_path).faults() == ["Xid4711", ""]
+    node = Node(tmp_path)
+    assert node.faults() == ["Xid95", ""]
+    assert node.gpus[0].faults[0].status.family is FaultFamily.XID
 
 
-def test_every_fatal_xid_says_what_happened_and_what_to_do() -> None:
-    for code, fatal in FATAL.items():
-        sentence = fatal.sentence(code)
-        assert sentence.startswith(f"XID {code}: ")
-        assert ("reset it with" in sentence) is (fatal.ends is FaultEnd.RESET)
-        assert "reboot" in sentence
+def test_a_fault_that_another_release_has_a_name_for_is_announced(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    entry = {"gpu": node.gpus[0].uuid, "name": "LaserDim", "message": "The laser is dim.", "boot_id": "x"}
+    record = {"version": 2, "ledger": {"entries": [entry]}, "more": 1}
+    (tmp_path / "faults.json").write_bytes(msgspec.json.encode(record))
+    again = Node(tmp_path)
+    assert {one.status.name for one in again.gpus[0].faults} == {"LaserDim"}
+    assert again.gpus[0].fault is None

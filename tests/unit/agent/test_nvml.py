@@ -23,11 +23,13 @@ from draco.agent.hardware.nvml_errors import (
     GpuUnknown,
     NotSupported,
 )
+from draco.health.ledger import LinkReading
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import RemappedRows, create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
+from tests.doubles.judged import at_first_sight
 
 LONG_MS = 30_000  # never waited out
 
@@ -78,6 +80,7 @@ def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path)
         numa_node=1,
         mig_capable=True,
         addressing_mode="None",
+        links=LinkReading(up=(1 << 18) - 1),
     )
     assert (gpus[4].memory_bytes >> 20, gpus[4].cuda_compute_capability) == (81559, "9.0.0")
 
@@ -217,9 +220,9 @@ def test_closing_twice_or_without_opening_is_fine(path: Path) -> None:
 
 
 def test_a_lost_gpu_keeps_its_identity_and_hides_no_other(nvml: Nvml, path: Path) -> None:
-    healthy = nvml.gpus()
+    healthy = at_first_sight(nvml.gpus())
     faults.lose(path, 3)
-    now = nvml.gpus()
+    now = at_first_sight(nvml.gpus())
     assert [gpu.uuid for gpu in now] == [gpu.uuid for gpu in healthy]
     assert now[3].health.state is HealthState.UNHEALTHY
     assert "fallen off the PCI bus; drain and reboot the node" in now[3].health.message
@@ -230,11 +233,11 @@ def test_a_lost_gpu_keeps_its_identity_and_hides_no_other(nvml: Nvml, path: Path
 def test_what_cannot_be_read_is_unknown_and_never_healthy(nvml: Nvml, path: Path) -> None:
     nvml.gpus()
     faults.make_unreadable(path, 0)
-    health = nvml.gpus()[0].health
+    health = at_first_sight(nvml.gpus())[0].health
     assert health.state is HealthState.UNKNOWN
     assert "Unknown Error (code 999); look for NVRM in the kernel log" in health.message
     faults.heal(path, 0)
-    assert nvml.gpus()[0].health.state is HealthState.HEALTHY
+    assert at_first_sight(nvml.gpus())[0].health.state is HealthState.HEALTHY
 
 
 def test_a_gpu_that_was_never_readable_is_counted_apart(path: Path) -> None:
@@ -264,7 +267,7 @@ def test_a_function_the_driver_lacks_is_a_missing_feature_and_no_fault(path: Pat
     )
     nvml = Nvml(Overriding(path, **dict.fromkeys(optional, missing)))
     nvml.open()
-    gpu = nvml.gpus()[0]
+    [gpu, *_] = at_first_sight(nvml.gpus())
     assert (gpu.mig_capable, gpu.numa_node, gpu.addressing_mode) == (False, None, None)
     assert gpu.health.state is HealthState.HEALTHY
     required = Nvml(Overriding(path, nvmlSystemGetNVMLVersion=missing))
@@ -278,23 +281,23 @@ def test_every_recovery_action_makes_a_gpu_unhealthy_and_says_what_it_needs(
     nvml: Nvml, path: Path, action: int
 ) -> None:
     faults.recovery_action(path, 6, action)
-    health = nvml.gpus()[6].health
+    health = at_first_sight(nvml.gpus())[6].health
     assert health.state is HealthState.UNHEALTHY
     assert str(action) not in health.message
     faults.reset(path, 6)
-    assert nvml.gpus()[6].health.state is HealthState.HEALTHY
+    assert at_first_sight(nvml.gpus())[6].health.state is HealthState.HEALTHY
 
 
 def test_a_recovery_action_of_a_newer_driver_is_unhealthy_too(nvml: Nvml, path: Path) -> None:
     faults.recovery_action(path, 0, 42)
-    assert nvml.gpus()[0].health.message == "The GPU needs recovery action 42."
+    assert at_first_sight(nvml.gpus())[0].health.message == "The GPU needs recovery action 42."
 
 
 def test_a_failed_row_remap_makes_a_gpu_unhealthy_and_a_pending_one_does_not(nvml: Nvml, path: Path) -> None:
     faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, pending=True))
-    assert nvml.gpus()[0].health.state is HealthState.HEALTHY
+    assert at_first_sight(nvml.gpus())[0].health.state is HealthState.HEALTHY
     faults.remapped_rows(path, 0, RemappedRows(uncorrectable=1, failed=True))
-    assert "replace the GPU" in nvml.gpus()[0].health.message
+    assert "replace the GPU" in at_first_sight(nvml.gpus())[0].health.message
 
 
 def test_a_gpu_that_is_not_there_is_named(nvml: Nvml) -> None:

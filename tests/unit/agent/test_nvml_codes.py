@@ -40,6 +40,7 @@ from draco.agent.hardware.nvml_errors import (
 from draco.kube.clock import SystemClock
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.nvml.library import SimulatedNvml
+from tests.doubles.judged import at_first_sight
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
@@ -118,7 +119,7 @@ def test_a_gpu_that_answers_with_a_code_is_unhealthy_or_unknown_and_hides_no_oth
     path = build(tmp_path, gpus=2)
     node = MigNode(tmp_path)
     faults.fail(path, "nvmlDeviceGetMemoryInfo", faults.ERRORS[name], gpu=1)
-    sound, other = node.nvml.gpus()
+    sound, other = at_first_sight(node.nvml.gpus())
     assert sound.health.state is HealthState.HEALTHY
     unhealthy = name in ("GPU_IS_LOST", "RESET_REQUIRED", "NOT_FOUND")
     assert other.health.state is (HealthState.UNHEALTHY if unhealthy else HealthState.UNKNOWN)
@@ -295,7 +296,9 @@ async def test_a_driver_that_is_gone_is_opened_again_with_fresh_handles(tmp_path
     hardware = HardwareMonitor(
         nvml,
         SysfsPcieRoots(tmp_path),
-        faults=FaultRecord(tmp_path / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: ""),
+        faults=FaultRecord(
+            tmp_path / "faults.json", LocalFiles(), boot_id="", driver_load=lambda: "", now=SystemClock().now
+        ),
         divided=plain,
         named=unnamed,
         clock=SystemClock(),

@@ -176,7 +176,7 @@ def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
             "draco.dev/unsettled",
             ": its agent does when the GPU is Ready again, and draco layout show says what that waits for",
         ),
-        ("draco.dev/fault", ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"),
+        ("draco.dev/xid", ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"),
     ],
 )
 def test_nobody_is_told_to_tolerate_that_a_device_cannot_be_had(taint: str, remedy: str) -> None:

@@ -198,7 +198,7 @@ class HealthCalls:
                 value.fieldId, value.scopeId = wanted
             except TypeError:
                 value.fieldId = wanted
-            read = FIELDS.get(value.fieldId)
+            read = _read_of(value.fieldId, value.scopeId)
             if read is None:
                 value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
                 continue
@@ -212,6 +212,22 @@ class HealthCalls:
             else:
                 value.value.uiVal = number
         return values
+
+
+def _read_of(field: int, scope: int) -> Callable[[GpuState], int] | None:
+    """What reads a field; of a few `scope` says of which part."""
+    if field == pynvml.NVML_FI_DEV_NVLINK_GET_STATE:
+        return lambda gpu: _link_state(gpu, scope)
+    return FIELDS.get(field)
+
+
+def _link_state(gpu: GpuState, link: int) -> int:
+    if not board_of(gpu).nvlinks:
+        raise not_supported()
+    if not 0 <= link < board_of(gpu).nvlinks:
+        raise invalid_argument()
+    down = link in gpu.links and gpu.links[link].down
+    return int(pynvml.NVML_FEATURE_DISABLED if down else pynvml.NVML_FEATURE_ENABLED)
 
 
 def _remapped(gpu: GpuState) -> Any:

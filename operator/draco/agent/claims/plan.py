@@ -14,6 +14,7 @@ from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
 
@@ -187,11 +188,11 @@ def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
 
     Who has administrative access comes to look at a GPU, not to compute on it: to such a claim no fault is an obstacle.
     """
-    faults = {gpu.uuid: gpu.fault for gpu in gpus.values() if gpu.fault is not None}
+    by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
     ill = [
-        f"{one.device} ({faults[one.gpu].name}: {faults[one.gpu].message})"
+        f"{one.device} ({why})"
         for one in claim.devices
-        if one.gpu in faults and not one.admin
+        if not one.admin and one.gpu in by_uuid and (why := _sickness(by_uuid[one.gpu], one))
     ]
     if not ill:
         return ""
@@ -199,6 +200,12 @@ def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
         f"Claim {claim} was allocated a device that takes no new work: {'; '.join(ill)}; delete the pod so that the claim is "
         "allocated again, elsewhere."
     )
+
+
+def _sickness(gpu: Gpu, device: PreparedDevice) -> str:
+    """What keeps new work away from a device: a fault of its GPU, or of an instance that it shares units with."""
+    worst = blocking(gpu.faults, None if device.partition is None else device.partition.mask)
+    return "" if worst is None else f"{worst.status.name}: {worst.status.message}"
 
 
 def _excludes(wanted: PreparedDevice, held: PreparedDevice) -> bool:

@@ -1,33 +1,91 @@
-"""Keeps fatal XIDs on disk for the next run of the agent: NVML reports an XID only once.
+"""Keeps the ledger of faults on disk for the next run of the agent: NVML reports an XID only once.
 
-Owns the file and what is known of each GPU; what ends a GPU and what ends its fault is `faults`'. Used by the thread that reads
-NVML. A file that cannot be read or written costs what is remembered over a restart, and nothing else: it is said, and what NVML
-answers now still counts.
+Owns the file and the ledger of this node's GPUs; what is in it, and when something is over, is decided in `draco.health.ledger`,
+what a fault means for a GPU in `faults`. Used by the thread that reads NVML; what policies say may be told from any other. A file
+that cannot be read or written costs what is remembered over a restart, and nothing else: it is said, and what NVML answers now
+still counts. What another release wrote is set aside, and never guessed at.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
 from draco.agent.files import Files
-from draco.agent.hardware.faults import FaultEnd, LatchedXid, after_load, after_look, judged, latched
-from draco.agent.hardware.gpus import Gpu, GpuEvent
+from draco.agent.hardware.faults import judged
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent
+from draco.health import ledger as ledgers
+from draco.health.judgement import override_of
+from draco.health.ledger import DriverLoad, InstancePlace, Ledger, LedgerEntry
+from draco.health.table import severity, xid
 from draco.resources.api.foreign import read
+from draco.resources.api.health import FaultOverride, HealthEffect
+from draco.resources.names import GpuUuid
 
 log = structlog.get_logger()
 
 FAULTS = "faults.json"
-VERSION = 1
+VERSION = 2
+FIGURES_S = 60.0
+"""What is only counted is written that seldom: a program can cause faults as fast as it likes."""
+
+
+class _Version(msgspec.Struct, kw_only=True):
+    version: int
 
 
 class _Record(msgspec.Struct, kw_only=True):
     version: int
-    faults: list[LatchedXid] = []
+    ledger: Ledger = Ledger()
 
 
+class _OldXid(msgspec.Struct, kw_only=True):
+    """A fault as version 1 wrote it: fatal XIDs only."""
+
+    gpu: GpuUuid
+    xid: int
+    boot_id: str
+    driver_load: str = ""
+    asked: bool = False
+
+    @property
+    def entry(self) -> LedgerEntry:
+        kind = xid(self.xid)
+        return LedgerEntry(
+            gpu=self.gpu,
+            name=kind.name,
+            code=self.xid,
+            message=kind.sentence,
+            boot_id=self.boot_id,
+            driver_load=self.driver_load,
+            asked=self.asked,
+        )
+
+
+class _OldRecord(msgspec.Struct, kw_only=True):
+    version: int
+    faults: list[_OldXid] = []
+
+
+_version = msgspec.json.Decoder(_Version)
 _decoder = msgspec.json.Decoder(_Record)
+_old = msgspec.json.Decoder(_OldRecord)
+
+
+class FaultNews(NamedTuple):
+    """A fault that has begun to count, or is over."""
+
+    gpu: GpuUuid
+    name: str
+    message: str
+    over: bool
+    grave: bool
+    """Whether more is done about it than to record it."""
 
 
 def driver_load(sysfs_root: Path) -> str:
@@ -42,71 +100,132 @@ def driver_load(sysfs_root: Path) -> str:
 
 
 class FaultRecord:
-    """The faults that NVML reported for one node's GPUs. `driver_load` names the load of the driver."""
+    """The ledger of one node's GPUs. `driver_load` names the load of the driver, `now` is the time."""
 
-    def __init__(self, path: Path, files: Files, *, boot_id: str, driver_load: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Files,
+        *,
+        boot_id: str,
+        driver_load: Callable[[], str],
+        now: Callable[[], datetime],
+    ) -> None:
+        self.news: deque[FaultNews] = deque(maxlen=256)
+        self.overrides: tuple[FaultOverride, ...] = ()
+        self.forgotten: frozenset[GpuUuid] = frozenset()
         self._path = path
         self._files = files
         self._boot_id = boot_id
         self._driver_load = driver_load
-        self._faults: tuple[LatchedXid, ...] | None = None
-        self._written: tuple[LatchedXid, ...] | None = None
+        self._now = now
+        self._ledger: Ledger | None = None
+        self._written: Ledger | None = None
+        self._written_at: datetime | None = None
         self._said = ""
 
-    def happened(self, event: GpuEvent) -> None:
-        """Remember what an event means, if it ends a GPU."""
-        fresh = latched(event, boot_id=self._boot_id, driver_load=self._driver_load())
-        if fresh is None or any((one.gpu, one.xid) == (fresh.gpu, fresh.xid) for one in self._known()):
+    @property
+    def ending(self) -> bool:
+        """Whether a fault needs only some more readings without it to be over, of which a few come soon enough."""
+        known = self._ledger
+        return known is not None and any(
+            one.clean and self._clean(one) <= _SOON and severity(one.kind.effect) for one in known.entries
+        )
+
+    def happened(self, event: GpuEvent, place: InstancePlace | None = None) -> None:
+        """Remember what an event means. `place` is the instance that it is about."""
+        if event.kind is not EventKind.XID or event.gpu is None:
             return
-        self._keep((*self._known(), fresh))
+        self._keep(ledgers.heard(self._known(), event.gpu, event.data, place=place, load=self._load(), now=self._now()))
 
     def reloaded(self) -> None:
         """The driver was reloaded during this session."""
-        self._keep(one for one in self._known() if one.fatal.ends is not FaultEnd.RESET)
+        self._keep(ledgers.reloaded(self._known()))
 
     def look(self, gpus: Sequence[Gpu]) -> list[Gpu]:
-        """The GPUs as NVML shows them now, each with the fault that counts; what is over is forgotten."""
-        load = self._driver_load()
-        seen = {gpu.uuid: gpu for gpu in gpus}
-        left = (after_load(one, boot_id=self._boot_id, driver_load=load) for one in self._known())
-        looked = (after_look(one, seen[one.gpu]) if one and one.gpu in seen else one for one in left)
-        self._keep(one for one in looked if one is not None)
+        """The GPUs as NVML shows them now, each with the faults that count; what is over is forgotten."""
+        load = self._load()
+        before = ledgers.forgotten(ledgers.loaded(self._known(), load), self.forgotten - {gpu.uuid for gpu in gpus})
+        readings = [gpu.reading for gpu in gpus]
+        self._keep(ledgers.looked(before, readings, now=self._now(), load=load, clean=self._clean))
         return self.judge(gpus)
 
     def judge(self, gpus: Iterable[Gpu]) -> list[Gpu]:
         """The same by what is known already, without a new look."""
-        return [judged(gpu, self._known()) for gpu in gpus]
+        known, overrides = self._known(), self.overrides
+        return [judged(gpu, known, overrides) for gpu in gpus]
 
-    def _known(self) -> tuple[LatchedXid, ...]:
-        if self._faults is None:
-            self._faults = self._written = self._read()
-        return self._faults
+    def _clean(self, entry: LedgerEntry) -> int:
+        said = override_of(self.overrides, entry.gpu, entry.name, entry.instance)
+        return entry.kind.clean if said is None or said.clean_probes is None else max(1, said.clean_probes)
 
-    def _read(self) -> tuple[LatchedXid, ...]:
+    def _load(self) -> DriverLoad:
+        return DriverLoad(self._boot_id, self._driver_load())
+
+    def _known(self) -> Ledger:
+        if self._ledger is None:
+            self._ledger = self._written = self._read()
+        return self._ledger
+
+    def _read(self) -> Ledger:
         try:
-            record = read(_decoder, self._files.read(self._path))
+            content = self._files.read(self._path)
         except FileNotFoundError:
-            return ()
-        except (OSError, msgspec.DecodeError) as error:
+            return Ledger()
+        except OSError as error:
             log.warning("faults.forgotten", path=str(self._path), error=str(error))
-            return ()
-        return tuple(record.faults) if record.version == VERSION else ()
-
-    def _keep(self, faults: Iterable[LatchedXid]) -> None:
-        before, self._faults = self._known(), tuple(faults)
-        for one in self._faults:
-            if (one.gpu, one.xid) not in {(known.gpu, known.xid) for known in before}:
-                log.error("gpu.fault", gpu=one.gpu, fault=one.fault.name, error=one.fault.message)
-        for one in before:
-            if (one.gpu, one.xid) not in {(left.gpu, left.xid) for left in self._faults}:
-                log.info("gpu.fault_over", gpu=one.gpu, fault=one.fault.name)
-        if self._faults == self._written:
-            return
+            return Ledger()
         try:
-            self._files.write(self._path, msgspec.json.encode(_Record(version=VERSION, faults=list(self._faults))))
+            version = read(_version, content).version
+            if version == 1:
+                return Ledger(tuple(one.entry for one in read(_old, content).faults))
+            if version == VERSION:
+                return read(_decoder, content).ledger
+            problem = f"version {version} is of another release; this one writes {VERSION}"
+        except msgspec.DecodeError as broken:
+            problem = str(broken)
+        with suppress(OSError):
+            self._files.keep_as(self._path, self._path.with_suffix(".aside.json"))
+        log.warning("faults.forgotten", path=str(self._path), error=problem)
+        return Ledger()
+
+    def _keep(self, fresh: Ledger) -> None:
+        before, self._ledger = self._known(), fresh
+        self._tell(before, fresh)
+        if self._written is not None and ledgers.matters(fresh) == ledgers.matters(self._written):
+            at = self._written_at
+            if fresh == self._written or (at is not None and (self._now() - at).total_seconds() < FIGURES_S):
+                return
+        try:
+            self._files.write(self._path, msgspec.json.encode(_Record(version=VERSION, ledger=fresh)))
         except OSError as error:
             if str(error) != self._said:
                 log.warning("faults.not_kept", path=str(self._path), error=str(error))
             self._said = str(error)
             return
-        self._written, self._said = self._faults, ""
+        self._written, self._written_at, self._said = fresh, self._now(), ""
+
+    def _tell(self, before: Ledger, fresh: Ledger) -> None:
+        """Say what begins to count, and what is over. What has not been seen often enough yet does not count."""
+        known = {one.key for one in before.entries if one.certain}
+        left = {one.key for one in fresh.entries}
+        for one in fresh.entries:
+            if one.certain and one.key not in known:
+                self._said_of(one, over=False)
+        for one in before.entries:
+            if one.certain and one.key not in left:
+                self._said_of(one, over=True)
+
+    def _said_of(self, one: LedgerEntry, *, over: bool) -> None:
+        grave = one.kind.effect is not HealthEffect.RECORD
+        self.news.append(FaultNews(one.gpu, one.name, one.message, over, grave))
+        if over:
+            log.info("gpu.fault_over", gpu=one.gpu, fault=one.name)
+        elif grave:
+            log.error("gpu.fault", gpu=one.gpu, fault=one.name, error=one.message)
+        else:
+            log.info("gpu.fault_recorded", gpu=one.gpu, fault=one.name, error=one.message)
+
+
+_SOON = 10
+"""So many readings are waited for at a quicker pace."""

@@ -23,14 +23,13 @@ import msgspec
 import structlog
 
 from draco.agent.hardware.fault_record import FaultRecord
+from draco.agent.hardware.faults import DRIVER_HANGS, DRIVER_MISMATCH, UNREADABLE, only_sign, with_fault, with_sign
 from draco.agent.hardware.gpus import (
     DriverInfo,
     EventKind,
     Gpu,
     GpuEvent,
     GpuFault,
-    GpuHealth,
-    HealthState,
     LocatedGpu,
     UnidentifiedGpu,
     device_name,
@@ -38,6 +37,7 @@ from draco.agent.hardware.gpus import (
 from draco.agent.hardware.nvml import Nvml, NvmlCall
 from draco.agent.hardware.nvml_errors import DriverReloaded, NvmlError
 from draco.agent.lanes import Lane
+from draco.health.ledger import InstancePlace, Sign
 from draco.kube.clock import Clock
 
 _ROOT = re.compile(r"pci[0-9a-f]{4}:[0-9a-f]{2}")
@@ -77,10 +77,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
-DRIVER_HANGS = "DriverHangs"
-"""The fault of a GPU about which a call hangs, and why the GPUs are not readable then."""
-DRIVER_MISMATCH = "DriverMismatch"
-"""The fault of all GPUs while the driver's files are of another version than its loaded modules."""
 _CLOSING_S = 5.0
 """So long a session that is to be ended is waited for; a call that hangs is left behind."""
 
@@ -135,6 +131,7 @@ class HardwareMonitor:
         retry_s: float,
         event_wait_s: float,
         limit_s: float = 30.0,
+        probe_s: float = 2.0,
     ) -> None:
         self.view = HardwareView(fault="The GPUs have not been read yet.")
         self.ready = asyncio.Event()
@@ -150,6 +147,7 @@ class HardwareMonitor:
         self._retry_s = retry_s
         self._event_wait_s = event_wait_s
         self._limit_s = limit_s
+        self._probe_s = min(probe_s, rescan_s)
         self._subscribers: list[Callable[[HardwareView], None]] = []
         self._lane = Lane("nvml", monotonic=clock.monotonic)
         self._calm = self.view  # as it would be if nothing hung
@@ -167,6 +165,10 @@ class HardwareMonitor:
         """Show the last reading once more: its GPUs may have other names."""
         if self._last is not None:
             self._show(await self._named(self._last))
+
+    def judge_again(self) -> None:
+        """Policies say something else of the faults that are known."""
+        self._condemn()
 
     @property
     def reading_age_s(self) -> float:
@@ -194,8 +196,8 @@ class HardwareMonitor:
                         log.warning("nvml.unreadable", error=str(error), again_in_s=self._retry_s)
                     # First of all: a call that hung may be over by now, and nothing else would say that there is no reading.
                     self._show(msgspec.structs.replace(self._calm, fault=str(error)))
-                    if isinstance(error, DriverReloaded):
-                        await self._heard_by(0.0, self._faults.reloaded)
+                    await self._heard_by(0.0, partial(self._count_failure, error))
+                    self._condemn()
                     await self._heard_by(0.0, self._close)
                     self._due_s = self._clock.monotonic() + self._retry_s
                     await self._clock.sleep(self._retry_s)
@@ -260,14 +262,24 @@ class HardwareMonitor:
                     self._nvml.watch()  # before the reading: nothing that happens after it is missed
             driver = self._nvml.driver()
             mismatch = self._mismatch(driver.driver_version)
-            gpus = self._divided(self._faults.look(self._nvml.gpus()))
+            seen = self._nvml.gpus()
+            if mismatch:
+                seen = [with_sign(gpu, Sign(DRIVER_MISMATCH, mismatch)) for gpu in seen]
+            gpus = self._divided(self._faults.look(seen))
             return HardwareView(
                 driver=driver,
-                gpus=tuple(self._locate(_mismatched(gpu, mismatch) if mismatch else gpu) for gpu in gpus),
+                gpus=tuple(map(self._locate, gpus)),
                 unidentified=self._nvml.unidentified(),
                 read_at=self._clock.now(),
                 mismatch=mismatch,
             )
+
+    def _count_failure(self, error: NvmlError) -> None:
+        """No GPU could be read: what is known of each stays, and nobody can say how it is now."""
+        if isinstance(error, DriverReloaded):
+            self._faults.reloaded()
+        unread = Sign(UNREADABLE, str(error))
+        self._faults.look([only_sign(one.gpu, unread) for one in self._calm.gpus if not one.gpu.absent])
 
     def _close(self) -> None:
         with self._nvml.lock:
@@ -282,10 +294,10 @@ class HardwareMonitor:
     async def _until_next(self) -> None:
         """Return when it is time to read again, or when NVML has reported something."""
         if self._event_wait_s <= 0:
-            self._due_s = self._clock.monotonic() + self._rescan_s
-            await self._clock.sleep(self._rescan_s)
+            self._due_s = self._clock.monotonic() + self._pause_s
+            await self._clock.sleep(self._pause_s)
             return
-        due = self._clock.monotonic() + self._rescan_s
+        due = self._clock.monotonic() + self._pause_s
         while (left_s := due - self._clock.monotonic()) > 0:
             wait_s = min(left_s, self._event_wait_s)
             events = await self._heard_by(wait_s, partial(self._wait, wait_s))
@@ -298,10 +310,25 @@ class HardwareMonitor:
                 self._condemn()
                 return
 
+    @property
+    def _pause_s(self) -> float:
+        """Until the next reading: not long while it takes a few more to say that a fault is over."""
+        return self._probe_s if self._faults.ending else self._rescan_s
+
+    def _place(self, event: GpuEvent) -> InstancePlace | None:
+        """The instance that an event is about, by the last look at what there is."""
+        if event.gpu_instance is None:
+            return None
+        located = next((one for one in self._calm.gpus if one.gpu.uuid == event.gpu), None)
+        found = [] if located is None else [one for one in located.gpu.instances if one.gi == event.gpu_instance]
+        return InstancePlace(event.gpu_instance, event.compute_instance, found[0].mask if found else None)
+
     def _wait(self, seconds: float) -> list[GpuEvent]:
         found = []
         for event in self._nvml.wait_events(max(1, int(seconds * 1000))):
-            self._faults.happened(event)  # one by one: an error that ends the wait takes no event along
+            self._faults.happened(
+                event, self._place(event)
+            )  # one by one: an error that ends the wait takes no event along
             found.append(event)
         return found
 
@@ -337,11 +364,5 @@ class HardwareMonitor:
         return msgspec.structs.replace(view, gpus=gpus, fault=self._said, hang=hang)
 
 
-def _mismatched(gpu: Gpu, sentence: str) -> Gpu:
-    """A GPU that takes no new work; a container that has it works on with the files that it started with."""
-    return gpu if gpu.fault is not None else msgspec.structs.replace(gpu, fault=GpuFault(DRIVER_MISMATCH, sentence))
-
-
 def _hanging(gpu: Gpu, sentence: str) -> Gpu:
-    fault = GpuFault(DRIVER_HANGS, sentence)
-    return msgspec.structs.replace(gpu, fault=fault, health=GpuHealth(HealthState.UNKNOWN, sentence))
+    return with_fault(gpu, GpuFault(DRIVER_HANGS, sentence))

@@ -13,28 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import pynvml
 
-from draco.agent.hardware.faults import Recovery, with_fault
-from draco.agent.hardware.gpus import (
-    DriverInfo,
-    EventKind,
-    Gpu,
-    GpuEvent,
-    GpuFault,
-    GpuHealth,
-    GpuLocation,
-    HealthState,
-    UnidentifiedGpu,
-)
+from draco.agent.hardware.faults import UNREADABLE, only_sign
+from draco.agent.hardware.gpus import DriverInfo, EventKind, Gpu, GpuEvent, GpuLocation, UnidentifiedGpu
 from draco.agent.hardware.nvml_errors import (
     ADDRESSING_MODES,
     ARCHITECTURES,
     BRANDS,
     EVENT_KINDS,
-    RECOVERY_ACTIONS,
-    REMAP_FAILED,
     WATCHED,
     CallError,
     GpuLost,
@@ -43,6 +30,8 @@ from draco.agent.hardware.nvml_errors import (
     not_text,
     translated,
 )
+from draco.agent.hardware.nvml_health import HealthReader
+from draco.health.ledger import Sign
 from draco.resources.names import GpuUuid
 
 T = TypeVar("T")
@@ -86,7 +75,7 @@ class Nvml:
         self._unidentified: tuple[UnidentifiedGpu, ...] = ()
         self._handles: dict[GpuUuid, Any] = {}
         self._events: _Subscription | None = None
-        self._remap_failed: set[GpuUuid] = set()
+        self._health = HealthReader(self.call)
 
     def reach(self) -> None:
         """Return when nobody holds the lock."""
@@ -102,6 +91,7 @@ class Nvml:
         self._open = True
         self.sessions += 1
         self._seen, self._handles, self._unidentified = {}, {}, ()
+        self._health.forget()
 
     def close(self) -> None:
         """End the session, also when the driver is already gone. Nobody may be waiting for events."""
@@ -150,7 +140,7 @@ class Nvml:
     def gpus(self) -> list[Gpu]:
         """All GPUs that could be identified, in PCI order.
 
-        A GPU that cannot be read now keeps what was read before and says so in its health; one that was never read in
+        A GPU that cannot be read now keeps what was read before and says so in its signs; one that was never read in
         this session is in `unidentified`. DriverError when no GPU can be read at all.
         """
         unidentified = []
@@ -205,8 +195,9 @@ class Nvml:
         major, minor = self.call("nvmlDeviceGetCudaComputeCapability", handle)
         mode = self.optional("nvmlDeviceGetMigMode", handle)
         self._handles[uuid] = handle
-        fault = self._fault(uuid, handle)
-        gpu = Gpu(
+        divided = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+        health = self._health.read(uuid, handle, divided=divided)
+        return Gpu(
             uuid=uuid,
             index=index,
             minor=int(self.call("nvmlDeviceGetMinorNumber", handle)),
@@ -219,10 +210,12 @@ class Nvml:
             pci_bus_id=self._address(handle),
             numa_node=self._numa_node(handle),
             mig_capable=mode is not None,
-            mig_enabled=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+            mig_enabled=divided,
             addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
+            signs=health.signs,
+            unasked=health.unasked,
+            links=health.links,
         )
-        return gpu if fault is None else with_fault(gpu, fault)
 
     def _numa_node(self, handle: Any) -> int | None:
         """The nearest NUMA node; nvmlDeviceGetNumaNodeId is for GPUs that are such nodes themselves."""
@@ -246,20 +239,6 @@ class Nvml:
         if uuid not in self._handles:
             self._handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid)
         return self._handles[uuid]
-
-    def _fault(self, uuid: GpuUuid, handle: Any) -> GpuFault | None:
-        """What NVML says the GPU needs before it can be relied on."""
-        wanted = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-        values = self.optional("nvmlDeviceGetFieldValues", handle, [wanted])
-        if values is not None and values[0].nvmlReturn == pynvml.NVML_SUCCESS:
-            action = int(values[0].value.uiVal)
-            if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
-                unnamed = GpuFault(Recovery.UNKNOWN, f"The GPU needs recovery action {action}.")
-                return RECOVERY_ACTIONS.get(action, unnamed)
-        rows = self.optional("nvmlDeviceGetRemappedRows", handle)
-        if rows is not None:  # it cannot be asked of a GPU that is divided: what it last said holds
-            (self._remap_failed.add if rows[3] else self._remap_failed.discard)(uuid)
-        return REMAP_FAILED if uuid in self._remap_failed else None
 
     def _subscription(self) -> "_Subscription":
         if self._events is None or self._events.session != self.sessions:
@@ -381,7 +360,5 @@ def _instance(number: int) -> int | None:
 
 
 def _troubled(known: Gpu, error: CallError) -> Gpu:
-    """A GPU that answers with an error. One that says nothing about its state is unknown, and no faultier than before."""
-    if error.fault:
-        return with_fault(known, GpuFault(error.fault, str(error)))
-    return msgspec.structs.replace(known, health=GpuHealth(HealthState.UNKNOWN, str(error)))
+    """A GPU that answers with an error, which may say what is wrong with it. Else nobody knows."""
+    return only_sign(known, Sign(error.fault or UNREADABLE, str(error)))

@@ -268,4 +268,3 @@ RECOVERY_ACTIONS: Mapping[int, GpuFault] = MappingProxyType(
         ),
     }
 )
-REMAP_FAILED = GpuFault(faults.REMAP_FAILED, "A broken memory row could not be remapped; replace the GPU.")

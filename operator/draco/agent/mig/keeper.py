@@ -20,6 +20,7 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.draco import GpuNode, IsolatedGpu, MigState, PromisedDevice, WantedGpu
+from draco.resources.api.health import FaultOverride
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import FORGET_GPU, GpuUuid
@@ -58,6 +59,7 @@ class MigKeeper:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
         self.promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
         self.isolated: Sequence[IsolatedGpu] = ()
+        self.health: Sequence[FaultOverride] = ()
         self.forgotten: frozenset[GpuUuid] = frozenset()
         self.known = asyncio.Event()
         self._client = client
@@ -134,7 +136,8 @@ class MigKeeper:
         kept, self.promised = self.promised, promised
         # Together with what is wanted: nothing is ever offered by the one without the taints of the other.
         isolated, self.isolated = self.isolated, found.spec.isolated if found else ()
-        if list(isolated) != list(self.isolated):
+        health, self.health = self.health, found.spec.health if found else ()
+        if list(isolated) != list(self.isolated) or list(health) != list(self.health):
             self._isolation()
         for uuid in {*fresh, *(before or {}), *promised, *kept, *(() if before is not None else self._divisions())}:
             if before is None or before.get(uuid) != fresh.get(uuid) or kept.get(uuid) != promised.get(uuid):

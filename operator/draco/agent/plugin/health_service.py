@@ -16,6 +16,7 @@ from draco.agent.hardware.gpus import Gpu, GpuMigView, HealthState, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.api.health_v1_pb2 import DeviceHealth, DeviceIdentifier, NodeWatchResourcesResponse
 from draco.agent.record.checkpoint import PreparedClaim
+from draco.health.judgement import blocking
 from draco.resources.names import GpuUuid
 
 NO_DIVISIONS: Mapping[GpuUuid, GpuMigView] = MappingProxyType({})
@@ -26,7 +27,10 @@ GONE = "Its GPU instance is gone; when it has been made again, restart the conta
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """One device's health. `at` in Unix seconds. `gpu` says which hardware it is, `part` that it is a part of that."""
+    """One device's health. `at` in Unix seconds. `gpu` says which hardware it is, `part` that it is a part of that.
+
+    `fault` is the name of the fault that the message is about, "" for none.
+    """
 
     device: str
     state: HealthState
@@ -34,6 +38,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     at: int
     gpu: GpuUuid = GpuUuid("")
     part: bool = False
+    fault: str = ""
 
 
 def claimed_reports(
@@ -44,8 +49,9 @@ def claimed_reports(
 ) -> list[DeviceReport]:
     """Health of what claims have under other names than those of whole GPUs: partitions, and GPUs that were called otherwise.
 
-    It is that of their GPU, unless the instance itself is gone.
+    It is that of their GPU, unless the instance itself is gone, or has a fault of its own.
     """
+    gpus = {one.gpu.uuid: one.gpu for one in view.gpus}
     names = {one.gpu.uuid: device_name(one.gpu) for one in view.gpus}
     parents = {one.device: one for one in whole}
     found: dict[str, DeviceReport] = {}
@@ -53,6 +59,10 @@ def claimed_reports(
         parent = parents.get(names.get(device.gpu, ""))
         if parent is None or device.device in parents:
             continue
+        worst = None if device.partition is None else blocking(gpus[device.gpu].faults, device.partition.mask)
+        if parent.state is HealthState.HEALTHY and worst is not None:
+            state = HealthState(worst.health.value)
+            parent = msgspec.structs.replace(parent, state=state, message=worst.status.message, fault=worst.status.name)
         division = divisions.get(device.gpu)
         if parent.state is HealthState.HEALTHY and division is not None and device.key in division.missing:
             message = f"{GONE} {division.message}".strip()
@@ -71,11 +81,12 @@ def reports(view: HardwareView) -> list[DeviceReport]:
 
 
 def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
+    name = next((one.status.name for one in gpu.faults if one.status.message == gpu.health.message), "")
     if gpu.fault is not None and gpu.health.state is HealthState.UNHEALTHY:
-        return DeviceReport(device_name(gpu), HealthState.UNHEALTHY, gpu.fault.message, at)
+        return DeviceReport(device_name(gpu), HealthState.UNHEALTHY, gpu.fault.message, at, fault=gpu.fault.name)
     if unread:
-        return DeviceReport(device_name(gpu), HealthState.UNKNOWN, unread, at)
-    return DeviceReport(device_name(gpu), gpu.health.state, gpu.health.message, at)
+        return DeviceReport(device_name(gpu), HealthState.UNKNOWN, unread, at, fault=name)
+    return DeviceReport(device_name(gpu), gpu.health.state, gpu.health.message, at, fault=name)
 
 
 class HealthService:

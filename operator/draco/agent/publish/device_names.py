@@ -16,13 +16,12 @@ from typing import Any
 import msgspec
 
 from draco.agent.files import advice
+from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import (
     ABSENT,
     HEALTHY,
     Gpu,
     GpuFault,
-    GpuHealth,
-    HealthState,
     KnownGpu,
     LocatedGpu,
     UnidentifiedGpu,
@@ -151,7 +150,17 @@ def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
     """What is worth keeping of a reading: not what changes while the GPU is at work."""
     board = located.gpu.board or (known.last.board if known.last else None)
     lasting = msgspec.structs.replace(
-        located.gpu, device=known.device, index=-1, board=board, instances=(), health=HEALTHY, fault=None
+        located.gpu,
+        device=known.device,
+        index=-1,
+        board=board,
+        instances=(),
+        health=HEALTHY,
+        fault=None,
+        faults=(),
+        signs=(),
+        unasked=frozenset(),
+        links=None,
     )
     return msgspec.structs.replace(known, last=lasting, pcie_root=located.pcie_root, numa_node=located.numa_node)
 
@@ -189,8 +198,7 @@ def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
         f"NVML does not list GPU {last.uuid} any more (it was at {last.pci_bus_id}).{unnamed} Bring it back and reboot the node, "
         f"or annotate the GpuNode with {FORGET_GPU}={last.uuid} if it is gone for good."
     )
-    health = GpuHealth(HealthState.UNHEALTHY, sentence)
-    return msgspec.structs.replace(last, health=health, fault=GpuFault(ABSENT, sentence))
+    return with_fault(last, GpuFault(ABSENT, sentence))
 
 
 def needed_by(claims: Iterable[PreparedClaim]) -> set[GpuUuid]:

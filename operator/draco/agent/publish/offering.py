@@ -21,15 +21,16 @@ from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, p
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.publish import partitions, slices
-from draco.agent.publish.partitions import Divisible, Place, fault_taints, isolation_taints
+from draco.agent.publish.partitions import Divisible, Place, as_many_as_fit, isolation_taints
 from draco.agent.publish.publisher import SlicePublisher
+from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
 from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Board, Placement
 from draco.mig.keeping import KeptInstances, keeping, layout_of
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
 from draco.resources.api.slices import CounterSet, Device
-from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
+from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
 
 PACE_S = 2.0
@@ -138,14 +139,14 @@ def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
 
 def _whole(located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: Sequence[IsolatedGpu]) -> Device:
     """A GPU that is offered undivided, tainted where it cannot be had so now."""
-    taints = fault_taints(located.gpu) + isolation_taints(isolated)
+    taints = isolation_taints(isolated) + judgement.taints(located.gpu.faults)
     if mig.foreign:
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
     if mig.board is None and mig.state is MigState.DIRTY:  # nobody knows what there is of it
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=mig.state.value, effect="NoSchedule"))
     if mig.enabled and located.gpu.mig_needs_reset:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value="MigMode", effect="NoSchedule"))
-    return msgspec.structs.replace(slices.device(located, driver), taints=taints[:TAINTS_PER_DEVICE])
+    return msgspec.structs.replace(slices.device(located, driver), taints=as_many_as_fit(taints))
 
 
 log = structlog.get_logger()

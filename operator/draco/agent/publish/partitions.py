@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LocatedGpu, Use, device_name, position
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, device_name, position
 from draco.agent.publish import slices
+from draco.health import judgement
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
 from draco.resources.api.draco import IsolatedGpu, MigState
@@ -28,8 +29,8 @@ from draco.resources.api.slices import (
     DeviceCapacity,
     DeviceCounterConsumption,
 )
-from draco.resources.api.taints import TAINTS_PER_DEVICE, DeviceTaint
-from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid, read_partition_name
+from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaint
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid, read_partition_name
 from draco.resources.quantity import Format, Quantity
 
 _ENGINES = {
@@ -257,22 +258,20 @@ class _Maker:
         )
 
     def _taints(self, placement: Placement | None) -> list[DeviceTaint]:
-        """Those that matter most come first: not all may find room."""
+        """Those that matter most come first: not all may find room. A sick GPU stays published; dropped, it would look lost."""
         mask = -1 if placement is None else placement.mask
-        taints = fault_taints(self._gpu.located.gpu)
-        taints += isolation_taints(self._gpu.isolated, self._gpu.board, placement)
+        taints = isolation_taints(self._gpu.isolated, self._gpu.board, placement)
+        taints += judgement.taints(self._gpu.located.gpu.faults, None if placement is None else placement.mask)
         if self._foreign & mask:
             taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
         if self._gpu.mig.state in _UNSETTLED:
             taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=self._gpu.mig.state.value, effect="NoSchedule"))
-        return taints[:TAINTS_PER_DEVICE]
+        return as_many_as_fit(taints)
 
 
-def fault_taints(gpu: Gpu) -> list[DeviceTaint]:
-    """What keeps new work off a GPU with a fault, and off all its parts. It stays published: dropped, it would read as lost."""
-    if gpu.fault is None:
-        return []
-    return [DeviceTaint(key=TAINT_FAULT, value=gpu.fault.name, effect="NoSchedule")]
+def as_many_as_fit(taints: Sequence[DeviceTaint]) -> list[DeviceTaint]:
+    """The taints that find room: what keeps claims away before what is only said, else those that come first."""
+    return sorted(taints, key=lambda one: one.effect not in BLOCKING_EFFECTS)[:TAINTS_PER_DEVICE]
 
 
 def isolation_taints(

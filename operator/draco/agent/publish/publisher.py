@@ -14,12 +14,13 @@ from draco.agent.publish import slices
 from draco.agent.publish.slices import Content
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import ApiError, NotFound
+from draco.kube.errors import ApiError, Invalid, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import CounterSet, Device, ResourceSlice
+from draco.resources.api.taints import BLOCKING_EFFECTS
 from draco.resources.kinds import NODES, SLICES
 
 log = structlog.get_logger()
@@ -68,6 +69,7 @@ class SlicePublisher:
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, cap_s=60.0)
         self._wanted: tuple[list[Device], list[CounterSet]] | None = None
         self._held = ""
+        self._announces = True  # the cluster takes taints that keep nobody away
         self._generation = 0
         self._unseen: dict[ObjectKey, int] = {}  # resource versions of our writes that the watch has not brought yet
         self._unseen_until = 0.0
@@ -89,6 +91,7 @@ class SlicePublisher:
     def republish(self) -> None:
         """Send every field again: the cluster may now keep fields that it dropped before."""
         self._kept.clear()
+        self._announces = True
         self._queue.add(self._node)
 
     @property
@@ -127,6 +130,8 @@ class SlicePublisher:
             self._tell(None, f"Node {self._node} does not exist, so its devices are not published.")
             return NODE_MISSING_S
         devices, counters = self._wanted
+        if not self._announces:
+            devices = [_without_notes(one) for one in devices]
         plan = slices.plan(
             devices,
             self._informer.store.values(),
@@ -138,6 +143,12 @@ class SlicePublisher:
         if not plan.empty:
             try:
                 await self._write(plan)
+            except Invalid as error:
+                # Kubernetes 1.34 takes no taint of the effect None, and with it no slice: tried again without.
+                if self._announces and devices != [_without_notes(one) for one in devices]:
+                    log.warning("slices.notes_left_out", error=str(error))
+                    self._announces = False
+                raise
             except NotFound:
                 return GONE_S
             except ApiError as error:  # which is logged where it is tried again
@@ -186,3 +197,9 @@ class SlicePublisher:
             log.warning("slices.not_published", problem=problem)
         self.published, self.problem = published, problem
         self._on_change()
+
+
+def _without_notes(device: Device) -> Device:
+    """A device without the taints that keep nobody away."""
+    kept = [one for one in device.taints if one.effect in BLOCKING_EFFECTS]
+    return device if kept == device.taints else msgspec.structs.replace(device, taints=kept)

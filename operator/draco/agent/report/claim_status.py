@@ -99,7 +99,26 @@ def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:
             message=f"GPU {device.gpu} is not on this node any more.",
         )
     status = {HealthState.HEALTHY: "True", HealthState.UNHEALTHY: "False"}.get(report.state, "Unknown")
-    return Condition(type="Healthy", status=status, reason=report.state.value, message=report.message)
+    return Condition(type="Healthy", status=status, reason=report.fault or report.state.value, message=report.message)
+
+
+def left_behind(before: Iterable[AllocatedDeviceStatus]) -> list[AllocatedDeviceStatus]:
+    """What stays of the entries when the pod has ended: those that say what was wrong with its devices.
+
+    Kubelet does not tell a pod that has ended of its devices any more.
+    """
+    over = Condition(
+        type="Ready", status="False", reason="Unprepared", message="The pod that had the device has ended."
+    )
+    return [
+        msgspec.structs.replace(one, conditions=[over, *(each for each in one.conditions if each.type != "Ready")])
+        for one in before
+        if any(each.type == "Healthy" and _of_fault(each) for each in one.conditions)
+    ]
+
+
+def _of_fault(condition: Condition) -> bool:
+    return condition.status == "False" or (condition.status == "True" and condition.reason != HealthState.HEALTHY.value)
 
 
 class ClaimReporter:
@@ -175,8 +194,8 @@ class ClaimReporter:
         self, uid: ClaimUid, claim: ResourceClaim, before: list[AllocatedDeviceStatus]
     ) -> list[AllocatedDeviceStatus]:
         prepared = self._claims().get(uid)
-        if prepared is None or prepared.state is not PreparationState.PREPARED:
-            return []
+        ended = prepared is None or prepared.state is not PreparationState.PREPARED
+        fresh = left_behind(before) if ended or prepared is None else wanted(prepared, self._driver, self._health())
         known = {(one.device, one.share_id): one.conditions for one in before}
         now = self._clock.now()
         allocated = {one.key for one in claim.results}
@@ -184,6 +203,6 @@ class ClaimReporter:
             msgspec.structs.replace(
                 one, conditions=all_timed(one.conditions, known.get((one.device, one.share_id), []), now)
             )
-            for one in wanted(prepared, self._driver, self._health())
+            for one in fresh
             if (one.driver, one.pool, one.device) in allocated
         ]

@@ -9,8 +9,9 @@ import msgspec
 import structlog
 
 from draco import __version__
+from draco.agent.hardware.faults import DRIVER_HANGS, DRIVER_MISMATCH
 from draco.agent.hardware.gpus import GpuMigView, device_name, position
-from draco.agent.hardware.monitor import DRIVER_HANGS, DRIVER_MISMATCH, HardwareView
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import PluginConflict, RegistrationState
 from draco.agent.publish.publisher import PublishedPool
@@ -22,6 +23,7 @@ from draco.kube.discovery import PARTITIONABLE, Features
 from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
+from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
 from draco.resources.kinds import GPU_NODES, NODES
 from draco.resources.names import CONDITION_CERTIFICATE, CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, GpuUuid
@@ -29,6 +31,9 @@ from draco.resources.names import CONDITION_CERTIFICATE, CONDITION_PARTITIONABLE
 log = structlog.get_logger()
 
 RECHECK_S = 300.0
+FIGURES_S = 30.0
+"""How seldom it is written when nothing but how often and when something was seen has changed."""
+FAULTS_PER_GPU = 64
 ABSENT_S = 60.0
 
 
@@ -71,6 +76,7 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
             numa_node=one.numa_node,
             health=health[device_name(one.gpu)].state.value,
             message=health[device_name(one.gpu)].message,
+            faults=[fault.status for fault in one.gpu.faults[:FAULTS_PER_GPU]],
             mig=mig_report.mig(one.gpu, node_report.divisions, boards),
         )
         for one in sorted(view.gpus, key=lambda one: position(one.gpu))
@@ -91,6 +97,16 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
         boards=mig_report.tables(boards),
         conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(node_report)],
     )
+
+
+def without_figures(said: GpuNodeStatus) -> GpuNodeStatus:
+    """A status without how often and when faults were seen, which a program can change as fast as it likes."""
+    gpus = [msgspec.structs.replace(gpu, faults=[_without_figures(one) for one in gpu.faults]) for gpu in said.gpus]
+    return msgspec.structs.replace(said, gpus=gpus)
+
+
+def _without_figures(fault: GpuFaultStatus) -> GpuFaultStatus:
+    return msgspec.structs.replace(fault, message="", count=0, clean_probes=0, first_seen=None, last_seen=None)
 
 
 def _conditions(node_report: NodeReport) -> list[Condition]:
@@ -163,13 +179,20 @@ class NodeReporter:
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=60.0)
         self._absent = False
         self._said: GpuNodeStatus | None = None
+        self._figures_wait = False
 
     def touch(self) -> None:
         """Look again soon if there is something new to say. Several reasons at once make one write."""
         fresh = status(self._node_report(), generation=0)
-        if fresh != self._said:
-            self._said = fresh
+        if fresh == self._said:
+            return
+        figures = self._said is not None and without_figures(fresh) == without_figures(self._said)
+        self._said = fresh
+        if not figures:
             self._queue.add_after(self._node, 0.05)
+        elif not self._figures_wait:
+            self._figures_wait = True
+            self._queue.add_after(self._node, FIGURES_S)
 
     def report_now(self) -> None:
         """Report at once: the object was deleted, or its spec changed."""
@@ -182,6 +205,7 @@ class NodeReporter:
 
     async def _reconcile(self, node: str) -> float | None:
         key = ObjectKey("", node)
+        self._figures_wait = False
         current = await self._read_or_create(key)
         if current is None:
             return ABSENT_S

@@ -20,9 +20,10 @@ from draco.explanation.remedies.trials import Trials
 from draco.explanation.selection import first_rows
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
+from draco.resources.api.health import is_of_fact, is_of_fault
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, taint_text
-from draco.resources.names import TAINT_FAULT, TAINT_FOREIGN_INSTANCE, TAINTS_OF_FACTS, PoolKey
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, PoolKey
 from draco.resources.texts import agreeing, listed, them
 
 _NOT: Final = bytes(each == 0 for each in range(256))
@@ -83,9 +84,9 @@ def _otherwise(taint: DeviceTaint) -> str:
     """How the taint goes, or what does as well."""
     if taint.key == TAINT_FOREIGN_INSTANCE:
         return " by removing the GPU instance there, which Draco did not make"
-    if taint.key == TAINT_FAULT:
+    if is_of_fault(taint.key):
         return ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"
-    if taint.key in TAINTS_OF_FACTS:
+    if is_of_fact(taint.key):
         return ": its agent does when the GPU is Ready again, and draco layout show says what that waits for"
     return ", or let the request tolerate it"
 

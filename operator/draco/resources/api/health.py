@@ -9,6 +9,7 @@ from enum import StrEnum
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
 from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+from draco.resources.names import TAINT_FAMILIES, TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED
 
 
 class FaultFamily(StrEnum):
@@ -23,6 +24,20 @@ class FaultFamily(StrEnum):
     LOST = "lost"
     DRIVER = "driver"
     UNREADABLE = "unreadable"
+
+
+_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED})
+_FAULTS = frozenset(f"{TAINT_FAMILIES}{family.value}" for family in FaultFamily)
+
+
+def is_of_fault(key: str) -> bool:
+    """Whether a taint of this key says that the hardware has a fault; each family of faults has its own."""
+    return key in _FAULTS
+
+
+def is_of_fact(key: str) -> bool:
+    """Whether a taint of this key says what the agent cannot do: who tolerates it gets a device that the pod is refused."""
+    return key in _FACTS or is_of_fault(key)
 
 
 class FaultScope(StrEnum):

@@ -1,0 +1,170 @@
+"""What NVML answers about a GPU's health: one reading's signs of faults.
+
+Owns the calls, few enough to be made of every GPU at every reading: what NVML knows as field values comes in one call. Decides
+nothing: what a sign means, and until when, is in `draco.health`. What NVML does not say of a GPU is told as such, and is never
+taken for health.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pynvml
+
+from draco.agent.hardware import faults
+from draco.agent.hardware.faults import Recovery
+from draco.agent.hardware.nvml_errors import RECOVERY_ACTIONS, CallError, NotSupported
+from draco.health.ledger import LinkReading, Sign
+from draco.resources.api.health import FaultFamily
+from draco.resources.names import GpuUuid
+
+THERMAL_MARGIN_C = 5
+"""So far below the temperature at which it slows down a GPU must be before a reading counts as one without that fault."""
+_ERRORS_OF_LINKS = (
+    pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+    pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+    pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+)
+_FIELDS = (
+    pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+    pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
+    *_ERRORS_OF_LINKS,
+)
+_HOT = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+_LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+
+Call = Callable[..., Any]
+
+
+class HealthReading(msgspec.Struct, frozen=True):
+    """What one reading says. `unasked` are the families of which it says nothing."""
+
+    signs: tuple[Sign, ...]
+    unasked: frozenset[FaultFamily]
+    links: LinkReading | None
+
+
+class HealthReader:
+    """Reads the health of one session's GPUs. `call` raises what `nvml_errors` knows."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._slowdown_c: dict[GpuUuid, int | None] = {}
+        self._links: dict[GpuUuid, int] = {}
+
+    def forget(self) -> None:
+        """A new session begins: the driver may be another one."""
+        self._slowdown_c, self._links = {}, {}
+
+    def read(self, uuid: GpuUuid, handle: Any, *, divided: bool) -> HealthReading:
+        """Ask about one GPU. CallError when an answer says that the GPU itself is in trouble."""
+        signs: list[Sign] = []
+        unasked: set[FaultFamily] = set()
+        values = self._values(uuid, handle)
+        _recovery(values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), signs, unasked)
+        self._ecc(values.get(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL), handle, signs, unasked)
+        self._rows(handle, signs, unasked)
+        self._thermal(uuid, handle, signs, unasked)
+        links = None
+        if divided or not self._links.get(uuid):  # partitions have no NVLinks: how they are then says nothing
+            unasked.add(FaultFamily.NVLINK)
+        else:
+            links = self._link_reading(uuid, values)
+        return HealthReading(tuple(signs), frozenset(unasked), links)
+
+    def _values(self, uuid: GpuUuid, handle: Any) -> dict[object, int]:
+        """The field values that there are. Those of links are asked for by link, as soon as it is known how many there are."""
+        wanted: list[Any] = [*_FIELDS]
+        if uuid in self._links:
+            wanted += [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(self._links[uuid])]
+        else:
+            wanted.append(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
+        answers = self._optional("nvmlDeviceGetFieldValues", handle, wanted) or ()
+        found: dict[object, int] = {
+            name: int(value.value.ullVal if value.valueType == _LONG else value.value.uiVal)
+            for name, value in zip(wanted, answers, strict=False)
+            if value.nvmlReturn == pynvml.NVML_SUCCESS
+        }
+        if uuid not in self._links and answers:
+            self._links[uuid] = min(found.get(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0), pynvml.NVML_NVLINK_MAX_LINKS)
+            return self._values(uuid, handle) if self._links[uuid] else found
+        return found
+
+    def _link_reading(self, uuid: GpuUuid, values: dict[object, int]) -> LinkReading | None:
+        states = [values.get((pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link)) for link in range(self._links[uuid])]
+        if None in states:
+            return None
+        up = sum(1 << link for link, state in enumerate(states) if state)
+        return LinkReading(up, sum(values.get(one, 0) for one in _ERRORS_OF_LINKS))
+
+    def _ecc(self, errors: int | None, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> None:
+        if errors:
+            what = "memory error" if errors == 1 else "memory errors"
+            sentence = f"{errors} {what} could not be corrected since the driver was loaded; {_AT_NEXT_RESET}."
+            signs.append(Sign(faults.ECC_UNCORRECTED, sentence, errors))
+        status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+        try:
+            status.version = pynvml.nvmlEccSramErrorStatus_v1
+            self._call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
+        except CallError as error:
+            _unless_faulty(error)
+            if errors is None or not isinstance(error, NotSupported):  # older boards have no such counters
+                unasked.add(FaultFamily.ECC)
+            return
+        if status.bThresholdExceeded:
+            signs.append(Sign(faults.ECC_THRESHOLD))
+
+    def _rows(self, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> None:
+        try:
+            rows = self._call("nvmlDeviceGetRemappedRows", handle)
+        except CallError as error:
+            _unless_faulty(error)
+            unasked.add(FaultFamily.ROW_REMAP)  # it cannot be asked of a GPU that is divided: what it last said holds
+            return
+        if rows[2]:
+            signs.append(Sign(faults.REMAP_PENDING, count=int(rows[0]) + int(rows[1])))
+        if rows[3]:
+            signs.append(Sign(faults.REMAP_FAILED))
+
+    def _thermal(self, uuid: GpuUuid, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> None:
+        try:
+            if uuid not in self._slowdown_c:
+                limit = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+                self._slowdown_c[uuid] = self._optional("nvmlDeviceGetTemperatureThreshold", handle, limit)
+            slowdown = self._slowdown_c[uuid]
+            celsius = int(self._call("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU))
+            reasons = int(self._call("nvmlDeviceGetCurrentClocksEventReasons", handle))
+        except CallError as error:
+            _unless_faulty(error)
+            unasked.add(FaultFamily.THERMAL)
+            return
+        if reasons & _HOT or (slowdown is not None and celsius >= slowdown):
+            sentence = f"The GPU has {celsius} °C and lowers its clocks; check its cooling."
+            signs.append(Sign(faults.THERMAL_SLOWDOWN, sentence))
+        elif slowdown is not None and celsius > slowdown - THERMAL_MARGIN_C:
+            unasked.add(FaultFamily.THERMAL)
+
+    def _optional(self, function: str, *args: Any) -> Any:
+        try:
+            return self._call(function, *args)
+        except NotSupported:
+            return None
+
+
+_AT_NEXT_RESET = "a board that contains such errors works on: reset the GPU at the next opportunity"
+
+
+def _recovery(action: int | None, signs: list[Sign], unasked: set[FaultFamily]) -> None:
+    if action is None:
+        unasked.add(FaultFamily.RECOVERY)
+    elif action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
+        unnamed = Sign(Recovery.UNKNOWN.value, f"The GPU needs recovery action {action}.")
+        known = RECOVERY_ACTIONS.get(action)
+        signs.append(unnamed if known is None else Sign(known.name, known.message))
+
+
+def _unless_faulty(error: CallError) -> None:
+    """What an answer says of the GPU itself counts more than that one thing could not be asked."""
+    if error.fault:
+        raise error

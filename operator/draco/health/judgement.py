@@ -1,0 +1,119 @@
+"""What the ledger's faults mean for new work: which effect each has now, which is the worst, and which taints say so.
+
+The table says what is done about a fault, unless the operator has written an override for it, which a HealthPolicy asked for.
+Pure; the facts are `ledger`'s.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from draco.health.ledger import LedgerEntry
+from draco.health.table import BLOCKING, FaultAction, KnownHealth, severity
+from draco.resources.api.health import FaultFamily, FaultOverride, FaultScope, GpuFaultStatus, HealthEffect
+from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import TAINT_FAMILIES, GpuUuid
+
+_TAINT_EFFECTS = {
+    HealthEffect.ANNOUNCE: "None",
+    HealthEffect.NO_SCHEDULE: "NoSchedule",
+    HealthEffect.EVICT: "NoSchedule",  # what evicts is a DeviceMaintenance of the operator's
+    HealthEffect.NO_EXECUTE: "NoExecute",
+}
+
+
+class JudgedFault(msgspec.Struct, frozen=True):
+    """A fault and what is made of it. `mask` are the memory units that it concerns, None for the whole GPU."""
+
+    status: GpuFaultStatus
+    mask: int | None = None
+    health: KnownHealth = KnownHealth.UNHEALTHY
+
+    @property
+    def blocking(self) -> bool:
+        """Whether it keeps new work away from what it concerns."""
+        return self.status.effect in BLOCKING
+
+    def concerns(self, mask: int | None) -> bool:
+        """Whether it concerns a partition with these units. None is the whole GPU, which anything wrong with a part concerns."""
+        return self.mask is None or mask is None or bool(self.mask & mask)
+
+
+def judge(entries: Sequence[LedgerEntry], overrides: Iterable[FaultOverride] = ()) -> tuple[JudgedFault, ...]:
+    """The faults of one GPU, the worst first."""
+    said = list(overrides)
+    ranked = sorted(((one, _judged(one, said)) for one in entries), key=lambda pair: _rank(*pair))
+    return tuple(judged for _, judged in ranked)
+
+
+def override_of(
+    overrides: Iterable[FaultOverride], gpu: GpuUuid, name: str, instance: int | None
+) -> FaultOverride | None:
+    """What policies say of one fault: rather what they say of its instance than of all."""
+    fitting = [one for one in overrides if one.uuid == gpu and one.fault == name and one.instance in {None, instance}]
+    return max(fitting, key=lambda one: one.instance is not None, default=None)
+
+
+def blocking(faults: Iterable[JudgedFault], mask: int | None) -> JudgedFault | None:
+    """The worst fault that keeps new work away from a partition with these units, or from the whole GPU (None)."""
+    return next((one for one in faults if one.blocking and one.concerns(mask)), None)
+
+
+def whole_blocking(faults: Iterable[JudgedFault]) -> JudgedFault | None:
+    """The worst fault that keeps new work away from the whole GPU and from every part of it."""
+    return next((one for one in faults if one.blocking and one.mask is None), None)
+
+
+def taints(faults: Iterable[JudgedFault], mask: int | None = None) -> list[DeviceTaint]:
+    """One taint for each family that has something to say about a partition with these units, or about the whole GPU.
+
+    Its value is the family's worst fault. The worst come first.
+    """
+    found: dict[FaultFamily, DeviceTaint] = {}
+    for one in faults:
+        effect = _TAINT_EFFECTS.get(one.status.effect)
+        if effect is not None and one.concerns(mask):
+            key = f"{TAINT_FAMILIES}{one.status.family.value}"
+            found.setdefault(one.status.family, DeviceTaint(key=key, value=one.status.name, effect=effect))
+    return list(found.values())
+
+
+def _judged(one: LedgerEntry, overrides: Sequence[FaultOverride]) -> JudgedFault:
+    kind = one.kind
+    override = override_of(overrides, one.gpu, one.name, one.instance)
+    effect = kind.effect if override is None else override.effect
+    if not one.certain:
+        effect = HealthEffect.RECORD
+    scope = kind.scope
+    if one.instance is not None:
+        scope = FaultScope.GPU_INSTANCE if one.compute is None else FaultScope.COMPUTE_INSTANCE
+    status = GpuFaultStatus(
+        family=kind.family,
+        name=one.name,
+        code=one.code,
+        scope=scope,
+        instance=one.instance,
+        message=one.message or kind.sentence,
+        latched=kind.latched,
+        effect=effect,
+        policy="" if override is None else override.policy,
+        count=one.count,
+        clean_probes=one.clean,
+        first_seen=one.first_seen,
+        last_seen=one.last_seen,
+    )
+    return JudgedFault(status, one.mask, kind.health)
+
+
+def _rank(entry: LedgerEntry, judged: JudgedFault) -> tuple[object, ...]:
+    """What does most comes first, then what takes most to end, then what NVML told only once, then what came first."""
+    status = judged.status
+    first = status.first_seen.timestamp() if status.first_seen is not None else 0.0
+    return (
+        -severity(status.effect),
+        entry.kind.action is not FaultAction.REBOOT,
+        status.family is not FaultFamily.XID,
+        first,
+        status.name,
+        -1 if status.instance is None else status.instance,
+    )

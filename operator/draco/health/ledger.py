@@ -1,0 +1,312 @@
+"""The ledger: which faults a node's GPUs have, from when to when.
+
+Takes what was heard (XIDs), and what readings show or do not show. A fault is kept by GPU, name and, where it concerns one, GPU
+instance. What NVML tells only once stays until what ends it was seen: a reset, which NVML asked for and asks for no more, a new
+load of the driver, or a boot. From then on, as what is seen or not at each reading, it is over after so many readings without it.
+
+A reading that says nothing about a family of faults neither confirms nor ends any of it: a GPU that is divided does not tell of
+its memory rows, and one that cannot be read tells nothing at all.
+
+Pure: the agent keeps it on disk (`agent.hardware.fault_record`). What a fault means for new work is `judgement`'s.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from draco.health.table import FaultEnd, FaultKind, kind_of, xid
+from draco.resources.api.health import FaultFamily
+from draco.resources.names import GpuUuid
+
+ENTRIES_PER_GPU = 64
+FAMILIES = frozenset(FaultFamily)
+_MOST = 2**31 - 1
+
+
+class DriverLoad(msgspec.Struct, frozen=True):
+    """In which boot, and in which load of the driver ("" if unknown)."""
+
+    boot_id: str
+    driver_load: str = ""
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """That a fault is there now, as a reading shows it. `count` is how many errors NVML has counted, where it counts them."""
+
+    name: str
+    message: str = ""
+    count: int = 0
+
+
+class LinkReading(msgspec.Struct, frozen=True):
+    """A GPU's NVLinks: those that are up, one bit each, and how many errors all of them have counted."""
+
+    up: int
+    errors: int = 0
+
+
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What one reading says of a GPU. `unasked` are the families of which it says nothing."""
+
+    gpu: GpuUuid
+    signs: tuple[Sign, ...] = ()
+    unasked: frozenset[FaultFamily] = frozenset()
+    links: LinkReading | None = None
+
+
+class InstancePlace(msgspec.Struct, frozen=True):
+    """The instance that an XID was reported for. `mask` are its memory units, None where nobody knows them."""
+
+    gi: int
+    ci: int | None = None
+    mask: int | None = None
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One fault of one GPU.
+
+    `mask` are the memory units that it concerns, None for all. `asked`: since it came NVML has asked for a recovery action.
+    `ended`: what ends it was seen. `clean` are the readings without it since, `failing` those in a row that showed it.
+    """
+
+    gpu: GpuUuid
+    name: str
+    code: int | None = None
+    message: str = ""
+    instance: int | None = None
+    compute: int | None = None
+    mask: int | None = None
+    boot_id: str = ""
+    driver_load: str = ""
+    asked: bool = False
+    ended: bool = False
+    count: int = 1
+    clean: int = 0
+    failing: int = 0
+    first_seen: datetime | None = None
+    last_seen: datetime | None = None
+
+    @property
+    def key(self) -> tuple[GpuUuid, str, int | None]:
+        """What it is one of a kind by."""
+        return self.gpu, self.name, self.instance
+
+    @property
+    def kind(self) -> FaultKind:
+        """What the table says of it."""
+        return kind_of(self.name, self.code)
+
+    @property
+    def certain(self) -> bool:
+        """Whether enough readings in a row have shown it."""
+        return self.failing >= self.kind.after or self.kind.after == 1
+
+
+class Ledger(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All faults that are not over, and, by UUID, the NVLinks that were up and their errors when they were last counted."""
+
+    entries: tuple[LedgerEntry, ...] = ()
+    links: dict[GpuUuid, LinkReading] = {}
+
+    def of(self, gpu: GpuUuid) -> tuple[LedgerEntry, ...]:
+        """Those of one GPU."""
+        return tuple(one for one in self.entries if one.gpu == gpu)
+
+
+CleanProbes = Callable[[LedgerEntry], int]
+"""How many readings without a fault end it."""
+
+
+def by_table(entry: LedgerEntry) -> int:
+    """So many as the table says."""
+    return entry.kind.clean
+
+
+def heard(
+    ledger: Ledger, gpu: GpuUuid, code: int, *, place: InstancePlace | None = None, load: DriverLoad, now: datetime
+) -> Ledger:
+    """An XID came, for the GPU or for one of its instances."""
+    kind = xid(code)
+    where = None if kind.spreads else place
+    fresh = LedgerEntry(
+        gpu=gpu,
+        name=kind.name,
+        code=code,
+        message=kind.sentence,
+        instance=None if where is None else where.gi,
+        compute=None if where is None else where.ci,
+        mask=None if where is None else where.mask,
+        boot_id=load.boot_id,
+        driver_load=load.driver_load,
+        first_seen=now,
+        last_seen=now,
+    )
+    known = next((one for one in ledger.entries if one.key == fresh.key), None)
+    if known is not None:
+        # What was asked for because of the first one may be done with the second one still to come.
+        fresh = msgspec.structs.replace(
+            fresh,
+            asked=known.asked and not known.ended,
+            count=min(known.count + 1, _MOST),
+            first_seen=known.first_seen,
+            mask=None if known.mask is None or fresh.mask is None else known.mask | fresh.mask,
+        )
+    return _with(ledger, [one for one in ledger.entries if one.key != fresh.key] + [fresh])
+
+
+def loaded(ledger: Ledger, load: DriverLoad) -> Ledger:
+    """The driver was loaded, or the node was booted, since some of the faults came, perhaps."""
+    return _with(ledger, [_after_load(one, load) for one in ledger.entries])
+
+
+def reloaded(ledger: Ledger) -> Ledger:
+    """The driver was loaded while the agent had a session with it."""
+    return _with(ledger, [_ended(one) if one.kind.ends is FaultEnd.RESET else one for one in ledger.entries])
+
+
+def looked(
+    ledger: Ledger, readings: Sequence[GpuReading], *, now: datetime, load: DriverLoad, clean: CleanProbes = by_table
+) -> Ledger:
+    """The GPUs were read. Those that are in no reading keep what they have."""
+    links = dict(ledger.links)
+    entries = [one for one in ledger.entries if one.gpu not in {reading.gpu for reading in readings}]
+    for reading in readings:
+        seen = reading
+        if reading.links is not None:
+            found = _of_links(links.get(reading.gpu), reading.links)
+            seen = msgspec.structs.replace(reading, signs=(*reading.signs, *found))
+            links[reading.gpu] = _baseline(links.get(reading.gpu), reading.links)
+        entries += _one_looked(ledger.of(reading.gpu), seen, now, load, clean)
+    return _with(msgspec.structs.replace(ledger, links=links), entries)
+
+
+def forgotten(ledger: Ledger, gpus: Iterable[GpuUuid]) -> Ledger:
+    """Somebody said that these GPUs are gone for good."""
+    gone = set(gpus)
+    if not gone.intersection({one.gpu for one in ledger.entries} | set(ledger.links)):
+        return ledger
+    links = {gpu: one for gpu, one in ledger.links.items() if gpu not in gone}
+    return Ledger(tuple(one for one in ledger.entries if one.gpu not in gone), links)
+
+
+def _one_looked(
+    entries: Sequence[LedgerEntry], reading: GpuReading, now: datetime, load: DriverLoad, clean: CleanProbes
+) -> list[LedgerEntry]:
+    signs = {sign.name: sign for sign in reading.signs}
+    asks = any(kind_of(name).family is FaultFamily.RECOVERY for name in signs)
+    left = []
+    for one in entries:
+        sign = signs.pop(one.name, None) if one.code is None else None
+        kept = _seen(one, sign, now) if sign is not None else _unseen(one, reading, asks, clean)
+        if kept is not None:
+            left.append(kept)
+    left += [_first_seen(reading.gpu, sign, now, load) for sign in signs.values()]
+    return left
+
+
+def _first_seen(gpu: GpuUuid, sign: Sign, now: datetime, load: DriverLoad) -> LedgerEntry:
+    return LedgerEntry(
+        gpu=gpu,
+        name=sign.name,
+        message=sign.message or kind_of(sign.name).sentence,
+        boot_id=load.boot_id,
+        driver_load=load.driver_load,
+        count=min(max(1, sign.count), _MOST),
+        failing=1,
+        first_seen=now,
+        last_seen=now,
+    )
+
+
+def _seen(one: LedgerEntry, sign: Sign, now: datetime) -> LedgerEntry:
+    """Counted are errors where NVML counts them, else how often it came."""
+    came_back = one.clean > 0
+    return msgspec.structs.replace(
+        one,
+        message=sign.message or one.message,
+        count=min(sign.count or one.count + came_back, _MOST),
+        failing=min(one.failing + 1, _MOST),
+        ended=False,
+        clean=0,
+        last_seen=now,
+    )
+
+
+def _unseen(one: LedgerEntry, reading: GpuReading, asks: bool, clean: CleanProbes) -> LedgerEntry | None:
+    kind = one.kind
+    if kind.family in reading.unasked:
+        return one
+    if kind.ends is FaultEnd.RESET and not one.ended and FaultFamily.RECOVERY not in reading.unasked:
+        one = msgspec.structs.replace(one, asked=True) if asks else _ended(one) if one.asked else one
+    if kind.ends is not FaultEnd.LOOK and not one.ended:
+        return one
+    counted = msgspec.structs.replace(one, clean=one.clean + 1)
+    if counted.clean >= clean(counted) or not one.certain:
+        return None
+    return counted
+
+
+def _ended(one: LedgerEntry) -> LedgerEntry:
+    return msgspec.structs.replace(one, ended=True)
+
+
+def _after_load(one: LedgerEntry, load: DriverLoad) -> LedgerEntry:
+    """No call tells of a reset; a boot has another id, and a load of the driver another number."""
+    ends = one.kind.ends
+    if one.ended or ends is FaultEnd.LOOK:
+        return one
+    if one.boot_id != load.boot_id:
+        return _ended(one)
+    other = bool(one.driver_load and load.driver_load and one.driver_load != load.driver_load)
+    return _ended(one) if other and ends is FaultEnd.RESET else one
+
+
+def _of_links(before: LinkReading | None, now: LinkReading) -> list[Sign]:
+    """What is wrong with links, by how they were: a link that never was up may have nothing at its other end."""
+    if before is None:
+        return []
+    found = []
+    down = before.up & ~now.up
+    if down and now.up:  # with none that is up, the bridge is gone or the fabric is not there yet
+        numbers = ", ".join(str(bit) for bit in range(down.bit_length()) if down >> bit & 1)
+        found.append(Sign("NvLinkDown", f"NVLink {numbers} was up and is down; {_RETRAIN}.", down.bit_count()))
+    if now.errors > before.errors:
+        sentence = "Errors of NVLinks were counted; if it goes on, run NVIDIA's field diagnostic."
+        found.append(Sign("NvLinkErrors", sentence, now.errors))
+    return found
+
+
+_RETRAIN = "drain and reset the GPU, and look at what is at the other end if that does not help"
+
+
+def _baseline(before: LinkReading | None, now: LinkReading) -> LinkReading:
+    up = 0 if before is None or not now.up else before.up
+    return LinkReading(up | now.up, now.errors)
+
+
+def _with(ledger: Ledger, entries: Iterable[LedgerEntry]) -> Ledger:
+    """In an order that does not depend on how it was come by, and not more than there is room for."""
+    by_gpu: dict[GpuUuid, list[LedgerEntry]] = {}
+    for one in entries:
+        by_gpu.setdefault(one.gpu, []).append(one)
+    kept = [one for found in by_gpu.values() for one in _most_important(found)]
+    return msgspec.structs.replace(ledger, entries=tuple(kept))
+
+
+def _most_important(entries: list[LedgerEntry]) -> list[LedgerEntry]:
+    if len(entries) <= ENTRIES_PER_GPU:
+        return entries
+    blocking_first = sorted(entries, key=lambda one: one.kind.ends is FaultEnd.LOOK)
+    return [one for one in entries if one in blocking_first[:ENTRIES_PER_GPU]]
+
+
+def matters(ledger: Ledger) -> Mapping[str, object]:
+    """What of it must outlive the agent at once: the rest is figures, of which the last minute may be lost."""
+    return {
+        "entries": [
+            (one.key, one.mask, one.boot_id, one.driver_load, one.asked, one.ended, one.certain)
+            for one in ledger.entries
+        ],
+        "links": {gpu: one.up for gpu, one in ledger.links.items()},
+    }
