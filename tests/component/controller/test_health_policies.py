@@ -122,9 +122,11 @@ class Lab:
             for name in names:
                 with suppress(NotFound):
                     await self.client.delete(kind, ObjectKey("", name))
-        async with asyncio.timeout(60):
-            while await self.requests():
-                await asyncio.sleep(0.05)
+
+        async def gone() -> bool:
+            return not await self.requests()
+
+        await until(gone, what="the deletion of all requests")
 
 
 def as_json(struct: Any) -> Any:
@@ -277,7 +279,7 @@ async def test_a_request_whose_policy_is_deleted_goes_on_and_says_so(served: Con
 
         await until(told)
         left = await lab.client.get(DEVICE_MAINTENANCES, request.metadata.key)
-        assert not (left.spec.cancelled or left.spec.finished)
+        assert (left.spec.cancelled, left.spec.finished) == (False, False)
 
 
 async def test_an_operator_that_dies_after_any_write_leaves_what_the_next_one_completes(
