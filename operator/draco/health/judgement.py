@@ -81,7 +81,7 @@ def taints(faults: Iterable[JudgedFault], mask: int | None = None) -> list[Devic
 def _judged(one: LedgerEntry, overrides: Sequence[FaultOverride]) -> JudgedFault:
     kind = one.kind
     override = override_of(overrides, one.gpu, one.name, one.instance)
-    effect = kind.effect if override is None else override.effect
+    effect = (override.effect if override else None) or kind.effect
     if not one.certain:
         effect = HealthEffect.RECORD
     scope = kind.scope
