@@ -20,6 +20,7 @@ from draco.health.remediation import (
     RequestChange,
     SeenRemedies,
     expired,
+    is_over,
     plan_remediation,
     remediates,
 )
@@ -106,6 +107,8 @@ class RemediationReconciler:
             pools = {request.spec.device_selector.pool for request in change.versions}
             for node in {pool for pool in pools if pool} | self._waiting:
                 wake(node)
+            if change.after is not None and remediates(change.after) and is_over(change.after):
+                wake(_CLEARING)
 
         def on_class(_: Change[DeviceClass]) -> None:
             for node in self.all_keys() if self._view.health_policies.store.values() else ():
@@ -228,7 +231,7 @@ class RemediationReconciler:
     def _leave(self, policy: HealthPolicy) -> None:
         """A policy is gone. What it has opened goes on, and somebody should know that it is theirs now."""
         for request in self._view.maintenances.store.values():
-            if remediates(request) == policy.metadata.uid and request.status.phase not in {"Completed", "Cancelled"}:
+            if remediates(request) == policy.metadata.uid and not is_over(request):
                 meta = request.metadata
                 log.warning("health.remediation_left", request=meta.name, policy=policy.metadata.name)
                 note = (
