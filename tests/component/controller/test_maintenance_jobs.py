@@ -1,0 +1,202 @@
+"""Jobs of a DeviceMaintenance on a real API server; the tests do what kube-controller-manager would."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from draco.controller.settings import OperatorSettings
+from draco.kube.connect.client import Client
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, JOB_PODS, JOBS, Kind
+from draco_local.cluster.controlplane import ControlPlane
+from tests.component.controller.replicas import an_operator, settings_for_test, until
+from tests.component.controller.test_maintenance import DRIVER, Lab
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+RAW_JOBS: Kind[Any] = Kind("batch", "v1", "jobs", "Job", True, dict)
+
+
+class JobLab(Lab):
+    """The same, whose namespace is Draco's."""
+
+    @property
+    def operator(self) -> OperatorSettings:
+        return settings_for_test(namespace=self.namespace, run_jobs=True)
+
+    async def template(self, name: str = "reset", *, suspend: bool = True) -> None:
+        pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+        spec = {"schedule": "0 0 31 2 *", "suspend": suspend, "jobTemplate": {"spec": {"template": {"spec": pod}}}}
+        await self.client.apply(CRON_JOBS, ObjectKey(self.namespace, name), {"spec": spec}, manager="tests")
+
+    async def work(self, device: str | None = "gpu-3", **spec: Any) -> ObjectKey:
+        key = ObjectKey("", f"reset-{self.pool}")
+        selector = {"driver": DRIVER, "pool": self.pool, **({"device": device} if device else {})}
+        body = {
+            "deviceSelector": selector,
+            "work": {"fromCronJob": "reset"},
+            "verification": {"mode": "Person"},
+            **spec,
+        }
+        await self.client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": body})
+        self.requests.append(key.name)
+        return key
+
+    async def jobs(self, number: int = 1) -> list[dict[str, Any]]:
+        async def look() -> list[dict[str, Any]] | None:
+            found = await self.client.list(RAW_JOBS, namespace=self.namespace)
+            return found if len(found) == number else None
+
+        return await until(look, what=f"{number} Jobs")
+
+    async def end(self, job: dict[str, Any], condition: str, reason: str = "") -> None:
+        """As the Job controller does."""
+        key, now = ObjectKey(self.namespace, job["metadata"]["name"]), "2026-03-01T12:00:00Z"
+        before = {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[condition]
+        conditions = [
+            {"type": type_, "status": "True", "reason": reason, "message": "too bad", "lastTransitionTime": now}
+            for type_ in (before, condition)
+        ]
+        status: dict[str, Any] = {"startTime": now, "conditions": conditions}
+        if condition == "Complete":
+            status |= {"completionTime": now, "succeeded": 1}
+        await self.client.patch(JOBS, key, {"status": status}, subresource="status")
+
+    async def says(self, key: ObjectKey, text: str) -> DeviceMaintenance:
+        async def look() -> DeviceMaintenance | None:
+            found = await self.client.get(DEVICE_MAINTENANCES, key)
+            return found if text in found.status.message else None
+
+        try:
+            return await until(look, what=f"{key} says {text}", within_s=30)
+        except AssertionError as error:
+            found = await self.client.get(DEVICE_MAINTENANCES, key)
+            raise AssertionError(f"it says {found.status.phase}: {found.status.message}") from error
+
+
+@pytest.fixture
+async def lab(client: Client, namespace: str) -> AsyncIterator[JobLab]:
+    made = JobLab(client, namespace)
+    await made.publish()
+    yield made
+    await made.clean()
+
+
+async def test_a_job_for_each_gpu_ends_the_work(served: ControlPlane, lab: JobLab) -> None:
+    await lab.template()
+    async with an_operator(served, lab.operator):
+        key = await lab.work(device=None, allowMostOfClass=True)
+        jobs = await lab.jobs(8)
+        for job in jobs:
+            assert (await lab.client.get(DEVICE_MAINTENANCES, key)).status.phase is MaintenancePhase.IN_MAINTENANCE
+            await lab.end(job, "Complete")
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+
+
+async def test_a_failed_job_keeps_the_gpu_and_deleting_it_tries_again(served: ControlPlane, lab: JobLab) -> None:
+    await lab.template()
+    async with an_operator(served, lab.operator):
+        key = await lab.work()
+        (first,) = await lab.jobs()
+        await lab.end(first, "Failed", "BackoffLimitExceeded")
+        await lab.phase(key, MaintenancePhase.FAILED)
+        await lab.says(key, "(BackoffLimitExceeded): too bad.")
+        assert len(await lab.rules()) == 1
+        await lab.client.delete(JOBS, ObjectKey(lab.namespace, first["metadata"]["name"]), propagation="Background")
+
+        async def another() -> dict[str, Any] | None:
+            (found,) = await lab.jobs()
+            return found if found["metadata"]["uid"] != first["metadata"]["uid"] else None
+
+        second = await until(another, what="another Job")
+        assert second["metadata"]["name"] == first["metadata"]["name"]
+        await lab.end(second, "Complete")
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+
+
+@pytest.mark.parametrize("writes", range(1, 6))
+async def test_an_operator_that_dies_after_any_write_makes_each_job_once(
+    served: ControlPlane, lab: JobLab, writes: int
+) -> None:
+    await lab.template()
+    key = await lab.work()
+    async with an_operator(served, lab.operator, dies_after_writes=writes) as (_, task):
+
+        async def over() -> bool:
+            return task.done() or bool(await lab.client.list(JOBS, namespace=lab.namespace))
+
+        await until(over, what="its death, or a Job")
+    async with an_operator(served, lab.operator):
+        (job,) = await lab.jobs()
+        await lab.end(job, "Complete")
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+    assert [each["metadata"]["uid"] for each in await lab.jobs()] == [job["metadata"]["uid"]]
+
+
+async def test_an_image_that_never_comes_is_said(served: ControlPlane, lab: JobLab) -> None:
+    await lab.template()
+    async with an_operator(served, lab.operator):
+        key = await lab.work()
+        (job,) = await lab.jobs()
+        template, meta = job["spec"]["template"], job["metadata"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+        pod = ObjectKey(lab.namespace, "probe-1")
+        metadata = {**template["metadata"], "name": pod.name, "namespace": pod.namespace, "ownerReferences": [owner]}
+        await lab.client.create(JOB_PODS, {"metadata": metadata, "spec": template["spec"]})
+        waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "none"'}
+        states = [{"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0}]
+        states[0]["state"] = {"waiting": waiting}
+        await lab.client.patch(JOB_PODS, pod, {"status": {"containerStatuses": states}}, subresource="status")
+        await lab.says(key, "container main waits (ImagePullBackOff)")
+        assert job["spec"]["activeDeadlineSeconds"] == 1800
+
+
+async def test_what_the_administrator_has_to_put_right_is_said_and_then_goes_on(
+    served: ControlPlane, lab: JobLab
+) -> None:
+    async with an_operator(served, lab.operator):
+        key = await lab.work()
+        await lab.says(key, f"There is no CronJob reset in {lab.namespace}")
+        await lab.template(suspend=False)
+        await lab.says(key, "is not suspended")
+        assert await lab.client.list(JOBS, namespace=lab.namespace) == []
+        await lab.template()
+        await lab.jobs()
+
+
+async def test_an_operator_that_may_not_run_jobs_says_how_to_permit_it(served: ControlPlane, lab: JobLab) -> None:
+    await lab.template()
+    async with an_operator(served, settings_for_test(namespace=lab.namespace)):
+        key = await lab.work()
+        await lab.says(key, "operator.runJobs to true")
+    assert await lab.client.list(JOBS, namespace=lab.namespace) == []
+
+
+async def test_a_device_without_a_uuid_cannot_be_claimed_by_a_probe_and_that_is_said(
+    served: ControlPlane, lab: JobLab
+) -> None:
+    await lab.template()
+    async with an_operator(served, lab.operator):
+        key = await lab.work(work=None, verification={"mode": "Job", "fromCronJob": "reset"}, finished=True)
+        await lab.says(key, "has no UUID")
+    assert await lab.client.list(CLAIMS, namespace=lab.namespace) == []
+
+
+async def test_cancelling_stops_the_jobs_and_gives_the_gpu_back_after_them(served: ControlPlane, lab: JobLab) -> None:
+    await lab.template()
+    async with an_operator(served, lab.operator):
+        key = await lab.work()
+        (job,) = await lab.jobs()
+        name = ObjectKey(lab.namespace, job["metadata"]["name"])
+        await lab.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
+
+        async def is_ending() -> bool:
+            return (await lab.client.get(JOBS, name)).metadata.deletion_timestamp is not None
+
+        await until(is_ending, what="the Job is stopped")
+        assert len(await lab.rules()) == 1, "its pods may still be at work"
+        await lab.client.patch(JOBS, name, {"metadata": {"finalizers": None}})
+        await lab.phase(key, MaintenancePhase.CANCELLED)
+        assert await lab.rules() == []
