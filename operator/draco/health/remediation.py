@@ -47,10 +47,14 @@ OUTCOME_FAILED = "failed"
 OUTCOME_WITHDRAWN = "withdrawn"
 _OVER = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
 _WAITING = frozenset({None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
+_FAILED = "Failed"
+"""The condition that says since when a request has failed."""
 _COMES_BACK = timedelta(hours=1)
 """A fault that is back within this time was not repaired."""
 _SETTLES = timedelta(minutes=1)
 """So long after a request is completed its fault may still be reported: the agent reads again, and its report is on its way."""
+_HEALS = timedelta(minutes=3)
+"""A request that has just failed may yet be completed: the agent's clean readings come after the work that repaired the GPU."""
 _KEPT = timedelta(days=7)
 _LATEST_KEPT = timedelta(days=30)
 _MOST_KEPT = 5
@@ -244,6 +248,9 @@ def _plan_failed(
     wish = next((each for each in of_gpu if each.fault.name == fault), next(iter(of_gpu), None))
     if wish is None:
         return _GpuPlan()
+    failed_at = next((each.last_transition_time for each in request.status.conditions if each.type == _FAILED), None)
+    if failed_at is not None and (heals_in := failed_at + _HEALS - seen.now) > timedelta():
+        return _GpuPlan(look_again=heals_in)
     failures = _failures(newest_first, policy, seen.now, None)
     if failures < _most_failures(wish):
         return _GpuPlan(change=RequestChange(request=request, outcome=OUTCOME_FAILED))

@@ -18,6 +18,7 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
     VerificationMode,
 )
+from draco.resources.api.meta import Condition
 from draco.resources.names import ANNOTATION_OUTCOME, NVIDIA_DRIVER, PoolKey
 from tests.builders import (
     MOMENT,
@@ -213,6 +214,15 @@ def test_a_failed_request_makes_room_for_the_next_until_there_were_too_many() ->
     assert steps(plan) == []
     said = f"A person has to look: 2 requests for gpu-0 of n failed in a row. Repair it, and cancel {second.metadata.name}."
     assert notes(plan) == [(said, True)]
+
+
+def test_a_request_that_has_just_failed_may_yet_be_completed() -> None:
+    since = Condition(type="Failed", status="True", last_transition_time=LATER - timedelta(seconds=30))
+    failed = moved(opened(), MaintenancePhase.FAILED, isolated_at=MOMENT, conditions=[since])
+
+    plan = planned(SICK, failed)
+    assert (steps(plan), plan.look_again) == ([], timedelta(seconds=150))
+    assert steps(planned(SICK, failed, now=LATER + timedelta(minutes=3))) == [f"cancel {failed.metadata.name} (failed)"]
 
 
 def test_a_fault_that_is_back_within_an_hour_was_not_repaired() -> None:
