@@ -58,6 +58,15 @@ from draco.resources.api.draco import (
     MigProfile,
     WantedGpu,
 )
+from draco.resources.api.health import (
+    FaultFamily,
+    FaultOverride,
+    GpuFaultStatus,
+    HealthEffect,
+    HealthPolicy,
+    HealthPolicySpec,
+    HealthRule,
+)
 from draco.resources.api.maintenance import (
     DeviceMaintenance,
     DeviceMaintenanceSpec,
@@ -66,7 +75,7 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
     MaintenanceSelector,
 )
-from draco.resources.api.meta import LabelSelector, ObjectMeta
+from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import (
     DeviceTaint,
@@ -267,6 +276,54 @@ def a_gpu_node(name: str = "node-0", *, gpus: Mapping[str, str] | int = 2, drive
             ],
         ),
     )
+
+
+def a_fault(name: str = "Xid79", **fields: Any) -> GpuFaultStatus:
+    """A fault of a GPU, an XID where its name says so."""
+    code = int(name.removeprefix("Xid")) if name.startswith("Xid") else None
+    family = FaultFamily.XID if code is not None else FaultFamily.THERMAL
+    return GpuFaultStatus(**{"family": family, "name": name, "code": code, "first_seen": MOMENT, **fields})
+
+
+def a_sick_node(
+    name: str = "node-0",
+    *gpus: Iterable[GpuFaultStatus],
+    readable: bool = True,
+    overrides: Iterable[FaultOverride] = (),
+) -> GpuNode:
+    """A node whose GPUs have these faults."""
+    return GpuNode(
+        metadata=ObjectMeta(name=name, uid=a_uid("gpunode", name), resource_version="1"),
+        spec=GpuNodeSpec(health=list(overrides)),
+        status=GpuNodeStatus(
+            driver=NVIDIA_DRIVER,
+            conditions=[Condition(type="Readable", status=str(readable))],
+            gpus=[
+                GpuStatus(
+                    device=f"gpu-{minor}",
+                    uuid=a_gpu_uuid(name, minor),
+                    product_name="NVIDIA A100-SXM4-80GB",
+                    minor=minor,
+                    faults=list(faults),
+                )
+                for minor, faults in enumerate(gpus)
+            ],
+        ),
+    )
+
+
+def a_health_policy(name: str = "policy", *rules: HealthRule, created: datetime = MOMENT, **spec: Any) -> HealthPolicy:
+    """A policy for every GPU, unless its spec says otherwise."""
+    return HealthPolicy(
+        metadata=ObjectMeta(name=name, uid=a_uid("healthpolicy", name), generation=1, creation_timestamp=created),
+        spec=HealthPolicySpec(rules=list(rules), **spec),
+    )
+
+
+def a_health_rule(condition: str = "true", effect: str | None = None, **fields: Any) -> HealthRule:
+    """A rule that is true of every fault, unless its condition says otherwise."""
+    chosen = HealthEffect(effect) if effect else None
+    return HealthRule(**{"name": "rule", "condition": condition, "effect": chosen, **fields})
 
 
 def a_board_table(board: Board, name: str = "H100-80") -> BoardTable:

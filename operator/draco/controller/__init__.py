@@ -4,7 +4,7 @@ Owns what runs in `draco operator`. Every replica watches, answers probes and ex
 be needed for a pod to start: it is never on kubelet's path.
 
 Rooms, each knowing only those after it: `app` (wiring), `handlers` with `kopf_thread` and `own_kinds` (the operator in Kopf's
-terms), `claims`, `taints` and `mig` (reconcilers), `view` (what is known of the cluster), `workers` (processes that answer
-what users ask). Beside them: `reconciling` (queue, workers and their numbers), `loop_watch` (the event loop and long work),
-`health`, `metrics`, `settings`.
+terms), `claims`, `taints` and `mig` (reconcilers), `health` (reconcilers of HealthPolicies), `view` (what is known of the
+cluster), `workers` (processes that answer what users ask). Beside them: `reconciling` (queue, workers and their numbers),
+`loop_watch` (the event loop and long work), `metrics`, `settings`.
 """

@@ -18,6 +18,9 @@ from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, P
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
+from draco.controller.health.decisions import HealthDecisions
+from draco.controller.health.policies import HealthPolicyReconciler
+from draco.controller.health.remediation import RemediationReconciler
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.maintenance.budgets import MaintenanceAdmission
@@ -145,12 +148,22 @@ class Operator:
         node_conditions = NodeConditionReconciler(client, self.view, clock=clock)
         extensions = TaintExtensionReconciler(client, self.view)
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
-        layouts = MigLayoutReconciler(client, self.view, decisions)
+        health = HealthDecisions(self.view, clock=clock)
+        layouts = MigLayoutReconciler(client, self.view, decisions, health)
         advice = notes(repair.EVENT_REASON, repair.EVENT_ACTION)
         self.reach = RuleReach(self.view, clock=clock)
         self._reports = TaintRuleReports(
             client, self.view, self.reach, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
         )
+        self._remediation = remediation = RemediationReconciler(
+            client,
+            self.view,
+            health,
+            self._happenings,
+            clock=clock,
+            opened=self.metrics.remediations_opened,
+        )
+        health_policies = HealthPolicyReconciler(client, self.view, health, remediation, clock=clock)
         releases = ClaimReleases(
             client,
             self.view,
@@ -191,6 +204,8 @@ class Operator:
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
         self.repairs: Reconciling[str] = working("mig-repair", repairs)
+        self.remediation: Reconciling[str] = working("health-remediation", remediation)
+        self.health_policies: Reconciling[str] = working("health-policies", health_policies)
         self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)
         self.election = LeaderElection(
             client,
@@ -361,6 +376,12 @@ class Operator:
         )
         register_reach(self.metrics, self.reach)
         register_mig(self.metrics, self._decisions)
+        self.metrics.on_scrape(
+            "draco_health_given_up",
+            "GPUs that a person has to look at, by HealthPolicy: remediation failed too often. On the leader only.",
+            ["policy"],
+            lambda: self._remediation.given_up,
+        )
         self.metrics.on_scrape(
             "draco_queue_depth",
             "Keys that wait for a worker.",

@@ -65,6 +65,12 @@ class OperatorMetrics:
             ["policy"],
             registry=self.registry,
         )
+        self.remediations_opened = Counter(
+            "draco_health_remediations_opened_total",
+            "DeviceMaintenances that were opened because of a fault, by the HealthPolicy that says so.",
+            ["policy"],
+            registry=self.registry,
+        )
         self.evictions = Counter(
             "draco_pod_evictions_total",
             "Pods on devices under maintenance that were asked to leave: evicted, or refused (and asked again later).",
@@ -151,6 +157,12 @@ def register_view(metrics: OperatorMetrics, view: ClusterView) -> None:
         "DeviceMaintenance requests by phase.",
         ["phase"],
         view.maintenance_phases,
+    )
+    metrics.on_scrape(
+        "draco_health_policy_faulty_gpus",
+        "GPUs with a fault that a rule of the HealthPolicy is about, as its status says.",
+        ["policy"],
+        lambda: {policy.metadata.name: policy.status.faulty or 0 for policy in view.health_policies.store.values()},
     )
     metrics.on_scrape(
         "draco_kopf_watch_restarts_total",

@@ -129,6 +129,7 @@ class ClusterView:
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
         self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
+        self.health_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
         self.rule_store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])
         self.rule_store.add_index(BY_UID, lambda rule: [rule.metadata.uid])
         self.rule_store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])

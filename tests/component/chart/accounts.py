@@ -13,13 +13,14 @@ import msgspec
 import yaml
 
 from draco.agent.settings import AgentSettings
+from draco.health.remediation import remediates
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
 from draco.kube.events.events import EventRecorder
 from draco.options import MetricsSettings
-from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
     CLAIMS,
@@ -27,6 +28,7 @@ from draco.resources.kinds import (
     DEVICE_MAINTENANCES,
     EVENTS,
     GPU_NODES,
+    HEALTH_POLICIES,
     JOBS,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
@@ -39,6 +41,7 @@ from draco.resources.kinds import (
 from draco.resources.names import NodeName
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority
+from draco_local.simulator.accidents import faults
 from draco_local.simulator.kubelet.podfeed import PodFeed
 from draco_local.simulator.nodes import SimulatedNode, SimulatedNodes
 from tests.component.chart.rendering import NAMESPACE
@@ -286,6 +289,39 @@ async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
     await cluster.gone(CLAIMS, ObjectKey(TENANT, "leaves"))
 
 
+async def a_fault_opens_a_request_and_old_ones_are_cleared_away(cluster: Cluster) -> None:
+    client, node = cluster.client, NODE_NAMES[1]
+    state = next((cluster.folder / "n" / node).rglob("gpus.json"))
+    rule = {"name": "hot", "condition": f'fault.family == "thermal" && gpu.node == "{node}"', "effect": "Evict"}
+    await client.create(HEALTH_POLICIES, {"metadata": {"name": "heat"}, "spec": {"rules": [rule]}})
+    uid = (await client.get(HEALTH_POLICIES, ObjectKey("", "heat"))).metadata.uid
+
+    async def ours(phase: MaintenancePhase) -> list[DeviceMaintenance]:
+        requests = await client.list(DEVICE_MAINTENANCES)
+        return [each for each in requests if remediates(each) == uid and each.status.phase == phase]
+
+    faults.temperature(state, 0, 120)
+    [request] = await until(lambda: ours(MaintenancePhase.IN_MAINTENANCE), what="a request of the policy's")
+    faults.temperature(state, 0, 40)
+    await until(lambda: ours(MaintenancePhase.COMPLETED), within_s=120, what="its end, once the GPU is cool")
+    metadata = {"labels": request.metadata.labels, "annotations": request.metadata.annotations}
+    stem = request.metadata.name.rpartition("-")[0]
+    for number in range(2, 9):
+        key = ObjectKey("", f"{stem}-{number}")
+        spec = {"deviceSelector": {"driver": "gpu.nvidia.com", "pool": "nowhere", "device": "gpu-0"}}
+        await client.create(
+            DEVICE_MAINTENANCES, {"metadata": {"name": key.name, **metadata}, "spec": {**spec, "cancelled": True}}
+        )
+
+    async def cleared() -> bool:
+        return request.metadata.name not in {each.metadata.name for each in await client.list(DEVICE_MAINTENANCES)}
+
+    await until(cleared, what="the oldest request is cleared away")
+    await cluster.gone(HEALTH_POLICIES, ObjectKey("", "heat"))
+    for each in await client.list(DEVICE_MAINTENANCES):
+        await cluster.gone(DEVICE_MAINTENANCES, each.metadata.key)
+
+
 async def a_taint_rule_is_reported(cluster: Cluster) -> None:
     """What its pods' disruption budgets allow is read for it."""
     await cluster.claim("tainted")
@@ -388,6 +424,7 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_pending_claim_is_explained,
     a_gpu_is_maintained,
     a_gpu_is_drained_and_tried,
+    a_fault_opens_a_request_and_old_ones_are_cleared_away,
     a_taint_rule_is_reported,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
     metrics_are_scraped,

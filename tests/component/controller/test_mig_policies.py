@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.controller.health.decisions import HealthDecisions
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.policies import MigPolicyReconciler
@@ -273,6 +274,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     clock = SystemClock()
     view = ClusterView(client, None, clock=clock)
     decisions = MigDecisions(view, clock=clock)
+    health = HealthDecisions(view, clock=clock)
     seen, policy = await lab.gpu_node(node), await client.get(MIG_POLICIES, key)
     view.gpu_nodes.store.put(seen)
     view.nodes.store.put(await client.get(NODES, ObjectKey("", node)))
@@ -280,7 +282,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     await lab.report(node, ON, ON)
     await client.patch(MIG_POLICIES, key, {"spec": {"mode": "Disabled"}})
     with pytest.raises(Conflict):
-        await MigLayoutReconciler(client, view, decisions).reconcile(node)
+        await MigLayoutReconciler(client, view, decisions, health).reconcile(node)
     reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=Silent())
     monkeypatch.setattr(view.mig_policies, "is_current", was_current_a_moment_ago)
     with pytest.raises(Conflict):
@@ -288,7 +290,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     assert (await lab.gpu_node(node)).spec.gpus == []
     await client.delete(GPU_NODES, ObjectKey("", node))
     with suppress(Conflict):
-        await MigLayoutReconciler(client, view, decisions).reconcile(node)
+        await MigLayoutReconciler(client, view, decisions, health).reconcile(node)
     with pytest.raises(NotFound):
         await lab.gpu_node(node)
 

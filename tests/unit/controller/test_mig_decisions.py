@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
+from draco.controller.health.decisions import HealthDecisions
 from draco.controller.loop_watch import TURN_S
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions, register_mig
@@ -33,6 +34,7 @@ class World:
         self.clock = ManualClock(now)
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
         self.decisions = MigDecisions(self.view, clock=work_clock or self.clock)
+        self.health = HealthDecisions(self.view, clock=work_clock or self.clock)
 
     async def get(self, _: Any, key: ObjectKey) -> MigPolicy:
         """What an API server would say that has what the watch has told of."""

@@ -14,7 +14,7 @@ from tests.unit.controller.test_mig_decisions import World, a_fleet
 def woken(world: World, *states: ResourceClaim) -> list[str]:
     """Nodes that a claim's changes wake up."""
     keys: list[str] = []
-    MigLayoutReconciler(cast("Client", None), world.view, world.decisions).subscribe(keys.append)
+    MigLayoutReconciler(cast("Client", None), world.view, world.decisions, world.health).subscribe(keys.append)
     keys.clear()
     world.put(*states)
     return keys

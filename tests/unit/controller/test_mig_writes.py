@@ -66,7 +66,7 @@ def newer(item: T, version: str) -> T:
 
 
 def layouts(world: World, server: Server) -> MigLayoutReconciler:
-    return MigLayoutReconciler(cast("Client", server), world.view, world.decisions)
+    return MigLayoutReconciler(cast("Client", server), world.view, world.decisions, world.health)
 
 
 def policies(world: World, server: Server, adviser: Adviser | None = None) -> MigPolicyReconciler:

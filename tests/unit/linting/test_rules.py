@@ -364,6 +364,26 @@ def test_the_selector_of_a_taint_rule_is_exact() -> None:
     assert rules(RULE.replace("NoSchedule", "Noschedule")) == {"taint-effect"}
 
 
+HEALTH_POLICY = """
+apiVersion: draco.dev/v1alpha1
+kind: HealthPolicy
+metadata: {name: a}
+spec:
+  deviceSelectors: [{cel: {expression: 'device.driver == "gpu.nvidia.com"'}}]
+  rules: [{name: one, condition: fault.xid == 79, effect: Record}]
+"""
+
+
+def test_conditions_and_selectors_of_a_health_policy_are_checked_as_the_operator_does() -> None:
+    assert rules(HEALTH_POLICY) == set()
+    [told] = checked(HEALTH_POLICY.replace("fault.xid", "fault.xidd")).findings
+    assert told.rule == "health-condition"
+    assert told.message == "the condition is invalid: at 1:6: undefined field 'xidd' (did you mean xid?)"
+    assert rules(HEALTH_POLICY.replace("79", '"79"')) == {"health-condition"}
+    assert rules(HEALTH_POLICY.replace("device.driver", "device.drver")) == {"health-selector"}
+    assert rules(HEALTH_POLICY.replace("draco.dev", "example.com").replace("xid", "xidd")) == set()
+
+
 def test_a_class_asks_for_its_driver_first() -> None:
     device_class = (
         "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: a}\nspec: {selectors: [{cel: {expression: "

@@ -150,11 +150,10 @@ class _Checker:
         self._variables += 1
         return types.variable(f"_var{self._variables - 1}")
 
-    @staticmethod
-    def _global(name: str) -> Type | None:
+    def _global(self, name: str) -> Type | None:
         name = name.removeprefix(".")
-        if name == "device":
-            return types.DEVICE
+        if (of := self.environment.variable(name)) is not None:
+            return of
         named = _TYPE_NAMES.get(name)
         return None if named is None else types.type_of(named)
 
@@ -185,9 +184,12 @@ class _Checker:
         if of.kind == "map":
             result = of.parameters[1]
         elif of.kind == "object":
-            declared = self.environment.field(field) if of == types.DEVICE else None
+            fields = self.environment.fields(of)
+            declared = fields.get(field) if fields is not None else None
             if declared is None:
-                self._report(node.position, _no_field(of, field))
+                # Kubernetes knows fields of the device alone; its other types are closed to the checker.
+                closed = f"unexpected failed resolution of '{of}'"
+                self._report(node.position, closed if fields is None else f"undefined field '{field}'")
             else:
                 result = declared
         else:
@@ -314,7 +316,7 @@ class _Checker:
             self._report(node.position, f"'{runtime_name(of)}' is not a message type")
         for field in node.fields:
             yield self.check(field.value)
-            declared = self.environment.field(field.name) if of == types.DEVICE else None
+            declared = (self.environment.fields(of) or {}).get(field.name)
             given = self._element(field.value, is_optional=field.is_optional)
             if declared is None:
                 self._report(field.position, f"undefined field '{field.name}'")
@@ -360,11 +362,6 @@ class _Checker:
     def _assert(self, node: Expr, wanted: Type) -> None:
         if not self.bindings.fits(wanted, self.types[node]):
             self._report(node.position, f"expected type '{wanted}' but found '{self.types[node]}'")
-
-
-def _no_field(of: Type, field: str) -> str:
-    """Kubernetes knows fields of the device alone; its other types are closed to the checker."""
-    return f"undefined field '{field}'" if of == types.DEVICE else f"unexpected failed resolution of '{of}'"
 
 
 def _replaced(of: Type, fresh: dict[str, Type]) -> Type:

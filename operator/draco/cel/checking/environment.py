@@ -1,9 +1,12 @@
 """Environments: which language an expression is read in.
 
-Owns the two that matter and what differs between Kubernetes versions. The scheduler compiles with everything it knows
-(`STORED_EXPRESSIONS`); the API server admits a new expression only if the version before could read it too (`new_expressions`).
+Owns the two that matter for selectors and what differs between Kubernetes versions. The scheduler compiles with everything it
+knows (`STORED_EXPRESSIONS`); the API server admits a new expression only if the version before could read it too
+(`new_expressions`). Expressions about other things than devices have variables of their own (`expressions_over`): these can be
+checked, but neither compiled nor estimated here.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -16,15 +19,31 @@ class Environment(msgspec.Struct, frozen=True):
     """What an expression may use.
 
     `libraries` names the overloads beside the standard ones (semver, lists, includes; positions in a list, which come before or
-    behind those in a text). `attribute` is the static type of an attribute's value, which no attribute lives up to.
+    behind those in a text). `attribute` is the static type of an attribute's value, which no attribute lives up to. `declared`
+    are variables instead of `device`, each with its fields.
     """
 
     libraries: frozenset[str]
     has_allow_multiple_allocations: bool
     attribute: Type
+    declared: Mapping[str, Mapping[str, Type]] | None = None
 
-    def field(self, name: str) -> Type | None:
-        """Return the type of a field of `device`."""
+    def variable(self, name: str) -> Type | None:
+        """Return the type of a variable."""
+        if self.declared is None:
+            return types.DEVICE if name == "device" else None
+        return Type("object", name) if name in self.declared else None
+
+    def fields(self, of: Type) -> Mapping[str, Type] | None:
+        """Return the fields of such an object as `variable` gives; None of any other, which is closed to the checker."""
+        if self.declared is not None:
+            return self.declared.get(of.name)
+        if of != types.DEVICE:
+            return None
+        names = ("driver", "attributes", "capacity", "allowMultipleAllocations")
+        return {name: declared for name in names if (declared := self._field(name)) is not None}
+
+    def _field(self, name: str) -> Type | None:
         match name:
             case "driver":
                 return types.STRING
@@ -43,6 +62,14 @@ STORED_EXPRESSIONS: Final = Environment(
     attribute=types.DYN,
 )
 """What the scheduler of Kubernetes 1.37 compiles with; feature gates do not matter here."""
+
+
+def expressions_over(variables: Mapping[str, Mapping[str, Type]]) -> Environment:
+    """Return the environment of plain CEL over these variables."""
+    return Environment(
+        libraries=frozenset(), has_allow_multiple_allocations=False, attribute=types.DYN, declared=variables
+    )
+
 
 _OLDEST: Final = 34
 _SHARES_BY_DEFAULT: Final = 36

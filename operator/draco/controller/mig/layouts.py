@@ -1,18 +1,20 @@
-"""Writes what MIG policies want of each node's GPUs into its GpuNode, which devices claims keep there, and maintenance.
+"""Writes what MIG policies want of each node's GPUs into its GpuNode, which devices claims keep there, maintenance, and health.
 
 Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. All
 come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering, nor
 without the taints that it has to offer it with. Keys are names of nodes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
+from draco.controller.health.decisions import HealthDecisions, said_by
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import BY_POOL, ClusterView
+from draco.health.policy import MOST_OVERRIDES, in_order
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
@@ -21,13 +23,14 @@ from draco.maintenance.isolation import isolated_gpus
 from draco.maintenance.matching import has_begun, is_exact
 from draco.mig_policy.decide import NodeDecision
 from draco.mig_policy.promises import promises
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice
+from draco.resources.api.health import FaultOverride, HealthPolicy
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, HEALTH_POLICIES
 from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
 
 log = structlog.get_logger(__name__)
@@ -39,10 +42,11 @@ _MOST_ISOLATED = 1024
 class MigLayoutReconciler:
     """One node at a time, from what is decided to what stands in its spec."""
 
-    def __init__(self, client: Client, view: ClusterView, decisions: MigDecisions) -> None:
+    def __init__(self, client: Client, view: ClusterView, decisions: MigDecisions, health: HealthDecisions) -> None:
         self._client = client
         self._view = view
         self._decisions = decisions
+        self._health = health
         self._superseded: dict[str, str] = {}  # by node: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -53,6 +57,8 @@ class MigLayoutReconciler:
         self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake))
         self._view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
         self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
+        self._view.health_policies.subscribe(lambda change: self._wake_for_health_policy(change, wake))
+        self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
 
     def all_keys(self) -> set[str]:
         """Every node that has a GpuNode."""
@@ -60,6 +66,7 @@ class MigLayoutReconciler:
 
     async def reconcile(self, node: str) -> float | None:
         """Bring the node's spec to what is decided."""
+        health = await self._health.of(node)
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         decision = self._decisions.of(node)
         if gpu_node is None or decision is None or gpu_node.metadata.deletion_timestamp is not None:
@@ -70,11 +77,20 @@ class MigLayoutReconciler:
             return None  # our own write is still on its way to us; its arrival wakes us
         self._superseded.pop(node, None)
         isolated = await self._isolated(gpu_node)
-        wanted = GpuNodeSpec(gpus=decision.wanted, promised=self._promised(gpu_node, decision), isolated=isolated)
+        overrides = await self._overrides(gpu_node, health.overrides if health else ())
+        wanted = GpuNodeSpec(
+            gpus=decision.wanted,
+            promised=self._promised(gpu_node, decision),
+            isolated=isolated,
+            health=overrides,
+        )
         if wanted != _in_order(gpu_node):
             kept = [f"{each.device} for claim {each.claim}" for each in wanted.promised]
             under = [f"{each.device or 'all'} for {each.request}" for each in wanted.isolated]
-            log.info("mig.wanted", node=node, decision=str(decision), promised=kept, isolated=under)
+            overridden = [f"{each.fault} of {each.uuid} by {each.policy}" for each in wanted.health]
+            log.info(
+                "mig.wanted", node=node, decision=str(decision), promised=kept, isolated=under, overridden=overridden
+            )
             try:
                 written = await self._write(gpu_node, wanted)
             except NotFound:
@@ -109,6 +125,25 @@ class MigLayoutReconciler:
                 found += isolated_gpus(request, pool, self._view.hardware(pool), rules, gpu_node.spec.isolated)
         return sorted(found, key=_place)[:_MOST_ISOLATED]
 
+    async def _overrides(self, gpu_node: GpuNode, decided: Sequence[FaultOverride]) -> list[FaultOverride]:
+        """What policies make of faults. What stands there by a policy that is not known here goes only once it is really gone."""
+        if gpu_node.spec.health == list(decided):
+            return gpu_node.spec.health
+        known = {each.metadata.name for each in self._view.health_policies.store.values()}
+        places = {(each.uuid, each.fault, each.instance) for each in decided}
+        kept = list(decided)
+        for name in sorted({each.policy for each in gpu_node.spec.health} - known):
+            # GpuNodes and policies arrive on different watches: only the API server knows.
+            with suppress(NotFound):
+                policy = await self._client.get(HEALTH_POLICIES, ObjectKey("", name))
+                if policy.metadata.deletion_timestamp is None and not policy.spec.dry_run:
+                    kept += [
+                        each
+                        for each in gpu_node.spec.health
+                        if each.policy == name and (each.uuid, each.fault, each.instance) not in places
+                    ]
+        return in_order(kept)[:MOST_OVERRIDES]
+
     async def _write(self, gpu_node: GpuNode, wanted: GpuNodeSpec) -> GpuNode:
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that is gone must not
         # come back.
@@ -119,6 +154,8 @@ class MigLayoutReconciler:
             spec["promised"] = wanted.promised
         if wanted.isolated:
             spec["isolated"] = wanted.isolated
+        if wanted.health:
+            spec["health"] = wanted.health
         written = await self._client.apply(
             GPU_NODES, key, {"metadata": seen, "spec": spec}, manager=FIELD_MANAGER_OPERATOR
         )
@@ -129,13 +166,23 @@ class MigLayoutReconciler:
             "mig.others_wrote", node=key.name, remedy="write MigPolicies; the spec of a GpuNode is the operator's"
         )
         seen["resourceVersion"] = written.metadata.resource_version
-        spec |= {"promised": wanted.promised, "isolated": wanted.isolated}
+        spec |= {"promised": wanted.promised, "isolated": wanted.isolated, "health": wanted.health}
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
         going = change.after is not None and change.after.metadata.deletion_timestamp is not None
         for node in self.all_keys() if going or change.differs(lambda policy: policy.spec) else ():
             wake(node)
+
+    def _wake_for_health_policy(self, change: Change[HealthPolicy], wake: Callable[[str], None]) -> None:
+        for node in self.all_keys() if change.differs(said_by) else ():
+            wake(node)
+
+    def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[str], None]) -> None:
+        policies = self._view.health_policies.store.values()
+        if any(policy.spec.device_class_name == change.key.name for policy in policies):
+            for node in self.all_keys():
+                wake(node)
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
         if change.differs(_concern):
@@ -168,6 +215,7 @@ def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
         gpus=sorted(spec.gpus, key=lambda each: each.uuid),
         promised=sorted(spec.promised, key=lambda each: each.device),
         isolated=sorted(spec.isolated, key=_place),
+        health=in_order(spec.health),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from draco.linting.model import Finding, Manifest
 from draco.linting.rules.fields import check_fields, check_names
+from draco.linting.rules.policies import check_health_policies
 from draco.linting.rules.references import check_container_claims, check_pod_claims
 from draco.linting.rules.requests import check_references_to_requests, check_requests
 from draco.linting.rules.selectors import check_constraints, check_selectors
@@ -41,6 +42,7 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_container_claims,
     check_sharing,
     check_taint_rules,
+    check_health_policies,
 )
 
 

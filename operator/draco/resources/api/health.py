@@ -86,13 +86,13 @@ class GpuFaultStatus(ApiStruct, frozen=True, kw_only=True):
 class FaultOverride(ApiStruct, frozen=True, kw_only=True):
     """What a policy makes of one fault of one GPU. The agent's own table holds where there is none.
 
-    `clean_probes` is how many readings without the fault end it.
+    Without `effect` the agent's own effect stays. `clean_probes` is how many readings without the fault end it.
     """
 
     uuid: str
     fault: str
-    effect: HealthEffect
     policy: str
+    effect: HealthEffect | None = None
     instance: int | None = None
     clean_probes: int | None = None
 

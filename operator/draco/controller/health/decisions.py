@@ -1,0 +1,119 @@
+"""Decides what HealthPolicies make of the faults of every node, from what the operator knows now.
+
+Owns the reading of the view for health policies and what is remembered of it: a node is decided again when something that its
+decision rests on is another object than before. Conditions are evaluated here, on the event loop: administrators write them, one
+takes at most some tens of milliseconds, and others have the loop in between. Writes nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from operator import is_
+
+from draco.controller.loop_watch import CooperativeWork
+from draco.controller.view import BY_POOL, ClusterView
+from draco.health.conditions import condition_of, load
+from draco.health.policy import NodeHealth, ReadyPolicy, SeenGpus, decide_node, first_asked_first, ready
+from draco.kube.clock import Clock
+from draco.kube.watch.store import Change
+from draco.mig_policy.matching import whole_gpus
+from draco.resources.api.claims import DeviceClass
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.health import HealthPolicy
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device, own_slices
+from draco.resources.names import PoolKey
+
+
+class HealthDecisions:
+    """Decisions by node, made when asked for. Subscribed before anyone who asks because of a change."""
+
+    def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+        self._view = view
+        self._clock = clock
+        self._policies: tuple[ReadyPolicy, ...] | None = None
+        self._version = 0  # of the policies and classes
+        self._known: dict[str, tuple[tuple[object, ...], NodeHealth]] = {}
+        view.health_policies.subscribe(self._forget_policies)
+        view.classes.subscribe(self._forget_class)
+        view.gpu_nodes.subscribe(self._forget_node)
+
+    async def policies(self) -> tuple[ReadyPolicy, ...]:
+        """The policies made ready, in the order in which they are asked. Their status may be an older one."""
+        while self._policies is None:
+            version = self._version
+            policies = first_asked_first(self._view.health_policies.store.values())
+            if policies:
+                await asyncio.to_thread(load)  # with its grammar this takes a quarter of a second
+            cooperative = CooperativeWork(self._clock)
+            for policy in policies:
+                for rule in policy.spec.rules:
+                    condition_of(rule.condition)  # remembered for `ready`
+                    await cooperative.pause()
+            made = tuple(ready(policy, self._class_of(policy)) for policy in policies)
+            if version == self._version:
+                self._policies = made
+        return self._policies
+
+    async def of(self, node: str) -> NodeHealth | None:
+        """What is decided of a node; None if it has no GpuNode."""
+        policies = await self.policies()
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
+        return self._decided(gpu_node, policies) if gpu_node else None
+
+    async def all(self) -> list[NodeHealth]:
+        """What is decided of every node that has a GpuNode, by name. Others have the event loop in between."""
+        policies = await self.policies()
+        cooperative = CooperativeWork(self._clock)
+        decisions = []
+        for key in sorted(self._view.gpu_nodes.store):
+            gpu_node = self._view.gpu_nodes.store.get(key)
+            if gpu_node is not None:  # or it is gone by now
+                decisions.append(self._decided(gpu_node, policies))
+            await cooperative.pause()
+        return decisions
+
+    def whole_gpus(self, gpu_node: GpuNode) -> Mapping[str, Device]:
+        """The node's GPUs by UUID, each as it is published or would be as a whole."""
+        name, status = gpu_node.metadata.name, gpu_node.status
+        slices = own_slices(self._view.slices.store.by_index(BY_POOL, PoolKey(status.driver, name)), name)
+        devices = [device for each in slices for device in each.spec.devices]
+        return whole_gpus(devices, status.gpus, driver=status.driver)
+
+    def _decided(self, gpu_node: GpuNode, policies: tuple[ReadyPolicy, ...]) -> NodeHealth:
+        name = gpu_node.metadata.name
+        if not policies:
+            self._known.pop(name, None)
+            return NodeHealth(node=name)
+        node = self._view.nodes.store.get(ObjectKey("", name))
+        slices = self._view.slices.store.by_index(BY_POOL, PoolKey(gpu_node.status.driver, name))
+        basis = (policies, gpu_node, node, *slices)
+        known = self._known.get(name)
+        if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):
+            return known[1]
+        labels = node.metadata.labels if node else {}
+        seen = SeenGpus(gpu_node=gpu_node, labels=labels, devices=self.whole_gpus(gpu_node))
+        decision = decide_node(seen, policies)
+        self._known[name] = (basis, decision)
+        return decision
+
+    def _class_of(self, policy: HealthPolicy) -> DeviceClass | None:
+        name = policy.spec.device_class_name
+        return self._view.classes.store.get(ObjectKey("", name)) if name else None
+
+    def _forget_policies(self, change: Change[HealthPolicy]) -> None:
+        if change.differs(said_by):
+            self._version += 1
+            self._policies = None
+
+    def _forget_class(self, _: Change[DeviceClass]) -> None:
+        self._version += 1
+        self._policies = None
+
+    def _forget_node(self, change: Change[GpuNode]) -> None:
+        if change.after is None:
+            self._known.pop(change.key.name, None)
+
+
+def said_by(policy: HealthPolicy) -> tuple[object, ...]:
+    """What of a policy decisions rest on."""
+    return policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp

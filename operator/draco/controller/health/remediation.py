@@ -1,0 +1,258 @@
+"""Opens DeviceMaintenances for faults where a HealthPolicy says so, and clears away those that are long over.
+
+Owns the requests that carry `LABEL_REMEDIATES`, except for their status, and the Events on policies about them. Keys are names
+of nodes, and "" for clearing away. Before it opens anything it asks the API server for all requests there are: its own view may
+be a moment late, and two requests for one GPU are one too many.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import structlog
+from prometheus_client import Counter
+
+from draco.controller.health.decisions import HealthDecisions, said_by
+from draco.controller.view import ClusterView
+from draco.health.policy import NodeHealth, RuleMatch
+from draco.health.remediation import (
+    RemediationPlan,
+    RemedyNote,
+    RequestChange,
+    SeenRemedies,
+    expired,
+    is_over,
+    plan_remediation,
+    remediates,
+)
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import AlreadyExists, Conflict, NotFound
+from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.watch.store import Change
+from draco.resources.api.claims import DeviceClass
+from draco.resources.api.core import Node, ObjectReference
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.health import HealthPolicy
+from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.kinds import DEVICE_MAINTENANCES, HEALTH_POLICIES
+from draco.resources.names import ANNOTATION_OUTCOME, PoolKey
+
+log = structlog.get_logger(__name__)
+
+EVENT_ACTION = "Remediating"
+OPENED_REASON = "RemediationOpened"
+GIVEN_UP_REASON = "RemediationGivenUp"
+LEFT_REASON = "RemediationLeft"
+_CLEARING = ""
+_CLEAR_EVERY_S = 600.0
+
+
+class RemediationReconciler:
+    """One node at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: HealthDecisions,
+        events: EventRecorder,
+        *,
+        clock: Clock,
+        opened: Counter,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._events = events
+        self._clock = clock
+        self._opened = opened
+        self._notes: dict[str, tuple[RemedyNote, ...]] = {}  # by node
+        self._waiting: set[str] = set()  # nodes for which something is asked
+        self._on_notes: list[Callable[[], None]] = []
+        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+
+    def on_notes(self, call: Callable[[], None]) -> None:
+        """Have `call` called when what is to be said of policies has changed."""
+        self._on_notes.append(call)
+
+    def notes(self, policy: str) -> Sequence[RemedyNote]:
+        """What is to be said of a policy."""
+        return [note for notes in self._notes.values() for note in notes if note.policy == policy]
+
+    @property
+    def given_up(self) -> dict[str, float]:
+        """GPUs that a person has to look at, by policy."""
+        counts = {policy.metadata.name: 0.0 for policy in self._view.health_policies.store.values()}
+        for note in (note for notes in self._notes.values() for note in notes if note.given_up):
+            counts[note.policy] = counts.get(note.policy, 0.0) + 1
+        return counts
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the name of every node that a change may concern."""
+
+        def on_gpu_node(change: Change[GpuNode]) -> None:
+            if change.differs(lambda gpu_node: (gpu_node.status.gpus, gpu_node.status.conditions)):
+                wake(change.key.name)
+
+        def on_policy(change: Change[HealthPolicy]) -> None:
+            if change.differs(said_by):
+                if change.after is None and change.before is not None:
+                    self._leave(change.before)
+                for node in self.all_keys():
+                    wake(node)
+
+        def on_request(change: Change[DeviceMaintenance]) -> None:
+            pools = {request.spec.device_selector.pool for request in change.versions}
+            for node in {pool for pool in pools if pool} | self._waiting:
+                wake(node)
+            if change.after is not None and remediates(change.after) and is_over(change.after):
+                wake(_CLEARING)
+
+        def on_class(_: Change[DeviceClass]) -> None:
+            for node in self.all_keys() if self._view.health_policies.store.values() else ():
+                wake(node)
+
+        def on_node(change: Change[Node]) -> None:
+            if change.differs(lambda node: node.metadata.labels):
+                wake(change.key.name)
+
+        def on_slice(change: Change[ResourceSlice]) -> None:
+            if change.differs(lambda item: item.spec):
+                for item in change.versions:
+                    wake(item.spec.pool.name)
+
+        self._view.gpu_nodes.subscribe(on_gpu_node)
+        self._view.health_policies.subscribe(on_policy)
+        self._view.classes.subscribe(on_class)
+        self._view.nodes.subscribe(on_node)
+        self._view.slices.subscribe(on_slice)
+        self._view.maintenances.subscribe(on_request)
+
+    def all_keys(self) -> set[str]:
+        """Every node that has a GpuNode, and the key for clearing away."""
+        return {_CLEARING, *(each.metadata.name for each in self._view.gpu_nodes.store.values())}
+
+    async def reconcile(self, node: str) -> float | None:
+        """See to the faults of one node, or clear away what is long over."""
+        if node == _CLEARING:
+            return await self._clear()
+        health = await self._decisions.of(node)
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
+        if health is None or gpu_node is None:
+            self._note(node, ())
+            return None
+        plan = self._plan(gpu_node, health, self._view.maintenances.store.values())
+        if plan.create:
+            # Own writes, and those of a leader before us, may still be on their way to us.
+            plan = self._plan(gpu_node, health, await self._client.list(DEVICE_MAINTENANCES))
+        if plan.create or plan.change:
+            log.info("health.remediation_planned", node=node, plan=str(plan))
+        for change in plan.change:
+            await self._change(change)
+        for request in plan.create:
+            await self._open(request)
+        self._note(node, plan.notes)
+        return plan.look_again.total_seconds() if plan.look_again else None
+
+    def _plan(self, gpu_node: GpuNode, health: NodeHealth, requests: Sequence[DeviceMaintenance]) -> RemediationPlan:
+        policies = {each.metadata.uid: each for each in self._view.health_policies.store.values()}
+        matches: list[RuleMatch] = []
+        for uid, share in health.shares.items():
+            policy = policies.get(uid)
+            if policy is not None and not policy.spec.dry_run:
+                matches += share.matches
+        said = next((each for each in gpu_node.status.conditions if each.type == "Readable"), None)
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        return plan_remediation(
+            SeenRemedies(
+                now=self._clock.now(),
+                pool=pool,
+                gpus=gpu_node.status.gpus,
+                published=self._decisions.whole_gpus(gpu_node).keys() if matches else (),
+                readable=said is not None and said.status == "True",
+                matches=matches,
+                policies=policies,
+                requests=requests if matches else [each for each in requests if remediates(each)],
+            )
+        )
+
+    async def _open(self, request: DeviceMaintenance) -> None:
+        with suppress(AlreadyExists):
+            made = await self._client.create(DEVICE_MAINTENANCES, request)
+            log.info("health.remediation_opened", request=made.metadata.name, reason=made.spec.reason)
+            policy = self._policy(remediates(request))
+            if policy is not None:
+                self._opened.labels(policy.metadata.name).inc()
+                note = f"Opened DeviceMaintenance {made.metadata.name} for {_device(request)}: {request.spec.reason}."
+                self._record(policy, "Normal", OPENED_REASON, note)
+
+    async def _change(self, change: RequestChange) -> None:
+        meta = change.request.metadata
+        if self._superseded.get(meta.uid) == meta.resource_version:
+            return  # our own write is still on its way to us; its arrival wakes us
+        # Only on top of what was seen: a request that a person has just changed is looked at again first.
+        seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        if change.outcome:
+            seen["annotations"] = {ANNOTATION_OUTCOME: change.outcome}  # type: ignore[assignment] # a patch of many types
+        spec = {"cancelled": True} if change.outcome else {"finished": True}
+        with suppress(NotFound):
+            await self._client.patch(DEVICE_MAINTENANCES, meta.key, {"metadata": seen, "spec": spec})
+            self._superseded[meta.uid] = meta.resource_version
+
+    async def _clear(self) -> float:
+        requests = self._view.maintenances.store.values()
+        uids = {each.metadata.uid for each in requests}
+        self._superseded = {uid: version for uid, version in self._superseded.items() if uid in uids}
+        for request in expired(requests, self._clock.now()):
+            log.info("health.remediation_cleared", request=request.metadata.name)
+            with suppress(NotFound, Conflict):
+                await self._client.delete(DEVICE_MAINTENANCES, request.metadata.key, uid=request.metadata.uid)
+        return _CLEAR_EVERY_S
+
+    def _note(self, node: str, notes: tuple[RemedyNote, ...]) -> None:
+        before = self._notes.get(node, ())
+        (self._waiting.add if notes else self._waiting.discard)(node)
+        if notes == before:
+            return
+        self._notes[node] = notes
+        if not notes:
+            del self._notes[node]
+        for note in notes:
+            if note.given_up and note not in before:
+                log.warning("health.remediation_given_up", node=node, policy=note.policy, message=note.text)
+                policy = self._view.health_policies.store.get(ObjectKey("", note.policy))
+                if policy is not None:
+                    self._record(policy, "Warning", GIVEN_UP_REASON, note.text)
+        for call in self._on_notes:
+            call()
+
+    def _leave(self, policy: HealthPolicy) -> None:
+        """A policy is gone. What it has opened goes on, and somebody should know that it is theirs now."""
+        for request in self._view.maintenances.store.values():
+            if remediates(request) == policy.metadata.uid and not is_over(request):
+                meta = request.metadata
+                log.warning("health.remediation_left", request=meta.name, policy=policy.metadata.name)
+                note = (
+                    f"HealthPolicy {policy.metadata.name}, which opened this, was deleted. It goes on; finish, cancel or "
+                    "delete it yourself."
+                )
+                kind = DEVICE_MAINTENANCES
+                about = ObjectReference(api_version=kind.api_version, kind=kind.kind, name=meta.name, uid=meta.uid)
+                self._events.record(about, type="Warning", reason=LEFT_REASON, action=EVENT_ACTION, note=note)
+
+    def _policy(self, uid: str) -> HealthPolicy | None:
+        return next((each for each in self._view.health_policies.store.values() if each.metadata.uid == uid), None)
+
+    def _record(self, policy: HealthPolicy, kind: EventType, reason: str, note: str) -> None:
+        meta = policy.metadata
+        about = ObjectReference(
+            api_version=HEALTH_POLICIES.api_version, kind=HEALTH_POLICIES.kind, name=meta.name, uid=meta.uid
+        )
+        self._events.record(about, type=kind, reason=reason, action=EVENT_ACTION, note=note)
+
+
+def _device(request: DeviceMaintenance) -> str:
+    selector = request.spec.device_selector
+    return f"{selector.device} of {selector.pool}"

@@ -1,0 +1,314 @@
+"""Conditions of health policies: plain CEL over a fault and its GPU.
+
+Owns the two variables and their fields, what may stand in a condition, and the answer for one fault. cel-python's own
+interpreter evaluates: conditions are few and their answers are remembered, so that what Draco's compiler is there for does not
+matter here. cel-python has no type checker, and is wrong about values of different types. Therefore the selectors' checker looks
+first, with `fault` and `gpu` declared: it finds unknown fields and types that do not fit, with the place in the text, and leaves
+nothing of what cel-python gets wrong. Trying conditions on samples would find none of that in a branch that no sample takes.
+
+Bounded: no loop inside of another one, none that makes a list, and so many steps (`MOST_STEPS`, about 0.1 s). Not for several
+threads: cel-python's environments are not. It is imported with the first condition, so that nobody else pays for it.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from draco.cel import CompileError
+from draco.cel.checking.check import CheckedExpression, check, runtime_name
+from draco.cel.checking.environment import Environment, expressions_over
+from draco.cel.checking.validate import validate
+from draco.cel.errors import Issue, refusal
+from draco.cel.syntax.ast import Call, Comprehension, Expr, ListExpr, Literal, MapExpr, Select, children, dotted, walk
+from draco.cel.syntax.parse import parse
+from draco.cel.values import types
+from draco.cel.values.types import Type
+from draco.resources.api.draco import GpuStatus
+from draco.resources.api.health import FaultFamily, FaultScope, GpuFaultStatus
+from draco.resources.errors import DracoError
+from draco.resources.quantity import Quantity, QuantityError
+from draco.resources.texts import most_like, nearest
+
+MOST_STEPS: Final = 5000
+"""Nodes that one evaluation may visit, loops counted out."""
+MOST_DEPTH: Final = 350
+"""Levels of cel-python's tree, of which a parenthesis adds nine. It goes down five calls a level, of 2500."""
+
+FAULT_FIELDS: Final[Mapping[str, Type]] = {
+    "family": types.STRING,
+    "name": types.STRING,
+    "xid": types.INT,
+    "scope": types.STRING,
+    "instance": types.INT,
+    "message": types.STRING,
+    "latched": types.BOOL,
+    "count": types.INT,
+}
+"""Of `fault`. Its effect is none of them: that may be what a policy made of it."""
+GPU_FIELDS: Final[Mapping[str, Type]] = {
+    "uuid": types.STRING,
+    "device": types.STRING,
+    "node": types.STRING,
+    "driver": types.STRING,
+    "product": types.STRING,
+    "architecture": types.STRING,
+    "memory": types.INT,
+    "mig": types.BOOL,
+    "pciBusID": types.STRING,
+    "numaNode": types.INT,
+    "driverVersion": types.STRING,
+    "faults": types.list_of(types.STRING),
+}
+"""Of `gpu`."""
+_VARIABLES: Final = {"fault": FAULT_FIELDS, "gpu": GPU_FIELDS}
+_CONDITIONS: Final[Environment] = expressions_over(_VARIABLES)
+_VALUES: Final[Mapping[str, frozenset[str]]] = {
+    "fault.family": frozenset(FaultFamily),
+    "fault.scope": frozenset(FaultScope),
+}
+"""All values that a field can have."""
+_FUNCTIONS: Final = frozenset(
+    {"size", "int", "double", "string", "bool", "contains", "startsWith", "endsWith", "matches"}
+)
+_LOOPS: Final = frozenset({"all", "exists", "existsOne"})
+_MOST_FAULTS: Final = 64
+"""Of a GPU's faults so many names are shown to conditions."""
+
+
+class ConditionError(DracoError):
+    """A condition has no answer for a fault."""
+
+
+class SickGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as conditions see it: as its agent reports it, on which node, by which driver."""
+
+    gpu: GpuStatus
+    node: str
+    driver: str = ""
+    driver_version: str = ""
+
+
+class FaultCondition:
+    """A condition that was checked."""
+
+    def __init__(self, expression: str, checked: CheckedExpression) -> None:
+        self.expression: Final = expression
+        self.reads: Final = frozenset(
+            (path.partition(".")[0].removeprefix("."), node.field)
+            for node in walk(checked.ast.root)
+            if isinstance(node, Select) and (path := dotted(node) or "") and path.count(".") == 1
+        )
+        """The fields that the answer depends on."""
+        self._runner = _program(expression)
+        self._answers: dict[tuple[object, ...], bool | str] = {}
+
+    def holds(self, fault: GpuFaultStatus, sick: SickGpu) -> bool:
+        """Whether it is true of the fault. Raises ConditionError where that has no answer."""
+        seen = {"fault": _fault_values(fault), "gpu": _gpu_values(sick)}
+        basis = tuple(_hashable(seen[variable][field]) for variable, field in sorted(self.reads))
+        answer = self._answers.get(basis)
+        if answer is None:
+            if len(self._answers) >= _REMEMBERED:
+                self._answers.clear()
+            answer = self._answers[basis] = self._evaluated(seen)
+        if isinstance(answer, str):
+            raise ConditionError(answer)
+        return answer
+
+    def _evaluated(self, seen: Mapping[str, Mapping[str, Any]]) -> bool | str:
+        celpy = _library()
+        try:
+            value = self._runner.evaluate({name: celpy.json_to_cel(dict(values)) for name, values in seen.items()})
+        except celpy.CELEvalError as error:
+            return _first_sentence(error)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            return _first_sentence(error)  # what the library forgets to make an error of its own
+        if isinstance(value, bool | celpy.celtypes.BoolType):
+            return bool(value)
+        return f"its result is {type(value).__name__}, not bool"
+
+
+_REMEMBERED: Final = 1024
+
+
+@lru_cache(maxsize=2048)
+def condition_of(expression: str) -> FaultCondition | CompileError:
+    """The condition made ready, or what is wrong with it; each text once."""
+    try:
+        return FaultCondition(expression, check_condition(expression))
+    except CompileError as error:
+        return error
+
+
+def load() -> None:
+    """Load cel-python and its grammar, which takes a quarter of a second once."""
+    _environment()
+
+
+def check_condition(expression: str) -> CheckedExpression:
+    """Check what can be known without a fault. Raises CompileError with every finding and its place."""
+    checked = check(parse(expression), _CONDITIONS)
+    validate(checked)
+    if checked.result != types.BOOL:
+        raise refusal(
+            expression, [Issue(None, f"a condition is true or false; this is {runtime_name(checked.result)}")]
+        )
+    issues = list(_not_plain(checked)) + list(_never(checked))
+    if not issues and (steps := _steps(checked.ast.root)) > MOST_STEPS:
+        issues = [Issue(None, f"takes up to {steps} steps; write it with less than {MOST_STEPS}")]
+    if issues:
+        raise refusal(expression, issues)
+    return checked
+
+
+def one_line(error: CompileError) -> str:
+    """What is wrong, on one line: without the drawing below it, and with a field that may have been meant."""
+    lines = [line for line in str(error).splitlines() if not line.startswith(" | ")]
+    said = " ".join(" ".join(lines).split()).rstrip(".")
+    said = said.removeprefix("compilation failed: ").replace("ERROR: <input>:", "at ")
+    unknown = said.partition("undefined field '")[2].partition("'")[0]
+    meant = most_like(unknown, {*FAULT_FIELDS, *GPU_FIELDS}, at_least=0.6) if unknown else ""
+    return f"{said} (did you mean {meant}?)" if meant else said
+
+
+def _not_plain(checked: CheckedExpression) -> Iterator[Issue]:
+    """What Kubernetes added to the language, and what has no bound."""
+    looping = [(checked.ast.root, False)]
+    while looping:
+        node, inside = looping.pop()
+        match node:
+            case Call():
+                name = checked.functions.get(node, node.function.removeprefix("."))
+                if name[0].isalpha() and name not in _FUNCTIONS:
+                    known = nearest(name, _FUNCTIONS)
+                    yield Issue(node.position, f"a condition has no function '{name}'{known.rstrip('.')}")
+                elif name in {"_?._", "_[?_]"}:
+                    yield Issue(node.position, "a condition needs no '?': every field has a value")
+            case ListExpr() if node.optional:
+                yield Issue(node.position, "a condition has no optional elements")
+            case MapExpr() if any(entry.is_optional for entry in node.entries):
+                yield Issue(node.position, "a condition has no optional entries")
+            case Comprehension() if node.macro not in _LOOPS or node.second_variable is not None:
+                yield Issue(node.position, "a condition loops with all, exists and exists_one only")
+            case Comprehension() if inside:
+                yield Issue(node.position, "a condition has no loop inside of another")
+        is_loop = isinstance(node, Comprehension)
+        if not (isinstance(node, Comprehension) and node.macro in _LOOPS):
+            looping.extend((part, inside or is_loop) for part in children(node))
+        else:
+            looping.extend((part, True) for part in (node.range, node.body))
+
+
+def _never(checked: CheckedExpression) -> Iterator[Issue]:
+    """Comparisons with what a field can never be, which are mistakes and otherwise found only when a GPU fails."""
+    for node in walk(checked.ast.root):
+        if not isinstance(node, Call) or node.function not in {"_==_", "_!=_", "@in"}:
+            continue
+        for one, other in (node.arguments, node.arguments[::-1]):
+            field = dotted(one) or ""
+            allowed = _VALUES.get(field.removeprefix("."))
+            for literal in _literals(other) if allowed else ():
+                if allowed and isinstance(literal.value, str) and literal.value not in allowed:
+                    known = ", ".join(sorted(allowed))
+                    yield Issue(literal.position, f"{field} is never '{literal.value}'; it is one of {known}")
+
+
+def _literals(node: Expr) -> list[Literal]:
+    if isinstance(node, ListExpr):
+        return [each for each in node.elements if isinstance(each, Literal)]
+    return [node] if isinstance(node, Literal) else []
+
+
+def _steps(root: Expr) -> int:
+    """The nodes that an evaluation visits at most. Loops do not contain each other, and go over no list that grew in one."""
+    nodes = list(walk(root))
+    longest = max(_MOST_FAULTS, sum(len(node.elements) for node in nodes if isinstance(node, ListExpr)))
+    longest = max(longest, sum(len(node.entries) for node in nodes if isinstance(node, MapExpr)))
+    loops = [node for node in nodes if isinstance(node, Comprehension)]
+    return len(nodes) + sum(longest * sum(1 for _ in walk(loop.body)) for loop in loops)
+
+
+def _fault_values(fault: GpuFaultStatus) -> dict[str, Any]:
+    return {
+        "family": str(fault.family),
+        "name": fault.name,
+        "xid": fault.code or 0,
+        "scope": str(fault.scope),
+        "instance": -1 if fault.instance is None else fault.instance,
+        "message": fault.message,
+        "latched": fault.latched,
+        "count": fault.count,
+    }
+
+
+def _gpu_values(sick: SickGpu) -> dict[str, Any]:
+    gpu = sick.gpu
+    return {
+        "uuid": gpu.uuid,
+        "device": gpu.device,
+        "node": sick.node,
+        "driver": sick.driver,
+        "product": gpu.product_name,
+        "architecture": gpu.architecture,
+        "memory": _bytes(gpu.memory),
+        "mig": gpu.mig is not None and gpu.mig.enabled,
+        "pciBusID": gpu.pci_bus_id,
+        "numaNode": -1 if gpu.numa_node is None else gpu.numa_node,
+        "driverVersion": sick.driver_version,
+        "faults": [fault.name for fault in gpu.faults[:_MOST_FAULTS]],
+    }
+
+
+@lru_cache(maxsize=64)
+def _bytes(quantity: str) -> int:
+    try:
+        return Quantity.parse(quantity).value() if quantity else 0
+    except QuantityError:
+        return 0
+
+
+def _hashable(value: Any) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _first_sentence(error: Exception) -> str:
+    """What cel-python says, without the trees and types that it lists behind it."""
+    said = error.args[0] if error.args and isinstance(error.args[0], str) else type(error).__name__
+    return " ".join(said.split())[:120]
+
+
+def _program(expression: str) -> Any:
+    """cel-python's own program. It was checked before, so that only what cel-python cannot read at all fails here."""
+    celpy = _library()
+    try:
+        tree = _environment().compile(expression)
+    except (celpy.CELParseError, RecursionError) as error:
+        raise refusal(expression, [Issue(None, f"cel-python cannot read it: {_first_sentence(error)}")]) from None
+    if _depth(tree) > MOST_DEPTH:
+        raise refusal(expression, [Issue(None, "is nested too deeply; write it with fewer parentheses")])
+    return _environment().program(tree)
+
+
+def _depth(tree: Any) -> int:
+    deepest = 0
+    waiting = [(tree, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        waiting.extend((part, depth + 1) for part in getattr(node, "children", ()))
+    return deepest
+
+
+@cache
+def _environment() -> Any:
+    celpy = _library()
+    return celpy.Environment(runner_class=celpy.InterpretedRunner)  # the compiled one is wrong about has()
+
+
+@cache
+def _library() -> Any:
+    import celpy  # noqa: PLC0415 - with its grammar 0.3 s, which only those pay who have a HealthPolicy
+
+    return celpy

@@ -1,0 +1,109 @@
+"""Sums up the state of one HealthPolicy over all nodes.
+
+Owns its status: the counts, the condition Accepted and the one sentence that a person reads in the table. What is wrong comes
+first, then what a person has to do, then the faults.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from draco.health.policy import PolicyShare, ReadyPolicy, RuleMatch
+from draco.health.remediation import RemedyNote
+from draco.resources.api.health import HealthPolicyStatus
+from draco.resources.api.meta import Condition, timed
+from draco.resources.texts import counted, shown
+
+CONDITION_ACCEPTED = "Accepted"
+LONGEST_MESSAGE = 300
+
+
+class PolicyTotals:
+    """The shares of one policy in the nodes that were added."""
+
+    def __init__(self) -> None:
+        self.gpus = 0
+        self.faulty = 0
+        self.matches = 0
+        self.first: RuleMatch | None = None
+        self.error = ""
+        self.withheld: tuple[str, int] = ("", 0)
+
+    def add(self, share: PolicyShare) -> None:
+        """Count what it has on one node. Nodes are added in the order of their names."""
+        self.gpus += share.gpus
+        self.matches += len(share.matches)
+        self.faulty += len({match.gpu.uuid for match in share.matches})
+        if self.first is None and share.matches:
+            self.first = share.matches[0]
+        self.error = self.error or next(iter(share.errors), "")
+        if share.withheld:
+            self.withheld = (share.withheld, self.withheld[1] + 1)
+
+
+def status_of(
+    policy: ReadyPolicy, totals: PolicyTotals, notes: Sequence[RemedyNote], remediating: int, now: datetime
+) -> HealthPolicyStatus:
+    """The status that the policy should have."""
+    meta = policy.policy.metadata
+    accepted = Condition(
+        type=CONDITION_ACCEPTED,
+        status="False" if policy.problem else "True",
+        reason=policy.reason,
+        message=_cut(policy.problem) if policy.problem else "Its rules can be evaluated.",
+    )
+    conditions = policy.policy.status.conditions
+    return HealthPolicyStatus(
+        observed_generation=meta.generation,
+        gpus=totals.gpus,
+        faulty=totals.faulty,
+        remediating=remediating,
+        message=_cut(_message(policy, totals, notes)),
+        conditions=[timed(accepted, conditions, now.replace(microsecond=0), generation=meta.generation)],
+    )
+
+
+def _message(policy: ReadyPolicy, totals: PolicyTotals, notes: Sequence[RemedyNote]) -> str:
+    if policy.problem:
+        return f"{policy.problem} Until that is corrected Draco treats faults of these GPUs by its own table."
+    return " ".join(_sentences(policy, totals, notes))
+
+
+def _sentences(policy: ReadyPolicy, totals: PolicyTotals, notes: Sequence[RemedyNote]) -> Iterable[str]:
+    ordered = sorted(notes, key=lambda note: (not note.given_up, note.text))
+    if ordered and ordered[0].given_up:
+        yield ordered[0].text
+    if totals.error:
+        yield totals.error
+    if totals.withheld[0]:
+        yield (
+            f"Of {counted(totals.withheld[1], 'node')} it is not asked about some GPUs: HealthPolicy {totals.withheld[0]} comes "
+            "first, and is not accepted."
+        )
+    if not totals.gpus:
+        yield "It selects no GPU."
+    elif totals.first is None:
+        yield f"None of {counted(totals.gpus, 'GPU')} has a fault that a rule is about."
+    else:
+        more = f", and {counted(totals.matches - 1, 'other fault')}" if totals.matches > 1 else ""
+        yield f"{would(totals.first) if policy.policy.spec.dry_run else totals.first}{more}."
+    if ordered and not ordered[0].given_up:
+        yield ordered[0].text
+
+
+def would(match: RuleMatch) -> str:
+    """What a policy that is only tried would do about one fault."""
+    rule = match.rule
+    steps = []
+    if rule.effect:
+        steps.append(f"treat {match.fault.name} as {rule.effect}")
+    if rule.clean_probes:
+        steps.append(f"end {match.fault.name} after {counted(rule.clean_probes, 'clean reading')}")
+    if rule.remediation:
+        steps.append(f"open a DeviceMaintenance with CronJob {rule.remediation.from_cron_job}")
+    done = " and ".join(steps) or f"leave {match.fault.name} as it is"
+    return f"Dry run: would {done} on {match.gpu.device or match.gpu.uuid} of {match.node} (rule {rule.name})"
+
+
+def _cut(text: str) -> str:
+    text = shown(text)
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"

@@ -1,0 +1,379 @@
+"""Decides which DeviceMaintenances HealthPolicies open by themselves, and what becomes of them.
+
+Owns the requests that carry `LABEL_REMEDIATES`: at most one for a GPU at a time, and none while any other DeviceMaintenance
+concerns it. Failures are counted from the requests that are there, so that they survive every restart; after so many in a row
+nothing more is opened and a person has to look. How a request takes its course, and when it may begin, is `maintenance`'s
+concern: these are requests like any other.
+
+A request that is isolated goes on, whatever becomes of its policy or its fault: work may be at it. One that waits is cancelled
+when nothing asks for it any more, and one that only evicts is finished when the fault is over. What a person cancelled is not
+opened again for the same fault.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from draco.health.policy import RuleMatch, named
+from draco.resources.api.draco import GpuStatus
+from draco.resources.api.health import FaultScope, GpuFaultStatus, HealthEffect, HealthPolicy
+from draco.resources.api.maintenance import (
+    DeviceMaintenance,
+    DeviceMaintenanceSpec,
+    DrainPolicy,
+    MaintenanceDrain,
+    MaintenancePhase,
+    MaintenanceSelector,
+    MaintenanceVerification,
+    MaintenanceWork,
+    VerificationMode,
+)
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.names import (
+    ANNOTATION_FAULT,
+    ANNOTATION_OUTCOME,
+    FIELD_MANAGER_OPERATOR,
+    LABEL_MANAGED_BY,
+    LABEL_REMEDIATES,
+    DeviceKey,
+    PoolKey,
+    read_partition_name,
+)
+from draco.resources.texts import agreeing, counted, listed
+
+OUTCOME_FAILED = "failed"
+OUTCOME_WITHDRAWN = "withdrawn"
+_OVER = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
+_WAITING = frozenset({None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
+_FAILED = "Failed"
+"""The condition that says since when a request has failed."""
+_COMES_BACK = timedelta(hours=1)
+"""A fault that is back within this time was not repaired."""
+_SETTLES = timedelta(minutes=1)
+"""So long after a request is completed its fault may still be reported: the agent reads again, and its report is on its way."""
+_HEALS = timedelta(minutes=3)
+"""A request that has just failed may yet be completed: the agent's clean readings come after the work that repaired the GPU."""
+_KEPT = timedelta(days=7)
+_LATEST_KEPT = timedelta(days=30)
+_MOST_KEPT = 5
+_EVICTIONS = 2
+"""Failures in a row of requests that only evict."""
+
+
+class SeenRemedies(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one node: its GPUs, what rules in force say of their faults, and all DeviceMaintenances.
+
+    `policies` are all that exist, by UID. `published` are the UUIDs of GPUs that can be named. `readable`: the agent sees its
+    GPUs, so that a fault which is not reported is over.
+    """
+
+    now: datetime
+    pool: PoolKey
+    gpus: Sequence[GpuStatus]
+    published: Collection[str]
+    readable: bool
+    matches: Sequence[RuleMatch]
+    policies: Mapping[str, HealthPolicy]
+    requests: Sequence[DeviceMaintenance]
+
+
+class RequestChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What to set in a request of ours: that it is finished, or cancelled and why."""
+
+    request: DeviceMaintenance
+    outcome: str = ""
+
+    def __str__(self) -> str:
+        verb = "cancel" if self.outcome else "finish"
+        return f"{verb} {self.request.metadata.name}{f' ({self.outcome})' if self.outcome else ''}"
+
+
+class RemedyNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of a policy. `given_up`: a person has to look."""
+
+    policy: str
+    text: str
+    given_up: bool = False
+
+
+class RemediationPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to write for one node."""
+
+    node: str
+    create: tuple[DeviceMaintenance, ...] = ()
+    change: tuple[RequestChange, ...] = ()
+    notes: tuple[RemedyNote, ...] = ()
+    look_again: timedelta | None = None
+
+    def __str__(self) -> str:
+        steps = [f"open {each.metadata.name}: {each.spec.reason}" for each in self.create]
+        return f"{self.node}: " + ("; ".join([*steps, *map(str, self.change)]) or "nothing to do")
+
+
+class _GpuPlan(msgspec.Struct, kw_only=True):
+    create: DeviceMaintenance | None = None
+    change: RequestChange | None = None
+    note: RemedyNote | None = None
+    look_again: timedelta | None = None
+
+
+def plan_remediation(seen: SeenRemedies) -> RemediationPlan:
+    """What the faults of one node's GPUs need now."""
+    plans = [_plan_gpu(seen, gpu) for gpu in seen.gpus]
+    return RemediationPlan(
+        node=seen.pool.pool,
+        create=tuple(each.create for each in plans if each.create),
+        change=tuple(each.change for each in plans if each.change),
+        notes=tuple(each.note for each in plans if each.note),
+        look_again=min((each.look_again for each in plans if each.look_again), default=None),
+    )
+
+
+def expired(requests: Iterable[DeviceMaintenance], now: datetime) -> list[DeviceMaintenance]:
+    """Requests of ours that are over and long past, or have many newer ones. What tells failures in a row apart stays."""
+    found = []
+    by_gpu: dict[str, list[DeviceMaintenance]] = {}
+    for each in requests:
+        if remediates(each):
+            by_gpu.setdefault(_about(each)[0], []).append(each)
+    for all_of_gpu in by_gpu.values():
+        for age, each in enumerate(_newest_first(all_of_gpu)):
+            if is_over(each) and (
+                now - _ended(each, now) > (_KEPT if age else _LATEST_KEPT) or age > _most_kept(all_of_gpu)
+            ):
+                found.append(each)
+    return found
+
+
+def remediates(request: DeviceMaintenance) -> str:
+    """The UID of the policy that opened a request; "" if a person did."""
+    return request.metadata.labels.get(LABEL_REMEDIATES, "")
+
+
+def is_over(request: DeviceMaintenance) -> bool:
+    """Whether the request has given everything back."""
+    return request.status.phase in _OVER
+
+
+def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:
+    """Whether a request that is not over is about a GPU, its partitions included, or may yet be.
+
+    One that selects by class or expression says what it found in its status; until then it may be anything.
+    """
+    if is_over(request):
+        return False
+    found = request.status.devices
+    if found:
+        return any(each.uuid == uuid or _is_part(each.key, device) for each in found)
+    selector = request.spec.device_selector
+    if not selector.may_match(PoolKey(device.driver, device.pool)):
+        return False
+    if selector.node_name not in {None, "", device.pool}:
+        return False
+    if selector.device and not _is_part(DeviceKey(device.driver, device.pool, selector.device), device):
+        return False
+    # Looked for and not found, as far as it was looked for at all.
+    return not (request.status.device_count == 0 and request.status.observed_generation == request.metadata.generation)
+
+
+def _is_part(device: DeviceKey, gpu: DeviceKey) -> bool:
+    if (device.driver, device.pool) != (gpu.driver, gpu.pool):
+        return False
+    partition = read_partition_name(device.device)
+    return device.device == gpu.device or (partition is not None and partition.parent == gpu.device)
+
+
+def _plan_gpu(seen: SeenRemedies, gpu: GpuStatus) -> _GpuPlan:
+    device = DeviceKey(seen.pool.driver, seen.pool.pool, gpu.device)
+    ours = [each for each in seen.requests if remediates(each) and _about(each)[0] == gpu.uuid]
+    open_ones = [each for each in ours if not is_over(each)]
+    wish = _wish(seen, gpu)
+    if open_ones:
+        return _plan_open(seen, gpu, _newest_first(open_ones)[0], ours)
+    if wish is None:
+        return _GpuPlan()
+    if wish.rule.remediation and wish.fault.scope is FaultScope.NODE and wish.rule.effect is not HealthEffect.EVICT:
+        said = f"{wish.fault.name} concerns all of node {seen.pool.pool}: work on one GPU cannot repair it."
+        return _given_up(wish, said)
+    if gpu.uuid not in seen.published or not gpu.device:
+        return _noted(
+            wish, f"{wish.fault.name}: {named(seen.pool.pool, gpu)} is not published, so nothing is opened for it."
+        )
+    other = next((each for each in seen.requests if concerns(each, device, gpu.uuid)), None)
+    if other is not None:
+        return _noted(wish, f"{named(seen.pool.pool, gpu)} waits for DeviceMaintenance {other.metadata.name}.")
+    return _plan_next(seen, wish, device, _newest_first(ours))
+
+
+def _wish(seen: SeenRemedies, gpu: GpuStatus) -> RuleMatch | None:
+    """What is asked for: work before mere eviction, and of several the first, which is about the worst fault."""
+    matches = [each for each in seen.matches if each.gpu.uuid == gpu.uuid]
+    working = [each for each in matches if each.rule.remediation]
+    whole = [each for each in working if each.fault.scope is not FaultScope.NODE]
+    evicting = [each for each in matches if each.rule.effect is HealthEffect.EVICT]
+    return next(iter([*whole, *evicting, *working]), None)
+
+
+def _plan_open(
+    seen: SeenRemedies, gpu: GpuStatus, request: DeviceMaintenance, ours: Sequence[DeviceMaintenance]
+) -> _GpuPlan:
+    """A request of ours is under way."""
+    policy = seen.policies.get(remediates(request))
+    spec = request.spec
+    if policy is None or spec.cancelled or request.metadata.deletion_timestamp is not None:
+        return _GpuPlan()  # its policy was deleted: it is a person's now
+    if request.status.phase is MaintenancePhase.FAILED:
+        return _plan_failed(seen, gpu, request, policy, _newest_first(ours))
+    is_over_now = seen.readable and not any(each.name == _about(request)[1] for each in gpu.faults)
+    if request.status.phase in _WAITING and request.status.isolated_at is None:
+        if is_over_now or _wish(seen, gpu) is None:
+            return _GpuPlan(change=RequestChange(request=request, outcome=OUTCOME_WITHDRAWN))
+    elif is_over_now and spec.work is None and not spec.finished:
+        return _GpuPlan(change=RequestChange(request=request))
+    return _GpuPlan()
+
+
+def _plan_failed(
+    seen: SeenRemedies,
+    gpu: GpuStatus,
+    request: DeviceMaintenance,
+    policy: HealthPolicy,
+    newest_first: Sequence[DeviceMaintenance],
+) -> _GpuPlan:
+    """It keeps the GPU out of service. If there is to be another attempt it makes room for that, else it stays for a person."""
+    name, fault = policy.metadata.name, _about(request)[1]
+    of_gpu = [each for each in seen.matches if each.gpu.uuid == gpu.uuid and each.policy == name]
+    wish = next((each for each in of_gpu if each.fault.name == fault), next(iter(of_gpu), None))
+    if wish is None:
+        return _GpuPlan()
+    failed_at = next((each.last_transition_time for each in request.status.conditions if each.type == _FAILED), None)
+    if failed_at is not None and (heals_in := failed_at + _HEALS - seen.now) > timedelta():
+        return _GpuPlan(look_again=heals_in)
+    failures = _failures(newest_first, policy, seen.now, None)
+    if failures < _most_failures(wish):
+        return _GpuPlan(change=RequestChange(request=request, outcome=OUTCOME_FAILED))
+    gpu_name, request_name = named(seen.pool.pool, gpu), request.metadata.name
+    said = f"{counted(failures, 'request')} for {gpu_name} failed in a row. Repair it, and cancel {request_name}."
+    return _given_up(wish, said)
+
+
+def _plan_next(seen: SeenRemedies, wish: RuleMatch, device: DeviceKey, past: Sequence[DeviceMaintenance]) -> _GpuPlan:
+    """Nothing is under way: open the next request, unless there is reason not to."""
+    policy = next((each for each in seen.policies.values() if each.metadata.name == wish.policy), None)
+    if policy is None:
+        return _GpuPlan()
+    gpu = named(seen.pool.pool, wish.gpu)
+    if past and _cancelled_by_a_person(past[0], wish.fault):
+        return _noted(
+            wish,
+            f"{wish.fault.name} of {gpu}: DeviceMaintenance {past[0].metadata.name} was cancelled. Delete it to try again.",
+        )
+    if past and past[0].status.completed_at is not None:
+        settled_in = past[0].status.completed_at + _SETTLES - seen.now
+        if settled_in > timedelta():
+            return _GpuPlan(look_again=settled_in)
+    failures = _failures(past, policy, seen.now, wish.fault)
+    if failures >= _most_failures(wish):
+        names = [each.metadata.name for each in past[:failures]]
+        said = (
+            f"{counted(failures, 'request')} for {gpu} failed in a row. Repair it; delete {listed(names)} to have "
+            f"{agreeing(failures, 'it', 'them')} tried again."
+        )
+        return _given_up(wish, said)
+    attempt = 1 + max(map(_attempt, past), default=0)
+    return _GpuPlan(create=_request(policy, wish, device, attempt))
+
+
+def _request(policy: HealthPolicy, wish: RuleMatch, device: DeviceKey, attempt: int) -> DeviceMaintenance:
+    """The request. Its name is that of the GPU and the attempt, so that two replicas cannot open two."""
+    remediation = wish.rule.remediation if wish.fault.scope is not FaultScope.NODE else None
+    evicts = wish.rule.effect in {HealthEffect.EVICT, HealthEffect.NO_EXECUTE}
+    verification = MaintenanceVerification()
+    if remediation and remediation.verify_from_cron_job:
+        verification = MaintenanceVerification(
+            mode=VerificationMode.JOB, from_cron_job=remediation.verify_from_cron_job
+        )
+    return DeviceMaintenance(
+        metadata=ObjectMeta(
+            name=f"health-{re.sub('[^a-z0-9-]', '-', wish.gpu.uuid.lower())[:200]}-{attempt}",
+            labels={LABEL_REMEDIATES: policy.metadata.uid, LABEL_MANAGED_BY: FIELD_MANAGER_OPERATOR},
+            annotations={ANNOTATION_FAULT: f"{wish.gpu.uuid}: {wish.fault.name}"},
+        ),
+        spec=DeviceMaintenanceSpec(
+            device_selector=MaintenanceSelector(driver=device.driver, pool=device.pool, device=device.device),
+            reason=f"{wish.fault.name} (HealthPolicy {policy.metadata.name}, rule {wish.rule.name})",
+            drain=MaintenanceDrain(policy=DrainPolicy.EVICT if evicts else DrainPolicy.WAIT),
+            work=MaintenanceWork(from_cron_job=remediation.from_cron_job) if remediation else None,
+            verification=verification,
+        ),
+    )
+
+
+def _failures(
+    newest_first: Sequence[DeviceMaintenance], policy: HealthPolicy, now: datetime, fault: GpuFaultStatus | None
+) -> int:
+    """How many requests of the policy for a GPU failed in a row, the latest first. `fault` is what is there now."""
+    count = 0
+    back_at: datetime | None = None
+    if fault is not None:
+        back_at = fault.first_seen or now
+    for request in newest_first:
+        if remediates(request) != policy.metadata.uid:
+            break
+        outcome = request.metadata.annotations.get(ANNOTATION_OUTCOME, "")
+        completed = request.status.completed_at
+        failed = outcome == OUTCOME_FAILED or request.status.phase is MaintenancePhase.FAILED
+        if request.status.phase is MaintenancePhase.COMPLETED and completed and back_at:
+            failed = back_at - completed <= _COMES_BACK
+        if not failed and outcome != OUTCOME_WITHDRAWN:
+            break
+        count += failed
+        back_at = request.metadata.creation_timestamp
+    return count
+
+
+def _most_failures(wish: RuleMatch) -> int:
+    return wish.rule.remediation.max_failures if wish.rule.remediation else _EVICTIONS
+
+
+def _cancelled_by_a_person(request: DeviceMaintenance, fault: GpuFaultStatus) -> bool:
+    meta = request.metadata
+    if request.status.phase is not MaintenancePhase.CANCELLED or ANNOTATION_OUTCOME in meta.annotations:
+        return False
+    made = meta.creation_timestamp
+    return fault.first_seen is None or made is None or fault.first_seen <= made
+
+
+def _about(request: DeviceMaintenance) -> tuple[str, str]:
+    """The UUID of the GPU and the name of the fault that a request of ours was opened for."""
+    uuid, _, fault = request.metadata.annotations.get(ANNOTATION_FAULT, "").partition(": ")
+    return uuid, fault
+
+
+def _attempt(request: DeviceMaintenance) -> int:
+    text = request.metadata.name.rpartition("-")[2]
+    return int(text) if text.isdecimal() else 0
+
+
+def _newest_first(requests: Iterable[DeviceMaintenance]) -> list[DeviceMaintenance]:
+    return sorted(requests, key=_attempt, reverse=True)
+
+
+def _ended(request: DeviceMaintenance, now: datetime) -> datetime:
+    return request.status.completed_at or request.metadata.creation_timestamp or now
+
+
+def _most_kept(requests: Sequence[DeviceMaintenance]) -> int:
+    """More where more failed in a row: they are what it is counted by."""
+    failed = sum(each.metadata.annotations.get(ANNOTATION_OUTCOME) == OUTCOME_FAILED for each in requests)
+    return max(_MOST_KEPT, failed + 1)
+
+
+def _noted(wish: RuleMatch, text: str) -> _GpuPlan:
+    return _GpuPlan(note=RemedyNote(policy=wish.policy, text=text))
+
+
+def _given_up(wish: RuleMatch, text: str) -> _GpuPlan:
+    return _GpuPlan(note=RemedyNote(policy=wish.policy, text=f"A person has to look: {text}", given_up=True))

@@ -1,0 +1,39 @@
+"""Rules about HealthPolicies: what their conditions and device selectors say.
+
+Owns what is said of them in place, in the words of `health.conditions`, which the operator goes by too.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from draco.cel import CompileError, compile_selector
+from draco.health.conditions import check_condition, one_line
+from draco.linting.model import Finding, Manifest, TreePath, finding
+from draco.linting.objects import at, kind_of, listed, mapping, text
+from draco.resources.names import DRACO_DOMAIN
+
+
+def check_health_policies(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Check that the operator will accept each policy, as far as that can be seen without a cluster."""
+    for index, manifest in enumerate(manifests):
+        of_draco = text(manifest.tree.get("apiVersion")).partition("/")[0] == DRACO_DOMAIN
+        if kind_of(manifest) != "HealthPolicy" or not of_draco:
+            continue
+        for number, rule in enumerate(map(mapping, listed(at(manifest.tree, ("spec", "rules"))))):
+            path: TreePath = ("spec", "rules", number, "condition")
+            if (wrong := _wrong_condition(text(rule.get("condition")))) is not None:
+                yield finding("health-condition", f"the condition is invalid: {wrong}", index, path)
+        for number, selector in enumerate(map(mapping, listed(at(manifest.tree, ("spec", "deviceSelectors"))))):
+            path = ("spec", "deviceSelectors", number, "cel", "expression")
+            expression = text(mapping(selector.get("cel")).get("expression"))
+            try:
+                compile_selector(expression)
+            except CompileError as error:
+                yield finding("health-selector", f"the selector is invalid: {one_line(error)}", index, path)
+
+
+def _wrong_condition(expression: str) -> str | None:
+    try:
+        check_condition(expression)
+    except CompileError as error:
+        return one_line(error)
+    return None

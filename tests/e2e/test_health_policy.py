@@ -1,0 +1,133 @@
+"""From a fault to a GPU that is back, by itself: scheduler, controllers, operator and agents as they are, NVML simulated."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e import provider
+from tests.e2e.conftest import draco
+from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.partitions import NODE
+from tests.e2e.test_maintain import SYSTEM, a_claim, a_cron_job, a_pod, held_by, pods
+
+POLICY = "resets"
+
+
+@pytest.fixture
+def clean(kube: Kubectl) -> Iterator[Kubectl]:
+    """Kubectl. Afterwards no GPU is sick, tainted or held."""
+    yield kube
+    kube.run("delete", "healthpolicies", "--all")
+    kube.run("delete", "devicemaintenances", "--all")
+    kube.run("delete", "pods", "--all", "--grace-period=0", "--force")
+    kube.run("delete", "resourceclaims", "--all", "--wait=true")
+    kube.run("delete", "cronjobs,jobs", "--all", "-n", SYSTEM)
+    accident("reload-driver")
+    eventually(lambda: not any(taints(kube).values()), within_s=120, what="no GPU is tainted any more")
+
+
+def accident(command: str, *arguments: str) -> None:
+    """What happens to the node's GPUs."""
+    done = draco("cluster", "gpu", command, "--name", provider.CLUSTER, NODE, *arguments)
+    assert done.returncode == 0, done.stderr
+
+
+def a_policy(**rule: Any) -> dict[str, Any]:
+    condition = f'gpu.node == "{NODE}" && (fault.xid == 95 || fault.name == "NeedsReset")'
+    return {
+        "apiVersion": "draco.dev/v1alpha1",
+        "kind": "HealthPolicy",
+        "metadata": {"name": POLICY},
+        "spec": {"rules": [{"name": "reset", "condition": condition, **rule}]},
+    }
+
+
+def taints(kube: Kubectl) -> dict[str, list[str]]:
+    """Of the node's devices, as its agent publishes them: keys and effects."""
+    return {
+        device["name"]: [f"{each['key']}:{each['effect']}" for each in device.get("taints", [])]
+        for each in kube.objects("resourceslices")
+        if each["spec"].get("nodeName") == NODE
+        for device in each["spec"].get("devices", [])
+    }
+
+
+def requests(kube: Kubectl) -> list[dict[str, Any]]:
+    return [
+        each
+        for each in kube.objects("devicemaintenances")
+        if "draco.dev/remediates" in each["metadata"].get("labels", {})
+    ]
+
+
+def reaches(kube: Kubectl, phase: str, *, within_s: float = 90.0) -> dict[str, Any]:
+    def look() -> dict[str, Any]:
+        found, *more = requests(kube)
+        assert not more, [(each["metadata"]["name"], each.get("status", {}).get("message")) for each in (found, *more)]
+        status = found.get("status", {})
+        assert status.get("phase") == phase, f"{status.get('phase')}: {status.get('message')}"
+        return found
+
+    found: dict[str, Any] = eventually(look, what=f"the request is {phase}", within_s=within_s)
+    return found
+
+
+def worked(kube: Kubectl) -> tuple[dict[str, Any], dict[str, Any]]:
+    found, jobs = requests(kube), kube.objects("jobs", namespace=SYSTEM)
+    assert (len(found), len(jobs)) == (1, 1)
+    [request], [job] = found, jobs
+    assert job.get("status", {}).get("succeeded") == 1, request.get("status")
+    return request, job
+
+
+def said(kube: Kubectl) -> str:
+    return str(kube.get("healthpolicy", POLICY).get("status", {}).get("message", ""))
+
+
+def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(clean: Kubectl) -> None:
+    kube = clean
+    kube.apply_objects(a_cron_job("reset-gpu", seconds="1"))
+    kube.apply_objects(a_policy(effect="Evict", remediation={"fromCronJob": "reset-gpu"}))
+    kube.apply_objects(a_claim("held"), a_claim("other"), a_pod("victim", "held"), a_pod("bystander", "other"))
+    kube.running("victim", "bystander")
+    device = held_by(kube, "held")
+    number = device.removeprefix("gpu-")
+    accident("xid", number, "95")
+    accident("recovery", number, "reset")
+    eventually(lambda: "draco.dev/xid:NoSchedule" in taints(kube)[device], what="the agent's taint")
+    eventually(lambda: pods(kube) == {"bystander"}, what="the pod that holds the GPU is evicted, and no other")
+    request, job = eventually(lambda: worked(kube), within_s=90, what="the Job that does the work is through")
+    assert request["spec"]["deviceSelector"]["device"] == device
+    assert request["spec"]["drain"]["policy"] == "Evict"
+    assert request["metadata"]["name"] in {each["name"] for each in job["metadata"]["ownerReferences"]}
+    assert kube.get("healthpolicy", POLICY)["status"]["remediating"] == 1
+    accident("reset", number)  # what the Job's container would have done
+    reaches(kube, "Completed", within_s=120)
+    eventually(lambda: taints(kube)[device] == [], what="the GPU is offered again")
+    eventually(lambda: "has a fault that a rule is about" in said(kube), what="the policy has nothing left to do")
+    assert kube.get("gpunode", NODE).get("spec", {}).get("health", []) == []
+
+
+def test_a_dry_run_touches_nothing(clean: Kubectl) -> None:
+    kube = clean
+    manifest = a_policy(effect="NoExecute", remediation={"fromCronJob": "reset-gpu"})
+    manifest["spec"]["dryRun"] = True
+    kube.apply_objects(manifest, a_claim("held"), a_pod("worker", "held"))
+    kube.running("worker")
+    device = held_by(kube, "held")
+    accident("xid", device.removeprefix("gpu-"), "95")
+    eventually(lambda: "Dry run: would treat Xid95 as NoExecute" in said(kube), what="what it would do")
+    assert taints(kube)[device] == ["draco.dev/xid:NoSchedule"]
+    assert requests(kube) == []
+    assert pods(kube) == {"worker"}
+
+
+def test_a_milder_rule_lifts_a_taint_and_its_end_brings_it_back(clean: Kubectl) -> None:
+    kube = clean
+    accident("xid", "5", "95")
+    eventually(lambda: taints(kube)["gpu-5"] == ["draco.dev/xid:NoSchedule"], what="the agent's taint")
+    kube.apply_objects(a_policy(effect="Record"))
+    eventually(lambda: taints(kube)["gpu-5"] == [], what="the fault is only noted")
+    kube.run("delete", "healthpolicy", POLICY)
+    eventually(lambda: taints(kube)["gpu-5"] == ["draco.dev/xid:NoSchedule"], what="the agent's taint is back")
