@@ -96,7 +96,7 @@ def test_every_device_says_who_holds_it_or_what_keeps_it() -> None:
         ["node-0", "gpu-0", product, "free"],
         ["gpu-1", product, "in use", "claim team-a/train"],
         ["gpu-2", product, "tainted", "example.com/broken:NoSchedule"],
-        ["gpu-3", product, "maintenance", "DeviceMaintenance swap-fan"],
+        ["gpu-3", product, "maintenance", "DeviceMaintenance swap-fan (in maintenance)"],
         ["node-1", "gpu-0", product, "offline"],
     ]
 
@@ -121,8 +121,17 @@ def test_a_request_that_cannot_begin_says_why() -> None:
     stuck = msgspec.structs.replace(
         request, status=msgspec.structs.replace(request.status, message="No published device has device gpu-9.")
     )
-    assert rows(screen(Snapshot(maintenances=[stuck])), "MAINTENANCE") == [
-        ["swap-fan", "Pending", "none", "0", "fan replacement", "No published device has device gpu-9."]
+    assert rows(screen(Snapshot(maintenances=[stuck])), "MAINTENANCE")[:1] == [
+        [
+            "swap-fan",
+            "Pending",
+            "none",
+            "0",
+            "0",
+            "the operator",
+            "fan replacement",
+            "No published device has device gpu-9.",
+        ]
     ]
 
 
@@ -161,7 +170,8 @@ def test_rules_say_what_they_hit_and_requests_where_they_stand() -> None:
         ]
     ]
     assert rows(text, "MAINTENANCE") == [
-        ["swap-fan", "InMaintenance", "gpu.nvidia.com/node-0/gpu-3", "0", "fan replacement"]
+        ["swap-fan", "InMaintenance", "gpu.nvidia.com/node-0/gpu-3", "0", "0", "the operator", "fan replacement"],
+        ["What to do next: draco maintain status NAME"],
     ]
 
 

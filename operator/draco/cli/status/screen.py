@@ -4,7 +4,7 @@ Owns layout, words and colours. Colour only repeats what the words say, so that 
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +19,7 @@ from draco.overview.status_schema import (
     DeviceView,
     NodeView,
 )
+from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.texts import agreeing, counted, listed
 
 MOST_NODES = 16
@@ -45,6 +46,14 @@ CLAIM_WORDS = {
     ClaimState.ALLOCATED: "allocated",
     ClaimState.RESERVED: "in use",
     ClaimState.DELETING: "being deleted",
+}
+_PHASE_WORDS: Mapping[str, str] = {
+    MaintenancePhase.REHEARSED: "rehearsed, not isolated yet",
+    MaintenancePhase.ISOLATED: "isolated",
+    MaintenancePhase.DRAINING: "draining",
+    MaintenancePhase.IN_MAINTENANCE: "in maintenance",
+    MaintenancePhase.VERIFYING: "verifying",
+    MaintenancePhase.FAILED: "failed",
 }
 COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
     (DeviceState.FREE, lambda counts: counts.free),
@@ -176,7 +185,7 @@ def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> 
 def _detail(view: DeviceView) -> str:
     parts = []
     if view.maintenance:
-        parts.append(f"DeviceMaintenance {view.maintenance}")
+        parts.append(f"DeviceMaintenance {view.maintenance} ({_PHASE_WORDS.get(view.maintenance_phase, 'pending')})")
     if view.health not in {"", "Healthy"}:
         parts.append(f"health {view.health.lower()}" + (f": {view.message.rstrip('.')}" if view.message else ""))
     if view.taints:
@@ -247,13 +256,22 @@ def _rules(status: ClusterStatus, console: Console, *, fold: bool) -> None:
 
 
 def _maintenance(status: ClusterStatus, console: Console) -> None:
-    if not status.maintenance:
-        return
-    table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "REASON", "DETAIL")
-    for item in status.maintenance:
-        table.add_row(item.name, item.phase, _some(item.devices), str(item.in_use), item.reason or "-", item.message)
-    _section("MAINTENANCE", console)
-    console.print(table)
+    if status.maintenance:
+        table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "PODS", "WAITS FOR", "REASON", "DETAIL")
+        for item in status.maintenance:
+            words = (str(item.in_use), str(len(item.pods)), item.waits_for or "-", item.reason or "-", item.message)
+            table.add_row(item.name, item.phase, _some(item.devices), *words)
+        _section("MAINTENANCE", console)
+        console.print(table)
+        console.print("What to do next: draco maintain status NAME", style="dim")
+    if status.budgets:
+        table = _table("BUDGET", "LIMIT", "STATE", "GPUS", "OUT OF SERVICE", "WAITING", "DETAIL", numbers=range(3, 6))
+        for budget in status.budgets:
+            state = Text("paused", "yellow") if budget.paused else Text("in force")
+            numbers = (_counted(budget.devices), _counted(budget.out_of_service), _counted(budget.waiting))
+            table.add_row(budget.name, budget.limit or "-", state, *numbers, budget.message)
+        _section("MAINTENANCE BUDGETS", console)
+        console.print(table)
 
 
 def _policies(status: ClusterStatus, console: Console) -> None:
