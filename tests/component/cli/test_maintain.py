@@ -75,7 +75,10 @@ def unpaused(api_server: ControlPlane) -> Iterator[None]:
 
 def maintain(plane: ControlPlane, action: str, *arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(
-        root, ["maintain", action, "--kubeconfig", str(plane.kubeconfig), *arguments], input=stdin, catch_exceptions=True
+        root,
+        ["maintain", action, "--kubeconfig", str(plane.kubeconfig), *arguments],
+        input=stdin,
+        catch_exceptions=True,
     )
 
 
@@ -184,7 +187,9 @@ def test_a_cancelled_request_stays_cancelled(api_server: ControlPlane, node: str
     assert "was cancelled" in refused(maintain(api_server, "finish", name))
 
 
-def test_a_request_or_device_that_is_not_there_is_answered_with_the_nearest(api_server: ControlPlane, node: str) -> None:
+def test_a_request_or_device_that_is_not_there_is_answered_with_the_nearest(
+    api_server: ControlPlane, node: str
+) -> None:
     assert f"did you mean {node}/gpu-1?" in refused(maintain(api_server, "start", f"{node}/gpu1"))
     assert maintain(api_server, "start", f"{node}/gpu-1").exit_code == 0
     assert f"did you mean {node}-gpu-1?" in refused(maintain(api_server, "finish", f"{node}-gpu1"))

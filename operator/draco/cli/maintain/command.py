@@ -270,7 +270,7 @@ def status(name: str, kubeconfig: Path | None, context: str | None, output: str)
 @command.command()
 @with_cluster
 def pause(kubeconfig: Path | None, context: str | None) -> None:
-    """Stop the whole operator from taking devices out of service and from evicting pods. What is out of service stays so."""
+    """Stop the operator from taking devices out of service and from evicting pods. What is out of service is left alone."""
 
     async def work(cluster: MaintainedCluster) -> None:
         budget = next((each for each in await cluster.budgets() if each.metadata.name == PAUSE), None)

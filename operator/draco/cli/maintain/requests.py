@@ -82,8 +82,8 @@ def request_of(
         )
     if name and not _NAME.fullmatch(name):
         raise MaintainError(
-            f"'{name}' is no name of a DeviceMaintenance: use lower-case letters, digits, '-' and '.'. A device is written as "
-            "POOL/DEVICE, such as gpu-node-0/gpu-3."
+            f"'{name}' cannot be the name of a DeviceMaintenance: use lower-case letters, digits, '-' and '.'. A device is "
+            "written as POOL/DEVICE, such as gpu-node-0/gpu-3."
         )
     return DeviceMaintenance(
         metadata=ObjectMeta(name=name or _free_name(selector, taken)),
@@ -165,7 +165,7 @@ def _schedule(options: StartOptions, now: datetime) -> MaintenanceSchedule:
             start = datetime.fromisoformat(options.start_at).astimezone()  # without a zone it is this machine's
         except ValueError:
             raise MaintainError(
-                f"'{options.start_at}' is no time: write --start-at as 2026-12-24T22:00 or 2026-12-24T22:00+01:00."
+                f"'{options.start_at}' is not a time: write --start-at as 2026-12-24T22:00 or 2026-12-24T22:00+01:00."
             ) from None
         if start <= now:
             raise MaintainError(f"--start-at {options.start_at} is in the past: leave it out to start now.")
@@ -175,7 +175,9 @@ def _schedule(options: StartOptions, now: datetime) -> MaintenanceSchedule:
 def window_of(text: str) -> TimeWindow:
     """Read [DAYS] HH:MM DURATION [TIMEZONE], such as "Sat,Sun 22:00 4h Europe/Berlin"."""
     words = text.split()
-    form = f"'{text}' is no window: write '[DAYS] HH:MM DURATION [TIMEZONE]', such as 'Sat,Sun 22:00 4h Europe/Berlin'"
+    form = (
+        f"'{text}' is not a window: write '[DAYS] HH:MM DURATION [TIMEZONE]', such as 'Sat,Sun 22:00 4h Europe/Berlin'"
+    )
     days: list[Weekday] = []
     if words and not _CLOCK.fullmatch(words[0]):
         known = {day.value.lower(): day for day in Weekday}
@@ -223,12 +225,12 @@ def _verification(text: str) -> MaintenanceVerification:
         case "job" if job:
             return MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job=job)
     raise MaintainError(
-        f"'{text}' is no way to verify: write agent (Draco's agent looks at the GPU), person (whoever finishes has looked), or "
-        "job:NAME with the name of a suspended CronJob in Draco's namespace."
+        f"'{text}' does not say how to verify: write agent (Draco's agent looks at the GPU), person (who finishes it has "
+        "looked), or job:NAME with the name of a suspended CronJob in Draco's namespace."
     )
 
 
 def _duration(text: str, what: str) -> str:
     if not _DURATION.fullmatch(text):
-        raise MaintainError(f"'{text}' is no duration for {what}: write {DURATION_HELP}.")
+        raise MaintainError(f"'{text}' is not a duration for {what}: write {DURATION_HELP}.")
     return text
