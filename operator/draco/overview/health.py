@@ -11,8 +11,9 @@ from typing import Final
 
 import msgspec
 
+from draco.maintenance.matching import OVER
 from draco.overview.hardware_use import HardwareByPool
-from draco.overview.maintenances import OVER, phase_of, pods_using
+from draco.overview.maintenances import phase_of, pods_using
 from draco.overview.status import natural
 from draco.resources.api.base import OutputStruct
 from draco.resources.api.claims import ResourceClaim

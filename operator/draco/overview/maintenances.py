@@ -6,6 +6,7 @@ stands is the operator's to say; nothing is decided here, and nothing read.
 
 from collections.abc import Iterable, Mapping
 
+from draco.maintenance.matching import OVER
 from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import (
@@ -28,7 +29,6 @@ OUT_OF_SERVICE = frozenset(
     }
 )
 """Phases in which the devices carry the request's taint."""
-OVER = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
 BEFORE_ISOLATION = frozenset({MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
 UNSEEN = "The operator has not processed it yet; is it running?"
 OUTDATED = "The operator has not processed its last change yet; is it running?"
@@ -49,6 +49,7 @@ def maintenance_view(request: DeviceMaintenance, claims: Mapping[str, ResourceCl
         reason=request.spec.reason,
         message=_message(request),
         devices=[str(device.key) for device in status.devices],
+        device_count=len(status.devices) if status.device_count is None else status.device_count,
         in_use=status.in_use or 0,
         claims=holding,
         pods=pods_using(holding, claims),

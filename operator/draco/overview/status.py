@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from draco.maintenance.matching import OVER
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
 from draco.overview.installation import troubles
 from draco.overview.maintenances import (
     OUT_OF_SERVICE,
     OUTDATED,
-    OVER,
     UNSEEN,
     budget_view,
     maintenance_view,

@@ -145,7 +145,7 @@ class ConditionView(OutputStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceView(OutputStruct, frozen=True, kw_only=True):
-    """One DeviceMaintenance. `claims` still hold its devices, and `pods` use these.
+    """One DeviceMaintenance. `claims` still hold its devices (of many, `devices` are some), and `pods` use these.
 
     `since` is when it came to its phase, as far as is known. `waits_for` says in a few words what has to happen, `next_steps`
     what a person can do, with the commands.
@@ -156,6 +156,7 @@ class MaintenanceView(OutputStruct, frozen=True, kw_only=True):
     reason: str
     message: str
     devices: list[str] = []
+    device_count: int = 0
     in_use: int = 0
     claims: list[str] = []
     pods: list[str] = []

@@ -25,16 +25,7 @@ from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice, current_slices
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import (
-    CLAIMS,
-    DEVICE_CLASSES,
-    DEVICE_MAINTENANCES,
-    LEASES,
-    MAINTENANCE_BUDGETS,
-    NODES,
-    SLICES,
-    Kind,
-)
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, LEASES, MAINTENANCE_BUDGETS, SLICES, Kind
 from draco.resources.names import DeviceKey
 from draco.resources.texts import nearest
 
@@ -80,7 +71,6 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
         async with asyncio.TaskGroup() as tasks:
             claims = tasks.create_task(self.claims())
             classes = tasks.create_task(self.reader.all(DEVICE_CLASSES))
-            nodes = tasks.create_task(self.reader.all_if_allowed(NODES, "nodes are not looked at"))
             rules = tasks.create_task(self.reader.all(self.taint_rules)) if self.taint_rules else None
         pods, disruption_budgets = await pods_and_budgets(
             self.reader, [claim for claim in claims.result() if claim.status.allocation is not None]
@@ -91,7 +81,6 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
             classes=classes.result(),
             pods=pods,
             disruption_budgets=disruption_budgets,
-            nodes=nodes.result(),
             rules=rules.result() if rules else [],
         )
 

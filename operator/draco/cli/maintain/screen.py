@@ -104,7 +104,7 @@ def show_list(views: Sequence[MaintenanceView], now: datetime) -> None:
     for name in ("NAME", "PHASE", "DEVICES", "IN USE", "PODS", "SINCE", "WAITS FOR", "DETAIL"):
         table.add_column(name, no_wrap=True)
     for view in map(visible, views):
-        figures = map(str, (len(view.devices), view.in_use, len(view.pods)))
+        figures = map(str, (view.device_count, view.in_use, len(view.pods)))
         table.add_row(view.name, view.phase, *figures, age(view.since, now), view.waits_for or "-", view.message)
     print_table(table)
 
