@@ -19,7 +19,9 @@ from draco.overview.status_schema import (
     DeviceView,
     NodeView,
 )
+from draco.resources.api.health import FaultFamily
 from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.names import TAINT_FAMILIES
 from draco.resources.texts import agreeing, counted, listed
 
 MOST_NODES = 16
@@ -55,6 +57,7 @@ _PHASE_WORDS: Mapping[str, str] = {
     MaintenancePhase.VERIFYING: "verifying",
     MaintenancePhase.FAILED: "failed",
 }
+_FAMILIES = frozenset(FaultFamily)
 COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
     (DeviceState.FREE, lambda counts: counts.free),
     (DeviceState.IN_USE, lambda counts: counts.in_use),
@@ -176,6 +179,8 @@ def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> 
         console.print(table)
     if fold:
         console.print("Devices that are free or in use are counted above; list every one with -o wide.", style="dim")
+    if sick := next((view for view in shown if _is_sick(view)), None):
+        console.print(f"Since when, and what to do: draco health {sick.node}/{sick.device}", style="dim")
     if any(view.state is DeviceState.BLOCKED for view in devices):
         console.print(
             "Blocked: their hardware is in use by others. How GPUs are divided: draco layout show", style="dim"
@@ -189,12 +194,26 @@ def _detail(view: DeviceView) -> str:
     if view.health not in {"", "Healthy"}:
         parts.append(f"health {view.health.lower()}" + (f": {view.message.rstrip('.')}" if view.message else ""))
     if view.taints:
-        parts.append(" ".join(view.taints))
+        parts.append(" ".join(map(_taint_words, view.taints)))
     if view.claims:
         parts.append(f"claim {', '.join(view.claims)}")
     if view.claims_on_parts:
         parts.append(f"in parts: claim {_some(view.claims_on_parts)}")
     return "; ".join(parts)
+
+
+def _is_sick(view: DeviceView) -> bool:
+    """Whether its agent reports it, and reports a fault of it."""
+    return view.health not in {"", "Healthy"}
+
+
+def _taint_words(taint: str) -> str:
+    """A taint as it is written; one that an agent publishes for a fault as what it says."""
+    key, _, rest = taint.partition("=")
+    family, (fault, _, effect) = key.removeprefix(TAINT_FAMILIES), rest.rpartition(":")
+    if not key.startswith(TAINT_FAMILIES) or family not in _FAMILIES:
+        return taint
+    return f"fault {fault}, announced only" if effect == "None" else f"fault {fault} ({key}:{effect})"
 
 
 def _claims(status: ClusterStatus, console: Console, *, most: int) -> None:
