@@ -200,7 +200,7 @@ def test_maintenance_waits_for_approval_and_its_window(kube: Kubectl, example: E
 def test_a_budget_says_how_much_may_be_out_of_service(kube: Kubectl, example: Example) -> None:
     example("maintenance-budget")
     eventually(
-        lambda: [each["status"].get("devices") for each in kube.objects("maintenancebudgets")] == [16, 16],
+        lambda: [each.get("status", {}).get("devices") for each in kube.objects("maintenancebudgets")] == [16, 16],
         what="the operator counts the GPUs that the budgets are about",
     )
 
