@@ -1,7 +1,7 @@
 """Write docs/reference: every page that can be read off the source is, so that it cannot be wrong.
 
-Owns the pages of commands, kinds, chart values, metrics, log events, messages and XIDs, and the chart's README. `make docs`
-runs it; a test compares what it would write with what is committed.
+Owns the pages of commands, kinds, chart values, metrics, log events, messages, XIDs and phases, and the chart's README.
+`make docs` runs it; a test compares what it would write with what is committed.
 """
 
 import ast
@@ -17,6 +17,7 @@ import yaml
 
 from draco import cli
 from draco.agent.hardware.faults import TABLE
+from draco.maintenance.phases import PHASES
 from scripts import messages
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,7 @@ def pages() -> dict[str, str]:
             "log-events.md": NOTE + log_events(),
             "messages.md": NOTE + messages.page(),
             "xids.md": NOTE + xids(),
+            "maintenance-phases.md": NOTE + maintenance_phases(),
         }
     finally:
         messages.forget()
@@ -76,6 +78,21 @@ Errors that the NVIDIA driver reports by number. The agent knows those below, by
 where the driver has one (565 and later). [What a taint for a fault means, and what ends it](../runbooks/troubleshooting.md).
 
 {table(head, shown)}"""
+
+
+def maintenance_phases() -> str:
+    """The state machine of DeviceMaintenance, from the operator's own table."""
+    rows = (
+        (f"`{each.phase}`" if each.phase else "as it was", f"`{each.reason}`", each.seen, each.written)
+        for each in PHASES
+    )
+    head = ("phase", "reason", "what is seen", "what is written")
+    return f"""# Phases of a DeviceMaintenance
+
+A phase is worked out from what is there, whatever it was before: of the rows below the first whose "what is seen" is so. The
+reason stands in the status, at the condition that decides. [What the phases are for](../concepts/maintenance.md).
+
+{table(head, rows)}"""
 
 
 def readme_of_chart() -> str:

@@ -321,8 +321,9 @@ def _outcome(
         return _Outcome(MaintenancePhase.FAILED, wording.deadline_passed(request, ready.message), "DeadlinePassed")
     if isolated.status != "True":
         return _Outcome(MaintenancePhase.REHEARSED, isolated.message)
-    drains = seen.drain is not None and seen.drain.begun
-    return _Outcome(MaintenancePhase.DRAINING if drains else MaintenancePhase.ISOLATED, ready.message)
+    return _Outcome(
+        MaintenancePhase.DRAINING if ready.reason == "Draining" else MaintenancePhase.ISOLATED, ready.message
+    )
 
 
 def _judged(verdict: Verdict) -> _Outcome:
@@ -407,6 +408,7 @@ def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str])
     others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
     status = msgspec.structs.replace(
         request.status,
+        phase=request.status.phase or MaintenancePhase.PENDING,
         observed_generation=request.metadata.generation,
         message=message,
         conditions=[*others[:1], ready, *others[1:]],
@@ -476,7 +478,8 @@ def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Fin
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
     elif found.held and seen.drain and (seen.drain.begun or seen.drain.message):
-        status, reason, message = "False", "Draining", seen.drain.message or wording.draining(seen.drain)
+        status, reason = "False", "Draining" if seen.drain.begun else "InUse"
+        message = seen.drain.message or wording.draining(seen.drain)
     elif found.held:
         status, reason, message = "False", "InUse", wording.in_use(found.held, count)
     elif found.replaced:

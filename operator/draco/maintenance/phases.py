@@ -1,0 +1,142 @@
+"""The state machine of a maintenance request as a table: what is seen, the phase that follows, and what is written.
+
+Owns the table that people read and that `plan` is tested against. Phases are recomputed from what is there, so a row says when a
+phase holds, not from where it is reached. Of what is seen the row counts that stands first.
+"""
+
+from typing import Final
+
+import msgspec
+
+from draco.maintenance.conditions import (
+    CONDITION_FAILED,
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    CONDITION_VERIFIED,
+    REASON_RETURNING,
+)
+from draco.maintenance.matching import OVER
+from draco.resources.api.maintenance import DeviceMaintenanceStatus, MaintenancePhase
+
+
+class PhaseRow(msgspec.Struct, frozen=True):
+    """What is seen, and what follows. `reason` is the decisive condition's; a row without a phase leaves it as it is."""
+
+    phase: MaintenancePhase | None
+    reason: str
+    seen: str
+    written: str
+
+
+def _row(phase: MaintenancePhase | None, reason: str, seen: str, written: str = "the status") -> PhaseRow:
+    return PhaseRow(phase, reason, seen, written)
+
+
+_P = MaintenancePhase
+_KEEP = "the status; missing rules"
+
+PHASES: Final = (
+    # over, or on the way there
+    _row(
+        None,
+        "StoppingJobs",
+        "finished or cancelled, and a Job of the request still runs",
+        "the status, then its Jobs are deleted",
+    ),
+    _row(
+        None,
+        REASON_RETURNING,
+        "cancelled; or past a deadline with action Cancel; or finished and verified; and a taint is left",
+        "first the status, then the rules are deleted; never called off",
+    ),
+    _row(_P.COMPLETED, "Finished", "finished and verified, and no taint is left"),
+    _row(_P.CANCELLED, "Cancelled", "cancelled, or past a deadline with action Cancel, and no taint is left"),
+    # not begun
+    _row(_P.PENDING, "NoDeviceClass", "deviceClassName names no DeviceClass"),
+    _row(_P.PENDING, "InvalidSelector", "an expression does not compile"),
+    _row(_P.PENDING, "SelectorFails", "an expression has no answer for a device"),
+    _row(_P.PENDING, "TooManyDevices", "node, class and CEL select more than 256 devices"),
+    _row(_P.PENDING, "MostOfClass", "more than half of a DeviceClass is selected, and allowMostOfClass is false"),
+    _row(_P.PENDING, "NoDevices", "no published device is selected, and none was isolated"),
+    _row(_P.PENDING, "DeviceTaintRuleNotServed", "no rules are served, and no agent of Draco publishes some device"),
+    _row(_P.PENDING, "EffectNone", "the taint only announces", "the status; rules with effect None"),
+    _row(_P.PENDING, "InvalidSchedule", "an unknown time zone, or a duration of nothing"),
+    _row(_P.REHEARSED, "NotApproved", "approval is Required, and approved is false"),
+    _row(_P.REHEARSED, "NotYet", "before schedule.start, or no window is open"),
+    _row(_P.REHEARSED, "NeverFits", "a budget never allows so many GPUs at once"),
+    _row(_P.REHEARSED, "Paused", "a budget is paused"),
+    _row(_P.REHEARSED, "TooManyFailed", "more requests have failed than a budget's maxFailed"),
+    _row(_P.REHEARSED, "BudgetUsedUp", "a budget has no room, or an older request waits for it"),
+    # begun
+    _row(
+        _P.FAILED,
+        "WorkFailed",
+        "a Job that does the work has failed",
+        "the status; the taints stay. Goes on when the Job is deleted",
+    ),
+    _row(
+        _P.FAILED,
+        "DeadlinePassed",
+        "not free in time, with action Fail",
+        "the status; the taints stay. Goes on when the devices are free",
+    ),
+    _row(
+        _P.REHEARSED,
+        "Isolating",
+        "nothing holds it up any more, or a taint is missing",
+        "first the status with isolatedAt, then the rules",
+    ),
+    _row(
+        _P.DRAINING,
+        "Draining",
+        "isolated, and pods are being evicted",
+        f"{_KEEP}; evictions; a NoExecute taint if asked",
+    ),
+    _row(_P.ISOLATED, "InUse", "isolated, and a claim holds some device", _KEEP),
+    _row(_P.ISOLATED, "OtherGpu", "a name stands for another GPU than when it was isolated", _KEEP),
+    _row(_P.ISOLATED, "OtherRequest", "another request works on a device", _KEEP),
+    _row(_P.ISOLATED, "Obtainable", "a claim waits that tolerates the taint", _KEEP),
+    _row(_P.ISOLATED, "Publishing", "an agent is still to publish a device with the taint", _KEEP),
+    _row(_P.ISOLATED, "Settling", "isolated and free, but only just", _KEEP),
+    _row(_P.IN_MAINTENANCE, "Free", "isolated and free", f"{_KEEP}; Jobs that do the work"),
+    # finished, or all Jobs that do the work have succeeded
+    _row(
+        _P.FAILED,
+        "GpuUnhealthy",
+        "finished, and the agent reports a GPU as missing, unhealthy or faulty",
+        "the status; the taints stay. Goes on when the GPU is good",
+    ),
+    _row(
+        _P.FAILED,
+        "VerificationFailed",
+        "finished, and a Job that verifies has failed",
+        "the status; the taints stay. Goes on when the Job is deleted",
+    ),
+    _row(_P.VERIFYING, "AgentSilent", "finished, and an agent reports nothing now", _KEEP),
+    _row(_P.VERIFYING, "NoJobs", "finished, verification by Job, and no CronJob is named", _KEEP),
+    _row(_P.VERIFYING, "Verifying", "finished, and not verified yet", f"{_KEEP}; Jobs that verify"),
+)
+
+_BY_REASON: Final = {row.reason: row for row in PHASES}
+
+
+def row_of(status: DeviceMaintenanceStatus) -> PhaseRow | None:
+    """The row that a status stands on; None where it is none that this version writes."""
+    found = {each.type: each for each in status.conditions}
+    isolated, ready = found.get(CONDITION_ISOLATED), found.get(CONDITION_READY_FOR_WORK)
+    if ready is not None and ready.reason == "StoppingJobs":
+        return _BY_REASON[ready.reason]
+    if isolated is None or ready is None:
+        return None
+    if isolated.reason == REASON_RETURNING:
+        decisive = isolated
+    elif failed := found.get(CONDITION_FAILED):
+        decisive = failed
+    elif status.phase in OVER:
+        decisive = isolated
+    elif verified := found.get(CONDITION_VERIFIED):
+        decisive = verified
+    else:
+        decisive = isolated if isolated.status != "True" else ready
+    row = _BY_REASON.get(decisive.reason)
+    return row if row is not None and row.phase in {None, status.phase} else None

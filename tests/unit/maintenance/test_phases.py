@@ -1,0 +1,148 @@
+"""The table of phases: whatever is seen, the plan stands on one of its rows, and no row is there for nothing."""
+
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.maintenance.conditions import is_returning
+from draco.maintenance.gate import SelectionProblem, Waiting
+from draco.maintenance.matching import MaintenanceScope
+from draco.maintenance.phases import PHASES, row_of
+from draco.maintenance.plan import PlanInput, plan_maintenance
+from draco.maintenance.progress import DrainState, FailedJob, JobsState
+from draco.maintenance.rules import rule_for
+from draco.maintenance.verification import AgentVerdict
+from draco.resources.api.maintenance import (
+    Approval,
+    DeadlineAction,
+    DeviceMaintenance,
+    DeviceMaintenanceStatus,
+    MaintenanceDeadline,
+    MaintenanceSchedule,
+    MaintenanceTaint,
+    MaintenanceVerification,
+    VerificationMode,
+)
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.schedule import TimeWindow
+from draco.resources.names import NVIDIA_DRIVER
+from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance
+from tests.unit.maintenance.test_plan import requests
+
+GPU = a_device_key("node-1/gpu-3")
+NOW = MOMENT + timedelta(hours=1)
+LATER = NOW + timedelta(hours=1)
+HERE = MaintenanceScope(named=frozenset({GPU}), boards={GPU: "GPU-a"})
+BASE = a_maintenance("swap-fan", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-3")
+RULES = (rule_for(BASE, GPU, board="GPU-a"),)
+JOB = FailedJob("swap-fan-0", "It ran for an hour.")
+
+SPECS: list[dict[str, Any]] = [
+    {},
+    {"finished": True},
+    {"cancelled": True},
+    {"finished": True, "cancelled": True},
+    {"finished": True, "verification": MaintenanceVerification(mode=VerificationMode.JOB)},
+    {"deadline": MaintenanceDeadline(after="1m")},
+    {"deadline": MaintenanceDeadline(after="1m", action=DeadlineAction.CANCEL)},
+    {"taint": MaintenanceTaint(effect="None")},
+    {"approval": Approval.REQUIRED},
+    {"schedule": MaintenanceSchedule(start=LATER + timedelta(days=1))},
+    {"schedule": MaintenanceSchedule(windows=[TimeWindow(start="22:00", duration="0m")])},
+]
+SEEN: list[dict[str, Any]] = [
+    {"scope": MaintenanceScope()},
+    {"scope": msgspec.structs.replace(HERE, boards={GPU: "GPU-b"})},
+    {"rules": ()},
+    {"now": LATER},
+    {"settle": timedelta(days=9)},
+    {"claims": (a_claim("train", on=["node-1/gpu-3"]),)},
+    {"drain": DrainState(leaving=(ObjectKey("default", "train"),))},
+    {"drain": DrainState(message="Waiting 5 minutes for pods to end.", waits_for=timedelta(minutes=5))},
+    {"drain": DrainState(no_execute=True)},
+    {"others": (requests()[1],)},
+    {"tolerant": (ObjectKey("default", "tolerant"),)},
+    {"unheeded": (GPU,)},
+    {"rules_served": False, "beyond": (GPU,)},
+    {"work": JobsState(wanted=1, running=("swap-fan-0",))},
+    {"work": JobsState(wanted=1, succeeded=("swap-fan-0",))},
+    {"work": JobsState(wanted=1, failed=(JOB,))},
+    {"verification": JobsState(wanted=1, missing=("verify-0",))},
+    {"verification": JobsState(wanted=1, succeeded=("verify-0",))},
+    {"verification": JobsState(wanted=1, failed=(JOB,))},
+    {"agents": AgentVerdict()},
+    {"agents": AgentVerdict(bad=("GPU gpu-3 is not good.",))},
+    {"agents": AgentVerdict(silent=("node-1",))},
+    *({"problem": SelectionProblem(row.reason, "no")} for row in PHASES if row.phase == "Pending"),
+    *(
+        {"admission": Waiting(reason=reason, message="wait")}
+        for reason in ("NeverFits", "Paused", "TooManyFailed", "BudgetUsedUp")
+    ),
+]
+
+
+def a_request(status: DeviceMaintenanceStatus, spec: dict[str, Any]) -> DeviceMaintenance:
+    changed = msgspec.structs.replace(BASE.spec, **spec)
+    metadata = msgspec.structs.replace(BASE.metadata, creation_timestamp=NOW)
+    return msgspec.structs.replace(BASE, metadata=metadata, spec=changed, status=status)
+
+
+def sights() -> Iterator[PlanInput]:
+    """What may be seen: up to two things that are not as they should be, before and after isolation."""
+    for rules in ((), RULES):
+        usual: dict[str, Any] = {"now": NOW, "scope": HERE, "rules": rules, "settle": timedelta(0)}
+        for each in ({}, *SEEN, *(one | other for one, other in itertools.combinations(SEEN, 2))):
+            yield PlanInput(**(usual | each))
+
+
+def essence(status: DeviceMaintenanceStatus) -> tuple[object, ...]:
+    times = status.isolated_at, status.started_at
+    return status.phase, *(each is not None for each in times), tuple(each.type for each in status.conditions)
+
+
+def test_every_plan_stands_on_a_row_of_the_table_and_every_row_is_taken() -> None:
+    everything = list(sights())
+    reached = {essence(DeviceMaintenanceStatus()): DeviceMaintenanceStatus()}
+    left, taken, steps = list(reached.values()), set(), 0
+    while left:
+        status = left.pop()
+        for spec in SPECS:
+            request = a_request(status, spec)
+            for seen in everything:
+                steps += 1
+                plan = plan_maintenance(request, seen)
+                if plan.status is None:
+                    continue
+                row = row_of(plan.status)
+                assert row is not None, f"{spec}: {plan.status}"
+                taken.add(row.reason)
+                assert not (plan.drain or plan.work or plan.verify) or plan.status.phase == request.status.phase
+                if (key := essence(plan.status)) not in reached and len(reached) < 5:
+                    reached[key] = plan.status
+                    left.append(plan.status)
+    assert taken == {row.reason for row in PHASES}
+    assert steps > 5_000
+
+
+def test_a_status_of_somebody_elses_making_stands_on_no_row() -> None:
+    assert row_of(DeviceMaintenanceStatus()) is None
+
+
+@pytest.mark.parametrize("spec", [{"cancelled": True}, {"finished": True}])
+def test_giving_back_is_not_called_off(spec: dict[str, Any]) -> None:
+    request = a_request(DeviceMaintenanceStatus(), {})
+    for _ in range(2):
+        seen = PlanInput(now=NOW, scope=HERE, rules=RULES, settle=timedelta(0))
+        if status := plan_maintenance(request, seen).status:
+            request = a_request(status, {})
+    returning = plan_maintenance(a_request(request.status, spec), seen)
+    assert returning.status is not None
+    assert returning.status_first
+    assert returning.delete == RULES
+    going = a_request(returning.status, {})
+    assert is_returning(going)
+    assert plan_maintenance(going, seen).delete == RULES
