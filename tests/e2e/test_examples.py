@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import EXAMPLES
+from tests.e2e.conftest import EXAMPLES, draco
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.provider import NODES
 
@@ -172,6 +172,37 @@ def test_deleting_a_maintenance_request_gives_the_device_back(kube: Kubectl, exa
     eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "InMaintenance", what="the GPU is in maintenance")
     kube.run("delete", "devicemaintenance", "swap-gpu-3")
     eventually(lambda: not kube.objects("devicetaintrules"), what="no rule is left")
+
+
+def test_a_gpu_is_emptied_as_budgets_allow_and_its_neighbours_stay(kube: Kubectl, example: Example) -> None:
+    maintained = (NODES[0], "gpu-1")
+    holders = fill_node(kube, "holder", node=NODES[0], gpus=8)
+    kube.running(*holders)
+    (leaves,) = [pod for pod in holders if kube.devices(pod) == [maintained]]
+    example("evict-from-one-gpu")
+    eventually(
+        lambda: maintenance_phase(kube, "empty-gpu-1") == "InMaintenance", what="the GPU is free to be worked on"
+    )
+    assert leaves not in {pod["metadata"]["name"] for pod in kube.objects("pods")}
+    assert {kube.phase(pod) for pod in holders if pod != leaves} == {"Running"}
+
+
+def test_maintenance_waits_for_approval_and_its_window(kube: Kubectl, example: Example) -> None:
+    example("maintain-in-a-window")
+    eventually(lambda: maintenance_phase(kube, "update-gpu-2") == "Rehearsed", what="it is rehearsed and waits")
+    assert not kube.objects("devicetaintrules")
+    assert (
+        "draco maintain approve update-gpu-2"
+        in draco("maintain", "status", "update-gpu-2", kubeconfig=kube.kubeconfig).stdout
+    )
+
+
+def test_a_budget_says_how_much_may_be_out_of_service(kube: Kubectl, example: Example) -> None:
+    example("maintenance-budget")
+    eventually(
+        lambda: [each.get("status", {}).get("devices") for each in kube.objects("maintenancebudgets")] == [16, 16],
+        what="the operator counts the GPUs that the budgets are about",
+    )
 
 
 def test_a_foreign_driver_is_explained_and_maintained_and_left_alone(kube: Kubectl, example: Example) -> None:

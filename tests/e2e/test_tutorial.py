@@ -21,7 +21,7 @@ LEFT_OUT = re.compile(r"make |export |git clone|cd |helm |docker |kind |(\.venv/
 """Commands about clusters themselves, and the shell's own settings."""
 
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CHANGES = re.compile(r"kubectl (apply|create|delete|patch)\b")
+CHANGES = re.compile(r"kubectl (apply|create|delete|patch)\b|draco maintain (start|approve|finish|cancel)\b")
 
 
 class Step(NamedTuple):

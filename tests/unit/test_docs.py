@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from draco.resources.api.health import FaultFamily
 from scripts import check_links, reference
 
 ROOT = Path(__file__).parents[2]
@@ -96,3 +97,12 @@ def test_links_are_found_in_text_and_not_in_code(tmp_path: Path) -> None:
         "[a](one.md) ![b](two.png) `[c](three.md)` [d](https://example.com)\n```\n[e](four.md)\n```\n", encoding="utf-8"
     )
     assert list(check_links.links(page)) == ["one.md", "two.png"]
+
+
+@pytest.mark.parametrize("family", list(FaultFamily))
+def test_each_family_of_faults_has_a_page_that_leads_to_its_end(family: FaultFamily) -> None:
+    page = (ROOT / "docs" / "runbooks" / f"{family}.md").read_text("utf-8")
+    parts = ("What it means", "How to see it", "What Draco has done by itself", "What to do", "How it ends")
+    assert [part for part in parts if f"**{part}.**" not in page] == []
+    for index in ("docs/README.md", "docs/runbooks/alerts.md"):
+        assert f"{family}.md)" in (ROOT / index).read_text("utf-8"), index

@@ -9,14 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from draco.maintenance.matching import OVER
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
 from draco.overview.installation import troubles
+from draco.overview.maintenances import (
+    OUT_OF_SERVICE,
+    OUTDATED,
+    UNSEEN,
+    budget_view,
+    maintenance_view,
+    pause_warning,
+    phase_of,
+)
 from draco.overview.taint_rules import TaintedCluster, rule_views
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import (
     Device,
@@ -30,10 +40,6 @@ from draco.resources.api.slices import (
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
 from draco.resources.names import Autoscaler, DeviceKey, PoolKey
 from draco.resources.texts import agreeing, counted, listed, them
-
-_UNSEEN = "The operator has not processed it yet; is it running?"
-_OUTDATED = "The operator has not processed its last change yet; is it running?"
-ISOLATING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.IN_MAINTENANCE})
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +58,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Sequence[PodDisruptionBudget] = ()
     rules: Sequence[DeviceTaintRule] = ()
     maintenances: Sequence[DeviceMaintenance] = ()
+    maintenance_budgets: Sequence[MaintenanceBudget] = ()
     gpu_nodes: Sequence[GpuNode] = ()
     mig_policies: Sequence[MigPolicy] = ()
     leaders: Sequence[Lease] = ()
@@ -66,6 +73,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
     hardware = HardwareByPool(snapshot.slices)
     devices = _devices(snapshot, pools, hardware)
     claims = [claim for claim in snapshot.claims if not namespace or claim.metadata.namespace == namespace]
+    by_name = {str(claim.metadata.key): claim for claim in snapshot.claims}
     waiting = _waiting(snapshot.pods)
     claim_list = sorted(
         (_claim(claim, waiting) for claim in claims), key=lambda view: (view.namespace, natural(view.name))
@@ -86,7 +94,13 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
         device_list=devices,
         claim_list=claim_list,
         taint_rules=rule_views(snapshot.rules, snapshot.maintenances, tainted),
-        maintenance=[_maintenance(item) for item in sorted(snapshot.maintenances, key=lambda item: item.metadata.name)],
+        maintenance=[
+            maintenance_view(item, by_name)
+            for item in sorted(snapshot.maintenances, key=lambda item: natural(item.metadata.name))
+        ],
+        budgets=[
+            budget_view(each) for each in sorted(snapshot.maintenance_budgets, key=lambda each: each.metadata.name)
+        ],
         mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
         missing=list(snapshot.missing),
         warnings=[*_warnings(snapshot, pools), *_counted_as_free(snapshot.autoscalers, devices, claim_list)],
@@ -128,10 +142,12 @@ def _devices(
     for claim in snapshot.claims:
         for held in claim.devices_held:
             holders[held].append(str(claim.metadata.key))
+    # One that only waits is shown as well, but a request that has the device out of service comes first.
     maintained = {
-        device.key: item.metadata.name
+        device.key: item
+        for isolates in (False, True)
         for item in snapshot.maintenances
-        if item.status.phase in ISOLATING_PHASES
+        if (phase_of(item) in OUT_OF_SERVICE) is isolates and phase_of(item) not in OVER
         for device in item.status.devices
     }
     reports = {
@@ -160,7 +176,7 @@ def _devices(
                         claims=sorted(holders.get(key, [])),
                         claims_on_parts=used.by_parts.get(key, []),
                         blocked=key in short or key in used.overlapped,
-                        maintenance=maintained.get(key, ""),
+                        request=maintained.get(key),
                         report=reports.get(key),
                     )
                 )
@@ -177,11 +193,11 @@ def _device(
     claims: list[str],
     claims_on_parts: list[str],
     blocked: bool,
-    maintenance: str,
+    request: DeviceMaintenance | None,
     report: GpuStatus | None,
 ) -> schema.DeviceView:
     taints = [*device.taints, *(rule.spec.taint for rule in rules if _hits(rule, key))]
-    if maintenance:
+    if request and phase_of(request) in OUT_OF_SERVICE:
         state = schema.DeviceState.MAINTENANCE
     elif report and report.health == "Unhealthy":
         state = schema.DeviceState.UNHEALTHY
@@ -203,7 +219,8 @@ def _device(
         claims=claims,
         claims_on_parts=claims_on_parts,
         taints=sorted({_taint(taint) for taint in taints}),
-        maintenance=maintenance,
+        maintenance=request.metadata.name if request else "",
+        maintenance_phase=phase_of(request).value if request else "",
         health=report.health if report else "",
         message=report.message if report else "",
     )
@@ -301,24 +318,13 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> sche
     )
 
 
-def _maintenance(item: DeviceMaintenance) -> schema.MaintenanceView:
-    return schema.MaintenanceView(
-        name=item.metadata.name,
-        phase=item.status.phase or MaintenancePhase.PENDING,
-        reason=item.spec.reason,
-        message=item.status.message,
-        devices=[str(device.key) for device in item.status.devices],
-        in_use=item.status.in_use or 0,
-    )
-
-
 def _policy(policy: MigPolicy) -> schema.PolicyView:
     status = policy.status
     message = status.message
     if policy.metadata.deletion_timestamp is not None:
         message = "It is being deleted."
     elif status.observed_generation < policy.metadata.generation:
-        message = _OUTDATED if status.observed_generation else _UNSEEN
+        message = OUTDATED if status.observed_generation else UNSEEN
     return schema.PolicyView(
         name=policy.metadata.name,
         mode=policy.spec.mode.value,
@@ -356,7 +362,12 @@ def _counted_as_free(
 def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
     """What makes the screen itself doubtful."""
     known = {node.metadata.name for node in snapshot.nodes}
-    warnings = [*snapshot.unread, *(said for _, said in troubles(snapshot.leaders, snapshot.gpu_nodes))]
+    paused = pause_warning(snapshot.maintenance_budgets)
+    warnings = [
+        *snapshot.unread,
+        *filter(None, [paused]),
+        *(said for _, said in troubles(snapshot.leaders, snapshot.gpu_nodes)),
+    ]
     parts = by_pool(snapshot.slices)
     for key, published in pools.items():
         warnings += [

@@ -61,7 +61,7 @@ class ClaimCounts(OutputStruct, frozen=True, kw_only=True):
 class DeviceView(OutputStruct, frozen=True, kw_only=True):
     """One device. `taints` reads "key:effect" or "key=value:effect"; `claims` and `maintenance` name who holds it.
 
-    `claims_on_parts` hold partitions of it.
+    `claims_on_parts` hold partitions of it. `maintenance_phase` is where that request stands.
     """
 
     driver: str
@@ -74,6 +74,7 @@ class DeviceView(OutputStruct, frozen=True, kw_only=True):
     claims_on_parts: list[str] = []
     taints: list[str] = []
     maintenance: str = ""
+    maintenance_phase: str = ""
     health: str = ""
     message: str = ""
 
@@ -124,15 +125,58 @@ class RuleView(OutputStruct, frozen=True, kw_only=True):
     maintenance: str = ""
 
 
+class MaintainedView(OutputStruct, frozen=True, kw_only=True):
+    """One device of a DeviceMaintenance. `same_hardware_as` is the device that was asked for, where this one was not."""
+
+    device: str
+    uuid: str = ""
+    same_hardware_as: str = ""
+    claims: list[str] = []
+    watched_by: list[str] = []
+
+
+class ConditionView(OutputStruct, frozen=True, kw_only=True):
+    """One condition of an object."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
 class MaintenanceView(OutputStruct, frozen=True, kw_only=True):
-    """One DeviceMaintenance."""
+    """One DeviceMaintenance. `claims` still hold its devices (of many, `devices` are some), and `pods` use these.
+
+    `since` is when it came to its phase, as far as is known. `waits_for` says in a few words what has to happen, `next_steps`
+    what a person can do, with the commands.
+    """
 
     name: str
     phase: str
     reason: str
     message: str
     devices: list[str] = []
+    device_count: int = 0
     in_use: int = 0
+    claims: list[str] = []
+    pods: list[str] = []
+    since: str = ""
+    waits_for: str = ""
+    next_steps: list[str] = []
+    details: list[MaintainedView] = []
+    conditions: list[ConditionView] = []
+
+
+class BudgetView(OutputStruct, frozen=True, kw_only=True):
+    """One MaintenanceBudget. `waiting` are the requests that it holds up."""
+
+    name: str
+    limit: str
+    paused: bool = False
+    devices: int = 0
+    out_of_service: int = 0
+    waiting: int = 0
+    message: str = ""
 
 
 class PolicyView(OutputStruct, frozen=True, kw_only=True):
@@ -170,6 +214,7 @@ class ClusterStatus(OutputStruct, frozen=True, kw_only=True):
     claim_list: list[ClaimView]
     taint_rules: list[RuleView]
     maintenance: list[MaintenanceView]
+    budgets: list[BudgetView] = []
     mig_policies: list[PolicyView] = []
     missing: list[MissingView]
     warnings: list[str]

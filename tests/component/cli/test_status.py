@@ -193,7 +193,9 @@ async def test_a_cluster_without_dracos_kinds_is_shown_and_says_that_they_are_mi
     proxy.fault(lambda request: request.path.startswith("/apis/draco.dev/"), answer(404, "NotFound"), times=1000)
     result = await asyncio.to_thread(draco_status, "--kubeconfig", kubeconfig, "-o", "json")
     assert result.exit_code == 0
-    assert [item["name"] for item in json.loads(result.stdout)["missing"]] == ["GpuNode, DeviceMaintenance, MigPolicy"]
+    assert [item["name"] for item in json.loads(result.stdout)["missing"]] == [
+        "GpuNode, DeviceMaintenance, MaintenanceBudget, MigPolicy"
+    ]
 
 
 async def test_an_object_that_cannot_be_read_is_left_out_and_said_so(
@@ -245,6 +247,7 @@ async def test_kinds_of_draco_that_may_not_be_listed_cost_only_what_they_say(
     for sentence in (
         "may not list gpunodes in the whole cluster: no GPU health is shown.",
         "may not list devicemaintenances in the whole cluster: no maintenance requests are shown.",
+        "may not list maintenancebudgets in the whole cluster: whether maintenance is paused is not shown.",
         "may not list migpolicies in the whole cluster: no MIG policies are shown.",
     ):
         assert sentence in result.stdout

@@ -3,14 +3,23 @@ import re
 from typing import Any
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import MissingView
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
-from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.api.maintenance import (
+    BudgetScope,
+    MaintenanceBudget,
+    MaintenanceBudgetSpec,
+    MaintenanceBudgetStatus,
+    MaintenancePhase,
+)
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
+from draco.resources.api.taints import DeviceTaint
 from tests.builders import (
     a_budget,
     a_claim,
@@ -73,6 +82,61 @@ def test_the_message_of_an_unhealthy_gpu_ends_where_the_next_reason_begins() -> 
     assert "The GPU is lost; reboot the node; " in screen(snapshot)
 
 
+@pytest.mark.parametrize(
+    ("taint", "said"),
+    [
+        ("draco.dev/xid=Xid119:NoSchedule", "fault Xid119 (draco.dev/xid:NoSchedule)"),
+        ("draco.dev/thermal=ThermalSlowdown:None", "fault ThermalSlowdown, announced only"),
+        ("draco.dev/row-remap=RowRemapFailed:NoSchedule", "fault RowRemapFailed (draco.dev/row-remap:NoSchedule)"),
+        ("draco.dev/maintenance:NoSchedule", "draco.dev/maintenance:NoSchedule"),
+        ("example.com/xid=79:NoExecute", "example.com/xid=79:NoExecute"),
+    ],
+)
+def test_a_taint_of_a_fault_is_read_out(taint: str, said: str) -> None:
+    key, _, effect = taint.rpartition(":")
+    key, _, value = key.partition("=")
+    device = a_device("gpu-0", taints=[DeviceTaint(key=key, value=value, effect=effect)])
+    assert rows(screen(Snapshot(nodes=[a_node()], slices=[a_slice(devices=[device])])), "DEVICES")[0][-1] == said
+
+
+def test_a_sick_gpu_leads_to_draco_health() -> None:
+    node = a_gpu_node(gpus={"gpu-0": "Healthy", "gpu-1": "Unhealthy"})
+    text = screen(Snapshot(nodes=[a_node()], slices=[a_slice()], gpu_nodes=[node]))
+    assert "Since when, and what to do: draco health node-0/gpu-1" in text
+    assert "draco health" not in screen(A_CLUSTER)
+
+
+def test_requests_of_every_phase_say_so_at_their_devices() -> None:
+    """One that only waits takes no device out of service."""
+    for phase, state, said in (
+        (MaintenancePhase.REHEARSED, "free", "rehearsed, not isolated yet"),
+        (MaintenancePhase.DRAINING, "maintenance", "draining"),
+        (MaintenancePhase.VERIFYING, "maintenance", "verifying"),
+        (MaintenancePhase.FAILED, "maintenance", "failed"),
+    ):
+        request = a_maintenance("swap", phase=phase, devices=["node-0/gpu-0"])
+        text = screen(Snapshot(nodes=[a_node()], slices=[a_slice()], maintenances=[request]))
+        assert rows(text, "DEVICES")[0][-2:] == [state, f"DeviceMaintenance swap ({said})"]
+    over = a_maintenance("swap", phase=MaintenancePhase.COMPLETED, devices=["node-0/gpu-0"])
+    assert rows(screen(Snapshot(nodes=[a_node()], slices=[a_slice()], maintenances=[over])), "DEVICES")[0][-1] == "free"
+
+
+def test_budgets_say_what_they_allow_and_a_pause_is_a_warning() -> None:
+    some = MaintenanceBudget(
+        metadata=ObjectMeta(name="one-in-ten"),
+        spec=MaintenanceBudgetSpec(max_percent=10, max_failed=3, device_class_name="h100", per=BudgetScope.NODE),
+        status=MaintenanceBudgetStatus(devices=16, out_of_service=1, waiting=2, message="At its limit."),
+    )
+    paused = MaintenanceBudget(metadata=ObjectMeta(name="pause"), spec=MaintenanceBudgetSpec(paused=True))
+    text = screen(Snapshot(maintenance_budgets=[paused, some]))
+    limit = "at most 10 % of class h100 per node; stops after 3 failures"
+    assert rows(text, "MAINTENANCE BUDGETS") == [
+        ["one-in-ten", limit, "in force", "16", "1", "2", "At its limit."],
+        ["pause", "-", "paused", "-", "-", "-"],
+    ]
+    assert "`draco maintain resume`" in text
+
+
 def test_the_first_lines_say_how_the_cluster_is() -> None:
     lines = [" ".join(line.split()) for line in screen(A_CLUSTER).splitlines()[:4]]
     assert lines == [
@@ -96,7 +160,7 @@ def test_every_device_says_who_holds_it_or_what_keeps_it() -> None:
         ["node-0", "gpu-0", product, "free"],
         ["gpu-1", product, "in use", "claim team-a/train"],
         ["gpu-2", product, "tainted", "example.com/broken:NoSchedule"],
-        ["gpu-3", product, "maintenance", "DeviceMaintenance swap-fan"],
+        ["gpu-3", product, "maintenance", "DeviceMaintenance swap-fan (in maintenance)"],
         ["node-1", "gpu-0", product, "offline"],
     ]
 
@@ -121,8 +185,17 @@ def test_a_request_that_cannot_begin_says_why() -> None:
     stuck = msgspec.structs.replace(
         request, status=msgspec.structs.replace(request.status, message="No published device has device gpu-9.")
     )
-    assert rows(screen(Snapshot(maintenances=[stuck])), "MAINTENANCE") == [
-        ["swap-fan", "Pending", "none", "0", "fan replacement", "No published device has device gpu-9."]
+    assert rows(screen(Snapshot(maintenances=[stuck])), "MAINTENANCE")[:1] == [
+        [
+            "swap-fan",
+            "Pending",
+            "none",
+            "0",
+            "0",
+            "the operator",
+            "fan replacement",
+            "No published device has device gpu-9.",
+        ]
     ]
 
 
@@ -161,7 +234,8 @@ def test_rules_say_what_they_hit_and_requests_where_they_stand() -> None:
         ]
     ]
     assert rows(text, "MAINTENANCE") == [
-        ["swap-fan", "InMaintenance", "gpu.nvidia.com/node-0/gpu-3", "0", "fan replacement"]
+        ["swap-fan", "InMaintenance", "gpu.nvidia.com/node-0/gpu-3", "0", "0", "the operator", "fan replacement"],
+        ["What to do next: draco maintain status NAME"],
     ]
 
 

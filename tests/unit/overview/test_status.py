@@ -323,7 +323,7 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
     assert document["schema"] == "draco.dev/status/v1"
     assert set(document) == {
         "schema", "server", "namespace", "devices", "claims", "nodes", "deviceList", "claimList", "taintRules", "maintenance",
-        "migPolicies",
+        "budgets", "migPolicies",
         "missing", "warnings",
     }  # fmt: skip
     assert document["deviceList"] == [
@@ -338,6 +338,7 @@ def test_the_json_document_names_its_schema_and_leaves_no_field_out() -> None:
             "claimsOnParts": [],
             "taints": [],
             "maintenance": "",
+            "maintenancePhase": "",
             "health": "",
             "message": "",
         }

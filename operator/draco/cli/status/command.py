@@ -23,7 +23,17 @@ from draco.overview.installation import OPERATORS, leading
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import ClusterStatus, MissingView
 from draco.overview.taint_rules import TaintedCluster
-from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, LEASES, MIG_POLICIES, NODES, PODS, SLICES
+from draco.resources.kinds import (
+    CLAIMS,
+    DEVICE_MAINTENANCES,
+    GPU_NODES,
+    LEASES,
+    MAINTENANCE_BUDGETS,
+    MIG_POLICIES,
+    NODES,
+    PODS,
+    SLICES,
+)
 
 WIDTH = 10_000
 """Columns of the screen: a row is one line, as kubectl's are, and a narrow terminal breaks it; so lines can be searched."""
@@ -76,8 +86,16 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             maintenances = tasks.create_task(
                 reader.all_if_served(DEVICE_MAINTENANCES, "no maintenance requests are shown")
             )
+            own_budgets = tasks.create_task(
+                reader.all_if_served(MAINTENANCE_BUDGETS, "whether maintenance is paused is not shown")
+            )
             policies = tasks.create_task(reader.all_if_served(MIG_POLICIES, "no MIG policies are shown"))
-        own = ((GPU_NODES, gpu_nodes), (DEVICE_MAINTENANCES, maintenances), (MIG_POLICIES, policies))
+        own = (
+            (GPU_NODES, gpu_nodes),
+            (DEVICE_MAINTENANCES, maintenances),
+            (MAINTENANCE_BUDGETS, own_budgets),
+            (MIG_POLICIES, policies),
+        )
         absent = [kind.kind for kind, task in own if task.result() is None]
         if absent:
             missing.append(
@@ -98,6 +116,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             users=users,
             budgets=budgets,
             rules=rules.result() if rules else [],
+            maintenance_budgets=own_budgets.result() or [],
             gpu_nodes=gpu_nodes.result() or [],
             maintenances=maintenances.result() or [],
             mig_policies=policies.result() or [],

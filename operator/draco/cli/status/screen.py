@@ -4,7 +4,7 @@ Owns layout, words and colours. Colour only repeats what the words say, so that 
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +19,9 @@ from draco.overview.status_schema import (
     DeviceView,
     NodeView,
 )
+from draco.resources.api.health import FaultFamily
+from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.names import TAINT_FAMILIES
 from draco.resources.texts import agreeing, counted, listed
 
 MOST_NODES = 16
@@ -46,6 +49,15 @@ CLAIM_WORDS = {
     ClaimState.RESERVED: "in use",
     ClaimState.DELETING: "being deleted",
 }
+_PHASE_WORDS: Mapping[str, str] = {
+    MaintenancePhase.REHEARSED: "rehearsed, not isolated yet",
+    MaintenancePhase.ISOLATED: "isolated",
+    MaintenancePhase.DRAINING: "draining",
+    MaintenancePhase.IN_MAINTENANCE: "in maintenance",
+    MaintenancePhase.VERIFYING: "verifying",
+    MaintenancePhase.FAILED: "failed",
+}
+_FAMILIES = frozenset(FaultFamily)
 COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
     (DeviceState.FREE, lambda counts: counts.free),
     (DeviceState.IN_USE, lambda counts: counts.in_use),
@@ -167,6 +179,8 @@ def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> 
         console.print(table)
     if fold:
         console.print("Devices that are free or in use are counted above; list every one with -o wide.", style="dim")
+    if sick := next((view for view in shown if _is_sick(view)), None):
+        console.print(f"Since when, and what to do: draco health {sick.node}/{sick.device}", style="dim")
     if any(view.state is DeviceState.BLOCKED for view in devices):
         console.print(
             "Blocked: their hardware is in use by others. How GPUs are divided: draco layout show", style="dim"
@@ -176,16 +190,30 @@ def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> 
 def _detail(view: DeviceView) -> str:
     parts = []
     if view.maintenance:
-        parts.append(f"DeviceMaintenance {view.maintenance}")
+        parts.append(f"DeviceMaintenance {view.maintenance} ({_PHASE_WORDS.get(view.maintenance_phase, 'pending')})")
     if view.health not in {"", "Healthy"}:
         parts.append(f"health {view.health.lower()}" + (f": {view.message.rstrip('.')}" if view.message else ""))
     if view.taints:
-        parts.append(" ".join(view.taints))
+        parts.append(" ".join(map(_taint_words, view.taints)))
     if view.claims:
         parts.append(f"claim {', '.join(view.claims)}")
     if view.claims_on_parts:
         parts.append(f"in parts: claim {_some(view.claims_on_parts)}")
     return "; ".join(parts)
+
+
+def _is_sick(view: DeviceView) -> bool:
+    """Whether its agent reports it, and reports a fault of it."""
+    return view.health not in {"", "Healthy"}
+
+
+def _taint_words(taint: str) -> str:
+    """A taint as it is written; one that an agent publishes for a fault as what it says."""
+    key, _, rest = taint.partition("=")
+    family, (fault, _, effect) = key.removeprefix(TAINT_FAMILIES), rest.rpartition(":")
+    if not key.startswith(TAINT_FAMILIES) or family not in _FAMILIES:
+        return taint
+    return f"fault {fault}, announced only" if effect == "None" else f"fault {fault} ({key}:{effect})"
 
 
 def _claims(status: ClusterStatus, console: Console, *, most: int) -> None:
@@ -247,13 +275,22 @@ def _rules(status: ClusterStatus, console: Console, *, fold: bool) -> None:
 
 
 def _maintenance(status: ClusterStatus, console: Console) -> None:
-    if not status.maintenance:
-        return
-    table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "REASON", "DETAIL")
-    for item in status.maintenance:
-        table.add_row(item.name, item.phase, _some(item.devices), str(item.in_use), item.reason or "-", item.message)
-    _section("MAINTENANCE", console)
-    console.print(table)
+    if status.maintenance:
+        table = _table("REQUEST", "PHASE", "DEVICES", "STILL IN USE", "PODS", "WAITS FOR", "REASON", "DETAIL")
+        for item in status.maintenance:
+            words = (str(item.in_use), str(len(item.pods)), item.waits_for or "-", item.reason or "-", item.message)
+            table.add_row(item.name, item.phase, _some(item.devices), *words)
+        _section("MAINTENANCE", console)
+        console.print(table)
+        console.print("What to do next: draco maintain status NAME", style="dim")
+    if status.budgets:
+        table = _table("BUDGET", "LIMIT", "STATE", "GPUS", "OUT OF SERVICE", "WAITING", "DETAIL", numbers=range(3, 6))
+        for budget in status.budgets:
+            state = Text("paused", "yellow") if budget.paused else Text("in force")
+            numbers = (_counted(budget.devices), _counted(budget.out_of_service), _counted(budget.waiting))
+            table.add_row(budget.name, budget.limit or "-", state, *numbers, budget.message)
+        _section("MAINTENANCE BUDGETS", console)
+        console.print(table)
 
 
 def _policies(status: ClusterStatus, console: Console) -> None:

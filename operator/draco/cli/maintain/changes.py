@@ -1,0 +1,72 @@
+"""What may be done to a request as it stands: approve, finish, cancel.
+
+Owns the refusals. Each function answers with the fields of the spec to set, none where that was said already, and raises
+MaintainError where it makes no sense in the request's phase.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from draco.cli.maintain.requests import MaintainError
+from draco.maintenance.matching import OVER
+from draco.overview.maintenances import BEFORE_ISOLATION, needs_approval, phase_of
+from draco.resources.api.maintenance import Approval, DeviceMaintenance, MaintenancePhase
+from draco.resources.texts import counted
+
+Changes = Mapping[str, Any]
+
+
+def approval(request: DeviceMaintenance) -> Changes:
+    """What approves it."""
+    name = request.metadata.name
+    _refuse_ended(request, "approve")
+    if request.spec.approval is not Approval.REQUIRED:
+        raise MaintainError(f"{name} needs no approval (spec.approval is Automatic): `draco maintain status {name}`.")
+    if not needs_approval(request):
+        return {}
+    if request.spec.finished:
+        raise MaintainError(f"{name} is finished already: there is nothing to approve.")
+    return {"approved": True}
+
+
+def finish(request: DeviceMaintenance) -> Changes:
+    """What says that the work is done."""
+    name, phase = request.metadata.name, phase_of(request)
+    _refuse_ended(request, "finish")
+    cancel = f"`draco maintain cancel {name}`"
+    if request.spec.finished:
+        return {}
+    if phase in BEFORE_ISOLATION:
+        raise MaintainError(
+            f"{name} has not begun (phase {phase}), so there is no work to finish: call it off with {cancel}."
+        )
+    if phase in {MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING}:
+        in_use = request.status.in_use or 0
+        held = f": {counted(in_use, 'device')} still in use" if in_use else ""
+        raise MaintainError(
+            f"{name} is not ready for work yet (phase {phase}{held}). To give the devices back without the work: {cancel}."
+        )
+    if phase is MaintenancePhase.FAILED:
+        raise MaintainError(
+            f"{name} has failed: {request.status.message or 'its conditions say why.'} Repair that and it goes on by itself, or "
+            f"give the devices back as they are: {cancel}."
+        )
+    return {"finished": True}
+
+
+def cancellation(request: DeviceMaintenance) -> Changes:
+    """What calls it off and gives the devices back."""
+    _refuse_ended(request, "cancel")
+    return {} if request.spec.cancelled else {"cancelled": True}
+
+
+def _refuse_ended(request: DeviceMaintenance, what: str) -> None:
+    name, phase = request.metadata.name, phase_of(request)
+    if phase in OVER:
+        raise MaintainError(
+            f"{name} is {phase.value.lower()} already, there is nothing to {what}: start another one with `draco maintain start`."
+        )
+    if request.metadata.deletion_timestamp is not None:
+        raise MaintainError(f"{name} is being deleted: its devices go back to service, there is nothing to {what}.")
+    if request.spec.cancelled and what != "cancel":
+        raise MaintainError(f"{name} was cancelled: its devices go back to service, there is nothing to {what}.")

@@ -1,0 +1,344 @@
+"""`draco maintain`: take devices out of service, see how far that is, and give them back.
+
+Owns the options, what is asked before pods are evicted, and the order of reading, showing and writing. What was written on the
+command line means is `requests`', what may be done in which phase `changes`', what a request would do `maintenance.rehearsal`'s.
+"""
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from draco.cli.maintain import changes, screen
+from draco.cli.maintain.cluster import NO_OPERATOR, MaintainedCluster, change, create, published, run
+from draco.cli.maintain.requests import DURATION_HELP, MaintainError, StartOptions, manifest_of, request_of
+from draco.cli.options import gathered, output_option, with_cluster
+from draco.cli.output import echo, print_document, print_yaml
+from draco.maintenance.rehearsal import Rehearsal, rehearse
+from draco.overview.maintenances import PAUSE, maintenance_view, pause_warning
+from draco.overview.status_schema import MaintenanceView
+from draco.resources.api.base import OutputStruct
+from draco.resources.api.maintenance import DeadlineAction, DeviceMaintenance, DrainPolicy, MaintenanceRehearsal
+from draco.resources.kinds import DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS
+from draco.resources.texts import counted
+
+SCHEMA = "draco.dev/maintenance/v1"
+"""Name of the JSON document. Fields are only ever added under one name."""
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_START_OPTIONS = (
+    click.argument("target", default="", metavar="[NAME | POOL/DEVICE]"),
+    click.option("--node", default="", metavar="NODE", help="Devices that are for this node alone."),
+    click.option("--pool", default="", metavar="POOL", help="Devices of this pool."),
+    click.option("--driver", default="", metavar="DRIVER", help="Devices of this driver."),
+    click.option("--device", default="", metavar="DEVICE", help="Devices of this name."),
+    click.option("--class", "device_class", default="", metavar="CLASS", help="Devices of this DeviceClass."),
+    click.option(
+        "--selector", multiple=True, metavar="CEL", help="Devices that this expression is true of; repeatable."
+    ),
+    click.option("--reason", default="", metavar="TEXT", help="Why, for people who find the taint."),
+    click.option(
+        "--wait",
+        "drain",
+        flag_value=DrainPolicy.WAIT,
+        type=DrainPolicy,
+        default=DrainPolicy.WAIT,
+        help="Wait until the pods on the devices have ended.  [default]",
+    ),
+    click.option(
+        "--evict",
+        "drain",
+        flag_value=DrainPolicy.EVICT,
+        type=DrainPolicy,
+        help="Evict them, as disruption budgets allow.",
+    ),
+    click.option(
+        "--no-execute",
+        "drain",
+        flag_value=DrainPolicy.NO_EXECUTE,
+        type=DrainPolicy,
+        help="Evict them, and delete those that are left after half an hour, whatever their budgets say.",
+    ),
+    click.option(
+        "--drain-wait",
+        default="",
+        metavar="DURATION",
+        help=f"Let pods end by themselves so long first: {DURATION_HELP}.",
+    ),
+    click.option("--require-approval", is_flag=True, help="Start only after `draco maintain approve`."),
+    click.option("--start-at", default="", metavar="TIME", help="Not before this time, such as 2026-12-24T22:00."),
+    click.option(
+        "--window",
+        multiple=True,
+        metavar="WINDOW",
+        help="Start only in this time of the week: '[DAYS] HH:MM DURATION [TIMEZONE]'; repeatable.",
+    ),
+    click.option(
+        "--deadline", default="", metavar="DURATION", help="The devices have to be free so long after isolation."
+    ),
+    click.option(
+        "--give-up",
+        "deadline_action",
+        flag_value=DeadlineAction.CANCEL,
+        type=DeadlineAction,
+        default=DeadlineAction.FAIL,
+        help="Give the devices back when the deadline is missed, instead of keeping them and failing.",
+    ),
+    click.option(
+        "--work",
+        default="",
+        metavar="CRONJOB",
+        help="Suspended CronJob of Draco's namespace: a Job of it for each GPU.",
+    ),
+    click.option(
+        "--verify",
+        default="",
+        metavar="HOW",
+        help="Who says that all is well: agent (default), person, or job:CRONJOB.",
+    ),
+    click.option("--allow-most-of-class", is_flag=True, help="Even if this is more than half of a DeviceClass."),
+)
+
+
+class MaintenanceList(OutputStruct, frozen=True, kw_only=True):
+    """Requests, and whether an operator is there to carry them out. `unread` says what could not be read."""
+
+    schema: str = SCHEMA
+    maintenances: list[MaintenanceView]
+    operated: bool | None = None
+    paused: str = ""
+    unread: list[str] = []
+
+
+class StartPreview(OutputStruct, frozen=True, kw_only=True):
+    """What a request would do. `problem` says why it would not start."""
+
+    schema: str = "draco.dev/maintenance-preview/v1"
+    name: str
+    problem: str
+    devices: list[str]
+    rehearsal: MaintenanceRehearsal
+    unread: list[str] = []
+
+
+@click.group()
+def command() -> None:
+    """Take devices out of service and bring them back, without touching their node.
+
+    New claims avoid the devices at once, and what else is the same hardware; the node's other GPUs stay at work.
+    """
+
+
+@command.command()
+@gathered(StartOptions, _START_OPTIONS)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, have the server check it, and do nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before pods are evicted.")
+@with_cluster
+@output_option("text", "yaml", "json", text="yaml: print the manifest. json: what it would do. Both write nothing.")
+def start(
+    *, sources: StartOptions, dry_run: bool, yes: bool, kubeconfig: Path | None, context: str | None, output: str
+) -> None:
+    """Start maintenance of devices: say what it would do, then create a DeviceMaintenance.
+
+    \b
+    draco maintain start gpu-node-0/gpu-3 --reason "replace the board"
+    draco maintain start --node gpu-node-0 --evict --drain-wait 30m
+    draco maintain start firmware --class h100 --require-approval --window "Sat,Sun 22:00 6h Europe/Berlin"
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+
+    async def work(cluster: MaintainedCluster) -> None:
+        slices = await cluster.slices()
+        names = {each.metadata.name for each in cluster.requests}
+        request = request_of(sources, published(slices), names, now=datetime.now(UTC))
+        if output == "yaml":
+            print_yaml(manifest_of(request))
+            return
+        found = rehearse(request, await cluster.rehearsed(slices))
+        if output == "json":
+            print_document(_preview(request, found, cluster))
+            return
+        for line in screen.preview(request, found, await cluster.budgets()):
+            echo(line)
+        _warn(cluster)
+        if found.problem:
+            raise MaintainError(
+                f"nothing was created. To create it all the same, apply what `-o yaml` prints: {found.problem}"
+            )
+        if not (dry_run or sources.require_approval):
+            _ask(request.spec.drain.policy, found.summary.pods, yes=yes)
+        name = request.metadata.name
+        spec = msgspec.to_builtins(request.spec)
+        await create(cluster.client, DEVICE_MAINTENANCES, name, spec, dry_run=dry_run)
+        echo(f"devicemaintenance/{name} created{' (server dry run)' if dry_run else ''}")
+        if not dry_run:
+            echo(f"How far it is: draco maintain status {name}")
+
+    run(work, kubeconfig, context)
+
+
+@command.command()
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@with_cluster
+def approve(*, name: str, yes: bool, kubeconfig: Path | None, context: str | None) -> None:
+    """Approve a request that waits for it, after showing what it would do."""
+
+    async def work(cluster: MaintainedCluster) -> None:
+        request = cluster.request(name)
+        wanted = changes.approval(request)
+        rehearsal = request.status.rehearsal
+        if rehearsal is None:
+            found = rehearse(request, await cluster.rehearsed(await cluster.slices()))
+            lines, pods = screen.preview(request, found, ()), found.summary.pods
+        else:
+            lines = [
+                f"{counted(rehearsal.devices, 'device')}, what is the same hardware included.",
+                *screen.numbers(rehearsal, request.spec.drain.policy),
+            ]
+            pods = rehearsal.pods
+        for line in lines:
+            echo(line)
+        _warn(cluster)
+        if wanted:
+            _ask(request.spec.drain.policy, pods, yes=yes, otherwise=f"Approve {name}?")
+        await _change(cluster, request, wanted, "approved")
+
+    run(work, kubeconfig, context)
+
+
+@command.command()
+@click.argument("name")
+@with_cluster
+def finish(name: str, kubeconfig: Path | None, context: str | None) -> None:
+    """Say that the work is done: the devices are verified and given back."""
+
+    async def work(cluster: MaintainedCluster) -> None:
+        request = cluster.request(name)
+        await _change(cluster, request, changes.finish(request), "finished")
+
+    run(work, kubeconfig, context)
+
+
+@command.command()
+@click.argument("name")
+@with_cluster
+def cancel(name: str, kubeconfig: Path | None, context: str | None) -> None:
+    """Call a request off: its devices are given back as they are."""
+
+    async def work(cluster: MaintainedCluster) -> None:
+        request = cluster.request(name)
+        await _change(cluster, request, changes.cancellation(request), "cancelled")
+
+    run(work, kubeconfig, context)
+
+
+@command.command()
+@click.argument("name", default="")
+@with_cluster
+@output_option("text", "json", text="json: one document of a stable schema.")
+def status(name: str, kubeconfig: Path | None, context: str | None, output: str) -> None:
+    """List the requests, or say all about one: its devices, claims, pods, conditions, and what to do next."""
+
+    async def work(cluster: MaintainedCluster) -> None:
+        requests = [cluster.request(name)] if name else sorted(cluster.requests, key=lambda each: each.metadata.name)
+        claims = {str(claim.metadata.key): claim for claim in await cluster.claims()}
+        paused = pause_warning(await cluster.budgets())
+        views = [maintenance_view(each, claims) for each in requests]
+        if output == "json":
+            unread = list(dict.fromkeys(cluster.reader.unread))
+            print_document(MaintenanceList(maintenances=views, operated=cluster.operated, paused=paused, unread=unread))
+            return
+        _warn(cluster)
+        if paused:
+            echo(paused, err=True)
+        now = datetime.now(UTC)
+        if name:
+            (request,) = requests
+            screen.show_one(views[0], request.status.rehearsal, request.spec.drain.policy, now)
+        elif views:
+            screen.show_list(views, now)
+        else:
+            echo("No DeviceMaintenance found. `draco maintain start --help` says how to start one.")
+
+    run(work, kubeconfig, context)
+
+
+@command.command()
+@with_cluster
+def pause(kubeconfig: Path | None, context: str | None) -> None:
+    """Stop the operator from taking devices out of service and from evicting pods. What is out of service is left alone."""
+
+    async def work(cluster: MaintainedCluster) -> None:
+        budget = next((each for each in await cluster.budgets() if each.metadata.name == PAUSE), None)
+        if budget is None:
+            await create(cluster.client, MAINTENANCE_BUDGETS, PAUSE, {"paused": True})
+        elif not budget.spec.paused:
+            generation = budget.metadata.generation
+            await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": True}, generation)
+        echo("Maintenance is paused. Go on with: draco maintain resume")
+        _warn(cluster)
+
+    run(work, kubeconfig, context)
+
+
+@command.command()
+@with_cluster
+def resume(kubeconfig: Path | None, context: str | None) -> None:
+    """Let the operator go on after `draco maintain pause`."""
+
+    async def work(cluster: MaintainedCluster) -> None:
+        budgets = await cluster.budgets()
+        budget = next((each for each in budgets if each.metadata.name == PAUSE), None)
+        if budget is not None and budget.spec.paused:
+            generation = budget.metadata.generation
+            await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": False}, generation)
+        if others := pause_warning(each for each in budgets if each.metadata.name != PAUSE):
+            raise MaintainError(f"maintenance is still paused. {others}")
+        echo("Maintenance goes on.")
+        _warn(cluster)
+
+    run(work, kubeconfig, context)
+
+
+async def _change(cluster: MaintainedCluster, request: DeviceMaintenance, wanted: changes.Changes, said: str) -> None:
+    """Write what is wanted and say so as kubectl does."""
+    name = request.metadata.name
+    if wanted:
+        await change(cluster.client, DEVICE_MAINTENANCES, request.metadata.key, wanted, request.metadata.generation)
+    echo(f"devicemaintenance/{name} {said if wanted else 'unchanged'}")
+    _warn(cluster)
+
+
+def _preview(request: DeviceMaintenance, found: Rehearsal, cluster: MaintainedCluster) -> StartPreview:
+    return StartPreview(
+        name=request.metadata.name,
+        problem=found.problem,
+        devices=list(map(str, found.devices)),
+        rehearsal=found.summary,
+        unread=list(dict.fromkeys(cluster.reader.unread)),
+    )
+
+
+def _ask(policy: DrainPolicy, pods: int, *, yes: bool, otherwise: str = "") -> None:
+    """Have somebody agree to the end of pods, or to what is asked otherwise."""
+    evicts = pods and policy is not DrainPolicy.WAIT
+    if yes or not (evicts or otherwise):
+        return
+    text = f"Evict {counted(pods, 'pod')}?" if evicts else otherwise
+    if not sys.stdin.isatty():
+        remedy = "add --yes, or use --wait and let them end" if evicts and not otherwise else "add --yes"
+        effect = f"this evicts {counted(pods, 'pod')}" if evicts else "this has to be confirmed"
+        raise MaintainError(f"{effect}, and nobody can be asked here: {remedy}.")
+    click.confirm(text, abort=True, err=True)
+
+
+def _warn(cluster: MaintainedCluster) -> None:
+    """Say what could not be read, and that nobody carries requests out."""
+    for each in dict.fromkeys(cluster.reader.unread):
+        echo(each, err=True)
+    if cluster.operated is False:
+        echo(NO_OPERATOR, err=True)

@@ -1,0 +1,236 @@
+"""What people write on the command line of `draco maintain start`, as a DeviceMaintenance.
+
+Owns these short forms, the names that requests get, and what is said of options that make no sense. Reads nothing and knows no
+clock: the time is an argument. What the request would do is `maintenance.rehearsal`'s to say.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from draco.cli.taint.targets import device_of
+from draco.resources.api.claims import CelSelector, DeviceSelector
+from draco.resources.api.maintenance import (
+    Approval,
+    DeadlineAction,
+    DeviceMaintenance,
+    DeviceMaintenanceSpec,
+    DrainPolicy,
+    MaintenanceDeadline,
+    MaintenanceDrain,
+    MaintenanceSchedule,
+    MaintenanceSelector,
+    MaintenanceVerification,
+    MaintenanceWork,
+    VerificationMode,
+)
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.schedule import TimeWindow, Weekday
+from draco.resources.errors import DracoError
+from draco.resources.kinds import DEVICE_MAINTENANCES
+from draco.resources.names import DeviceKey
+from draco.resources.texts import nearest
+
+_DURATION: Final = re.compile(r"(?=\d)(?:\d{1,3}h)?(?:\d{1,4}m)?", re.ASCII)
+_CLOCK: Final = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?", re.ASCII)
+_LONGEST_NAME: Final = 253
+_ROOM_FOR_NUMBER: Final = 4
+DURATION_HELP: Final = "hours and minutes, such as 2h30m, 45m or 2h"
+
+
+class MaintainError(DracoError):
+    """What was asked for makes no sense, or cannot be done to the request as it is; says what to do."""
+
+
+class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `draco maintain start` as they were written. `target` is its argument: a name, or POOL/DEVICE."""
+
+    target: str = ""
+    node: str = ""
+    pool: str = ""
+    driver: str = ""
+    device: str = ""
+    device_class: str = ""
+    selector: tuple[str, ...] = ()
+    reason: str = ""
+    drain: DrainPolicy = DrainPolicy.WAIT
+    drain_wait: str = ""
+    require_approval: bool = False
+    start_at: str = ""
+    window: tuple[str, ...] = ()
+    deadline: str = ""
+    deadline_action: DeadlineAction = DeadlineAction.FAIL
+    work: str = ""
+    verify: str = ""
+    allow_most_of_class: bool = False
+
+
+def request_of(
+    options: StartOptions, published: Collection[DeviceKey], taken: Collection[str], *, now: datetime
+) -> DeviceMaintenance:
+    """The request that is meant. `taken` are the names of those that there are. Raises MaintainError."""
+    selector = _selector(options, published)
+    name = options.target if "/" not in options.target else ""
+    if name and name in taken:
+        raise MaintainError(
+            f"there is a DeviceMaintenance {name} already (`draco maintain status {name}`): choose another name, or leave it out."
+        )
+    if name and not _NAME.fullmatch(name):
+        raise MaintainError(
+            f"'{name}' cannot be the name of a DeviceMaintenance: use lower-case letters, digits, '-' and '.'. A device is "
+            "written as POOL/DEVICE, such as gpu-node-0/gpu-3."
+        )
+    return DeviceMaintenance(
+        metadata=ObjectMeta(name=name or _free_name(selector, taken)),
+        spec=DeviceMaintenanceSpec(
+            device_selector=selector,
+            reason=options.reason,
+            approval=Approval.REQUIRED if options.require_approval else Approval.AUTOMATIC,
+            allow_most_of_class=options.allow_most_of_class,
+            schedule=_schedule(options, now),
+            drain=_drain(options),
+            deadline=_deadline(options),
+            work=MaintenanceWork(from_cron_job=options.work) if options.work else None,
+            verification=_verification(options.verify),
+        ),
+    )
+
+
+def manifest_of(request: DeviceMaintenance) -> dict[str, object]:
+    """The request as a manifest for `kubectl apply`: only what was set."""
+    spec = {name: value for name, value in msgspec.to_builtins(request.spec).items() if value != {}}
+    return {
+        "apiVersion": DEVICE_MAINTENANCES.api_version,
+        "kind": DEVICE_MAINTENANCES.kind,
+        "metadata": {"name": request.metadata.name},
+        "spec": spec,
+    }
+
+
+def _selector(options: StartOptions, published: Collection[DeviceKey]) -> MaintenanceSelector:
+    exact = {"--pool": options.pool, "--device": options.device, "--driver": options.driver}
+    if "/" in options.target:
+        others = exact | {"--node": options.node, "--class": options.device_class, "--selector": options.selector}
+        if given := [name for name, value in others.items() if value]:
+            raise MaintainError(f"{options.target} names one device already: leave out {' and '.join(given)}.")
+        key = device_of(options.target, published)
+        return MaintenanceSelector(driver=key.driver, pool=key.pool, device=key.device)
+    if not any((*exact.values(), options.node, options.device_class, options.selector)):
+        near = nearest(options.target, {f"{key.pool}/{key.device}" for key in published}) if options.target else ""
+        raise MaintainError(
+            f"say which devices{near or ''}: POOL/DEVICE (with most drivers NODE/DEVICE, such as gpu-node-0/gpu-3), or --node, "
+            "--pool, --driver, --device, --class or --selector."
+        )
+    for option, field, known in (
+        ("--pool", options.pool, {key.pool for key in published}),
+        ("--driver", options.driver, {key.driver for key in published}),
+    ):
+        if field and field not in known:
+            raise MaintainError(f"no device is published with {option} {field}{nearest(field, known)}")
+    return MaintenanceSelector(
+        driver=options.driver or None,
+        pool=options.pool or None,
+        device=options.device or None,
+        node_name=options.node or None,
+        device_class_name=options.device_class or None,
+        selectors=[DeviceSelector(cel=CelSelector(expression=each)) for each in options.selector],
+    )
+
+
+def _free_name(selector: MaintenanceSelector, taken: Collection[str]) -> str:
+    """A name that says what is maintained: gpu-node-0-gpu-3, and with a number where there is one already."""
+    words = (selector.node_name, selector.pool, selector.device, selector.device_class_name)
+    text = "-".join(word for word in words if word) or selector.driver or "maintenance"
+    stem = re.sub(r"[^-a-z0-9.]", "-", text.lower())[: _LONGEST_NAME - _ROOM_FOR_NUMBER].strip(".-") or "maintenance"
+    return next(name for name in _numbered(stem) if name not in taken)
+
+
+def _numbered(stem: str) -> Iterable[str]:
+    yield stem
+    number = 2
+    while True:
+        yield f"{stem}-{number}"
+        number += 1
+
+
+def _schedule(options: StartOptions, now: datetime) -> MaintenanceSchedule:
+    start = None
+    if options.start_at:
+        try:
+            start = datetime.fromisoformat(options.start_at).astimezone()  # without a zone it is this machine's
+        except ValueError:
+            raise MaintainError(
+                f"'{options.start_at}' is not a time: write --start-at as 2026-12-24T22:00 or 2026-12-24T22:00+01:00."
+            ) from None
+        if start <= now:
+            raise MaintainError(f"--start-at {options.start_at} is in the past: leave it out to start now.")
+    return MaintenanceSchedule(start=start, windows=[window_of(text) for text in options.window])
+
+
+def window_of(text: str) -> TimeWindow:
+    """Read [DAYS] HH:MM DURATION [TIMEZONE], such as "Sat,Sun 22:00 4h Europe/Berlin"."""
+    words = text.split()
+    form = (
+        f"'{text}' is not a window: write '[DAYS] HH:MM DURATION [TIMEZONE]', such as 'Sat,Sun 22:00 4h Europe/Berlin'"
+    )
+    days: list[Weekday] = []
+    if words and not _CLOCK.fullmatch(words[0]):
+        known = {day.value.lower(): day for day in Weekday}
+        for day in words.pop(0).split(","):
+            if day.lower() not in known:
+                raise MaintainError(f"{form}. '{day}' is none of {', '.join(Weekday)}.")
+            days.append(known[day.lower()])
+    if not 2 <= len(words) <= 3 or not _CLOCK.fullmatch(words[0]):
+        raise MaintainError(f"{form}.")
+    zone = words[2] if words[2:] else "UTC"
+    try:
+        ZoneInfo(zone)
+    except (ValueError, OSError, KeyError):  # a name that is none, is a folder, or is not there
+        raise MaintainError(f"{form}. There is no time zone '{zone}'.") from None
+    return TimeWindow(start=words[0], duration=_duration(words[1], "the window's duration"), days=days, time_zone=zone)
+
+
+def _drain(options: StartOptions) -> MaintenanceDrain:
+    if not options.drain_wait:
+        return MaintenanceDrain(policy=options.drain)
+    if options.drain is DrainPolicy.WAIT:
+        raise MaintainError(
+            "--drain-wait is how long pods may take before they are evicted, and nothing evicts them here: add --evict."
+        )
+    return MaintenanceDrain(policy=options.drain, wait=_duration(options.drain_wait, "--drain-wait"))
+
+
+def _deadline(options: StartOptions) -> MaintenanceDeadline | None:
+    if not options.deadline:
+        if options.deadline_action is DeadlineAction.CANCEL:
+            raise MaintainError("--give-up is what happens at the deadline: add --deadline, such as --deadline 4h.")
+        return None
+    return MaintenanceDeadline(after=_duration(options.deadline, "--deadline"), action=options.deadline_action)
+
+
+def _verification(text: str) -> MaintenanceVerification:
+    mode, colon, job = text.partition(":")
+    match mode.lower():
+        case "":
+            return MaintenanceVerification()
+        case "agent" if not colon:
+            return MaintenanceVerification(mode=VerificationMode.AGENT)
+        case "person" if not colon:
+            return MaintenanceVerification(mode=VerificationMode.PERSON)
+        case "job" if job:
+            return MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job=job)
+    raise MaintainError(
+        f"'{text}' does not say how to verify: write agent (Draco's agent looks at the GPU), person (who finishes it has "
+        "looked), or job:NAME with the name of a suspended CronJob in Draco's namespace."
+    )
+
+
+def _duration(text: str, what: str) -> str:
+    if not _DURATION.fullmatch(text):
+        raise MaintainError(f"'{text}' is not a duration for {what}: write {DURATION_HELP}.")
+    return text

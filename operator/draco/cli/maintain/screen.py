@@ -1,0 +1,181 @@
+"""How requests and previews look on a terminal.
+
+Owns layout and words. Decides nothing and reads nothing.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from draco.cli.output import echo, visible
+from draco.maintenance.rehearsal import Rehearsal
+from draco.overview.maintenances import pause_warning
+from draco.overview.status_schema import ConditionView, MaintainedView, MaintenanceView
+from draco.resources.api.maintenance import (
+    Approval,
+    DeviceMaintenance,
+    DrainPolicy,
+    MaintenanceBudget,
+    MaintenanceRehearsal,
+)
+from draco.resources.names import DeviceKey
+from draco.resources.texts import agreeing, counted, listed
+
+_WIDTH = 10_000
+"""Columns of a table: a row is one line, as kubectl's are."""
+_SHOWN = 10
+"""So many devices and pods of a preview are named."""
+_MINUTE_S = 60
+_HOUR_S = 60 * _MINUTE_S
+_DAY_S = 24 * _HOUR_S
+_YOUNG = 2
+"""Of fewer minutes the seconds are shown, of fewer hours the minutes, and so on."""
+
+
+def preview(request: DeviceMaintenance, found: Rehearsal, budgets: Sequence[MaintenanceBudget]) -> list[str]:
+    """What the request would do, a sentence a line."""
+    if found.problem:
+        return [f"It would not start: {found.problem}"]
+    return [
+        f"Isolates {_devices(found.devices)}.",
+        *numbers(found.summary, request.spec.drain.policy),
+        *_waits(request, budgets),
+    ]
+
+
+def numbers(summary: MaintenanceRehearsal, policy: DrainPolicy) -> list[str]:
+    """What was counted: pods, budgets of pods, and what remains of each class."""
+    lines = []
+    if not summary.claims:
+        lines.append("No claim holds any of them.")
+    else:
+        claims = f"{counted(summary.claims, 'claim')} {agreeing(summary.claims, 'holds', 'hold')} some of them"
+        pods = counted(summary.pods, "pod")
+        names = f": {listed(summary.pod_names, _SHOWN, total=summary.pods)}" if summary.pod_names else ""
+        match policy:
+            case DrainPolicy.WAIT:
+                fate = f"work starts when {pods} {agreeing(summary.pods, 'has', 'have')} ended; nobody is evicted"
+            case DrainPolicy.EVICT:
+                fate = f"evicts {pods}, as their disruption budgets allow"
+            case _:
+                fate = (
+                    f"evicts {pods}, and in the end deletes those that are left whatever their disruption budgets say"
+                )
+        lines.append(f"{claims}: {fate}{names}.")
+    if summary.blocking_budgets and policy is not DrainPolicy.WAIT:
+        lines.append(
+            f"PodDisruptionBudgets that would block evictions now: {listed(summary.blocking_budgets, _SHOWN)}."
+        )
+    lines += [
+        f"DeviceClass {each.name}: {each.free_after} of {each.devices} stay free for new claims (now {each.free})."
+        for each in summary.classes
+    ]
+    return lines
+
+
+def _waits(request: DeviceMaintenance, budgets: Sequence[MaintenanceBudget]) -> list[str]:
+    """What it would wait for before anything is isolated."""
+    spec, lines = request.spec, []
+    if spec.approval is Approval.REQUIRED:
+        lines.append(f"Starts after `draco maintain approve {request.metadata.name}`.")
+    if spec.schedule.start:
+        lines.append(f"Starts not before {spec.schedule.start.isoformat(timespec='minutes')}.")
+    for window in spec.schedule.windows:
+        days = ", ".join(window.days) or "every day"
+        lines.append(f"Starts only in a window: {days} {window.start} for {window.duration} ({window.time_zone}).")
+    for budget in sorted(budgets, key=lambda each: each.metadata.name):
+        if budget.spec.max_devices is None and budget.spec.max_percent is None:
+            continue
+        status = budget.status
+        used = f"{status.out_of_service or 0} of {status.devices or 0} GPUs are out of service"
+        waiting = f", {counted(status.waiting, 'request')} waiting" if status.waiting else ""
+        lines.append(f"MaintenanceBudget {budget.metadata.name} has to allow it ({used}{waiting}).")
+    if paused := pause_warning(budgets):
+        lines.append(paused)
+    return lines
+
+
+def show_list(views: Sequence[MaintenanceView], now: datetime) -> None:
+    """A row for each request."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("NAME", "PHASE", "DEVICES", "IN USE", "PODS", "SINCE", "WAITS FOR", "DETAIL"):
+        table.add_column(name, no_wrap=True)
+    for view in map(visible, views):
+        figures = map(str, (view.device_count, view.in_use, len(view.pods)))
+        table.add_row(view.name, view.phase, *figures, age(view.since, now), view.waits_for or "-", view.message)
+    print_table(table)
+
+
+def show_one(view: MaintenanceView, found: MaintenanceRehearsal | None, policy: DrainPolicy, now: datetime) -> None:
+    """All that is known of one request, and what to do next."""
+    view = visible(view)
+    echo(f"{view.name}: {view.phase}" + (f" for {age(view.since, now)}" if view.since else ""))
+    if view.reason:
+        echo(f"Reason: {view.reason}")
+    if view.message:
+        echo(view.message)
+    if view.details:
+        _show_devices(view.details)
+    if view.pods:
+        echo(f"Pods that use them: {listed(view.pods, _SHOWN)}")
+    if found is not None and view.phase in {"Pending", "Rehearsed"}:
+        echo()
+        for line in numbers(found, policy):
+            echo(line)
+    if view.conditions:
+        _show_conditions(view.conditions)
+    if view.next_steps:
+        echo()
+        for step in view.next_steps:
+            echo(step)
+
+
+def _show_devices(devices: Sequence[MaintainedView]) -> None:
+    echo()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("DEVICE", "GPU", "HELD BY", "NOTE"):
+        table.add_column(name, no_wrap=True)
+    for each in devices:
+        notes = [f"same hardware as {each.same_hardware_as}"] if each.same_hardware_as else []
+        notes += [f"watched by {listed(each.watched_by)}"] if each.watched_by else []
+        table.add_row(each.device, each.uuid or "-", ", ".join(each.claims) or "-", "; ".join(notes))
+    print_table(table)
+
+
+def _show_conditions(conditions: Sequence[ConditionView]) -> None:
+    echo()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("CONDITION", "STATUS", "REASON", "MESSAGE"):
+        table.add_column(name, no_wrap=True)
+    for condition in conditions:
+        table.add_row(condition.type, condition.status, condition.reason, condition.message)
+    print_table(table)
+
+
+def age(since: str, now: datetime) -> str:
+    """How long ago, as kubectl writes it: 42s, 5m, 3h, 2d."""
+    if not since:
+        return "-"
+    seconds = max(0, int((now - datetime.fromisoformat(since).astimezone(UTC)).total_seconds()))
+    for unit, letter in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "m")):
+        if seconds >= _YOUNG * unit:
+            return f"{seconds // unit}{letter}"
+    return f"{seconds}s"
+
+
+def print_table(table: Table) -> None:
+    """Print it without the padding that fills lines of their own on narrow terminals."""
+    console = Console(highlight=False, soft_wrap=False, width=_WIDTH)
+    with console.capture() as screen:
+        console.print(table)
+    for line in screen.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def _devices(devices: Sequence[DeviceKey]) -> str:
+    """The devices, with partitions counted where they go with their GPU."""
+    names = listed([f"{key.pool}/{key.device}" for key in devices], _SHOWN)
+    return f"{counted(len(devices), 'device')}, what is the same hardware included: {names}"

@@ -1,0 +1,189 @@
+"""What `draco health` says: each GPU with its faults, who uses it, and what to do.
+
+Owns the rows of the document and of the screen. What the faults are is the agents' to say, and what is done about them the
+table's and the policies'; nothing is decided here, and nothing read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from draco.maintenance.matching import OVER
+from draco.overview.hardware_use import HardwareByPool
+from draco.overview.maintenances import phase_of, pods_using
+from draco.overview.status import natural
+from draco.resources.api.base import OutputStruct
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import GpuNode, GpuStatus
+from draco.resources.api.health import FaultFamily, GpuFaultStatus, HealthEffect
+from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.names import DeviceKey
+
+SCHEMA = "draco.dev/health/v1"
+"""Name of the JSON document. Fields are only ever added under one name."""
+HEALTHY: Final = "Healthy"
+_LADDER: Final = list(HealthEffect)
+
+WHAT_TO_DO: Final[Mapping[FaultFamily, str]] = MappingProxyType(
+    {
+        FaultFamily.XID: "look the XID up in docs/reference/xids.md",
+        FaultFamily.ECC: "drain and reset the GPU; replace it if the errors return",
+        FaultFamily.ROW_REMAP: "reset the GPU at the next opportunity; replace it if the remap failed",
+        FaultFamily.THERMAL: "look after the node's cooling",
+        FaultFamily.NVLINK: "look after the links and the fabric manager, then reset the GPU",
+        FaultFamily.RECOVERY: "do what NVML's recovery action asks for",
+        FaultFamily.LOST: "reboot the node; reseat or replace the board if it stays away",
+        FaultFamily.DRIVER: "reload the driver or reboot the node",
+        FaultFamily.UNREADABLE: "find out why NVML does not answer; until then the health is unknown",
+    }
+)
+"""What helps against each family, where the fault itself does not say it."""
+
+
+class FaultView(OutputStruct, frozen=True, kw_only=True):
+    """One fault in a GPU's ledger. `instance` is the GPU instance's id, -1 where the whole GPU is concerned.
+
+    `policy` is the HealthPolicy that says what is done about it, "" for Draco's own table.
+    """
+
+    family: str
+    name: str
+    scope: str
+    instance: int = -1
+    count: int = 1
+    first_seen: str = ""
+    last_seen: str = ""
+    latched: bool = False
+    clean_probes: int = 0
+    effect: str = ""
+    policy: str = ""
+    message: str = ""
+    what_to_do: str = ""
+
+
+class GpuHealthView(OutputStruct, frozen=True, kw_only=True):
+    """One GPU. `faults` are the worst first; `claims` are on it or on parts of it, `pods` use these.
+
+    `maintenances` are the requests about it that are not over.
+    """
+
+    node: str
+    device: str
+    uuid: str
+    product: str
+    health: str
+    message: str = ""
+    faults: list[FaultView] = []
+    claims: list[str] = []
+    pods: list[str] = []
+    maintenances: list[str] = []
+
+    @property
+    def is_noteworthy(self) -> bool:
+        """Whether there is anything to say of it."""
+        return self.health != HEALTHY or bool(self.faults)
+
+
+class HealthDocument(OutputStruct, frozen=True, kw_only=True):
+    """GPUs and their health. `healthy` are those that are not listed; `unread` says what could not be read."""
+
+    schema: str = SCHEMA
+    gpus: list[GpuHealthView]
+    total: int = 0
+    healthy: int = 0
+    unread: list[str] = []
+
+
+class HealthObjects(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read of the cluster."""
+
+    gpu_nodes: Sequence[GpuNode] = ()
+    slices: Sequence[ResourceSlice] = ()
+    claims: Sequence[ResourceClaim] = ()
+    maintenances: Sequence[DeviceMaintenance] = ()
+
+
+def gpu_views(objects: HealthObjects) -> list[GpuHealthView]:
+    """Every GPU that an agent reports, by node and name."""
+    hardware = HardwareByPool(objects.slices)
+    by_name = {str(claim.metadata.key): claim for claim in objects.claims}
+    holders: dict[DeviceKey, list[str]] = {}
+    for name, claim in by_name.items():
+        for device in claim.devices_held:
+            holders.setdefault(device, []).append(name)
+    views = []
+    for node in sorted(objects.gpu_nodes, key=lambda each: natural(each.metadata.name)):
+        for gpu in sorted(node.status.gpus, key=lambda each: natural(each.device)):
+            whole = DeviceKey(node.status.driver, node.metadata.name, gpu.device)
+            here = {whole, *(whole._replace(device=name) for name in hardware.of(whole).overlapping(gpu.device))}
+            claims = sorted({name for device in here for name in holders.get(device, ())})
+            open_ones = [
+                f"{each.metadata.name} ({phase_of(each)})"
+                for each in objects.maintenances
+                if _is_about(each, gpu, here)
+            ]
+            views.append(_view(node, gpu, claims, pods_using(claims, by_name), open_ones))
+    return views
+
+
+def chosen(views: Sequence[GpuHealthView], text: str) -> list[GpuHealthView]:
+    """Those that are meant by the name of a node, by NODE/DEVICE, or by a UUID; none if nothing is."""
+    ways: tuple[Callable[[GpuHealthView], bool], ...] = (
+        lambda view: view.node == text,
+        lambda view: f"{view.node}/{view.device}" == text,
+        lambda view: bool(view.uuid) and view.uuid.lower() == text.lower(),
+    )
+    return next((found for way in ways if (found := list(filter(way, views)))), [])
+
+
+def names_of(views: Iterable[GpuHealthView]) -> set[str]:
+    """All that `chosen` understands."""
+    return {name for view in views for name in (view.node, f"{view.node}/{view.device}", view.uuid) if name}
+
+
+def _view(node: GpuNode, gpu: GpuStatus, claims: list[str], pods: list[str], maintenances: list[str]) -> GpuHealthView:
+    return GpuHealthView(
+        node=node.metadata.name,
+        device=gpu.device,
+        uuid=gpu.uuid,
+        product=gpu.product_name,
+        health=gpu.health,
+        message=gpu.message,
+        faults=[_fault(each) for each in sorted(gpu.faults, key=lambda each: -_LADDER.index(each.effect))],
+        claims=claims,
+        pods=pods,
+        maintenances=maintenances,
+    )
+
+
+def _fault(fault: GpuFaultStatus) -> FaultView:
+    return FaultView(
+        family=fault.family,
+        name=fault.name,
+        scope=fault.scope,
+        instance=-1 if fault.instance is None else fault.instance,
+        count=fault.count,
+        first_seen=_text(fault.first_seen),
+        last_seen=_text(fault.last_seen),
+        latched=fault.latched,
+        clean_probes=fault.clean_probes,
+        effect=fault.effect,
+        policy=fault.policy,
+        message=fault.message,
+        what_to_do=WHAT_TO_DO[fault.family],
+    )
+
+
+def _text(moment: datetime | None) -> str:
+    return moment.isoformat(timespec="seconds") if moment else ""
+
+
+def _is_about(request: DeviceMaintenance, gpu: GpuStatus, here: set[DeviceKey]) -> bool:
+    """Whether a request that is not over concerns the GPU."""
+    if phase_of(request) in OVER:
+        return False
+    return any(each.key in here or (gpu.uuid and each.uuid == gpu.uuid) for each in request.status.devices)

@@ -1,0 +1,211 @@
+"""What people read of DeviceMaintenances and MaintenanceBudgets: where each stands, what it waits for, and what to do next.
+
+Owns the rows that `draco status` and `draco maintain status` show, and the command that takes a request further. Where a request
+stands is the operator's to say; nothing is decided here, and nothing read.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from draco.maintenance.matching import OVER
+from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.maintenance import (
+    Approval,
+    DeviceMaintenance,
+    DrainPolicy,
+    MaintenanceBudget,
+    MaintenancePhase,
+    VerificationMode,
+)
+from draco.resources.texts import agreeing, counted, listed, them
+
+OUT_OF_SERVICE = frozenset(
+    {
+        MaintenancePhase.ISOLATED,
+        MaintenancePhase.DRAINING,
+        MaintenancePhase.IN_MAINTENANCE,
+        MaintenancePhase.VERIFYING,
+        MaintenancePhase.FAILED,
+    }
+)
+"""Phases in which the devices carry the request's taint."""
+BEFORE_ISOLATION = frozenset({MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
+UNSEEN = "The operator has not processed it yet; is it running?"
+OUTDATED = "The operator has not processed its last change yet; is it running?"
+
+
+def phase_of(request: DeviceMaintenance) -> MaintenancePhase:
+    """Where the request stands; one that the operator has not seen is pending."""
+    return request.status.phase or MaintenancePhase.PENDING
+
+
+def maintenance_view(request: DeviceMaintenance, claims: Mapping[str, ResourceClaim]) -> MaintenanceView:
+    """One request. `claims` are those of the cluster by "namespace/name", as far as they may be read."""
+    status = request.status
+    holding = sorted({name for device in status.devices for name in device.claims})
+    return MaintenanceView(
+        name=request.metadata.name,
+        phase=phase_of(request),
+        reason=request.spec.reason,
+        message=_message(request),
+        devices=[str(device.key) for device in status.devices],
+        device_count=len(status.devices) if status.device_count is None else status.device_count,
+        in_use=status.in_use or 0,
+        claims=holding,
+        pods=pods_using(holding, claims),
+        since=_since(request),
+        waits_for=waits_for(request),
+        next_steps=next_steps(request),
+        details=[
+            MaintainedView(
+                device=str(each.key),
+                uuid=each.uuid,
+                same_hardware_as=each.overlaps,
+                claims=each.claims,
+                watched_by=each.watched_by,
+            )
+            for each in status.devices
+        ],
+        conditions=[
+            ConditionView(type=each.type, status=each.status, reason=each.reason, message=each.message)
+            for each in status.conditions
+        ],
+    )
+
+
+def pods_using(names: Iterable[str], claims: Mapping[str, ResourceClaim]) -> list[str]:
+    """The pods ("namespace/name") that these claims are reserved for."""
+    return sorted(
+        {
+            f"{claim.metadata.namespace}/{user.name}"
+            for name in names
+            if (claim := claims.get(name))
+            for user in claim.status.reserved_for
+            if user.resource == "pods"
+        }
+    )
+
+
+def waits_for(request: DeviceMaintenance) -> str:
+    """What has to happen next, in a few words; "" where nothing does."""
+    phase, spec, status = phase_of(request), request.spec, request.status
+    waits = {
+        MaintenancePhase.REHEARSED: "approval" if needs_approval(request) else _first_reason(request),
+        MaintenancePhase.ISOLATED: f"{counted(status.in_use or 0, 'device')} in use" if status.in_use else "isolation",
+        MaintenancePhase.IN_MAINTENANCE: f"Jobs of {spec.work.from_cron_job}" if spec.work else "`finish`",
+        MaintenancePhase.VERIFYING: "verification",
+        MaintenancePhase.FAILED: "a person",
+    }
+    waits[MaintenancePhase.DRAINING] = waits[MaintenancePhase.ISOLATED]
+    if phase in OVER:
+        return ""
+    if status.observed_generation < request.metadata.generation:
+        return "the operator"
+    if _ends(request):
+        return "the return of its devices"
+    return waits.get(phase) or _first_reason(request)
+
+
+def next_steps(request: DeviceMaintenance) -> list[str]:
+    """What a person can do now, each with the command to type."""
+    name, spec = request.metadata.name, request.spec
+    cancel = f"Give the devices back as they are: draco maintain cancel {name}"
+    match phase_of(request):
+        case phase if phase in OVER or _ends(request):
+            steps = []
+        case MaintenancePhase.ISOLATED | MaintenancePhase.DRAINING:
+            patch = f'kubectl patch dm {name} --type merge -p \'{{"spec":{{"drain":{{"policy":"Evict"}}}}}}\''
+            waits = request.status.in_use and spec.drain.policy is DrainPolicy.WAIT
+            steps = [f"Evict the pods that hold the devices: {patch}", cancel] if waits else [cancel]
+        case MaintenancePhase.IN_MAINTENANCE if spec.work:
+            steps = [f"It goes on by itself when the Jobs of CronJob {spec.work.from_cron_job} have succeeded.", cancel]
+        case MaintenancePhase.IN_MAINTENANCE:
+            steps = [f"When the work is done: draco maintain finish {name}"]
+        case MaintenancePhase.VERIFYING:
+            person = spec.verification.mode is VerificationMode.PERSON and not spec.finished
+            steps = [f"When you have looked at the devices: draco maintain finish {name}"] if person else []
+        case MaintenancePhase.FAILED:
+            steps = [
+                "Repair what failed (a failed Job: delete it, and it is made again); it goes on by itself then.",
+                cancel,
+            ]
+        case _:
+            steps = [f"Let it start: draco maintain approve {name}"] if needs_approval(request) else []
+            steps.append(f"Call it off: draco maintain cancel {name}")
+    return steps
+
+
+def _ends(request: DeviceMaintenance) -> bool:
+    """Whether somebody has called it off."""
+    return request.spec.cancelled or request.metadata.deletion_timestamp is not None
+
+
+def needs_approval(request: DeviceMaintenance) -> bool:
+    """Whether somebody has to approve it first."""
+    return request.spec.approval is Approval.REQUIRED and not request.spec.approved
+
+
+def budget_view(budget: MaintenanceBudget) -> BudgetView:
+    """One budget."""
+    spec, status = budget.spec, budget.status
+    limits = []
+    if spec.max_devices is not None:
+        limits.append(counted(spec.max_devices, "GPU"))
+    if spec.max_percent is not None:
+        limits.append(f"{spec.max_percent} %")
+    limit = f"at most {' and '.join(limits)}" if limits else ""
+    about = f" of class {spec.device_class_name}" if spec.device_class_name and limits else ""
+    scope = {"Cluster": "", "Node": " per node", "NVLinkDomain": " per NVLink domain"}[spec.per] if limits else ""
+    breaker = f"stops after {counted(spec.max_failed, 'failure')}" if spec.max_failed is not None else ""
+    return BudgetView(
+        name=budget.metadata.name,
+        limit="; ".join(filter(None, (limit + about + scope, breaker))),
+        paused=spec.paused,
+        devices=status.devices or 0,
+        out_of_service=status.out_of_service or 0,
+        waiting=status.waiting or 0,
+        message=_budget_message(budget),
+    )
+
+
+def pause_warning(budgets: Iterable[MaintenanceBudget]) -> str:
+    """What a pause means, where there is one; else ""."""
+    names = sorted(each.metadata.name for each in budgets if each.spec.paused)
+    if not names:
+        return ""
+    by = f"MaintenanceBudget {listed(names)} {agreeing(len(names), 'is', 'are')} paused"
+    others = [name for name in names if name != PAUSE]
+    how = "`draco maintain resume`"
+    if others:
+        how = f"set spec.paused of {listed(others)} to false" + (f", and {how}" if PAUSE in names else "")
+    return f"{by}: no device is taken out of service and no pod evicted until somebody ends {them(len(names))}: {how}."
+
+
+PAUSE = "pause"
+"""The MaintenanceBudget by which `draco maintain pause` stops everything."""
+
+
+def _budget_message(budget: MaintenanceBudget) -> str:
+    if budget.status.observed_generation < budget.metadata.generation:
+        return OUTDATED if budget.status.observed_generation else UNSEEN
+    return budget.status.message
+
+
+def _message(request: DeviceMaintenance) -> str:
+    if not request.status.message and request.status.phase is None:
+        return UNSEEN
+    return request.status.message
+
+
+def _since(request: DeviceMaintenance) -> str:
+    """When it came to its phase, as far as the status tells: the newest of its times."""
+    status = request.status
+    times = (status.completed_at, status.started_at, status.draining_at, status.isolated_at)
+    found = max((each for each in times if each), default=request.metadata.creation_timestamp)
+    return found.isoformat() if found else ""
+
+
+def _first_reason(request: DeviceMaintenance) -> str:
+    """The reason of the first condition that does not hold, as words."""
+    reason = next((each.reason for each in request.status.conditions if each.status != "True" and each.reason), "")
+    return "".join(f" {each.lower()}" if each.isupper() else each for each in reason).strip() or "the operator"
