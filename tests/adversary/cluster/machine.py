@@ -18,9 +18,9 @@ from pathlib import Path
 from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
-from tests.adversary.cluster.observer.laws import Suspicion
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.observer.rest import is_said_to_fit
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.performing import Performer
 from tests.adversary.cluster.tenants import Action
 
