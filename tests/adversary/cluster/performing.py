@@ -14,11 +14,13 @@ from typing import Any
 import pynvml
 
 from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
-from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.state import StateError
-from tests.adversary.cluster import drivers
+from tests.adversary.cluster import drivers, maintaining
+from tests.adversary.cluster.breaking import BREAK
 from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
+from tests.adversary.cluster.maintaining import REQUESTS, Maintaining
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
 from tests.adversary.cluster.observer import world
 from tests.adversary.cluster.observer.api import Answer, Api
@@ -32,7 +34,6 @@ PATHS = {
     "ResourceClaim": RESOURCE + "/v1/namespaces/{}/resourceclaims",
     "ResourceClaimTemplate": RESOURCE + "/v1/namespaces/{}/resourceclaimtemplates",
 }
-REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 WRITE_TIMEOUT_S = 5.0
 POLL_S = 0.1
@@ -59,8 +60,6 @@ class Performer:
             "rule: many devices": self._rule,
             "rule: lifted": self._lift,
             "maintenance: asked for": self._maintain,
-            "maintenance: finished": self._finish,
-            "maintenance: deleted": self._delete_request,
             "policy: set": self._policy,
             "policy: deleted": self._delete_policy,
             "tenant: deletes a pod": self._delete_pod,
@@ -81,6 +80,7 @@ class Performer:
             "wait: ready for work": self._wait_for_requests,
             "hardware: reboot": self._reboot,
             "hardware: hangs": self._hang,
+            **Maintaining(api, self._write).kinds,
         }
 
     async def prepare(self) -> None:
@@ -89,6 +89,7 @@ class Performer:
             labels = {"resource.kubernetes.io/admin-access": "true"} if name == ADMINS else {}
             body = {"metadata": {"name": name, "labels": labels}}
             await self._api.call("POST", "/api/v1/namespaces", body)
+        await maintaining.prepare(self._api)
         for version in RULE_VERSIONS:
             if (await self._api.call("GET", f"{RESOURCE}/{version}/devicetaintrules?limit=1")).ok:
                 self._rules = f"{RESOURCE}/{version}/devicetaintrules"
@@ -172,12 +173,6 @@ class Performer:
         selector["device"] = names[number % len(names)] if names else "gpu-0"
         return selector
 
-    async def _finish(self, arguments: Document) -> None:
-        await self._write("PATCH", f"{REQUESTS}/{arguments['title']}", {"spec": {"finished": True}})
-
-    async def _delete_request(self, arguments: Document) -> None:
-        await self._write("DELETE", f"{REQUESTS}/{arguments['title']}")
-
     async def _policy(self, arguments: Document) -> None:
         document = arguments["policy"]
         answer = await self._api.call("POST", POLICIES, document, timeout_s=WRITE_TIMEOUT_S)
@@ -189,6 +184,7 @@ class Performer:
 
     async def _delete_pod(self, arguments: Document) -> None:
         namespace, _, name = arguments["pod"].partition("/")
+        self._cluster.observer.bystanders.asked(arguments["pod"])
         grace = "" if arguments["grace"] is None else f"?gracePeriodSeconds={arguments['grace']}"
         await self._write("DELETE", f"{PATHS['Pod'].format(namespace)}/{name}{grace}")
 
@@ -313,31 +309,14 @@ class Performer:
         """What is done to one board; StateError is the simulator's way of saying that it cannot be done now."""
         arguments: Any = action.arguments
         path, gpu = self._cluster.state(arguments["node"]), arguments.get("gpu", 0)
+        what = action.kind.removeprefix("hardware: ")
         try:
-            match action.kind.removeprefix("hardware: "):
-                case "XID":
-                    faults.xid(path, gpu, arguments["code"])
-                case "lost":
-                    faults.lose(path, gpu)
-                case "unreadable":
-                    faults.make_unreadable(path, gpu)
-                case "reset":
-                    faults.reset(path, gpu)
-                case "board taken out":
-                    hotplug.remove(path, gpu)
-                case "board replaced":
-                    hotplug.replace(path, gpu)
-                case "driver reloaded":
+            if what == "healed":
+                self._heal(arguments["node"])
+            else:
+                if what == "driver reloaded":
                     self._cluster.observer.driver_changed(arguments["node"])
-                    faults.reload_driver(path)
-                case "slow":
-                    faults.latency(path, arguments["seconds"], arguments["function"] or "*")
-                case "instance made by hand":
-                    by_hand.create_instance(path, gpu, arguments["profile"])
-                case "healed":
-                    self._heal(arguments["node"])
-                case other:
-                    raise AssertionError(f"nobody knows how to do {other}")
+                BREAK[what](path, gpu, arguments)
         except StateError as error:
             self.refused["hardware"] += 1
             self._cluster.observer.note(f"refused: {error}")
@@ -373,3 +352,5 @@ class Performer:
         for gpu in [*found.gpus, *found.missing]:
             if gpu in found.missing or gpu.error:
                 hotplug.reseat(path, gpu.uuid)
+            else:
+                faults.heal(path, gpu.uuid)
