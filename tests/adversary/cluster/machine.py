@@ -184,6 +184,10 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
             for action in drawn:
                 await asyncio.sleep(action.wait_s)
                 recorded.append(action)
+                if action.kind == "rest":
+                    await _rest(cluster, performer)
+                    rested = time.monotonic()
+                    continue
                 await performer.perform(action)
                 await asyncio.to_thread(cluster.restart_ended)
                 for violation in observer.violations[told:]:
@@ -200,6 +204,7 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
             await asyncio.to_thread(observer.stop)
             report.seconds = time.monotonic() - started
             report.actions, report.refused = dict(performer.done), dict(performer.refused)
+            observer.counts |= performer.came_of
             save(recorded, report.folder / "actions.json")
 
 

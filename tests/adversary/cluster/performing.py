@@ -43,11 +43,15 @@ RULES_GRACE_S = 60.0
 
 
 class Performer:
-    """Performs on one cluster. `done` counts actions by kind, `refused` what the API server said no to."""
+    """Performs on one cluster.
+
+    `done` counts actions by kind, `refused` what the API server said no to, `came_of` what really became of some.
+    """
 
     def __init__(self, cluster: Cluster, api: Api) -> None:
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.came_of: Counter[str] = Counter()
         self._cluster = cluster
         self._api = api
         self._later: set[asyncio.Task[None]] = set()
@@ -237,6 +241,7 @@ class Performer:
         if name not in self._cluster.running:
             return
         await asyncio.to_thread(self._cluster.kill, name)
+        self.came_of["programs killed"] += 1
         self._soon(back_in_s, lambda: asyncio.to_thread(self._cluster.start, name))
 
     async def _kill_operator(self, arguments: Document) -> None:
@@ -317,6 +322,7 @@ class Performer:
                 if what == "driver reloaded":
                     self._cluster.observer.driver_changed(arguments["node"])
                 BREAK[what](path, gpu, arguments)
+                self.came_of["faults of boards"] += 1
         except StateError as error:
             self.refused["hardware"] += 1
             self._cluster.observer.note(f"refused: {error}")
