@@ -20,6 +20,7 @@ from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
+from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.metrics import OperatorMetrics, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.mig.layouts import MigLayoutReconciler
@@ -29,7 +30,6 @@ from draco.controller.reconciling import Reconciling
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import reports
 from draco.controller.taints.extensions import TaintExtensionReconciler
-from draco.controller.taints.maintenance import MaintenanceReconciler
 from draco.controller.taints.reach import RuleReach, register_reach, warn_of_wide_rules
 from draco.controller.taints.reports import TaintRuleReports
 from draco.controller.view import ClusterView

@@ -9,8 +9,8 @@ for other drivers, and as what people read and delete. Where the cluster serves 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.matching import MaintenanceScope
-from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
+from draco.maintenance.matching import MaintenanceScope, fixed_selection, has_begun, is_exact
 from draco.maintenance.rules import isolated_boards
 from draco.resources.api.draco import GpuNode, IsolatedGpu
 from draco.resources.api.maintenance import DeviceMaintenance
@@ -19,8 +19,12 @@ from draco.resources.names import DeviceKey, PoolKey
 
 
 def isolates(request: DeviceMaintenance) -> bool:
-    """Whether the request keeps new claims off its devices."""
-    over = request.spec.finished or request.metadata.deletion_timestamp is not None
+    """Whether the request keeps new claims off its devices. One that is finished does so until they are verified."""
+    return has_begun(request) and _may_isolate(request)
+
+
+def _may_isolate(request: DeviceMaintenance) -> bool:
+    over = request.metadata.deletion_timestamp is not None or is_returning(request)
     return not over and request.spec.taint.effect in BLOCKING_EFFECTS
 
 
@@ -37,27 +41,31 @@ def isolated_gpus(
     as nothing is published under the name, what stands there stays; and of a request that is finished, or keeps nobody off any
     more, as long as its status says that work can start.
     """
-    selector = request.spec.device_selector
-    device = selector.device or ""
-    present = [each for each in present if each.request == request.metadata.name and each.device == device]
-    if request.metadata.deletion_timestamp is not None or not selector.may_match(pool):
+    rules = list(rules)
+    selection = fixed_selection(request, rules)
+    if selection is None or request.metadata.deletion_timestamp is not None:
         return []
+    names = selection.names_in(pool)
+    present = [each for each in present if each.request == request.metadata.name and each.device in names]
     if not isolates(request):
         return present if says(request, CONDITION_READY_FOR_WORK) else []
-    uuids = {""}
-    if device:
-        here = DeviceKey(*pool, device)
-        uuids = {isolated_boards(request, rules).get(here, ""), hardware.board(device)}
-        uuids = uuids - {""} or {each.uuid for each in present}
-    return [_isolated(request, uuid) for uuid in sorted(uuids)]
+    found = []
+    for device in names:
+        uuids = {""}
+        if device:
+            here = DeviceKey(*pool, device)
+            uuids = {isolated_boards(request, rules).get(here, ""), hardware.board(device)}
+            uuids = uuids - {""} or {each.uuid for each in present if each.device == device}
+        found += [_isolated(request, uuid, device) for uuid in sorted(uuids)]
+    return found
 
 
-def _isolated(request: DeviceMaintenance, uuid: str) -> IsolatedGpu:
+def _isolated(request: DeviceMaintenance, uuid: str, device: str) -> IsolatedGpu:
     taint = request.spec.taint
     return IsolatedGpu(
         request=request.metadata.name,
         uuid=uuid,
-        device=request.spec.device_selector.device or "",
+        device=device,
         key=taint.key,
         value=taint.value,
         effect=taint.effect,
@@ -77,7 +85,7 @@ def not_heeded(
     taint as well. `nodes` are the GpuNodes of the pools. Of the `idle` ones nothing is published now: it is enough that their
     agents will read.
     """
-    if not isolates(request):
+    if not _may_isolate(request):
         return []
     taint = request.spec.taint
     wanted = (taint.key, taint.value, taint.effect)
@@ -88,7 +96,8 @@ def not_heeded(
         board = scope.boards.get(key, "")
         if node is None or not _can_isolate(node, board) or key.device not in pools[pool].published:
             continue
-        is_told = any(_isolated(request, uuid) in node.spec.isolated for uuid in ("", board))
+        asked = _asked(request, scope, key)
+        is_told = any(_isolated(request, uuid, asked) in node.spec.isolated for uuid in ("", board))
         device = pools[pool].published_as(key.device)
         taints = device.taints if device is not None else []
         # One that has no room for another taint is kept off by those that it has: the agent puts those of maintenance first.
@@ -97,6 +106,12 @@ def not_heeded(
         if not (is_told and heeds):
             found.append(key)
     return sorted(found)
+
+
+def _asked(request: DeviceMaintenance, scope: MaintenanceScope, device: DeviceKey) -> str:
+    """The name under which the agent is told of a device: its own, that of which it is a part, or none for all of a pool."""
+    selector = request.spec.device_selector
+    return (selector.device or "") if is_exact(selector) else scope.overlapping.get(device, device).device
 
 
 def not_reached(

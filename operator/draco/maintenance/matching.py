@@ -1,19 +1,85 @@
 """Which devices a request for maintenance concerns: those it names, and all that are the same hardware.
 
-Owns the matching of a selector against published devices, by exact names and for any driver. What is the same hardware is
-`allocation.hardware`'s to say.
+Owns the matching of a selection against published devices, for any driver, and when a selection is fixed. What node, class and
+CEL select is `selection`'s to find, what is the same hardware `allocation.hardware`'s to say.
 """
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.resources.api.maintenance import MaintenanceSelector
+from draco.maintenance.rules import maintained_device, overlapped
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 
 _NO_BOARDS: Mapping[DeviceKey, str] = MappingProxyType({})
+
+
+OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
+"""A request in one of these has given everything back, and takes nothing any more."""
+_BEGUN: Final = frozenset(MaintenancePhase) - OVER - {MaintenancePhase.PENDING, MaintenancePhase.REHEARSED}
+
+
+class MaintenanceSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request is about: devices by name, or, where `devices` is None, what `selector` names exactly, whenever it comes."""
+
+    selector: MaintenanceSelector
+    devices: frozenset[DeviceKey] | None = None
+
+    def matches(self, device: DeviceKey) -> bool:
+        """Whether it means this device."""
+        return self.selector.matches(device) if self.devices is None else device in self.devices
+
+    def may_match(self, pool: PoolKey) -> bool:
+        """Whether there may be devices in the pool that it means."""
+        return self.selector.may_match(pool) if self.devices is None else pool in self._pools
+
+    @property
+    def by_device(self) -> bool:
+        """Whether it means single devices, and not all of a pool."""
+        return self.devices is not None or bool(self.selector.device)
+
+    def names_in(self, pool: PoolKey) -> list[str]:
+        """The devices that it names in a pool; "" stands for all of them."""
+        if self.devices is None:
+            return [self.selector.device or ""] if self.selector.may_match(pool) else []
+        return sorted(device.device for device in self.devices if device[:2] == pool)
+
+    @property
+    def _pools(self) -> frozenset[PoolKey]:
+        return frozenset(PoolKey(device.driver, device.pool) for device in self.devices or ())
+
+
+def is_exact(selector: MaintenanceSelector) -> bool:
+    """Whether the selector goes by names alone. Such a one is never fixed: boards move, and partitions come and go."""
+    return not (selector.node_name or selector.device_class_name or selector.selectors)
+
+
+def has_begun(request: DeviceMaintenance) -> bool:
+    """Whether its devices are to be isolated, or are; what an older operator left counts as well."""
+    status = request.status
+    return status.phase not in OVER and (status.isolated_at is not None or status.phase in _BEGUN)
+
+
+def fixed_selection(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule] = ()) -> MaintenanceSelection | None:
+    """What a request is about that has begun, or goes by names alone; None where that is still to be found.
+
+    `rules` are its own: from them it is known as well, should somebody have taken the status away.
+    """
+    selector = request.spec.device_selector
+    if is_exact(selector):
+        return MaintenanceSelection(selector=selector)
+    fixed = {each.key for each in request.status.devices if not each.overlaps} if has_begun(request) else set()
+    if not fixed and request.status.phase not in OVER:
+        isolating = (each for each in rules if each.spec.taint.effect in BLOCKING_EFFECTS and not overlapped(each))
+        fixed = {device for each in isolating if (device := maintained_device(each))}
+    if not fixed and request.status.phase not in OVER:
+        return None
+    return MaintenanceSelection(selector=selector, devices=frozenset(fixed))
 
 
 class MaintenanceScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,16 +98,18 @@ class MaintenanceScope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scope_of(
-    selector: MaintenanceSelector,
+    selection: MaintenanceSelection | MaintenanceSelector,
     pools: Mapping[PoolKey, PoolHardware],
     held: Iterable[DeviceKey] = (),
     isolated: Mapping[DeviceKey, str] = _NO_BOARDS,
 ) -> MaintenanceScope:
-    """What a request with this selector concerns.
+    """What a request with this selection concerns; a selector alone means what it names.
 
     `held` are devices that claims hold, also such as are published no more; `isolated` are those that the request has isolated
     already, with the GPUs that they were.
     """
+    if isinstance(selection, MaintenanceSelector):
+        selection = MaintenanceSelection(selector=selection)
     named: set[DeviceKey] = set()
     overlapping: dict[DeviceKey, DeviceKey] = {}
     doubtful: set[DeviceKey] = set()
@@ -52,10 +120,10 @@ def scope_of(
     for pool, hardware in pools.items():
         published = {DeviceKey(*pool, name) for name in hardware.published | hardware.implied}
         held_here = held_in.get(pool, set())
-        here = {device for device in published | held_here if selector.matches(device)}
+        here = {device for device in published | held_here if selection.matches(device)}
         same: dict[DeviceKey, DeviceKey] = {}
-        before = sorted(filter(selector.matches, isolated_in.get(pool, ())))
-        if selector.device:
+        before = sorted(filter(selection.matches, isolated_in.get(pool, ())))
+        if selection.by_device:
             for device in before:
                 same.update(dict.fromkeys(_moved(hardware, device, isolated[device]) - here, device))
             same = _overlapping(hardware, dict.fromkeys(here) | same) | same

@@ -1,47 +1,65 @@
-"""The state machine of a maintenance request: Pending → Isolated → InMaintenance → Completed.
+"""The state machine of a maintenance request: Pending → Rehearsed → Isolated → Draining → InMaintenance → Verifying → Completed.
 
-Owns the one function from what is seen to what is to be done. Phases are recomputed from what is there, never remembered: a
-claim that still lands on an isolated device (its allocation was on its way when the taint was written) brings the request back
-from InMaintenance to Isolated, and an operator that died between any two writes leaves nothing that the next plan does not see.
-
-A device stands for its hardware: what overlaps it is isolated with it, and is in use if a claim holds any part. Claims with
-administrative access only look on: monitoring has them on every device for ever, so they are named and do not hold up the work.
+Owns the one function from what is seen to what is to be done; `phases` has the same as a table. Phases are recomputed from what
+is there, not remembered: a claim that still lands on an isolated device (its allocation was on its way when the taint was
+written) brings the request back from InMaintenance to Isolated, and an operator that died between any two writes leaves nothing
+that the next plan does not see. Three things are remembered, in the status: that the devices are to be isolated (`isolatedAt`),
+that the work has been done by Jobs, and that the devices are being given back, which is not called off.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.matching import MaintenanceScope
-from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
+from draco.maintenance.conditions import (
+    CONDITION_FAILED,
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    CONDITION_VERIFIED,
+    CONDITION_WORKED,
+    REASON_RETURNING,
+    condition_of,
+    is_returning,
+    says,
+)
+from draco.maintenance.gate import Admitted, SelectionProblem, Waiting, what_holds_up
+from draco.maintenance.matching import OVER, MaintenanceScope, MaintenanceSelection, fixed_selection, has_begun
+from draco.maintenance.progress import DrainState, JobsState
+from draco.maintenance.rules import maintained_device, overlapped
+from draco.maintenance.schedule import time_left
+from draco.maintenance.standing import Standing, listed_devices, replaced_boards, standing_of
+from draco.maintenance.verification import AgentVerdict, Verdict, verdict_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import (
+    DeadlineAction,
     DeviceMaintenance,
     DeviceMaintenanceStatus,
-    MaintainedDevice,
     MaintenancePhase,
-    MaintenanceSelector,
+    MaintenanceRehearsal,
 )
 from draco.resources.api.meta import Condition, ObjectKey, timed
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import DeviceKey
 from draco.resources.texts import listed
 
-CONDITION_ISOLATED = "Isolated"
-CONDITION_READY_FOR_WORK = "ReadyForWork"
-LISTED_DEVICES = 256
-"""The status lists no more devices than this (the schema says the same), those in use first; the counts are always whole."""
+_LONGEST_WAIT = timedelta(hours=1)
+"""Clocks are set: however far away a moment is, it is looked again after this."""
 
 
 class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when a plan is made.
 
-    `scope` is what the request concerns, `rules` are the rules of this request, `others` further requests, `claims` at least
-    those that hold or watch one of its devices. `tolerant` are claims that wait and may be allocated one in spite of the taint.
-    `unheeded` are devices that agents are still to publish with the taint. `settle` is how long devices stay isolated and free
-    before work may start: a scheduler learns of a taint a moment late.
+    `scope` is what the request concerns, `selection` what it is about (None: what its selector names), `problem` why that cannot
+    be begun with. `rules` are the rules of this request, `others` further requests, `claims` at least those that hold or watch
+    one of its devices, `own_claims` those of its Jobs. `tolerant` are claims that wait and may be allocated one in spite of the
+    taint. `unheeded` are devices that agents are still to publish with the taint. `settle` is how long devices stay isolated and
+    free before work may start: a scheduler learns of a taint a moment late.
+
+    `rehearsal` is what isolating would do, `admission` whether budgets let the request begin. `drain`, `work` and `verification`
+    say how these go; None where there is nothing of the kind. `agents` is what the agents of its nodes say of the devices, None
+    where no agent knows them; they are believed once they have said so for `verify_settle`.
 
     Where no rules are served (`rules_served`), what agents publish is all that isolates a device: `beyond` are devices that none
     would taint, `informed` are the nodes whose GpuNode has the request.
@@ -49,23 +67,42 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
 
     now: datetime
     scope: MaintenanceScope = MaintenanceScope()
+    selection: MaintenanceSelection | None = None
+    problem: SelectionProblem | None = None
     rules: tuple[DeviceTaintRule, ...] = ()
     others: tuple[DeviceMaintenance, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
+    own_claims: frozenset[ObjectKey] = frozenset()
     tolerant: tuple[ObjectKey, ...] = ()
     rules_served: bool = True
     unheeded: tuple[DeviceKey, ...] = ()
     beyond: tuple[DeviceKey, ...] = ()
     informed: tuple[str, ...] = ()
     settle: timedelta = timedelta(seconds=2)
+    rehearsal: MaintenanceRehearsal | None = None
+    admission: Admitted | Waiting = Admitted()
+    drain: DrainState | None = None
+    work: JobsState | None = None
+    verification: JobsState | None = None
+    agents: AgentVerdict | None = None
+    verify_settle: timedelta = timedelta(seconds=1)
+
+    def selected(self, request: DeviceMaintenance) -> MaintenanceSelection:
+        """What the request is about."""
+        found = self.selection or fixed_selection(request, self.rules)
+        return found or MaintenanceSelection(selector=request.spec.device_selector, devices=frozenset())
 
 
 class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to write, in this order: rules to apply, rules to delete, the status.
 
-    `status_first`: the status takes back what it said before, so it comes before all else. Else an operator that died in between
-    would leave devices called settled that were isolated just now, or ready for work that are given back. `status` is `None` when
-    it is already as it should be. `look_again` is when time alone may change the plan.
+    `status_first`: the status takes back what it said before, or says that the devices are to be isolated, so it comes before all
+    else. Else an operator that died in between would leave devices called settled that were isolated just now, ready for work
+    that are given back, or out of service that no budget knows of. `status` is `None` when it is already as it should be.
+    `look_again` is when time alone may change the plan.
+
+    Pods may be evicted while `drain` is set, Jobs made while `work` or `verify` is: each only once the status says so. With
+    `stop_jobs` the request's Jobs are to be deleted.
     """
 
     request: str
@@ -74,11 +111,15 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
     delete: tuple[DeviceTaintRule, ...] = ()
     status: DeviceMaintenanceStatus | None = None
     look_again: timedelta | None = None
+    drain: bool = False
+    work: bool = False
+    verify: bool = False
+    stop_jobs: bool = False
 
     @property
     def empty(self) -> bool:
         """Whether everything is as it should be."""
-        return not (self.apply or self.delete or self.status)
+        return not (self.apply or self.delete or self.status or self.stop_jobs)
 
     def __str__(self) -> str:
         steps = [
@@ -88,6 +129,8 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.status is not None:
             steps.append(f"set status {self.status.phase}: {self.status.message}")
+        if self.stop_jobs:
+            steps.append("delete its Jobs")
         return f"maintenance {self.request}: " + ("; ".join(steps) or "nothing to do")
 
 
@@ -95,8 +138,25 @@ def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> Maintenance
     """What the request needs now."""
     if request.metadata.deletion_timestamp is not None:
         return plan_abandoned(request.metadata.name, seen.rules)
-    if request.spec.finished:
+    if request.status.phase in OVER or is_returning(request):
         return _plan_return(request, seen)
+    if request.spec.cancelled:
+        return _plan_return(request, seen)
+    begun = has_begun(request) or _isolates_already(seen)
+    announces = request.spec.taint.effect not in BLOCKING_EFFECTS
+    if request.spec.finished and not (begun and not announces):
+        return _plan_return(request, seen)
+    if not begun:
+        held_up = what_holds_up(
+            request,
+            seen.now,
+            problem=seen.problem,
+            found=seen.scope.named,
+            beyond=seen.beyond,
+            admission=seen.admission,
+        )
+        if held_up is not None and not (announces and held_up.reason == "EffectNone"):
+            return _plan_waiting(request, seen, held_up)
     return _plan_isolation(request, seen)
 
 
@@ -105,216 +165,37 @@ def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> Maintenanc
     return MaintenancePlan(request=request, delete=tuple(rules))
 
 
-def says(request: DeviceMaintenance, type_: str) -> bool:
-    """Whether the status has this condition as true."""
-    return any(each.type == type_ and each.status == "True" for each in request.status.conditions)
+def _isolates_already(seen: PlanInput) -> bool:
+    """Whether devices are isolated though the status does not say so: an older operator did that, or somebody changed it."""
+    if not seen.rules_served:
+        return bool(seen.informed)
+    return any(rule.spec.taint.effect in BLOCKING_EFFECTS and maintained_device(rule) for rule in seen.rules)
 
 
-def _claims_by_device(
-    devices: Iterable[DeviceKey],
-    claims: Iterable[ResourceClaim],
-    devices_of: Callable[[ResourceClaim], Iterable[DeviceKey]],
-) -> dict[DeviceKey, list[str]]:
-    """Claims ("namespace/name", sorted) that have each device."""
-    found: dict[DeviceKey, set[str]] = {device: set() for device in devices}
-    for claim in claims:
-        for device in devices_of(claim):
-            if device in found:
-                found[device].add(str(claim.metadata.key))
-    return {device: sorted(names) for device, names in found.items() if names}
-
-
-def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
-    scope = seen.scope
-    # Users take annotations off rules, and rules away: the status knows as well what was isolated.
-    known = {each.key: each for each in request.status.devices if each.uuid or each.rule}
-    in_place: dict[DeviceKey, DeviceTaintRule] = {}
-    for rule in seen.rules if seen.rules_served else _as_rules(request, scope, known):
-        device = maintained_device(rule)
-        if device is not None:
-            before = known.get(device) or MaintainedDevice(**device._asdict())
-            noted = {"overlaps": overlapped(rule) or before.overlaps, "uuid": isolated_board(rule) or before.uuid}
-            known[device] = msgspec.structs.replace(before, **noted)
-            in_place[device] = rule
-    # A device whose slice is gone (its agent is down, its node reboots) is no less under maintenance: its rule stays.
-    known = {device: each for device, each in known.items() if _concerns(request.spec.device_selector, scope, each)}
-    in_place = {device: rule for device, rule in in_place.items() if device in known}
-    wanted = {
-        device: _wanted(request, device, known.get(device), scope)
-        for device in sorted(scope.named | scope.overlapping.keys() | known.keys())
-    }
-    devices = list(wanted)
-    names = {rule.metadata.name for rule in wanted.values()}
-    missing = tuple(
-        rule for device, rule in wanted.items() if device not in in_place or not isolates_as(in_place[device], rule)
-    )
-    surplus = tuple(rule for rule in seen.rules if rule.metadata.name not in names)
-    held = _claims_by_device((*devices, *scope.doubtful), seen.claims, lambda claim: claim.devices_held)
-    watched = _claims_by_device(devices, seen.claims, lambda claim: claim.devices_watched)
-    listed = sorted({*devices, *held})
-
-    isolated = _isolated(request, devices, in_place, seen)
-    since = isolated.last_transition_time or seen.now
-    settled_in = max(since + seen.settle - seen.now, timedelta(0)) if isolated.status == "True" else timedelta(0)
-    ready = _ready_for_work(
-        request,
-        isolated,
-        _Findings(
-            count=len(listed),
-            held=held,
-            watchers=sorted({name for names in watched.values() for name in names}),
-            replaced=_replaced(wanted, scope),
-            taken=_taken(request, wanted, seen.others),
-            settled_in=settled_in,
-        ),
-        seen,
-    )
-    if isolated.status != "True":
-        phase, message = MaintenancePhase.PENDING, isolated.message
-    elif ready.status != "True":
-        phase, message = MaintenancePhase.ISOLATED, ready.message
-    else:
-        phase, message = MaintenancePhase.IN_MAINTENANCE, ready.message
-    started_at = request.status.started_at
-    if phase is MaintenancePhase.IN_MAINTENANCE and started_at is None:
-        started_at = seen.now
+def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, held_up: Waiting) -> MaintenancePlan:
+    """Nothing is tainted. What was, of a request that only announces something, is taken back."""
+    selection = seen.selected(request)
+    standing = standing_of(request, selection, seen.scope, (), seen.claims, rules_served=seen.rules_served)
+    message = held_up.message
     status = DeviceMaintenanceStatus(
-        phase=phase,
+        phase=MaintenancePhase.REHEARSED if held_up.rehearsed else MaintenancePhase.PENDING,
         observed_generation=request.metadata.generation,
         message=message,
-        devices=_listed(listed, wanted, in_place if seen.rules_served else {}, held, watched),
-        device_count=len(devices),
-        in_use=len(held),
-        started_at=started_at,
-        conditions=[isolated, ready],
+        rehearsal=seen.rehearsal,
+        device_count=len(standing.devices),
+        in_use=len(standing.held),
+        conditions=[
+            _condition(request, CONDITION_ISOLATED, "False", held_up.reason, message, now=seen.now),
+            _condition(request, CONDITION_READY_FOR_WORK, "False", "NotIsolated", wording.NOT_ISOLATED, now=seen.now),
+        ],
     )
     return MaintenancePlan(
         request=request.metadata.name,
-        status_first=isolated.status != "True" and says(request, CONDITION_ISOLATED),
-        apply=missing if seen.rules_served else (),
-        delete=surplus,
-        status=_if_changed(request, status),
-        look_again=settled_in if settled_in and not held else None,
-    )
-
-
-def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
-    before = request.status
-    count = before.device_count or 0
-    tainted = bool(seen.rules or seen.informed)
-    if tainted:
-        phase = before.phase or MaintenancePhase.PENDING
-        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed)
-        devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
-    else:
-        phase = MaintenancePhase.COMPLETED
-        message = wording.given_back(count)
-        devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
-        in_use, completed_at = 0, before.completed_at or seen.now
-    isolated = _condition(
-        request, CONDITION_ISOLATED, "True" if tainted else "False", "Finished", message, now=seen.now
-    )
-    ready = _condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", "The request is finished.", now=seen.now)
-    status = DeviceMaintenanceStatus(
-        phase=phase,
-        observed_generation=request.metadata.generation,
-        message=message,
-        devices=devices,
-        device_count=count,
-        in_use=in_use,
-        started_at=before.started_at,
-        completed_at=completed_at,
-        conditions=[isolated, ready],
-    )
-    return MaintenancePlan(
-        request=request.metadata.name,
-        status_first=says(request, CONDITION_READY_FOR_WORK),
+        status_first=says(request, CONDITION_ISOLATED),
         delete=seen.rules,
         status=_if_changed(request, status),
-        look_again=None,
+        look_again=_soonest(held_up.look_again),
     )
-
-
-def _as_rules(
-    request: DeviceMaintenance, scope: MaintenanceScope, known: Mapping[DeviceKey, MaintainedDevice]
-) -> Iterable[DeviceTaintRule]:
-    """The rules that would say what slices and the status say: of what is there, and of what was isolated before."""
-    for device in scope.named | scope.overlapping.keys() | known.keys():
-        yield _wanted(request, device, known.get(device), scope)
-
-
-def _concerns(selector: MaintenanceSelector, scope: MaintenanceScope, known: MaintainedDevice) -> bool:
-    """Whether a device that was isolated is still one that the request concerns."""
-    if known.key in scope.named or known.key in scope.overlapping:
-        return True
-    asked = known.key._replace(device=known.overlaps.rpartition("/")[2] or known.device)
-    return known.key not in scope.others and selector.matches(asked)
-
-
-def _wanted(
-    request: DeviceMaintenance, device: DeviceKey, known: MaintainedDevice | None, scope: MaintenanceScope
-) -> DeviceTaintRule:
-    """The rule for a device. It keeps what was noted down of the GPU: that is the one under maintenance."""
-    overlaps, board = str(scope.overlapping.get(device, "")), scope.boards.get(device, "")
-    if known is not None:
-        overlaps = overlaps or ("" if device in scope.named else known.overlaps)
-        board = known.uuid or board
-    return rule_for(request, device, overlaps=overlaps, board=board)
-
-
-def _replaced(wanted: Mapping[DeviceKey, DeviceTaintRule], scope: MaintenanceScope) -> dict[DeviceKey, tuple[str, str]]:
-    """Devices whose name stands for another GPU now than when they were isolated: the two UUIDs."""
-    boards = {device: (isolated_board(rule), scope.boards.get(device, "")) for device, rule in wanted.items()}
-    return {device: (before, now) for device, (before, now) in boards.items() if before and now and before != now}
-
-
-def _taken(
-    request: DeviceMaintenance, wanted: Mapping[DeviceKey, DeviceTaintRule], others: Iterable[DeviceMaintenance]
-) -> tuple[DeviceKey, str] | None:
-    """A device that another request works on first, and its name: one that was told to start keeps it, else the older has it.
-
-    Two partitions of one GPU are two devices, though each request isolates the whole GPU as well.
-    """
-    ready = says(request, CONDITION_READY_FOR_WORK)
-    for other in sorted(others, key=_age):
-        waits = not ready and not other.spec.finished and other.spec.taint.effect in BLOCKING_EFFECTS
-        if says(other, CONDITION_READY_FOR_WORK) or (waits and _age(other) < _age(request)):
-            for each in other.status.devices:
-                if (rule := wanted.get(each.key)) and not (each.overlaps and overlapped(rule)):
-                    return each.key, other.metadata.name
-    return None
-
-
-def _age(request: DeviceMaintenance) -> tuple[bool, float, str]:
-    created = request.metadata.creation_timestamp
-    return created is None, created.timestamp() if created else 0.0, request.metadata.uid
-
-
-def _isolated(
-    request: DeviceMaintenance, devices: list[DeviceKey], in_place: Mapping[DeviceKey, DeviceTaintRule], seen: PlanInput
-) -> Condition:
-    unheeded = () if seen.rules_served else seen.unheeded
-    done = sum(device in in_place and in_place[device].spec.taint.effect in BLOCKING_EFFECTS for device in devices)
-    done -= len(unheeded)
-    if seen.beyond:
-        status, reason, message = "False", "DeviceTaintRuleNotServed", wording.rules_not_served(seen.beyond)
-    elif not devices:
-        named = _names(request.spec.device_selector)
-        status, reason = "False", "NoDevices"
-        message = f"No published device has {named}; compare the names with `kubectl get resourceslices -o yaml`."
-    elif request.spec.taint.effect not in BLOCKING_EFFECTS:
-        status, reason = "False", "EffectNone"
-        message = (
-            f"The taint's effect is {request.spec.taint.effect}, so new claims may still take the devices; "
-            "set spec.taint.effect to NoSchedule to isolate them."
-        )
-    elif done < len(devices):
-        status, reason = "False", "Isolating"
-        message = wording.isolating(done, len(devices), unheeded)
-    else:
-        status, reason = "True", "Isolated"
-        message = wording.isolated(done, by_rules=seen.rules_served)
-    return _condition(request, CONDITION_ISOLATED, status, reason, message, now=seen.now)
 
 
 class _Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,10 +209,274 @@ class _Findings(msgspec.Struct, frozen=True, kw_only=True):
     settled_in: timedelta
 
 
+class _Outcome(msgspec.Struct, frozen=True):
+    """The phase that follows from all that, and the sentence. `failed` is the reason for the condition Failed."""
+
+    phase: MaintenancePhase
+    message: str
+    failed: str = ""
+
+
+def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
+    before, scope = request.status, seen.scope
+    announces = request.spec.taint.effect not in BLOCKING_EFFECTS
+    effect = "NoExecute" if seen.drain and seen.drain.no_execute and not announces else ""
+    selection = seen.selected(request)
+    standing = standing_of(
+        request,
+        selection,
+        scope,
+        seen.rules,
+        seen.claims,
+        own_claims=seen.own_claims,
+        rules_served=seen.rules_served,
+        effect=effect,
+    )
+    isolated = _isolated(request, standing, seen)
+    since = isolated.last_transition_time or seen.now
+    settled_in = max(since + seen.settle - seen.now, timedelta(0)) if isolated.status == "True" else timedelta(0)
+    worked = says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
+    finished = request.spec.finished or worked
+    findings = _Findings(
+        count=len(standing.concerned),
+        held=standing.held,
+        watchers=standing.watchers,
+        replaced=replaced_boards(standing, scope),
+        taken=_taken(request, standing, seen.others),
+        settled_in=settled_in,
+    )
+    ready = _finished(request, seen) if finished else _ready_for_work(request, isolated, findings, seen)
+    isolated_at = None if announces else (before.isolated_at or seen.now)
+    left = None if before.started_at or finished or isolated_at is None else time_left(request, isolated_at, seen.now)
+    verdict = None
+    if finished:
+        verified = condition_of(request, CONDITION_VERIFIED)
+        verdict = verdict_of(request, seen.agents, seen.work, seen.verification)
+        unsettled = seen.now - ((verified and verified.last_transition_time) or seen.now) < seen.verify_settle
+        if verdict.passed and not (verdict.settles and unsettled):
+            return _plan_return(request, seen)
+    if left is not None and not left and ready.status != "True" and _cancels(request):
+        return _plan_return(request, seen)
+    outcome = _judged(verdict) if verdict else _outcome(request, isolated, ready, left=left, seen=seen)
+    started_at = before.started_at
+    if outcome.phase is MaintenancePhase.IN_MAINTENANCE and started_at is None:
+        started_at = seen.now
+    draining = outcome.phase is MaintenancePhase.DRAINING
+    conditions = [isolated, ready]
+    if worked:
+        conditions.append(_worked(request, seen))
+    if verdict is not None:
+        reason, said = verdict.reason or "Verifying", verdict.message or wording.VERIFYING
+        conditions.append(_condition(request, CONDITION_VERIFIED, "False", reason, said, now=seen.now))
+    if outcome.failed:
+        conditions.append(_condition(request, CONDITION_FAILED, "True", outcome.failed, outcome.message, now=seen.now))
+    status = DeviceMaintenanceStatus(
+        phase=outcome.phase,
+        observed_generation=request.metadata.generation,
+        message=outcome.message,
+        rehearsal=before.rehearsal if has_begun(request) else seen.rehearsal,
+        devices=listed_devices(standing, selection, with_rules=seen.rules_served),
+        device_count=len(standing.devices),
+        in_use=len(standing.held),
+        isolated_at=isolated_at,
+        draining_at=before.draining_at or (seen.now if draining else None),
+        started_at=started_at,
+        conditions=conditions,
+    )
+    was = before.phase
+    return MaintenancePlan(
+        request=request.metadata.name,
+        status_first=(isolated_at is not None and before.isolated_at is None)
+        or (isolated.status != "True" and says(request, CONDITION_ISOLATED))
+        or (bool(effect) and not before.draining_at),
+        apply=standing.missing,
+        delete=standing.surplus,
+        status=_if_changed(request, status),
+        look_again=_soonest(
+            settled_in if settled_in and not standing.held else None,
+            left,
+            seen.verify_settle if verdict is not None and verdict.passed else None,
+            *(each.look_again for each in (seen.drain, seen.work, seen.verification) if each),
+            seen.drain.waits_for if seen.drain else None,
+        ),
+        drain=draining and was is MaintenancePhase.DRAINING,
+        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and not finished,
+        verify=outcome.phase is was is MaintenancePhase.VERIFYING,
+        stop_jobs=request.spec.finished and bool(seen.work and seen.work.running),
+    )
+
+
+def _outcome(
+    request: DeviceMaintenance, isolated: Condition, ready: Condition, *, left: timedelta | None, seen: PlanInput
+) -> _Outcome:
+    """The phase of a request whose devices are isolated, or are being so, and that is not finished."""
+    if isolated.reason in {"EffectNone", "DeviceTaintRuleNotServed", "NoDevices"}:
+        return _Outcome(MaintenancePhase.PENDING, isolated.message)
+    if seen.work and seen.work.failed:
+        return _Outcome(MaintenancePhase.FAILED, wording.jobs_failed("work", seen.work.failed), "WorkFailed")
+    if ready.status == "True":
+        trouble = seen.work.trouble if seen.work else ""
+        return _Outcome(MaintenancePhase.IN_MAINTENANCE, trouble or ready.message)
+    if left is not None and not left:
+        return _Outcome(MaintenancePhase.FAILED, wording.deadline_passed(request, ready.message), "DeadlinePassed")
+    if isolated.status != "True":
+        return _Outcome(MaintenancePhase.REHEARSED, isolated.message)
+    drains = seen.drain is not None and seen.drain.begun
+    return _Outcome(MaintenancePhase.DRAINING if drains else MaintenancePhase.ISOLATED, ready.message)
+
+
+def _judged(verdict: Verdict) -> _Outcome:
+    """The phase of one that is finished."""
+    if verdict.failed:
+        return _Outcome(MaintenancePhase.FAILED, verdict.message, verdict.reason)
+    return _Outcome(MaintenancePhase.VERIFYING, verdict.message or wording.VERIFYING)
+
+
+def _worked(request: DeviceMaintenance, seen: PlanInput) -> Condition:
+    return _condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
+
+
+def _cancels(request: DeviceMaintenance) -> bool:
+    """Whether a deadline that is past gives the devices back."""
+    deadline = request.spec.deadline
+    return deadline is not None and deadline.action is DeadlineAction.CANCEL
+
+
+def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
+    before, spec = request.status, request.spec
+    worked = says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
+    if before.phase in OVER:
+        final = before.phase
+    elif spec.cancelled or not (spec.finished or worked):
+        final = MaintenancePhase.CANCELLED
+    else:
+        final = MaintenancePhase.COMPLETED
+    jobs = [name for each in (seen.work, seen.verification) if each for name in each.running]
+    if jobs and before.phase not in OVER and not is_returning(request):
+        return _plan_stop(request, seen, jobs)
+    count = before.device_count or 0
+    tainted = bool(seen.rules or seen.informed)
+    if tainted:
+        phase = before.phase or MaintenancePhase.PENDING
+        if final is MaintenancePhase.COMPLETED and phase not in OVER:
+            phase = MaintenancePhase.VERIFYING
+        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed)
+        devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
+    else:
+        phase = final
+        message = _said_at_last(request, final, count if has_begun(request) or before.phase in OVER else 0)
+        devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
+        in_use, completed_at = 0, before.completed_at or seen.now
+    over = "Finished" if final is MaintenancePhase.COMPLETED else "Cancelled"
+    isolated = _condition(
+        request,
+        CONDITION_ISOLATED,
+        "True" if tainted else "False",
+        REASON_RETURNING if tainted else over,
+        message,
+        now=seen.now,
+    )
+    ready = _condition(request, CONDITION_READY_FOR_WORK, "False", over, wording.over(final), now=seen.now)
+    kept = [_worked(request, seen)] if worked else []
+    status = DeviceMaintenanceStatus(
+        phase=phase,
+        observed_generation=request.metadata.generation,
+        message=message,
+        rehearsal=before.rehearsal,
+        devices=devices,
+        device_count=count,
+        in_use=in_use,
+        isolated_at=before.isolated_at,
+        draining_at=before.draining_at,
+        started_at=before.started_at,
+        completed_at=completed_at,
+        conditions=[isolated, ready, *kept],
+    )
+    return MaintenancePlan(
+        request=request.metadata.name,
+        status_first=tainted and not is_returning(request),
+        delete=seen.rules,
+        status=_if_changed(request, status),
+    )
+
+
+def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str]) -> MaintenancePlan:
+    """The Jobs still work on devices that are to be given back: they go first."""
+    message = wording.stopping(jobs)
+    ready = _condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=seen.now)
+    others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
+    status = msgspec.structs.replace(
+        request.status,
+        observed_generation=request.metadata.generation,
+        message=message,
+        conditions=[*others[:1], ready, *others[1:]],
+    )
+    return MaintenancePlan(
+        request=request.metadata.name, status=_if_changed(request, status), status_first=True, stop_jobs=True
+    )
+
+
+def _said_at_last(request: DeviceMaintenance, final: MaintenancePhase, count: int) -> str:
+    if request.status.phase is final and request.status.completed_at is not None:
+        return request.status.message
+    if final is MaintenancePhase.COMPLETED:
+        return wording.given_back(count)
+    return wording.cancelled(count, by_request=request.spec.cancelled)
+
+
+def _taken(
+    request: DeviceMaintenance, standing: Standing, others: Iterable[DeviceMaintenance]
+) -> tuple[DeviceKey, str] | None:
+    """A device that another request works on first, and its name: one that was told to start keeps it, else the older has it.
+
+    Two partitions of one GPU are two devices, though each request isolates the whole GPU as well.
+    """
+    ready = says(request, CONDITION_READY_FOR_WORK)
+    for other in sorted(others, key=age_of):
+        waits = not ready and not other.spec.finished and other.spec.taint.effect in BLOCKING_EFFECTS
+        if says(other, CONDITION_READY_FOR_WORK) or (waits and age_of(other) < age_of(request)):
+            for each in other.status.devices:
+                if (rule := standing.wanted.get(each.key)) and not (each.overlaps and overlapped(rule)):
+                    return each.key, other.metadata.name
+    return None
+
+
+def age_of(request: DeviceMaintenance) -> tuple[bool, float, str]:
+    """By which requests are ordered, the oldest first."""
+    created = request.metadata.creation_timestamp
+    return created is None, created.timestamp() if created else 0.0, request.metadata.uid
+
+
+def _isolated(request: DeviceMaintenance, standing: Standing, seen: PlanInput) -> Condition:
+    devices = standing.devices
+    unheeded = () if seen.rules_served else seen.unheeded
+    done = standing.blocking - len(unheeded)
+    if seen.beyond:
+        status, reason, message = "False", "DeviceTaintRuleNotServed", wording.rules_not_served(seen.beyond)
+    elif not devices:
+        status, reason, message = "False", "NoDevices", wording.no_devices(request.spec.device_selector)
+    elif request.spec.taint.effect not in BLOCKING_EFFECTS:
+        status, reason, message = "False", "EffectNone", wording.only_announced(request.spec.taint.effect)
+    elif done < len(devices):
+        status, reason = "False", "Isolating"
+        message = wording.isolating(done, len(devices), unheeded)
+    else:
+        status, reason = "True", "Isolated"
+        message = wording.isolated(done, by_rules=seen.rules_served)
+    return _condition(request, CONDITION_ISOLATED, status, reason, message, now=seen.now)
+
+
+def _finished(request: DeviceMaintenance, seen: PlanInput) -> Condition:
+    message = wording.over(MaintenancePhase.COMPLETED)
+    return _condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", message, now=seen.now)
+
+
 def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Findings, seen: PlanInput) -> Condition:
     count = found.count
     if isolated.status != "True":
-        status, reason, message = "False", "NotIsolated", "Not every device is isolated yet."
+        status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
+    elif found.held and seen.drain and (seen.drain.begun or seen.drain.message):
+        status, reason, message = "False", "Draining", seen.drain.message or wording.draining(seen.drain)
     elif found.held:
         status, reason, message = "False", "InUse", wording.in_use(found.held, count)
     elif found.replaced:
@@ -351,29 +496,6 @@ def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Fin
     return _condition(request, CONDITION_READY_FOR_WORK, status, reason, message, now=seen.now)
 
 
-def _listed(
-    devices: list[DeviceKey],
-    wanted: Mapping[DeviceKey, DeviceTaintRule],
-    in_place: Mapping[DeviceKey, DeviceTaintRule],
-    held: Mapping[DeviceKey, list[str]],
-    watched: Mapping[DeviceKey, list[str]],
-) -> list[MaintainedDevice]:
-    kept = sorted(sorted(devices, key=lambda device: (device not in held, device))[:LISTED_DEVICES])
-    return [
-        MaintainedDevice(
-            driver=device.driver,
-            pool=device.pool,
-            device=device.device,
-            uuid=isolated_board(wanted[device]) if device in wanted else "",
-            overlaps=overlapped(wanted[device]) if device in wanted else "",
-            rule=in_place[device].metadata.name if device in in_place else "",
-            claims=held.get(device, []),
-            watched_by=watched.get(device, []),
-        )
-        for device in kept
-    ]
-
-
 def _condition(
     request: DeviceMaintenance, type_: str, status: str, reason: str, message: str, *, now: datetime
 ) -> Condition:
@@ -385,6 +507,11 @@ def _if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> 
     return None if status == request.status else status
 
 
+def _soonest(*times: timedelta | None) -> timedelta | None:
+    found = [each for each in times if each]
+    return min(*found, _LONGEST_WAIT) if found else None
+
+
 def _describe_all(rules: Sequence[DeviceTaintRule]) -> str:
     return listed(map(_describe, rules), rest="more rules")
 
@@ -393,8 +520,3 @@ def _describe(rule: DeviceTaintRule) -> str:
     device = maintained_device(rule)
     taint = rule.spec.taint
     return f"rule {rule.metadata.name} ({taint.key}:{taint.effect} on {device or 'an unknown device'})"
-
-
-def _names(selector: MaintenanceSelector) -> str:
-    fields = {"driver": selector.driver, "pool": selector.pool, "device": selector.device}
-    return ", ".join(f"{field} {value}" for field, value in fields.items() if value)

@@ -39,16 +39,20 @@ def rule_name(uid: str, device: DeviceKey, *, prefix: str = RULE_PREFIX) -> str:
     return f"{prefix}{device.device}-{digest}"
 
 
-def rule_for(request: DeviceMaintenance, device: DeviceKey, *, overlaps: str = "", board: str = "") -> DeviceTaintRule:
+def rule_for(
+    request: DeviceMaintenance, device: DeviceKey, *, overlaps: str = "", board: str = "", effect: str = ""
+) -> DeviceTaintRule:
     """The rule that isolates `device` for `request`.
 
-    `overlaps` is the device that was asked for, if this one is merely the same hardware; `board` is the UUID of the GPU.
+    `overlaps` is the device that was asked for, if this one is merely the same hardware; `board` is the UUID of the GPU; `effect`
+    is what the taint does, where that is not what the request says.
     """
+    taint = request.spec.taint
     said = {ANNOTATION_OVERLAPS: overlaps, ANNOTATION_UUID: board}
     return _rule(
         rule_name(request.metadata.uid, device),
         device,
-        request.spec.taint,
+        msgspec.structs.replace(taint, effect=effect or taint.effect),
         labels={LABEL_MAINTENANCE: request.metadata.uid},
         annotations={name: text for name, text in said.items() if text},
         owner=_owner(DEVICE_MAINTENANCES.api_version, DEVICE_MAINTENANCES.kind, request.metadata),

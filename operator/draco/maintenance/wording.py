@@ -4,11 +4,137 @@ Owns wording only: what is the case is decided by `plan`.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
 
-from draco.resources.api.maintenance import DeviceMaintenance
+from draco.maintenance.progress import DrainState, FailedJob, JobsState
+from draco.resources.api.draco import GpuStatus
+from draco.resources.api.health import GpuFaultStatus
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import DeviceKey
 from draco.resources.texts import NAMED, agreeing, are, counted, listed, them
+
+NOT_ISOLATED: Final = "Not every device is isolated yet."
+WORKED: Final = "The Jobs that do the work have succeeded."
+VERIFYING: Final = "The work is done; the devices return to service when they are verified."
+NO_VERIFICATION: Final = "No Job verifies the devices: name a suspended CronJob in spec.verification.fromCronJob."
+
+
+def no_devices(selector: MaintenanceSelector) -> str:
+    """Nothing has the names, or whatever else is asked for."""
+    fields = {
+        "driver": selector.driver,
+        "pool": selector.pool,
+        "device": selector.device,
+        "node": selector.node_name,
+        "class": selector.device_class_name,
+    }
+    asked = [f"{field} {value}" for field, value in fields.items() if value]
+    asked += [f"what {counted(len(selector.selectors), 'selector')} asks for"] if selector.selectors else []
+    compare = "compare the names with `kubectl get resourceslices -o yaml`"
+    return f"No published device has {', '.join(asked)}; {compare}."
+
+
+def only_announced(effect: str) -> str:
+    """The taint keeps nobody off."""
+    return (
+        f"The taint's effect is {effect}, so new claims may still take the devices; "
+        "set spec.taint.effect to NoSchedule to isolate them."
+    )
+
+
+def not_approved(request: DeviceMaintenance) -> str:
+    """A person has to say yes."""
+    return f"Waiting for approval: look at the rehearsal, then `draco maintain approve {request.metadata.name}`."
+
+
+def not_yet(at: datetime | None) -> str:
+    """The schedule has not come to it."""
+    if at is None:
+        return "No window of spec.schedule.windows ever opens, so this never starts: give days, a start and a duration."
+    return f"Scheduled: starts at {at.astimezone(UTC):%Y-%m-%d %H:%M} UTC."
+
+
+def deadline_passed(request: DeviceMaintenance, why: str) -> str:
+    """Devices are not free in time."""
+    after = request.spec.deadline.after if request.spec.deadline else ""
+    return f"Not free within {after} of being isolated, and still isolated: cancel this request, or free the devices. {why}"
+
+
+def draining(state: DrainState) -> str:
+    """Pods are being made to leave."""
+    if state.refused:
+        first = state.refused[0]
+        by = f" by {listed(first.budgets)}" if first.budgets else f": {first.reason}" if first.reason else ""
+        more = f", and {counted(len(state.refused) - 1, 'other pod')}" if len(state.refused) > 1 else ""
+        return f"Eviction of {first.pod} is refused{by}{more}; it is asked for again."
+    pods = (*state.evict, *state.leaving)
+    return f"Waiting for {counted(len(pods), 'pod')} to leave: {listed(pods)}."
+
+
+def jobs_failed(what: str, failed: Sequence[FailedJob]) -> str:
+    """Jobs that were to work on devices, or to verify them, have failed."""
+    first = failed[0]
+    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    verb = "did the work" if what == "work" else "verifies the devices"
+    said = f" {first.reason}" if first.reason else ""
+    return f"Job {first.name}, which {verb}, has failed{more}.{said} Delete it to try again, or cancel this request."
+
+
+def verifying(jobs: JobsState) -> str:
+    """Jobs find out whether the devices are good."""
+    return f"{len(jobs.succeeded)} of {counted(jobs.wanted, 'Job')} {are(len(jobs.succeeded) or jobs.wanted)} done verifying."
+
+
+def stopping(jobs: Sequence[str]) -> str:
+    """Jobs still run."""
+    return f"Stopping {counted(len(jobs), 'Job')} before the devices are given back: {listed(jobs)}."
+
+
+def not_good(bad: Sequence[str]) -> str:
+    """Agents do not report the devices as good."""
+    more = f" {len(bad) - 1} more GPUs are not good either." if len(bad) > 1 else ""
+    return f"{bad[0]}{more} It stays isolated until that is repaired; cancel this request to return it as it is."
+
+
+def silent(nodes: Sequence[str]) -> str:
+    """Agents report nothing."""
+    return (
+        f"Waiting for Draco's agent on {listed(nodes)} to report the devices as healthy; "
+        "cancel this request to return them unverified."
+    )
+
+
+def gpu_missing(device: DeviceKey, uuid: str) -> str:
+    """The agent does not see it."""
+    return f"GPU {device.device} of {device.pool}{f' ({uuid})' if uuid else ''} is not reported by its node's agent."
+
+
+def gpu_faulty(gpu: GpuStatus, device: DeviceKey, fault: GpuFaultStatus) -> str:
+    """The agent reports a fault."""
+    return f"GPU {gpu.device} of {device.pool} still has the fault {fault.name}{f': {fault.message}' if fault.message else ''}."
+
+
+def gpu_unhealthy(gpu: GpuStatus, device: DeviceKey) -> str:
+    """The agent does not call it healthy."""
+    why = f": {gpu.message}" if gpu.message else ""
+    return f"GPU {gpu.device} of {device.pool} is reported as {gpu.health}{why}."
+
+
+def over(phase: MaintenancePhase) -> str:
+    """No work may begin any more."""
+    return "The request is finished." if phase is MaintenancePhase.COMPLETED else "The request is cancelled."
+
+
+def cancelled(number: int, *, by_request: bool) -> str:
+    """Everything is given back without having been worked on to the end."""
+    why = "Cancelled" if by_request else "Cancelled, because the devices were not free by spec.deadline"
+    return (
+        f"{why}; {_devices(number)} {agreeing(number, 'was', 'were')} returned to service."
+        if number
+        else f"{why}; no device was isolated."
+    )
 
 
 def rules_not_served(devices: Sequence[DeviceKey]) -> str:

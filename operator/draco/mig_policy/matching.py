@@ -14,9 +14,9 @@ from functools import lru_cache
 import msgspec
 
 from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
-from draco.mig_policy.windows import unknown_zones
 from draco.resources.api.draco import GpuStatus, MigPolicy
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.windows import unknown_zones
 
 _LAST = datetime.max.replace(tzinfo=UTC)
 
@@ -43,7 +43,7 @@ def rules_of(policy: MigPolicy) -> Rules:
         if isinstance(compiled, str):
             return Rules(policy=policy, problem=f"spec.deviceSelectors[{index}] is invalid: {compiled}.")
         selectors.append(compiled)
-    if zones := unknown_zones(policy.spec.reset):
+    if zones := unknown_zones(policy.spec.reset.windows):
         named = f"{zones[0]} is not a time zone; names are such as UTC or Europe/Berlin"
         return Rules(policy=policy, selectors=tuple(selectors), problem=f"spec.reset.windows: {named}.")
     return Rules(policy=policy, selectors=tuple(selectors))

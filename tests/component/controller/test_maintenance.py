@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.controller.taints.maintenance import MaintenanceReconciler
+from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, REASON_RETURNING
 from draco.maintenance.isolation import isolated_gpus, not_heeded
 from draco.maintenance.matching import scope_of
-from draco.maintenance.plan import CONDITION_READY_FOR_WORK, PlanInput, plan_maintenance
+from draco.maintenance.plan import PlanInput, plan_maintenance
 from draco.maintenance.rules import rule_for
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu
 from draco.resources.api.maintenance import (
@@ -32,7 +33,7 @@ def a_request(effect: str = "NoSchedule", *, finished: bool = False, **selector:
     made = a_maintenance("swap-fan", finished=finished)
     meant = msgspec.convert(selector or {"pool": "node-1", "device": "gpu-0"}, MaintenanceSelector)
     spec = msgspec.structs.replace(made.spec, device_selector=meant, taint=MaintenanceTaint(effect=effect))
-    return msgspec.structs.replace(made, spec=spec, status=type(made.status)())
+    return msgspec.structs.replace(made, spec=spec, status=DeviceMaintenanceStatus(isolated_at=MOMENT))
 
 
 def hardware(**devices: str) -> PoolHardware:
@@ -78,9 +79,19 @@ def test_what_was_told_stays_while_nothing_is_published() -> None:
     assert present(a_request(), hardware(), before=before) == {("GPU-a", "gpu-0")}
 
 
-def test_a_request_that_is_over_or_keeps_nobody_off_tells_nothing() -> None:
-    for request in (a_request(finished=True), a_request("None")):
+def given_back(request: DeviceMaintenance) -> DeviceMaintenance:
+    returning = Condition(type=CONDITION_ISOLATED, status="True", reason=REASON_RETURNING)
+    return msgspec.structs.replace(request, status=DeviceMaintenanceStatus(isolated_at=MOMENT, conditions=[returning]))
+
+
+def test_a_request_that_gives_back_or_keeps_nobody_off_or_has_not_begun_tells_nothing() -> None:
+    waiting = msgspec.structs.replace(a_request(), status=DeviceMaintenanceStatus())
+    for request in (given_back(a_request(finished=True)), a_request("None"), waiting):
         assert present(request, hardware(gpu_0="GPU-a")) == set()
+
+
+def test_a_request_that_is_finished_tells_the_same_until_its_devices_are_verified() -> None:
+    assert present(a_request(finished=True), hardware(gpu_0="GPU-a")) == {("GPU-a", "gpu-0")}
 
 
 def test_what_was_told_of_another_request_by_the_same_name_does_not_stay() -> None:
@@ -98,7 +109,7 @@ def test_what_was_told_for_another_request_is_none_of_this_ones() -> None:
 def test_what_was_told_stays_as_long_as_the_status_says_that_work_can_start(over: dict[str, Any]) -> None:
     here = hardware(gpu_0="GPU-a")
     before = isolated_gpus(a_request(), POOL, here, [])
-    request = a_request(**over)
+    request = msgspec.structs.replace(a_request(**over), status=DeviceMaintenanceStatus())
     ready = Condition(type=CONDITION_READY_FOR_WORK, status="True")
     says_ready = msgspec.structs.replace(request, status=DeviceMaintenanceStatus(conditions=[ready]))
     assert isolated_gpus(says_ready, POOL, here, [], before) == before

@@ -26,15 +26,9 @@ from hypothesis.stateful import (
 )
 
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.matching import scope_of
-from draco.maintenance.plan import (
-    CONDITION_READY_FOR_WORK,
-    MaintenancePlan,
-    PlanInput,
-    plan_abandoned,
-    plan_maintenance,
-    says,
-)
+from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_abandoned, plan_maintenance
 from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint

@@ -7,16 +7,11 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK
 from draco.maintenance.matching import MaintenanceScope, scope_of
-from draco.maintenance.plan import (
-    CONDITION_ISOLATED,
-    CONDITION_READY_FOR_WORK,
-    LISTED_DEVICES,
-    MaintenancePlan,
-    PlanInput,
-    plan_maintenance,
-)
+from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_maintenance
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
+from draco.maintenance.standing import LISTED_DEVICES
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import Condition
 from draco.resources.api.slices import ResourceSlice
@@ -54,11 +49,12 @@ def in_maintenance(request: DeviceMaintenance) -> tuple[DeviceMaintenance, tuple
     return request, rules
 
 
-def test_a_new_request_gets_one_exact_rule_for_its_device_and_is_pending() -> None:
+def test_a_new_request_gets_one_exact_rule_for_its_device_after_its_status_says_so() -> None:
     request = a_request()
     plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3}))))
     assert plan.status is not None
-    assert plan.status.phase == MaintenancePhase.PENDING
+    assert plan.status_first
+    assert (plan.status.phase, plan.status.isolated_at) == (MaintenancePhase.REHEARSED, MOMENT)
     (made,) = plan.apply
     assert made.spec.device_selector == DeviceTaintSelector(driver=NVIDIA_DRIVER, pool="node-1", device="gpu-3")
     assert (made.spec.taint.key, made.spec.taint.effect) == ("draco.dev/maintenance", "NoSchedule")
@@ -156,7 +152,7 @@ def test_a_device_that_appears_later_is_isolated_too() -> None:
     plan = plan_maintenance(request, seen)
     assert [maintained_device(each) for each in plan.apply] == [GPU_4]
     assert plan.status is not None
-    assert plan.status.phase == MaintenancePhase.PENDING
+    assert plan.status.phase == MaintenancePhase.REHEARSED
     assert plan.status.message == "1 of 2 devices is isolated."
 
 
@@ -172,7 +168,7 @@ def test_finishing_takes_readiness_back_then_deletes_the_rules_and_completes_whe
     assert not plan.apply
     request = carried_out(request, plan)
     assert condition(request, CONDITION_READY_FOR_WORK).status == "False"
-    assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
+    assert request.status.phase == MaintenancePhase.VERIFYING
     request = carried_out(
         request, plan_maintenance(request, PlanInput(now=MOMENT + 3 * LATER, scope=MaintenanceScope(named=published)))
     )

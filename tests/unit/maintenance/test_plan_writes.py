@@ -6,15 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, says
 from draco.maintenance.matching import MaintenanceScope
-from draco.maintenance.plan import (
-    CONDITION_ISOLATED,
-    CONDITION_READY_FOR_WORK,
-    MaintenancePlan,
-    PlanInput,
-    plan_maintenance,
-    says,
-)
+from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_maintenance
 from draco.maintenance.rules import rule_for
 from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE
@@ -35,11 +29,12 @@ def test_what_was_said_is_taken_back_before_a_new_device_is_isolated() -> None:
     assert [rule.spec.device_selector.device for rule in plan.apply if rule.spec.device_selector] == [PART.device]
 
 
-def test_rules_come_first_where_nothing_was_said_yet() -> None:
+def test_that_devices_are_to_be_isolated_is_said_before_any_rule_is_written() -> None:
     request = a_request()
-    assert not plan_maintenance(
-        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})))
-    ).status_first
+    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3}))))
+    assert plan.status_first
+    assert plan.status is not None
+    assert plan.status.isolated_at == MOMENT
 
 
 def test_rules_come_first_where_everything_stays_isolated() -> None:

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.maintenance.conditions import CONDITION_ISOLATED
 from draco.maintenance.isolation import isolated_gpus, not_heeded, not_reached
 from draco.maintenance.matching import scope_of
-from draco.maintenance.plan import CONDITION_ISOLATED, MaintenancePlan, PlanInput, plan_maintenance
+from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_maintenance
 from draco.maintenance.rules import isolated_boards
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec
@@ -121,7 +122,7 @@ def at_work(cluster: Cluster) -> Cluster:
 
 def test_a_device_is_isolated_once_its_agent_publishes_it_with_the_taint(cluster: Cluster) -> None:
     cluster.reconcile()
-    assert cluster.is_in(MaintenancePhase.PENDING)
+    assert cluster.is_in(MaintenancePhase.REHEARSED)
     assert cluster.isolated.reason == "Isolating"
     assert "waiting for Draco's agent on node-1" in cluster.request.status.message
     cluster.write_node()
@@ -153,14 +154,14 @@ def test_a_taint_that_goes_away_ends_the_promise_before_all_else(at_work: Cluste
     at_work.node = msgspec.structs.replace(at_work.node, spec=GpuNodeSpec())
     at_work.publish()
     assert at_work.reconcile().status_first
-    assert at_work.is_in(MaintenancePhase.PENDING)
+    assert at_work.is_in(MaintenancePhase.REHEARSED)
 
 
 def test_a_request_is_completed_once_no_agent_is_informed_of_it(at_work: Cluster) -> None:
     at_work.change(finished=True)
     plan = at_work.reconcile()
     assert plan.status_first
-    assert at_work.is_in(MaintenancePhase.IN_MAINTENANCE)
+    assert at_work.is_in(MaintenancePhase.VERIFYING)
     assert "node-1" in at_work.request.status.message
     at_work.write_node()
     at_work.reconcile()

@@ -5,9 +5,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from draco.mig_policy.windows import Permit, permit, unknown_zones
+from draco.mig_policy.windows import Permit, permit
 from draco.resources.api.draco import MigReset, ResetPermit
 from draco.resources.api.schedule import TimeWindow, Weekday
+from draco.resources.windows import unknown_zones
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -97,8 +98,8 @@ def test_a_window_that_is_always_open_stays_open() -> None:
 def test_a_time_zone_that_does_not_exist_never_opens_and_is_named() -> None:
     nowhere = windows(TimeWindow(start="00:00", duration="24h", time_zone="Europe/Atlantis"))
     assert permit(nowhere, utc("2026-03-04T21:00")) == Permit(False)
-    assert unknown_zones(nowhere) == ["Europe/Atlantis"]
-    assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="../etc/passwd"))) == [
+    assert unknown_zones(nowhere.windows) == ["Europe/Atlantis"]
+    assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="../etc/passwd")).windows) == [
         "../etc/passwd"
     ]
-    assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="Europe"))) == ["Europe"]
+    assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="Europe")).windows) == ["Europe"]

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from draco.cli.input.manifests import Manifest
-from draco.mig_policy.windows import open_for
 from draco.resources.api.draco import MigLayout, MigMode, MigPolicy, MigPolicySpec, MigReset, ResetPermit
+from draco.resources.windows import lasting
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _LAYOUT_NAME: Final = re.compile(_LABEL)
@@ -123,7 +123,7 @@ def _reset(reset: MigReset) -> Iterator[str]:
     for window in reset.windows:
         if not _START.fullmatch(window.start):
             yield f'a window of spec.reset must start at a time such as "22:00", not "{window.start}"'
-        if not _SHORTEST <= open_for(window.duration) <= _LONGEST:
+        if not _SHORTEST <= lasting(window.duration) <= _LONGEST:
             yield (
                 f"a window of spec.reset must be open for 1m to 24h, in hours and minutes such as 2h30m, not {window.duration}"
             )

@@ -5,7 +5,7 @@ come in one write, so that an agent never hears that it is to offer something el
 without the taints that it has to offer it with. Keys are names of nodes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -16,8 +16,9 @@ from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
 from draco.maintenance.isolation import isolated_gpus
-from draco.maintenance.plan import CONDITION_READY_FOR_WORK, says
+from draco.maintenance.matching import has_begun, is_exact
 from draco.mig_policy.decide import NodeDecision
 from draco.mig_policy.promises import promises
 from draco.resources.api.claims import ResourceClaim
@@ -138,14 +139,23 @@ class MigLayoutReconciler:
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
         if change.differs(_concern):
-            pool = change.versions[-1].spec.device_selector.pool
-            for node in {pool} if pool else self.all_keys():
+            last = change.versions[-1]
+            pool = last.spec.device_selector.pool
+            pools = {pool} if pool else set() if is_exact(last.spec.device_selector) else _pools(change.versions)
+            for node in pools or self.all_keys():
                 wake(node)
 
 
 def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
     """What of a request says whether its devices are isolated."""
-    return (request.spec, request.metadata.deletion_timestamp, says(request, CONDITION_READY_FOR_WORK))
+    selector = request.spec.device_selector
+    fixed = [] if is_exact(selector) else [(each.key, each.overlaps) for each in request.status.devices]
+    states = has_begun(request), is_returning(request), says(request, CONDITION_READY_FOR_WORK)
+    return request.spec, request.metadata.deletion_timestamp, states, fixed
+
+
+def _pools(requests: Iterable[DeviceMaintenance]) -> set[str]:
+    return {each.pool for request in requests for each in request.status.devices}
 
 
 def _place(each: IsolatedGpu) -> tuple[str, str]:

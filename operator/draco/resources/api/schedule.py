@@ -1,6 +1,6 @@
 """Times of the week at which something may be done.
 
-Owns the structs. Reading the texts is `mig_policy.windows`' business.
+Owns the structs. Reading the texts is `resources.windows`' business.
 """
 
 from enum import StrEnum

@@ -1,10 +1,11 @@
 """Carries out maintenance: reads what is known of a request, has the plan made, writes it.
 
 Owns the wake-ups and the writes of DeviceMaintenance and of its taint rules, and nothing else: it touches no node, no claim and
-no rule that is not its own. Keys are UIDs of requests, also of those that are gone and left rules behind.
+no rule that is not its own. Pods are evicted and Jobs made by those who are told to. Keys are UIDs of requests, also of those
+that are gone and left rules behind.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 
@@ -12,27 +13,31 @@ import structlog
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
+from draco.controller.maintenance.parts import Drains, RunsJobs
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.isolation import not_heeded, not_reached
-from draco.maintenance.matching import scope_of
-from draco.maintenance.plan import (
-    CONDITION_READY_FOR_WORK,
-    MaintenancePlan,
-    PlanInput,
-    plan_abandoned,
-    plan_maintenance,
-    says,
+from draco.maintenance.matching import (
+    OVER,
+    MaintenanceScope,
+    MaintenanceSelection,
+    fixed_selection,
+    has_begun,
+    scope_of,
 )
+from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_abandoned, plan_maintenance
+from draco.maintenance.progress import DrainState, Purpose
 from draco.maintenance.rules import isolated_boards, maintenance_uid
+from draco.maintenance.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
+from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
@@ -50,11 +55,22 @@ _compiled = lru_cache(maxsize=256)(compile_selector)
 class MaintenanceReconciler:
     """One request at a time, from what is known to what should be."""
 
-    def __init__(self, client: Client, view: ClusterView, *, clock: Clock, settle_s: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        *,
+        clock: Clock,
+        settle_s: float,
+        drains: Drains | None = None,
+        jobs: RunsJobs | None = None,
+    ) -> None:
         self._client = client
         self._view = view
         self._clock = clock
         self._settle = timedelta(seconds=settle_s)
+        self._drains = drains
+        self._jobs = jobs
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -67,6 +83,9 @@ class MaintenanceReconciler:
         self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake))
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
+        for part in (self._drains, self._jobs):
+            if part is not None:
+                part.subscribe(wake)
 
     def all_keys(self) -> set[str]:
         """Every request there is, and every one that left a rule behind."""
@@ -79,25 +98,47 @@ class MaintenanceReconciler:
         request = self._view.request(uid)
         if request is None:
             self._superseded.pop(uid, None)
-        elif self._superseded.get(uid) == request.metadata.resource_version:
+            if self._drains:
+                self._drains.forget(uid)
+            plan = await self._plan_for_missing(uid)
+            await self._carry_out(plan, None)
+            return None
+        if self._superseded.get(uid) == request.metadata.resource_version:
             return None  # our own write is still on its way to us; its arrival wakes us
-        plan = self.plan(request) if request else await self._plan_for_missing(uid)
+        seen = self._seen(request)
+        plan = plan_maintenance(request, seen)
         if not plan.empty:
-            if request and not await self._view.maintenances.is_current(request):
+            if not await self._view.maintenances.is_current(request):
                 return None  # what it is now has been taken in, which wakes us
             log.info("maintenance.planned", request=plan.request, uid=uid, plan=str(plan))
         await self._carry_out(plan, request)
-        return plan.look_again.total_seconds() if plan.look_again else None
+        again_s = plan.look_again.total_seconds() if plan.look_again else None
+        if plan.status is None:
+            return _sooner(again_s, await self._work(request, plan, seen))
+        return again_s
 
-    def plan(self, request: DeviceMaintenance) -> MaintenancePlan:
-        """What the request needs, by what is known now."""
-        selector = request.spec.device_selector
+    async def _work(self, request: DeviceMaintenance, plan: MaintenancePlan, seen: PlanInput) -> float | None:
+        """What the status as it stands says that is done to others: pods are evicted, Jobs are made."""
+        if plan.drain and self._drains and seen.drain:
+            return await self._drains.carry_out(request, seen.drain)
+        if plan.work and self._jobs and seen.work:
+            await self._jobs.make(request, Purpose.WORK, seen.work)
+        if plan.verify and self._jobs and seen.verification:
+            await self._jobs.make(request, Purpose.VERIFICATION, seen.verification)
+        return None
+
+    def _seen(self, request: DeviceMaintenance) -> PlanInput:
+        """What is known of the request now."""
+        now = self._clock.now()
         rules = self._view.rules_for(request.metadata.uid)
         isolated = isolated_boards(request, rules)
-        pools = self._pools_for(selector, isolated)
+        selection = fixed_selection(request, rules) or MaintenanceSelection(
+            selector=request.spec.device_selector, devices=frozenset()
+        )
+        pools = self._pools_for(selection, isolated)
         claims = {claim.metadata.key: claim for pool in pools for claim in self._view.claims_in(pool)}
         scope = scope_of(
-            selector, pools, {device for claim in claims.values() for device in claim.devices_held}, isolated
+            selection, pools, {device for claim in claims.values() for device in claim.devices_held}, isolated
         )
         taint = request.spec.taint
         tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
@@ -109,15 +150,19 @@ class MaintenanceReconciler:
             if (node := self._view.gpu_nodes.store.get(ObjectKey("", pool.pool))) and node.status.driver == pool.driver
         }
         served = self._view.taint_rules is not None
-        seen = PlanInput(
-            now=self._clock.now(),
+        idle = self._idle(nodes)
+        own = self._jobs.own_claims(request) if self._jobs else frozenset()
+        return PlanInput(
+            now=now,
             scope=scope,
+            selection=selection,
             rules=tuple(rules),
             others=tuple(each for each in self._at_work() if each.metadata.uid != request.metadata.uid),
             claims=tuple(claims.values()),
-            tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit)),
+            own_claims=own,
+            tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in own)),
             rules_served=served,
-            unheeded=tuple(not_heeded(request, scope, pools, nodes, self._idle(nodes))),
+            unheeded=tuple(not_heeded(request, scope, pools, nodes, idle)),
             beyond=() if served else tuple(not_reached(scope, pools, nodes)),
             informed=()
             if served
@@ -127,8 +172,28 @@ class MaintenanceReconciler:
                 if any(each.request == request.metadata.name for each in node.spec.isolated)
             ),
             settle=self._settle,
+            drain=self._draining(request, scope, claims.values(), rules, own=own) if has_begun(request) else None,
+            work=self._jobs.look(request, Purpose.WORK, now=now) if self._jobs else None,
+            verification=self._jobs.look(request, Purpose.VERIFICATION, now=now) if self._jobs else None,
+            agents=_agents_say(scope, isolated, nodes, idle),
         )
-        return plan_maintenance(request, seen)
+
+    def _draining(
+        self,
+        request: DeviceMaintenance,
+        scope: MaintenanceScope,
+        claims: Iterable[ResourceClaim],
+        rules: Sequence[DeviceTaintRule],
+        *,
+        own: Collection[ObjectKey],
+    ) -> DrainState | None:
+        if self._drains is None:
+            return None
+        devices = {*scope.named, *scope.overlapping, *scope.doubtful}
+        holding = [
+            claim for claim in claims if claim.metadata.key not in own and not devices.isdisjoint(claim.devices_held)
+        ]
+        return self._drains.look(request, devices, holding, rules, now=self._clock.now(), paused="")
 
     def _idle(self, gpu_nodes: Mapping[PoolKey, GpuNode]) -> set[PoolKey]:
         """The pools whose agents publish nothing now.
@@ -169,16 +234,19 @@ class MaintenanceReconciler:
         return may_fit
 
     def _pools_for(
-        self, selector: MaintenanceSelector, isolated: Iterable[DeviceKey]
+        self, selection: MaintenanceSelection, isolated: Iterable[DeviceKey]
     ) -> Mapping[PoolKey, PoolHardware]:
-        """The pools that the selector may name devices of, also such as have no slice any more."""
-        if selector.driver and selector.pool:
+        """The pools that may have devices which are meant, also such as have no slice any more."""
+        selector = selection.selector
+        if selection.devices is not None:
+            keys = {PoolKey(device.driver, device.pool) for device in (*selection.devices, *isolated)}
+        elif selector.driver and selector.pool:
             keys = {PoolKey(selector.driver, selector.pool)}
         else:
             held = (device for claim in self._view.claims.store.values() for device in claim.devices_held)
             keys = {item.pool for item in self._view.slices.store.values()}
             keys |= {PoolKey(device.driver, device.pool) for device in (*held, *isolated)}
-        return {key: self._view.hardware(key) for key in sorted(keys) if selector.may_match(key)}
+        return {key: self._view.hardware(key) for key in sorted(keys) if selection.may_match(key)}
 
     async def _plan_for_missing(self, uid: str) -> MaintenancePlan:
         rules = self._view.rules_for(uid)
@@ -197,6 +265,8 @@ class MaintenanceReconciler:
         for rule in plan.apply:
             if kind:
                 await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
+        if plan.stop_jobs and request and self._jobs:
+            await self._jobs.stop(request)
         for rule in plan.delete:
             if kind:
                 await delete_rule(self._client, kind, rule)
@@ -241,7 +311,7 @@ class MaintenanceReconciler:
             self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda item: (item.spec.isolated, item.status.isolates, _publishes(item))):
+        if change.differs(lambda item: (item.spec.isolated, item.status.isolates, _publishes(item), _health(item))):
             self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name) for item in change.versions}, wake)
 
     def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
@@ -259,7 +329,9 @@ class MaintenanceReconciler:
 
     def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None]) -> None:
         for request in self._at_work() if pools else ():
-            if any(request.spec.device_selector.may_match(pool) for pool in pools):
+            # One that is not fixed yet, and does not go by names alone, may be about anything.
+            selection = fixed_selection(request, self._view.rules_for(request.metadata.uid))
+            if selection is None or any(selection.may_match(pool) for pool in pools):
                 wake(request.metadata.uid)
 
     def _wake_all(self, wake: Callable[[str], None]) -> None:
@@ -268,13 +340,33 @@ class MaintenanceReconciler:
 
     def _at_work(self) -> Iterable[DeviceMaintenance]:
         every = self._view.maintenances.store.values()
-        return (request for request in every if request.status.phase is not MaintenancePhase.COMPLETED)
+        return (request for request in every if request.status.phase not in OVER)
+
+
+def _sooner(one_s: float | None, other_s: float | None) -> float | None:
+    return min((each for each in (one_s, other_s) if each is not None), default=None)
+
+
+def _agents_say(
+    scope: MaintenanceScope,
+    isolated: Mapping[DeviceKey, str],
+    nodes: Mapping[PoolKey, GpuNode],
+    idle: Collection[PoolKey],
+) -> AgentVerdict | None:
+    asked = {*scope.named, *(device for device in isolated if device not in scope.overlapping)}
+    found = [(device, isolated.get(device, ""), scope.boards.get(device, "")) for device in sorted(asked)]
+    return agents_say(found, nodes, idle)
 
 
 def _claimed(request: DeviceMaintenance) -> tuple[object, ...]:
     """What other requests for the same devices wait for."""
     devices = [(each.key, each.overlaps) for each in request.status.devices]
     return request.spec.finished, says(request, CONDITION_READY_FOR_WORK), devices
+
+
+def _health(gpu_node: GpuNode) -> list[tuple[object, ...]]:
+    """What of a report says whether GPUs are good."""
+    return [(gpu.uuid, gpu.health, gpu.message, gpu.faults) for gpu in gpu_node.status.gpus]
 
 
 def _publishes(gpu_node: GpuNode) -> bool:

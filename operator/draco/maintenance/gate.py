@@ -1,0 +1,78 @@
+"""What holds a request back from isolating its devices, the first thing first.
+
+Owns the order of these checks and their reasons. Whether budgets let it begin is `admission`'s to say, whether the selection can
+be meant is `selection`'s; both are told here.
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from draco.maintenance import wording
+from draco.maintenance.schedule import schedule_problem, start_time
+from draco.resources.api.maintenance import Approval, DeviceMaintenance
+from draco.resources.api.taints import BLOCKING_EFFECTS
+from draco.resources.names import DeviceKey
+
+
+class SelectionProblem(msgspec.Struct, frozen=True):
+    """Why what a request selects cannot be begun with: one word, and a sentence."""
+
+    reason: str
+    message: str
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """Budgets let the request begin."""
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request does not begin. `rehearsed`: it could, were it not for time, a person or other requests."""
+
+    reason: str
+    message: str
+    rehearsed: bool = True
+    look_again: timedelta | None = None
+
+
+def what_holds_up(
+    request: DeviceMaintenance,
+    now: datetime,
+    *,
+    problem: SelectionProblem | None,
+    found: Collection[DeviceKey],
+    beyond: Sequence[DeviceKey],
+    admission: Admitted | Waiting,
+) -> Waiting | None:
+    """What is in the way of isolating the devices; None if nothing is. `found` are the devices that are selected."""
+    wrong = _what_is_wrong(request, problem, found, beyond)
+    if wrong is not None:
+        return Waiting(reason=wrong.reason, message=wrong.message, rehearsed=False)
+    if request.spec.approval is Approval.REQUIRED and not request.spec.approved:
+        return Waiting(reason="NotApproved", message=wording.not_approved(request))
+    start = start_time(request, now)
+    if not start.is_now:
+        left = start.changes_at - now if start.changes_at else None
+        return Waiting(reason="NotYet", message=wording.not_yet(start.changes_at), look_again=left)
+    return admission if isinstance(admission, Waiting) else None
+
+
+def _what_is_wrong(
+    request: DeviceMaintenance,
+    problem: SelectionProblem | None,
+    found: Collection[DeviceKey],
+    beyond: Sequence[DeviceKey],
+) -> SelectionProblem | None:
+    """What a person has to put right before the request can begin."""
+    if problem is not None:
+        return problem
+    if not found:
+        return SelectionProblem("NoDevices", wording.no_devices(request.spec.device_selector))
+    if beyond:
+        return SelectionProblem("DeviceTaintRuleNotServed", wording.rules_not_served(beyond))
+    if request.spec.taint.effect not in BLOCKING_EFFECTS:
+        return SelectionProblem("EffectNone", wording.only_announced(request.spec.taint.effect))
+    if said := schedule_problem(request):
+        return SelectionProblem("InvalidSchedule", said)
+    return None

@@ -1,0 +1,81 @@
+"""How draining and the Jobs of a request go, as the state machine is told of it.
+
+Owns the structs only: who is evicted is `drain`'s to plan, which Jobs are made is that of `jobs`.
+"""
+
+from datetime import timedelta
+from enum import StrEnum
+
+import msgspec
+
+from draco.resources.api.meta import ObjectKey
+
+
+class RefusedEviction(msgspec.Struct, frozen=True, order=True):
+    """A pod that may not be evicted now, and why.
+
+    `budgets` are the PodDisruptionBudgets ("namespace/name") that refuse it; `reason` is a short sentence where it is something
+    else.
+    """
+
+    pod: ObjectKey
+    budgets: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class DrainState(msgspec.Struct, frozen=True, kw_only=True):
+    """How emptying the devices goes.
+
+    `evict` are pods to be asked to leave now, `leaving` those that were asked or are ending, `unheld` claims that hold a device
+    and have no pod that could be evicted. While `no_execute` is true the taint is one that deletes pods. `waits_for` is how long
+    pods may still end by themselves.
+    """
+
+    evict: tuple[ObjectKey, ...] = ()
+    leaving: tuple[ObjectKey, ...] = ()
+    refused: tuple[RefusedEviction, ...] = ()
+    unheld: tuple[str, ...] = ()
+    no_execute: bool = False
+    message: str = ""
+    waits_for: timedelta | None = None
+    look_again: timedelta | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether pods are being made to leave."""
+        return bool(self.evict or self.leaving or self.refused or self.no_execute)
+
+
+class Purpose(StrEnum):
+    """What a request's Job is for."""
+
+    WORK = "work"
+    VERIFICATION = "verification"
+
+
+class FailedJob(msgspec.Struct, frozen=True, order=True):
+    """A Job that failed; `reason` is a sentence that says what to do."""
+
+    name: str
+    reason: str = ""
+
+
+class JobsState(msgspec.Struct, frozen=True, kw_only=True):
+    """The Jobs of one purpose: one is wanted for each physical GPU.
+
+    `missing` are names of those to be made. `trouble` says why none can be made now, which is no failure: it goes on when that
+    is put right.
+    """
+
+    wanted: int = 0
+    missing: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    succeeded: tuple[str, ...] = ()
+    failed: tuple[FailedJob, ...] = ()
+    trouble: str = ""
+    look_again: timedelta | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether every one has succeeded."""
+        return 0 < self.wanted == len(self.succeeded)
