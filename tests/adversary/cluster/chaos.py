@@ -22,8 +22,13 @@ SPARE = 1.2
 """So many more are drawn than are asked for, since some of them cannot be done."""
 GOES_ON_WITHIN = 0.15
 """The share of the time after which something is done with a request, again and again."""
-IN_THE_END = (Action("rest", {}), Action("maintenance: all deleted", {}))
-"""All comes to rest as it is, and then without any request."""
+IN_THE_END = (
+    Action("rest", {}),
+    Action("maintenance: all deleted", {}),
+    *(Action("hardware: reboot", {"node": node, "minors": None}) for node in NODES),
+    Action("all is given back", {}),
+)
+"""All comes to rest as it is, and then without any request, with every board healed and every node rebooted."""
 
 
 class Shape(NamedTuple):

@@ -84,6 +84,7 @@ class Performer:
             "wait: ready for work": self._wait_for_requests,
             "hardware: reboot": self._reboot,
             "hardware: hangs": self._hang,
+            "all is given back": self._given_back,
             **Maintaining(api, self._write).kinds,
         }
 
@@ -293,6 +294,10 @@ class Performer:
 
         self._soon(arguments["back_in_s"], back)
 
+    async def _given_back(self, _: Document) -> None:
+        """From now on nothing is to be tainted: whoever says so has deleted all requests and rebooted every node."""
+        self._cluster.observer.expects_nothing_tainted = True
+
     async def _reboot(self, arguments: Document) -> None:
         node = arguments["node"]
         minors = arguments["minors"]
@@ -322,6 +327,9 @@ class Performer:
                 if what == "driver reloaded":
                     self._cluster.observer.driver_changed(arguments["node"])
                 BREAK[what](path, gpu, arguments)
+                if what == "XID":
+                    uuid = state.load(path).gpus[gpu].uuid
+                    self._cluster.observer.faulted(arguments["node"], uuid, arguments["code"])
                 self.came_of["faults of boards"] += 1
         except StateError as error:
             self.refused["hardware"] += 1

@@ -21,6 +21,7 @@ from tests.adversary.cluster.observer.fairness import Fairness, Pace
 from tests.adversary.cluster.observer.files import FilesLaw
 from tests.adversary.cluster.observer.laws import LAWS, Latecomers
 from tests.adversary.cluster.observer.lease import LeaseLaw
+from tests.adversary.cluster.observer.ledger import Accidents, disagreements, still_tainted
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.reports import misreported
 from tests.adversary.cluster.observer.rest import unexplained
@@ -85,6 +86,9 @@ class Observer:
         self.world = World()
         self.budgets = BudgetLaw(self.world)
         self.bystanders = Bystanders(self.world, tenants)
+        self.accidents = Accidents(self.world)
+        self.expects_nothing_tainted = False
+        """All requests were deleted, and every board is healed and its node was rebooted."""
         self.fairness = Fairness()
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
@@ -158,6 +162,14 @@ class Observer:
     def disturbed(self, node: str = "") -> None:
         """Something is done to a node, or to all, so that an upgrade may be noticed."""
         self.upgrades.disturbed(time.monotonic(), node)
+        with self._lock:
+            self.accidents.disturbed(node)
+
+    def faulted(self, node: str, uuid: str, code: int) -> None:
+        """A board reports an XID."""
+        with self._lock:
+            if self._is_up(f"agent of {node}", time.monotonic()):
+                self.accidents.happened(node, uuid, code)
 
     def up(self, part: str, *, grace_s: float) -> None:
         """It was started again."""
@@ -180,6 +192,8 @@ class Observer:
         with self._lock:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
+            left += disagreements(self.world)
+            left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             return [*unexplained(self.world, states), *misreported(self.world), *left]
 
     def waits_for_a_node(self, wrong: Suspicion) -> bool:
@@ -238,6 +252,9 @@ class Observer:
                 )
                 for wrong in (*self.programs.look(), *self.lease.look(self.world, started, at), *weighed):
                     self._violated(wrong)
+                for wrong in self.accidents.look(counts_s, lambda node: self._hears(node, started)):  # noqa: B023
+                    self._violated(wrong)
+                self.counts["XIDs heard of"] = self.accidents.heard
                 for key, text in self.budgets.weighed(started):
                     self._violated(Suspicion("budget exceeded", key, text))
                 due = self._weigh(counts_s, started) if self.ready.is_set() else []
@@ -261,6 +278,15 @@ class Observer:
                 if up and lasted >= lasts_s and (law, key) not in self._told:
                     due.append(wrong)
         return due
+
+    def _hears(self, node: str, now: float) -> bool:
+        """Whether the agent of a node can say in time what it hears."""
+        minded = hardware.minded(hardware.read_state(self._nodes[node].state))
+        return (
+            minded
+            and self._answer_s < SLOW_ANSWER_S
+            and all(self._is_up(each, now) for each in ("api", f"agent of {node}"))
+        )
 
     def _is_up(self, part: str, now: float) -> bool:
         if part == "operator":
