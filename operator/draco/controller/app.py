@@ -20,6 +20,8 @@ from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
+from draco.controller.maintenance.budgets import MaintenanceAdmission
+from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.metrics import OperatorMetrics, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
@@ -119,7 +121,11 @@ class Operator:
                 action=action,
             )
 
-        maintenance = MaintenanceReconciler(client, self.view, clock=clock, settle_s=settings.settle_s)
+        fleet = MaintenanceFleet(self.view, clock)
+        admission = MaintenanceAdmission(client, self.view, fleet, clock=clock)
+        maintenance = MaintenanceReconciler(
+            client, self.view, clock=clock, settle_s=settings.settle_s, fleet=fleet, admission=admission
+        )
         extensions = TaintExtensionReconciler(client, self.view)
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         layouts = MigLayoutReconciler(client, self.view, decisions)
@@ -163,6 +169,7 @@ class Operator:
             return made
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
+        self.admission: Reconciling[str] = working("maintenance-budgets", admission)
         self.extensions: Reconciling[str] = working("taint-extensions", extensions)
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)

@@ -125,7 +125,7 @@ def with_budgets(impact: TaintImpact, budgets: Iterable[PodDisruptionBudget], po
     """The same with the budgets that cover any of the evicted pods. One that is not among `pods` is covered by none."""
     going = {each.key for each in impact.evicted}
     return msgspec.structs.replace(
-        impact, budgets=tuple(sorted(_budgets(budgets, [pod for pod in pods if pod.metadata.key in going])))
+        impact, budgets=tuple(sorted(budget_impacts(budgets, [pod for pod in pods if pod.metadata.key in going])))
     )
 
 
@@ -207,7 +207,8 @@ def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[O
     return {key for key in users if not known[key].is_over}
 
 
-def _budgets(budgets: Iterable[PodDisruptionBudget], evicted: Iterable[Pod]) -> Iterable[BudgetImpact]:
+def budget_impacts(budgets: Iterable[PodDisruptionBudget], evicted: Iterable[Pod]) -> Iterable[BudgetImpact]:
+    """The budgets that cover any of these pods, and how many of them."""
     pods = list(evicted)
     for budget in budgets:
         selector, namespace = budget.spec.selector, budget.metadata.namespace

@@ -26,6 +26,7 @@ from draco.resources.kinds import (
     DEVICE_MAINTENANCES,
     EVENTS,
     GPU_NODES,
+    MAINTENANCE_BUDGETS,
     MIG_POLICIES,
     NODES,
     PODS,
@@ -226,6 +227,9 @@ async def a_pending_claim_is_explained(cluster: Cluster) -> None:
 
 
 async def a_gpu_is_maintained(cluster: Cluster) -> None:
+    """Within a budget, which says where it stands."""
+    budget = ObjectKey("", "one-at-a-time")
+    await cluster.client.create(MAINTENANCE_BUDGETS, {"metadata": {"name": budget.name}, "spec": {"maxDevices": 1}})
     key = ObjectKey("", "swap")
     selector = {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"}
     await cluster.client.create(
@@ -235,10 +239,15 @@ async def a_gpu_is_maintained(cluster: Cluster) -> None:
     async def phase_is(phase: MaintenancePhase) -> bool:
         return (await cluster.client.get(DEVICE_MAINTENANCES, key)).status.phase == phase
 
+    async def is_used_up() -> bool:
+        return (await cluster.client.get(MAINTENANCE_BUDGETS, budget)).status.out_of_service == 1
+
     await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+    await until(is_used_up, what="the budget to be used up")
     await cluster.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
     await until(lambda: phase_is(MaintenancePhase.COMPLETED), what="Completed")
     await cluster.gone(DEVICE_MAINTENANCES, key)
+    await cluster.gone(MAINTENANCE_BUDGETS, budget)
 
 
 async def a_taint_rule_is_reported(cluster: Cluster) -> None:

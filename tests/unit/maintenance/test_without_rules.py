@@ -127,7 +127,7 @@ def test_a_device_is_isolated_once_its_agent_publishes_it_with_the_taint(cluster
     assert "waiting for Draco's agent on node-1" in cluster.request.status.message
     cluster.write_node()
     cluster.reconcile()
-    assert cluster.is_in(MaintenancePhase.PENDING)
+    assert cluster.is_in(MaintenancePhase.REHEARSED)
     cluster.publish()
     assert cluster.reconcile().look_again == timedelta(seconds=2)
     assert cluster.is_in(MaintenancePhase.ISOLATED)

@@ -9,18 +9,25 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 
+import msgspec
 import structlog
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
+from draco.controller.maintenance.budgets import COUNTING, MaintenanceAdmission
+from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.parts import Drains, RunsJobs
+from draco.controller.maintenance.rehearsals import Rehearsals, Rehearsed
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
+from draco.maintenance.admission import Candidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
+from draco.maintenance.fleet import PhysicalGpu
+from draco.maintenance.gate import Admitted, Waiting, what_holds_up
 from draco.maintenance.isolation import not_heeded, not_reached
 from draco.maintenance.matching import (
     OVER,
@@ -30,17 +37,18 @@ from draco.maintenance.matching import (
     has_begun,
     scope_of,
 )
-from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_abandoned, plan_maintenance
+from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
 from draco.maintenance.progress import DrainState, Purpose
+from draco.maintenance.rehearsal import scope_devices
 from draco.maintenance.rules import isolated_boards, maintenance_uid
 from draco.maintenance.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
-from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
 
@@ -48,6 +56,10 @@ log = structlog.get_logger(__name__)
 
 _MOST_ASKED = 64
 """Of more devices than this some are taken to belong to any class."""
+
+_COUNTED_WITHIN_S = 1.0
+_REHEARSED_EVERY_S = 30.0
+"""What isolating would do is counted again after this, while a request waits."""
 
 _compiled = lru_cache(maxsize=256)(compile_selector)
 
@@ -62,6 +74,8 @@ class MaintenanceReconciler:
         *,
         clock: Clock,
         settle_s: float,
+        fleet: MaintenanceFleet | None = None,
+        admission: MaintenanceAdmission | None = None,
         drains: Drains | None = None,
         jobs: RunsJobs | None = None,
     ) -> None:
@@ -69,6 +83,9 @@ class MaintenanceReconciler:
         self._view = view
         self._clock = clock
         self._settle = timedelta(seconds=settle_s)
+        self._fleet = fleet or MaintenanceFleet(view, clock)
+        self._admission = admission or MaintenanceAdmission(client, view, self._fleet, clock=clock)
+        self._rehearsals = Rehearsals(client, view, self._fleet, clock=clock)
         self._drains = drains
         self._jobs = jobs
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
@@ -83,6 +100,8 @@ class MaintenanceReconciler:
         self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake))
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
+        self._view.budgets.subscribe(lambda change: self._wake_all(wake) if change.differs(_limits) else None)
+        self._admission.listen(wake)
         for part in (self._drains, self._jobs):
             if part is not None:
                 part.subscribe(wake)
@@ -97,15 +116,17 @@ class MaintenanceReconciler:
         """Bring the request with this UID, and its rules, to what they should be."""
         request = self._view.request(uid)
         if request is None:
-            self._superseded.pop(uid, None)
-            if self._drains:
-                self._drains.forget(uid)
-            plan = await self._plan_for_missing(uid)
-            await self._carry_out(plan, None)
+            await self._clean_up_after(uid)
             return None
         if self._superseded.get(uid) == request.metadata.resource_version:
             return None  # our own write is still on its way to us; its arrival wakes us
-        seen = self._seen(request)
+        try:
+            rehearsed = await self._rehearse(request)
+        finally:
+            self._admission.looked_at(uid)
+        seen = self._seen(request, rehearsed)
+        if seen.admission is COUNTING:
+            return _COUNTED_WITHIN_S  # the decision wakes us
         plan = plan_maintenance(request, seen)
         if not plan.empty:
             if not await self._view.maintenances.is_current(request):
@@ -113,9 +134,45 @@ class MaintenanceReconciler:
             log.info("maintenance.planned", request=plan.request, uid=uid, plan=str(plan))
         await self._carry_out(plan, request)
         again_s = plan.look_again.total_seconds() if plan.look_again else None
+        if rehearsed is not None:
+            again_s = _sooner(again_s, _REHEARSED_EVERY_S)
         if plan.status is None:
             return _sooner(again_s, await self._work(request, plan, seen))
         return again_s
+
+    async def _clean_up_after(self, uid: str) -> None:
+        """Take away what a request that is gone has left."""
+        self._superseded.pop(uid, None)
+        if self._drains:
+            self._drains.forget(uid)
+        await self._carry_out(await self._plan_for_missing(uid), None)
+        self._admission.withdraw(uid)  # only now: a rule that was just being written counts no less
+
+    async def _rehearse(self, request: DeviceMaintenance) -> Rehearsed | None:
+        """What isolating would do, of a request that may begin some time."""
+        over = request.status.phase in OVER or request.spec.cancelled or request.spec.finished
+        if has_begun(request) or over or request.metadata.deletion_timestamp is not None:
+            return None
+        rules = self._view.rules_for(request.metadata.uid)
+        if any(rule.spec.taint.effect in BLOCKING_EFFECTS for rule in rules):
+            return None  # an older operator has begun with it
+        return await self._rehearsals.of(request)
+
+    def _admits(self, request: DeviceMaintenance, seen: PlanInput, gpus: frozenset[PhysicalGpu]) -> Admitted | Waiting:
+        """Whether budgets let it begin, asked only if nothing else is in the way."""
+        uid = request.metadata.uid
+        held_up = what_holds_up(
+            request,
+            seen.now,
+            problem=seen.problem,
+            found=seen.scope.named,
+            beyond=seen.beyond,
+            admission=Admitted(),
+        )
+        if held_up is not None:
+            self._admission.withdraw(uid)
+            return Admitted()
+        return self._admission.ask(Candidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus))
 
     async def _work(self, request: DeviceMaintenance, plan: MaintenancePlan, seen: PlanInput) -> float | None:
         """What the status as it stands says that is done to others: pods are evicted, Jobs are made."""
@@ -127,12 +184,20 @@ class MaintenanceReconciler:
             await self._jobs.make(request, Purpose.VERIFICATION, seen.verification)
         return None
 
-    def _seen(self, request: DeviceMaintenance) -> PlanInput:
+    def _seen(self, request: DeviceMaintenance, rehearsed: Rehearsed | None) -> PlanInput:
         """What is known of the request now."""
+        seen = self._observed(request, rehearsed)
+        if rehearsed is None:
+            self._admission.withdraw(request.metadata.uid)
+            return seen
+        admission = self._admits(request, seen, self._fleet.gpus(scope_devices(seen.scope)))
+        return msgspec.structs.replace(seen, admission=admission)
+
+    def _observed(self, request: DeviceMaintenance, rehearsed: Rehearsed | None) -> PlanInput:
         now = self._clock.now()
         rules = self._view.rules_for(request.metadata.uid)
         isolated = isolated_boards(request, rules)
-        selection = fixed_selection(request, rules) or MaintenanceSelection(
+        selection = (rehearsed.selection if rehearsed else fixed_selection(request, rules)) or MaintenanceSelection(
             selector=request.spec.device_selector, devices=frozenset()
         )
         pools = self._pools_for(selection, isolated)
@@ -156,6 +221,8 @@ class MaintenanceReconciler:
             now=now,
             scope=scope,
             selection=selection,
+            problem=rehearsed.problem if rehearsed else None,
+            rehearsal=rehearsed.summary if rehearsed else None,
             rules=tuple(rules),
             others=tuple(each for each in self._at_work() if each.metadata.uid != request.metadata.uid),
             claims=tuple(claims.values()),
@@ -193,7 +260,8 @@ class MaintenanceReconciler:
         holding = [
             claim for claim in claims if claim.metadata.key not in own and not devices.isdisjoint(claim.devices_held)
         ]
-        return self._drains.look(request, devices, holding, rules, now=self._clock.now(), paused="")
+        paused = self._admission.paused(self._fleet.gpus(devices))
+        return self._drains.look(request, devices, holding, rules, now=self._clock.now(), paused=paused)
 
     def _idle(self, gpu_nodes: Mapping[PoolKey, GpuNode]) -> set[PoolKey]:
         """The pools whose agents publish nothing now.
@@ -325,13 +393,14 @@ class MaintenanceReconciler:
         if any(claim.waits_tolerantly for claim in claims):
             self._wake_all(wake)
         devices = {result.key for claim in claims for result in claim.results}
-        self._wake_for_pools({PoolKey(device.driver, device.pool) for device in devices}, wake)
+        # Those that would select of the whole fleet would be woken by every claim: they are looked at from time to time.
+        self._wake_for_pools({PoolKey(device.driver, device.pool) for device in devices}, wake, wide=False)
 
-    def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None]) -> None:
+    def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None], *, wide: bool = True) -> None:
         for request in self._at_work() if pools else ():
             # One that is not fixed yet, and does not go by names alone, may be about anything.
             selection = fixed_selection(request, self._view.rules_for(request.metadata.uid))
-            if selection is None or any(selection.may_match(pool) for pool in pools):
+            if wide if selection is None else any(selection.may_match(pool) for pool in pools):
                 wake(request.metadata.uid)
 
     def _wake_all(self, wake: Callable[[str], None]) -> None:
@@ -356,6 +425,10 @@ def _agents_say(
     asked = {*scope.named, *(device for device in isolated if device not in scope.overlapping)}
     found = [(device, isolated.get(device, ""), scope.boards.get(device, "")) for device in sorted(asked)]
     return agents_say(found, nodes, idle)
+
+
+def _limits(budget: MaintenanceBudget) -> object:
+    return budget.spec
 
 
 def _claimed(request: DeviceMaintenance) -> tuple[object, ...]:

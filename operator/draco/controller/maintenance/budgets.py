@@ -1,0 +1,267 @@
+"""Decides for all requests at once which of them may begin, and says on each MaintenanceBudget where it stands.
+
+Owns the list of requests that would begin, and what they were told: a request that was admitted counts as out of service until
+its own status says that it has begun, or it is withdrawn. There is one key: a decision is about everything, and is never made
+twice at once. Writes nothing but the status of budgets.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import structlog
+
+from draco.controller.loop_watch import CooperativeWork
+from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.kube.watch.store import Change
+from draco.maintenance.admission import Admission, BudgetLimit, Candidate, FailedRequest, admit, paused_by
+from draco.maintenance.budget_status import budget_status
+from draco.maintenance.fleet import PhysicalGpu, PublishedDevice, nvlink_domain, place
+from draco.maintenance.gate import Admitted, Waiting
+from draco.maintenance.matching import OVER, has_begun
+from draco.maintenance.plan import age_of
+from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
+from draco.resources.api.maintenance import (
+    BudgetScope,
+    DeviceMaintenance,
+    MaintainedDevice,
+    MaintenanceBudget,
+    MaintenancePhase,
+)
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
+from draco.resources.kinds import DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS
+from draco.resources.names import FIELD_MANAGER_OPERATOR
+
+log = structlog.get_logger(__name__)
+
+KEY = "all"
+COUNTING = Waiting(reason="CountingBudgets", message="Counting what MaintenanceBudgets allow.")
+_CATCH_UP_S = 0.2
+
+
+class MaintenanceAdmission:
+    """One decision at a time, about all requests."""
+
+    def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
+        self._client = client
+        self._view = view
+        self._fleet = fleet
+        self._clock = clock
+        self._candidates: dict[str, Candidate] = {}
+        self._admitted: dict[str, frozenset[PhysicalGpu]] = {}
+        self._waiting: Mapping[str, Waiting] = {}
+        self._looked_at: set[str] = set()
+        self._limits: dict[str, _Remembered] = {}
+        self._caught_up = False
+        self._wake_self: Callable[[str], None] = lambda _: None
+        self._wake_request: Callable[[str], None] = lambda _: None
+
+    # -- for the reconciler of requests
+
+    def listen(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the UID of every request about which something else has been decided."""
+        self._wake_request = wake
+
+    def ask(self, candidate: Candidate) -> Admitted | Waiting:
+        """Whether a request may begin now; if not, it is in the list from now on."""
+        uid = candidate.uid
+        if not len(self._view.budgets.store):
+            return Admitted()
+        if paused := self.paused(candidate.gpus):
+            self._put(candidate)
+            return Waiting(reason="Paused", message=paused_by(paused))
+        admitted = self._admitted.get(uid)
+        if admitted is not None and candidate.gpus <= admitted:
+            return Admitted()
+        self._put(candidate)
+        return self._waiting.get(uid, COUNTING)
+
+    def looked_at(self, uid: str) -> None:
+        """Whether the request would begin is known: those that are younger need not wait for that any more."""
+        if uid not in self._looked_at:
+            self._looked_at.add(uid)
+            if self._candidates:
+                self._wake_self(KEY)
+
+    def withdraw(self, uid: str) -> None:
+        """A request has begun, or would not begin any more."""
+        gone = self._candidates.pop(uid, None), self._admitted.pop(uid, None)
+        if any(each is not None for each in gone):
+            self._wake_self(KEY)
+
+    def paused(self, gpus: Collection[PhysicalGpu] = ()) -> str:
+        """The budget that forbids to take these GPUs out of service now; "" if none does."""
+        for budget in self._view.budgets.store.values():
+            known = self._limits.get(budget.metadata.name)
+            if budget.spec.paused and (not budget.spec.device_class_name or (known and known.limit.concerns(gpus))):
+                return budget.metadata.name
+        return ""
+
+    def _put(self, candidate: Candidate) -> None:
+        admitted = self._admitted.get(candidate.uid)
+        if self._candidates.get(candidate.uid) != candidate or (admitted and not candidate.gpus <= admitted):
+            self._admitted.pop(candidate.uid, None)
+            self._candidates[candidate.uid] = candidate
+            self._wake_self(KEY)
+
+    # -- the decision
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called when something is to be decided again."""
+        self._wake_self = wake
+        self._view.maintenances.subscribe(lambda change: self._request_changed(change, wake))
+        self._view.budgets.subscribe(lambda change: wake(KEY) if change.differs(lambda item: item.spec) else None)
+        self._view.classes.subscribe(lambda _: wake(KEY))
+        self._view.slices.subscribe(lambda change: wake(KEY) if change.differs(lambda item: item.spec) else None)
+        self._view.nodes.subscribe(
+            lambda change: wake(KEY) if change.differs(lambda node: node.metadata.labels) else None
+        )
+        if self._view.rules:
+            self._view.rules.subscribe(lambda change: _rule_changed(change, wake))
+
+    def all_keys(self) -> set[str]:
+        """The one decision."""
+        return {KEY}
+
+    async def reconcile(self, _: str) -> float | None:
+        """Decide about all requests that would begin, and say on the budgets where they stand."""
+        if not self._caught_up:
+            # Whoever led before may have let requests begin of which no watch has told yet.
+            for request in await self._client.list(DEVICE_MAINTENANCES):
+                known = self._view.request(request.metadata.uid)
+                if known is None or known.metadata.resource_version != request.metadata.resource_version:
+                    return _CATCH_UP_S
+            self._caught_up = True
+        budgets = list(self._view.budgets.store.values())
+        for gone in self._limits.keys() - {budget.metadata.name for budget in budgets}:
+            del self._limits[gone]
+        limits = [await self._limit(budget) for budget in budgets]
+        # From here on nothing else happens in between: what is decided is about what is known now.
+        requests = list(self._view.maintenances.store.values())
+        out = self._out(requests)
+        failed = [
+            FailedRequest(request.metadata.name, self._fleet.gpus(request.status.devices))
+            for request in requests
+            if request.status.phase is MaintenancePhase.FAILED
+        ]
+        reserved = frozenset(gpu for gpus in self._admitted.values() for gpu in gpus)
+        self._looked_at &= {request.metadata.uid for request in requests}
+        unknown = [age_of(each) for each in requests if not self._is_known(each)]
+        decided = admit(
+            (
+                each
+                for uid, each in self._candidates.items()
+                if uid not in self._admitted and not any(age < each.age for age in unknown)
+            ),
+            out | reserved,
+            limits,
+            failed,
+        )
+        self._tell(decided)
+        for limit in limits:
+            await self._say(limit, out, decided)
+        return None
+
+    def _is_known(self, request: DeviceMaintenance) -> bool:
+        """Whether it is known of the request if it would begin."""
+        status = request.status
+        return status.phase in OVER or has_begun(request) or request.metadata.uid in self._looked_at
+
+    def _tell(self, decided: Admission) -> None:
+        changed = [uid for uid, why in decided.waiting.items() if self._waiting.get(uid) != why]
+        self._admitted.update(decided.admitted)
+        self._waiting = decided.waiting
+        if decided.admitted:
+            log.info("maintenance.admitted", requests=len(decided.admitted), waiting=len(decided.waiting))
+        for uid in (*decided.admitted, *changed):
+            self._wake_request(uid)
+
+    def _out(self, requests: Iterable[DeviceMaintenance]) -> frozenset[PhysicalGpu]:
+        """What is out of service: what requests have begun with, and what still has a taint of theirs."""
+        found: set[PhysicalGpu] = set()
+        for request in requests:
+            if has_begun(request):
+                found |= self._fleet.gpus(request.status.devices)
+        for rule in self._view.rule_store.values():
+            device = maintained_device(rule) if maintenance_uid(rule) else None
+            if device is not None and rule.spec.taint.effect in BLOCKING_EFFECTS:
+                found |= self._fleet.gpus([MaintainedDevice(**device._asdict(), uuid=isolated_board(rule))])
+        return frozenset(found)
+
+    async def _limit(self, budget: MaintenanceBudget) -> BudgetLimit:
+        spec, name = budget.spec, budget.metadata.name
+        members = await self._fleet.of_class(spec.device_class_name) if spec.device_class_name else None
+        labels = self._fleet.node_labels() if spec.per is BudgetScope.NVLINK_DOMAIN else {}
+        pools = await self._fleet.pools()
+        made_of = (spec, members, labels, pools)
+        known = self._limits.get(name)
+        if known is None or known.made_of != made_of:
+            work = CooperativeWork(self._clock)
+            places: dict[PhysicalGpu, str] = {}
+            for pool in pools:
+                for gpu, published in pool.gpus.items():
+                    if members is None or gpu in members:
+                        places[gpu] = _counted_in(spec.per, published, labels)
+                await work.pause()
+            limit = BudgetLimit(name=name, spec=spec, places=places, totals=Counter(places.values()))
+            known = self._limits[name] = _Remembered(limit, made_of)
+        return known.limit
+
+    async def _say(self, limit: BudgetLimit, out: frozenset[PhysicalGpu], decided: Admission) -> None:
+        budget = self._view.budgets.store.get(ObjectKey("", limit.name))
+        if budget is None or budget.spec != limit.spec:
+            return
+        known = not limit.spec.device_class_name or self._view.classes.store.get(
+            ObjectKey("", limit.spec.device_class_name)
+        )
+        status = budget_status(
+            budget,
+            limit,
+            out,
+            waiting=decided.waiting_for.get(limit.name, 0),
+            now=self._clock.now(),
+            has_class=bool(known),
+        )
+        if status == budget.status or not await self._view.budgets.is_current(budget):
+            return
+        meta = {"uid": budget.metadata.uid, "resourceVersion": budget.metadata.resource_version}
+        try:
+            await self._client.apply(
+                MAINTENANCE_BUDGETS,
+                budget.metadata.key,
+                {"metadata": meta, "status": status},
+                manager=FIELD_MANAGER_OPERATOR,
+                subresource="status",
+            )
+        except NotFound:
+            log.info("maintenance.budget_gone", budget=limit.name)
+
+    def _request_changed(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
+        if change.differs(lambda request: (has_begun(request), request.status.phase, request.status.devices)):
+            wake(KEY)
+
+
+class _Remembered(NamedTuple):
+    """A budget as it was last worked out, and of what."""
+
+    limit: BudgetLimit
+    made_of: tuple[object, ...]
+
+
+def _counted_in(per: BudgetScope, published: PublishedDevice, node_labels: Mapping[str, Mapping[str, str]]) -> str:
+    """Within what a GPU is counted."""
+    if per is BudgetScope.CLUSTER:
+        return ""
+    if per is BudgetScope.NODE:
+        return place(published)
+    return nvlink_domain(published, node_labels.get(published.node, {}))
+
+
+def _rule_changed(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
+    if any(maintenance_uid(rule) for rule in change.versions):
+        wake(KEY)

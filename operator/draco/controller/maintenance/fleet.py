@@ -1,0 +1,154 @@
+"""The fleet's physical GPUs as maintenance counts them, pool by pool, kept up with what is published.
+
+Owns what is remembered of each pool and which of its GPUs each class has. A pool is looked at when it has changed; to go through
+all of them is cooperative work, so that others have their turn in between.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from cachetools import LRUCache
+
+from draco.controller.loop_watch import CooperativeWork
+from draco.controller.view import BY_POOL, ClusterView
+from draco.kube.clock import Clock
+from draco.maintenance.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.rehearsal import ClassSupply, PoolSelection, Selected, tainted
+from draco.maintenance.selection import DeviceTest, test_of, test_of_class
+from draco.resources.api.maintenance import MaintainedDevice, MaintenanceSelector
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.names import DeviceKey, PoolKey
+
+_FREE_FOR_S = 1.0
+"""For so long it counts as known which GPUs are free: it is only told to people."""
+
+
+_SELECTED_FOR_S = 0.5
+_SELECTIONS = 64
+
+
+class MaintenanceFleet:
+    """All pools that are published."""
+
+    def __init__(self, view: ClusterView, clock: Clock) -> None:
+        self._view = view
+        self._clock = clock
+        self._pools: dict[PoolKey, tuple[list[ResourceSlice], FleetPool]] = {}
+        self._tests: dict[str, tuple[str, DeviceTest | str]] = {}
+        self._of_class: dict[tuple[str, PoolKey], tuple[DeviceTest, FleetPool, frozenset[PhysicalGpu]]] = {}
+        self._selected: LRUCache[str, tuple[float, Selected]] = LRUCache(_SELECTIONS)
+        self._taken: frozenset[PhysicalGpu] = frozenset()
+        self._taken_at = float("-inf")
+
+    def pool(self, key: PoolKey) -> FleetPool:
+        """One pool as it is published now, also one that is not published at all."""
+        slices = self._view.slices.store.by_index(BY_POOL, key)
+        known = self._pools.get(key)
+        if known is None or list(map(id, known[0])) != list(map(id, slices)):
+            known = self._pools[key] = (slices, FleetPool(key, slices))
+        return known[1]
+
+    async def pools(self) -> list[FleetPool]:
+        """All pools, some of which may have changed by the time that the last one is looked at."""
+        work = CooperativeWork(self._clock)
+        keys = {item.pool for item in self._view.slices.store.values()}
+        for gone in self._pools.keys() - keys:
+            del self._pools[gone]
+        for gone_of in [each for each in self._of_class if each[1] not in keys]:
+            del self._of_class[gone_of]
+        found = []
+        for key in sorted(keys):
+            found.append(self.pool(key))
+            await work.pause()
+        return found
+
+    def gpus(self, devices: Iterable[DeviceKey | MaintainedDevice]) -> frozenset[PhysicalGpu]:
+        """The GPUs that devices are, or were when they were isolated."""
+        found = set()
+        for each in devices:
+            uuid = each.uuid if isinstance(each, MaintainedDevice) else ""
+            found.add(self.pool(PoolKey(each.driver, each.pool)).gpu(each.device, uuid))
+        return frozenset(found)
+
+    async def select(self, selector: MaintenanceSelector) -> Selected:
+        """The devices that a selector means. What was found a moment ago is good enough as long as nothing has begun."""
+        now = self._clock.monotonic()
+        known = self._selected.get(selector_key := repr(selector))
+        if known is None or now - known[0] >= _SELECTED_FOR_S:
+            known = self._selected[selector_key] = (now, await self._select(selector))
+        return known[1]
+
+    async def _select(self, selector: MaintenanceSelector) -> Selected:
+        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        asked = PoolSelection(test_of(selector, classes))
+        work = CooperativeWork(self._clock)
+        for pool in await self.pools():
+            asked.add(pool)
+            await work.pause()
+        return asked.result()
+
+    async def of_class(self, name: str) -> frozenset[PhysicalGpu]:
+        """The GPUs of a class; none of one that does not exist, all of one whose selectors nobody understands."""
+        known = self._view.classes.store.get(ObjectKey("", name))
+        if known is None:
+            return frozenset()
+        test = self._test(name)
+        work = CooperativeWork(self._clock)
+        found: set[PhysicalGpu] = set()
+        for pool in await self.pools():
+            found |= pool.gpus.keys() if isinstance(test, str) else self._members(name, test, pool)
+            await work.pause()
+        return frozenset(found)
+
+    async def classes_of(self, gpus: Collection[PhysicalGpu]) -> list[ClassSupply]:
+        """The classes that have any of these GPUs."""
+        concerned = {PoolKey(gpu.driver, gpu.pool) for gpu in gpus}
+        found = []
+        for device_class in self._view.classes.store.values():
+            name = device_class.metadata.name
+            test = self._test(name)
+            if isinstance(test, str):
+                continue
+            if any(not self._members(name, test, self.pool(pool)).isdisjoint(gpus) for pool in concerned):
+                members = await self.of_class(name)
+                found.append(ClassSupply(name, members, members - await self._not_free()))
+        return found
+
+    def node_labels(self) -> Mapping[str, Mapping[str, str]]:
+        """The labels of nodes."""
+        return {node.metadata.name: node.metadata.labels for node in self._view.nodes.store.values()}
+
+    def _test(self, name: str) -> DeviceTest | str:
+        known = self._view.classes.store.get(ObjectKey("", name))
+        if known is None:
+            return "it does not exist"
+        version = known.metadata.resource_version
+        remembered = self._tests.get(name)
+        if remembered is None or remembered[0] != version:
+            remembered = self._tests[name] = (version, test_of_class(known))
+        return remembered[1]
+
+    def _members(self, name: str, test: DeviceTest, pool: FleetPool) -> frozenset[PhysicalGpu]:
+        known = self._of_class.get((name, pool.key))
+        if known is None or known[0] is not test or known[1] is not pool:
+            known = self._of_class[name, pool.key] = (test, pool, pool.of_class(test))
+        return known[2]
+
+    async def _not_free(self) -> frozenset[PhysicalGpu]:
+        """GPUs that a claim holds, or that a taint keeps claims off."""
+        if self._clock.monotonic() - self._taken_at < _FREE_FOR_S:
+            return self._taken
+        work = CooperativeWork(self._clock)
+        found: set[PhysicalGpu] = set()
+        for claim in self._view.claims.store.values():
+            found |= self.gpus(claim.devices_held)
+            await work.pause()
+        for rule in self._view.rule_store.values():
+            named = rule.spec.device_selector.named if rule.spec.device_selector else None
+            found |= self.gpus([named] if named and rule.spec.taint.effect != "None" else [])
+            await work.pause()
+        for pool in await self.pools():
+            found |= tainted([pool])
+            await work.pause()
+        self._taken, self._taken_at = frozenset(found), self._clock.monotonic()
+        return self._taken

@@ -1,0 +1,105 @@
+"""Rehearses requests that have not begun: what they select, what that would do, and what speaks against it.
+
+Owns the reading for that: of the fleet, which lets others work in between, and of disruption budgets, which are not watched.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import msgspec
+from cachetools import TTLCache
+
+from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import Forbidden
+from draco.maintenance.gate import SelectionProblem
+from draco.maintenance.matching import MaintenanceSelection, is_exact, scope_of
+from draco.maintenance.rehearsal import rehearsal_of, scope_devices, takes_most
+from draco.resources.api.core import PodDisruptionBudget
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal
+from draco.resources.kinds import POD_DISRUPTION_BUDGETS
+from draco.resources.names import DeviceKey, PoolKey
+
+_BUDGETS_FOR_S = 30.0
+_NAMESPACES = 512
+
+
+class Rehearsed(msgspec.Struct, frozen=True):
+    """What a request selects, what isolating that would do, and why it cannot begin with it."""
+
+    selection: MaintenanceSelection
+    summary: MaintenanceRehearsal | None = None
+    problem: SelectionProblem | None = None
+
+
+class Rehearsals:
+    """One request at a time."""
+
+    def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
+        self._client = client
+        self._view = view
+        self._fleet = fleet
+        self._budgets: TTLCache[str, list[PodDisruptionBudget]] = TTLCache(
+            _NAMESPACES, _BUDGETS_FOR_S, timer=clock.monotonic
+        )
+
+    async def of(self, request: DeviceMaintenance) -> Rehearsed:
+        """Rehearse the request with what is known now."""
+        selector = request.spec.device_selector
+        selection = MaintenanceSelection(selector=selector)
+        if not is_exact(selector):
+            selected = await self._fleet.select(selector)
+            selection = MaintenanceSelection(selector=selector, devices=selected.devices)
+            if selected.problem is not None:
+                return Rehearsed(selection, problem=selected.problem)
+        devices = self._devices(selection)
+        gpus = self._fleet.gpus(devices)
+        classes = await self._fleet.classes_of(gpus)
+        keys = {PoolKey(device.driver, device.pool) for device in devices}
+        claims = {claim.metadata.key: claim for key in keys for claim in self._view.claims_in(key)}
+        pods = {
+            pod.metadata.key: pod
+            for claim in claims.values()
+            if not devices.isdisjoint(claim.devices_held)
+            for pod in self._view.pods_of(claim.metadata.key)
+        }
+        summary = rehearsal_of(
+            devices,
+            gpus,
+            claims=claims.values(),
+            pods=pods.values(),
+            disruption_budgets=await self._disruption_budgets({key.namespace for key in pods}),
+            classes=classes,
+        )
+        problem = takes_most(request, gpus, classes)
+        return Rehearsed(selection, _steady(request.status.rehearsal, summary), problem)
+
+    def _devices(self, selection: MaintenanceSelection) -> frozenset[DeviceKey]:
+        """All that the selection means now, and what is the same hardware."""
+        selector, keys = selection.selector, set[PoolKey]()
+        if selection.devices is not None:
+            keys = {PoolKey(device.driver, device.pool) for device in selection.devices}
+        elif selector.driver and selector.pool:
+            keys = {PoolKey(selector.driver, selector.pool)}
+        else:
+            keys = {item.pool for item in self._view.slices.store.values() if selection.may_match(item.pool)}
+        return frozenset(scope_devices(scope_of(selection, {key: self._fleet.pool(key).hardware for key in keys})))
+
+    async def _disruption_budgets(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
+        found: list[PodDisruptionBudget] = []
+        with suppress(Forbidden):  # the rights of an older chart: then no budget is spoken of
+            for namespace in sorted(namespaces):
+                if namespace not in self._budgets:
+                    listed = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
+                    self._budgets[namespace] = list(listed)
+                found += self._budgets[namespace]
+        return found
+
+
+def _steady(before: MaintenanceRehearsal | None, now: MaintenanceRehearsal) -> MaintenanceRehearsal:
+    """The rehearsal to write. How many GPUs are free changes by the second: alone it is not worth a write."""
+    if before is None or [each.name for each in before.classes] != [each.name for each in now.classes]:
+        return now
+    return before if msgspec.structs.replace(now, classes=before.classes) == before else now

@@ -1,0 +1,69 @@
+"""What a MaintenanceBudget says of itself.
+
+Owns its condition and its sentences. What it allows is `admission`'s to say.
+"""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final
+
+from draco.maintenance.admission import BudgetLimit
+from draco.maintenance.fleet import PhysicalGpu
+from draco.resources.api.maintenance import MaintenanceBudget, MaintenanceBudgetStatus
+from draco.resources.api.meta import Condition, timed
+from draco.resources.texts import agreeing, counted
+
+CONDITION_AVAILABLE: Final = "Available"
+
+
+def budget_status(
+    budget: MaintenanceBudget,
+    limit: BudgetLimit,
+    out: Collection[PhysicalGpu],
+    *,
+    waiting: int,
+    now: datetime,
+    has_class: bool,
+) -> MaintenanceBudgetStatus:
+    """Where a budget stands. `out` is what is out of service, of any budget; `waiting` counts requests that wait for this one."""
+    used = limit.counted(out)
+    full = [place for place, allowed in _allowed(limit).items() if used[place] >= allowed]
+    number = used.total()
+    if not has_class:
+        status, reason = "False", "NoDeviceClass"
+        message = f"There is no DeviceClass {limit.spec.device_class_name}, so this budget limits nothing."
+    elif limit.spec.paused:
+        status, reason = "False", "Paused"
+        message = f"Paused: nothing more is taken out of service, and {counted(number, 'GPU')} {_stay(number)} so."
+    elif full and len(full) == len(limit.totals):
+        status, reason = "False", "UsedUp"
+        message = (
+            f"{counted(number, 'GPU')} of {len(limit.places)} {_are(number)} out of service, as many as is allowed."
+        )
+    else:
+        status, reason = "True", "Available"
+        message = f"{counted(number, 'GPU')} of {len(limit.places)} {_are(number)} out of service."
+    if waiting:
+        message += f" {counted(waiting, 'request')} {agreeing(waiting, 'waits', 'wait')} for it."
+    wanted = Condition(type=CONDITION_AVAILABLE, status=status, reason=reason, message=message)
+    return MaintenanceBudgetStatus(
+        observed_generation=budget.metadata.generation,
+        devices=len(limit.places),
+        out_of_service=number,
+        waiting=waiting,
+        message=message,
+        conditions=[timed(wanted, budget.status.conditions, now, generation=budget.metadata.generation)],
+    )
+
+
+def _allowed(limit: BudgetLimit) -> dict[str, int]:
+    found = {place: limit.allows(place) for place in limit.totals}
+    return {place: allowed for place, allowed in found.items() if allowed is not None}
+
+
+def _are(number: int) -> str:
+    return agreeing(number, "is", "are")
+
+
+def _stay(number: int) -> str:
+    return agreeing(number, "stays", "stay")

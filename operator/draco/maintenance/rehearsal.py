@@ -1,0 +1,256 @@
+"""A request rehearsed: what isolating and draining would do, counted before anything is done.
+
+Owns the counting, for the operator and for `draco maintain`, and with it the refusal of a request that selects nothing, more than
+can be fixed, or most of a class. Nothing is written.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from draco.maintenance.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.gate import SelectionProblem
+from draco.maintenance.impact import budget_impacts, impact_of
+from draco.maintenance.matching import MaintenanceScope, MaintenanceSelection, is_exact, scope_of
+from draco.maintenance.schedule import schedule_problem
+from draco.maintenance.selection import (
+    MOST_DEVICES,
+    RequestTest,
+    most_of_class,
+    selector_fails,
+    test_of,
+    test_of_class,
+    too_many,
+)
+from draco.maintenance.wording import no_devices
+from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal, RehearsedClass
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
+from draco.resources.names import DeviceKey, PoolKey
+
+NAMED = 64
+"""The status names no more pods, budgets and classes than this."""
+
+
+class ClassSupply(msgspec.Struct, frozen=True):
+    """The physical GPUs of a class, and those of them that nobody holds and no taint keeps off."""
+
+    name: str
+    gpus: frozenset[PhysicalGpu]
+    free: frozenset[PhysicalGpu]
+
+
+class Selected(msgspec.Struct, frozen=True):
+    """The devices that a request selects, or what is wrong."""
+
+    devices: frozenset[DeviceKey] = frozenset()
+    problem: SelectionProblem | None = None
+
+
+class PoolSelection:
+    """Goes through pools and finds what a request selects. Whoever calls it lets others work between pools."""
+
+    def __init__(self, test: RequestTest) -> None:
+        self._test = test
+        self._found: set[DeviceKey] = set()
+        self._problem = test.problem
+
+    def add(self, pool: FleetPool) -> None:
+        """Ask the devices of one more pool."""
+        if self._problem is not None or not self._test.selector.may_match(pool.key):
+            return
+        for each in pool.devices:
+            key = DeviceKey(*pool.key, each.device.name)
+            said = self._test.says(key, each.device, each.node)
+            if isinstance(said, str):
+                self._problem = selector_fails(key, said)
+                return
+            if said:
+                self._found.add(key)
+
+    def result(self) -> Selected:
+        """What was found in all of them."""
+        if self._problem is None and not self._found:
+            return Selected(problem=SelectionProblem("NoDevices", no_devices(self._test.selector)))
+        if self._problem is None and len(self._found) > MOST_DEVICES:
+            return Selected(problem=too_many(len(self._found)))
+        return Selected(frozenset(self._found) if self._problem is None else frozenset(), self._problem)
+
+
+def takes_most(
+    request: DeviceMaintenance, gpus: Collection[PhysicalGpu], classes: Iterable[ClassSupply]
+) -> SelectionProblem | None:
+    """Whether a request takes more than half of a class without being permitted to.
+
+    One that names a single device takes what it says: nobody does that by mistake.
+    """
+    selector = request.spec.device_selector
+    if request.spec.allow_most_of_class or (selector.pool and selector.device):
+        return None
+    for each in sorted(classes, key=lambda each: each.name):
+        taken = len(each.gpus.intersection(gpus))
+        if 2 * taken > len(each.gpus):
+            return most_of_class(each.name, taken, len(each.gpus))
+    return None
+
+
+def rehearsal_of(
+    devices: Collection[DeviceKey],
+    gpus: Collection[PhysicalGpu],
+    *,
+    claims: Iterable[ResourceClaim],
+    pods: Iterable[Pod] | None,
+    disruption_budgets: Iterable[PodDisruptionBudget] = (),
+    classes: Iterable[ClassSupply] = (),
+) -> MaintenanceRehearsal:
+    """What isolating `devices`, which are these `gpus`, and draining them would do.
+
+    A pod counts once, whichever claims it shares. Claims that only look on do not count.
+    """
+    concerned = frozenset(devices)
+    holding = [claim for claim in claims if not concerned.isdisjoint(claim.devices_held)]
+    known = None if pods is None else list(pods)
+    taint = DeviceTaint(key="draco.dev/maintenance", effect="NoExecute")
+    impact = impact_of(taint, concerned.__contains__, devices=concerned, claims=holding, pods=known)
+    using = frozenset(impact.pods)
+    leaving = [pod for pod in known or () if pod.metadata.key in using]
+    broken = [each for each in budget_impacts(disruption_budgets, leaving) if each.is_broken]
+    taken = frozenset(gpus)
+    return MaintenanceRehearsal(
+        devices=len(concerned),
+        claims=len(holding),
+        pods=len(using),
+        pod_names=[str(pod) for pod in sorted(using)[:NAMED]],
+        blocking_budgets=[str(each.key) for each in sorted(broken)[:NAMED]],
+        classes=[
+            RehearsedClass(
+                name=each.name, devices=len(each.gpus), free=len(each.free), free_after=len(each.free - taken)
+            )
+            for each in sorted(classes, key=lambda each: each.name)
+            if not taken.isdisjoint(each.gpus)
+        ][:NAMED],
+    )
+
+
+class RehearsedObjects(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cluster has, as far as a request is concerned. Without `pods`, those count that claims are reserved for."""
+
+    slices: Sequence[ResourceSlice]
+    claims: Sequence[ResourceClaim] = ()
+    classes: Sequence[DeviceClass] = ()
+    pods: Sequence[Pod] | None = None
+    disruption_budgets: Sequence[PodDisruptionBudget] = ()
+    rules: Sequence[DeviceTaintRule] = ()
+
+
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request would do, or why it would not begin: `reason` is that of its condition, `problem` the sentence."""
+
+    devices: tuple[DeviceKey, ...] = ()
+    gpus: frozenset[PhysicalGpu] = frozenset()
+    reason: str = ""
+    problem: str = ""
+    summary: MaintenanceRehearsal = MaintenanceRehearsal(devices=0, claims=0, pods=0)
+
+
+def rehearse(request: DeviceMaintenance, objects: RehearsedObjects) -> Rehearsal:
+    """Rehearse a request, which need not be in the cluster, with all that the cluster has."""
+    pools = pools_of(objects.slices)
+    selector = request.spec.device_selector
+    selection = MaintenanceSelection(selector=selector)
+    if not is_exact(selector):
+        asked = PoolSelection(test_of(selector, {each.metadata.name: each for each in objects.classes}))
+        for pool in pools.values():
+            asked.add(pool)
+        found = asked.result()
+        if found.problem is not None:
+            return Rehearsal(reason=found.problem.reason, problem=found.problem.message)
+        selection = MaintenanceSelection(selector=selector, devices=found.devices)
+    held = {device for claim in objects.claims for device in claim.devices_held}
+    scope = scope_of(selection, {key: pool.hardware for key, pool in pools.items() if selection.may_match(key)}, held)
+    devices = scope_devices(scope)
+    gpus = physical(pools, devices)
+    classes = _supplies(objects, pools, gpus, physical(pools, held))
+    problem = problem_of(request, devices) or takes_most(request, gpus, classes)
+    return Rehearsal(
+        devices=devices,
+        gpus=gpus,
+        reason=problem.reason if problem else "",
+        problem=problem.message if problem else "",
+        summary=rehearsal_of(
+            devices,
+            gpus,
+            claims=objects.claims,
+            pods=objects.pods,
+            disruption_budgets=objects.disruption_budgets,
+            classes=classes,
+        ),
+    )
+
+
+def _supplies(
+    objects: RehearsedObjects,
+    pools: Mapping[PoolKey, FleetPool],
+    gpus: frozenset[PhysicalGpu],
+    in_use: frozenset[PhysicalGpu],
+) -> list[ClassSupply]:
+    """The classes that have any of these GPUs."""
+    ruled = [rule.spec.device_selector for rule in objects.rules if rule.spec.taint.effect in BLOCKING_EFFECTS]
+    taken = (
+        in_use
+        | tainted(pools.values())
+        | {
+            each.gpu
+            for pool in pools.values()
+            for each in pool.devices
+            if any(rule and rule.matches(DeviceKey(*pool.key, each.device.name)) for rule in ruled)
+        }
+    )
+    found = []
+    for device_class in objects.classes:
+        test = test_of_class(device_class)
+        if not isinstance(test, str):
+            members = frozenset(gpu for pool in pools.values() for gpu in pool.of_class(test))
+            if not members.isdisjoint(gpus):
+                found.append(ClassSupply(device_class.metadata.name, members, members - taken))
+    return found
+
+
+def physical(pools: Mapping[PoolKey, FleetPool], devices: Iterable[DeviceKey]) -> frozenset[PhysicalGpu]:
+    """The GPUs that devices of these pools are or are parts of."""
+    return frozenset(
+        pools[pool].gpu(device.device) for device in devices if (pool := PoolKey(device.driver, device.pool)) in pools
+    )
+
+
+def problem_of(request: DeviceMaintenance, devices: Collection[DeviceKey]) -> SelectionProblem | None:
+    """What is wrong with a request that selects these devices, whatever the fleet has."""
+    if not devices:
+        return SelectionProblem("NoDevices", no_devices(request.spec.device_selector))
+    said = schedule_problem(request)
+    return SelectionProblem("InvalidSchedule", said) if said else None
+
+
+def scope_devices(scope: MaintenanceScope) -> tuple[DeviceKey, ...]:
+    """All that a request concerns: what is named, and what is the same hardware."""
+    return tuple(sorted({*scope.named, *scope.overlapping}))
+
+
+def pools_of(slices: Iterable[ResourceSlice]) -> Mapping[PoolKey, FleetPool]:
+    """The pools of a cluster."""
+    found: dict[PoolKey, list[ResourceSlice]] = {}
+    for item in slices:
+        found.setdefault(item.pool, []).append(item)
+    return {key: FleetPool(key, items) for key, items in sorted(found.items())}
+
+
+def tainted(pools: Iterable[FleetPool]) -> frozenset[PhysicalGpu]:
+    """GPUs that are published with a taint that keeps claims off."""
+    return frozenset(
+        each.gpu
+        for pool in pools
+        for each in pool.devices
+        if any(taint.effect in BLOCKING_EFFECTS for taint in each.device.taints)
+    )

@@ -1,0 +1,169 @@
+"""What a request selects by node, class and CEL, of the devices that are published.
+
+Owns the tests and what is wrong with them, in sentences. Asks a device at a time: the caller goes through the fleet, and lets
+others work in between. What administrators write is evaluated within Kubernetes' limit of costs.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.maintenance.gate import SelectionProblem
+from draco.resources.api.claims import DeviceClass, DeviceSelector
+from draco.resources.api.maintenance import MaintenanceSelector
+from draco.resources.api.slices import Device
+from draco.resources.names import DeviceKey
+from draco.resources.texts import counted, shown
+
+MOST_DEVICES = 256
+"""What node, class and CEL select is fixed in the status, which holds no more."""
+_REMEMBERED = 4096
+_LONGEST_ERROR = 200
+
+
+class DeviceTest:
+    """Whether devices match some expressions. Two that agree in all that these read are asked about once."""
+
+    def __init__(self, selectors: Sequence[Selector]) -> None:
+        self._selectors = tuple(selectors)
+        self._known: dict[Hashable, bool | str] = {}
+        paths = {path for selector in selectors for path in selector.paths}
+        self._attributes = sorted({str(path.id) for path in paths if path.kind == "attributes" and path.id})
+        self._capacity = sorted({str(path.id) for path in paths if path.kind == "capacity" and path.id})
+        self._remembers = not any(selector.reads_everything for selector in selectors) and all(
+            path.kind in {"driver", "allowMultipleAllocations"} or (path.domain and path.id) for path in paths
+        )
+
+    def says(self, driver: str, device: Device) -> bool | str:
+        """Whether the device matches all; what is wrong, where one fails on it."""
+        key = self._key(driver, device) if self._remembers else None
+        try:
+            known = None if key is None else self._known.get(key)
+        except TypeError:  # an attribute that is a list
+            key = known = None
+        if known is None:
+            known = self._asked(driver, device)
+            if key is not None:
+                if len(self._known) >= _REMEMBERED:
+                    self._known.clear()
+                self._known[key] = known
+        return known
+
+    def _asked(self, driver: str, device: Device) -> bool | str:
+        view = device_view(driver, device)
+        try:
+            return all(selector.matches(view) for selector in self._selectors)
+        except EvaluationError as error:
+            return _short(str(error))
+
+    def _key(self, driver: str, device: Device) -> Hashable:
+        """All that the expressions read, whatever the domain."""
+        attributes = tuple(
+            (name, value) for name, value in device.attributes.items() if name.rpartition("/")[2] in self._attributes
+        )
+        capacity = tuple(
+            (name, value.value) for name, value in device.capacity.items() if name.rpartition("/")[2] in self._capacity
+        )
+        return driver, device.allow_multiple_allocations, attributes, capacity
+
+
+def test_of_class(device_class: DeviceClass) -> DeviceTest | str:
+    """The test of a class; what is wrong with it, if it does not compile."""
+    found = _compiled(device_class.spec.selectors)
+    return found if isinstance(found, str) else DeviceTest(found)
+
+
+class RequestTest(msgspec.Struct, frozen=True):
+    """What a request asks of a device beyond its names. `problem`: it cannot be asked."""
+
+    selector: MaintenanceSelector
+    by_class: DeviceTest | None = None
+    by_cel: DeviceTest | None = None
+    problem: SelectionProblem | None = None
+
+    def says(self, key: DeviceKey, device: Device, node: str) -> bool | str:
+        """Whether the device is meant; what is wrong, where an expression fails on it."""
+        selector = self.selector
+        wanted = (selector.driver, selector.pool, selector.device)
+        if any(want and want != have for want, have in zip(wanted, key, strict=True)):
+            return False
+        if selector.node_name and selector.node_name != node:
+            return False
+        for test in (self.by_class, self.by_cel):
+            said = True if test is None else test.says(key.driver, device)
+            if said is not True:
+                return said
+        return True
+
+
+def test_of(selector: MaintenanceSelector, classes: Mapping[str, DeviceClass]) -> RequestTest:
+    """The test of a selector. `classes` are those that there are."""
+    by_class = by_cel = None
+    if name := selector.device_class_name:
+        if name not in classes:
+            said = f"There is no DeviceClass {shown(name)}: see `kubectl get deviceclasses`, or wait until it is made."
+            return RequestTest(selector, problem=SelectionProblem("NoDeviceClass", said))
+        found = test_of_class(classes[name])
+        if isinstance(found, str):
+            said = f"A selector of DeviceClass {name} does not compile: {found}."
+            return RequestTest(selector, problem=SelectionProblem("InvalidSelector", said))
+        by_class = found
+    for index, each in enumerate(selector.selectors):
+        compiled = _compiled([each])
+        if isinstance(compiled, str):
+            said = f"spec.deviceSelector.selectors[{index}] does not compile: {compiled}."
+            return RequestTest(selector, problem=SelectionProblem("InvalidSelector", said))
+    if selector.selectors and not isinstance(compiled := _compiled(selector.selectors), str):
+        by_cel = DeviceTest(compiled)
+    return RequestTest(selector, by_class, by_cel)
+
+
+def selector_fails(device: DeviceKey, error: str) -> SelectionProblem:
+    """An expression has no answer for a device: as for claims, then nothing is selected."""
+    said = f"The selectors have no answer for {device.device} of {device.pool}: {error}. Test with has() or orValue()."
+    return SelectionProblem("SelectorFails", said)
+
+
+def too_many(number: int) -> SelectionProblem:
+    """More is selected than can be fixed."""
+    said = f"{counted(number, 'device')} are selected, and {MOST_DEVICES} at most can be: ask for fewer, in several requests."
+    return SelectionProblem("TooManyDevices", said)
+
+
+def most_of_class(name: str, taken: int, total: int) -> SelectionProblem:
+    """More than half of a class is selected."""
+    said = (
+        f"This takes {taken} of {counted(total, 'GPU')} of DeviceClass {name}, which is more than half: "
+        "ask for fewer, or set spec.allowMostOfClass to true."
+    )
+    return SelectionProblem("MostOfClass", said)
+
+
+def _compiled(selectors: Iterable[DeviceSelector]) -> Sequence[Selector] | str:
+    found = []
+    for selector in selectors:
+        if selector.cel is not None:
+            compiled = _compile(selector.cel.expression)
+            if isinstance(compiled, str):
+                return compiled
+            found.append(compiled)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _compile(expression: str) -> Selector | str:
+    try:
+        return compile_selector(expression)
+    except CompileError as error:
+        return _short(str(error))
+
+
+def _short(text: str) -> str:
+    # The compiler draws an arrow below the expression, which says nothing on one line; where it points is said in numbers, too.
+    lines = [line for line in text.splitlines() if not line.startswith(" | ")]
+    said = shown(
+        " ".join(" ".join(lines).split()).removeprefix("compilation failed: ").replace("ERROR: <input>:", "at ")
+    )
+    return said.rstrip(".")[:_LONGEST_ERROR]
