@@ -182,6 +182,7 @@ class Cluster:
             "5",
             "--pending-after",
             "3",
+            "--run-jobs",
         ]
         argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}"]
         self._start(name, argv)
