@@ -14,6 +14,7 @@ CHAPTERS = {
     "waits for more than there is": "ClaimPending",
     "whole picture": "claim default/newcomer",
     "comes back": "Completed",
+    "from the XID": "Xid48",
     "needs part of a GPU": "claim default/small-part",
     "forty more": "default/small-model: 40 of 40 copies fit",
     "from an old article": "compareTo(quantity('40Gi'))",

@@ -17,7 +17,9 @@ from pathlib import Path
 import click
 
 from draco.resources.errors import DracoError
+from draco.resources.names import LABEL_REMEDIATES
 from draco_local.cluster import data
+from draco_local.cluster.attach import SYSTEM_NAMESPACE
 from draco_local.cluster.programs import binaries
 
 WAIT_S = 90.0
@@ -115,6 +117,7 @@ class DemoScript:
     """The cluster of one demo, spoken to through kubectl."""
 
     def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
         self.examples = data.examples()
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.touch(mode=0o600)
@@ -170,6 +173,28 @@ class DemoScript:
     def until_running(self, pod: str) -> None:
         """Wait until a pod runs."""
         self.until(f"pod {pod} runs", lambda: self.value("pod", pod, ".status.phase") == "Running")
+
+    def until_deployed(self, app: str) -> str:
+        """Wait until a Deployment's one pod runs, and return its name."""
+        running: list[str] = []
+
+        def look() -> bool:
+            pods = json.loads(self.kubectl("get", "pods", "-l", f"app={app}", "-o", "json"))["items"]
+            lively = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+            running[:] = [pod["metadata"]["name"] for pod in lively if pod["status"].get("phase") == "Running"]
+            return len(running) == len(lively) == 1
+
+        self.until(f"the pod of {app} runs", look)
+        return running[0]
+
+    def claim_of(self, pod: str) -> str:
+        """The claim that was made for a pod."""
+        return self.value("pod", pod, ".status.resourceClaimStatuses[0].resourceClaimName")
+
+    def repair(self) -> str:
+        """The name of the maintenance that the operator has opened; "" if there is none yet."""
+        requests = json.loads(self.kubectl("get", "devicemaintenances", "-l", LABEL_REMEDIATES, "-o", "json"))
+        return "".join(each["metadata"]["name"] for each in requests["items"][:1])
 
     def until_phase(self, request: str, phase: str) -> None:
         """Wait until a maintenance request has reached a phase."""
@@ -245,7 +270,41 @@ def tell(story: DemoScript) -> None:
     story.until_phase("swap-board", "Completed")
     story.show("get", "devicemaintenances")
 
+    tell_of_faults(story)
     tell_of_parts(story)
+
+
+def tell_of_faults(story: DemoScript) -> None:
+    """A fault, and how the GPU is repaired."""
+    chapter("The memory of a GPU fails under a running pod: from the XID to the taint, the drain, the reset and back")
+    story.apply_example("repair-one-gpu")
+    pod = story.until_deployed("training")
+    pool, device = story.device_of(story.claim_of(pod))
+    say(
+        f"Pod {pod} has {device} of {pool}. Now NVML reports an uncorrectable memory error there, and asks for a reset:"
+    )
+    gpu = (pool, device.removeprefix("gpu-"))
+    story.show_draco("cluster", "gpu", "xid", "--name", story.name, *gpu, "48")
+    story.show_draco("cluster", "gpu", "recovery", "--name", story.name, *gpu, "reset")
+    story.until("the operator has opened a maintenance", lambda: bool(story.repair()))
+    story.until_phase(repair := story.repair(), "InMaintenance")
+    story.show_draco("health")
+    story.show("get", "devicemaintenances,maintenancebudgets")
+    story.until_deployed("training")
+    story.show("get", "pods", "-o", "wide", "-l", "app=training")
+    say(
+        f"The agent tainted {device} at once; the policy had it drained, so its pod runs on another GPU, and a Job resets it."
+    )
+    say("No container runs on a simulated node, so what that Job would do is done by hand:")
+    story.until("the Job runs", lambda: "Running" in story.kubectl("get", "pods", "-n", SYSTEM_NAMESPACE))
+    story.show_draco("cluster", "gpu", "reset", "--name", story.name, *gpu)
+    story.until_phase(repair, "Completed")
+    story.show("get", "devicemaintenances")
+    story.show_draco("health")
+    say(
+        "Its agent found it healthy, and only then was it given back. The node and its other GPUs were at work all the time."
+    )
+    story.kubectl("delete", "-f", str(story.examples / "repair-one-gpu"), "--wait=false")
 
 
 def tell_of_parts(story: DemoScript) -> None:

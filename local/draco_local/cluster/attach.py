@@ -167,6 +167,7 @@ def start_operator(processes: Processes, kubeconfig: Path, port: int) -> None:
         *("--namespace", SYSTEM_NAMESPACE, "--listen", f"127.0.0.1:{port}"),
         "--run-jobs",
         *("--idle-grace", "5"),  # people try things out here, and wait for what they see
+        "--run-jobs",
     ]
     processes.start(OPERATOR_PROCESS, argv)
 

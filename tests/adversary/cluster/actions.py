@@ -9,13 +9,12 @@ from typing import Any
 
 from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.drivers import VERSIONS
-from tests.adversary.cluster.manifests import DRIVER, PROFILES, Document
-from tests.adversary.cluster.tenants import NODES, Action, Tenants
+from tests.adversary.cluster.maintainers import GPUS, Maintainers
+from tests.adversary.cluster.manifests import DRIVER, PROFILES
+from tests.adversary.cluster.tenants import NODES, Action
 
-GPUS = 4
 DYNAMIC = ("adv-0", "adv-2")
 MOST_PODS = 20
-XIDS = (13, 31, 43, 45, 48, 63, 74, 79, 92, 94, 95, 119)
 BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
 LAYOUTS = {
     "adv-0": (("3g.40gb", "3g.40gb"), ("1g.10gb",) * 7, ("4g.40gb", "2g.20gb", "1g.10gb"), ("7g.80gb",)),
@@ -33,25 +32,24 @@ SLOW_CALLS = (
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd")
 
 
-class Chooser(Tenants):
+class Chooser(Maintainers):
     """Draws actions. What it made, and has not taken back, is all it remembers."""
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
         super().__init__(seed)
         self._pace_s = pace_s
         self._rules: list[str] = []
-        self._requests: list[str] = []
         self._policies: list[str] = []
-        self._sick: list[str] = []
         self._table: list[tuple[float, Callable[[], Action]]] = [
             (10, self._whole), (12, self._parts), (3, self._several), (2, self._templated), (2, self._admin),
             (4, self._shared), (2, self._alone), (2, self._either), (14, self._end_pod), (5, self._end_claim),
             (1.2, self._costly_selectors), (2, self._failing_selectors), (1, self._odd_names), (1, self._many_tolerations),
             (4, self._tolerates_all), (0.7, self._huge), (1, self._odd_configuration),
             (4, self._exact_rule), (0.6, self._wide_rule), (9, self._end_rule),
-            (5, self._maintain), (8, self._end_maintenance),
+            (5, self.maintain), (8, self.end_maintenance), (2, self.set_budget), (1, self.end_budget),
+            (1.5, self.set_health_policy), (1, self.end_health_policy),
             (4, self._set_policy), (2, self._end_policy),
-            (3, self._xid), (1.5, self._lose), (1, self._unreadable), (2, self._reset), (1.2, self._reboot), (1, self._reload),
+            (9, self.sickness), (1.2, self._reboot), (1, self._reload),
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
@@ -74,18 +72,11 @@ class Chooser(Tenants):
         drawn = choose()
         return drawn._replace(wait_s=round(self._random.expovariate(1 / self._pace_s), 2))
 
-    def _device(self) -> Document:
-        """A device of a node: a whole GPU by its number, or a partition by its place among those published."""
-        node = self._random.choice(NODES)
-        whole = self._random.random() < 0.6
-        device = f"gpu-{self._random.randrange(GPUS)}" if whole else f"partition:{self._random.randrange(64)}"
-        return {"driver": DRIVER, "pool": node, "device": device}
-
     def _exact_rule(self) -> Action:
         title = self._name("rule")
         self._rules.append(title)
         effect = self._random.choice(EFFECTS)
-        document = write.rule(title, self._device(), effect=effect, key="example.com/exact")
+        document = write.rule(title, self.device(), effect=effect, key="example.com/exact")
         return Action("rule: one device", {"rule": document})
 
     def _wide_rule(self) -> Action:
@@ -100,23 +91,6 @@ class Chooser(Tenants):
         if not self._rules:
             return self._exact_rule()
         return Action("rule: lifted", {"title": self._rules.pop(self._random.randrange(len(self._rules)))})
-
-    def _maintain(self) -> Action:
-        title = self._name("dm")
-        self._requests.append(title)
-        device = self._device()
-        selector = self._random.choice([device, device, device, {"driver": DRIVER, "pool": device["pool"]}])
-        effect = self._random.choice(["NoSchedule", "NoSchedule", "NoSchedule", "NoExecute", "None"])
-        return Action("maintenance: asked for", {"request": write.maintenance(title, selector, effect=effect)})
-
-    def _end_maintenance(self) -> Action:
-        if not self._requests:
-            return self._maintain()
-        title = self._random.choice(self._requests)
-        if self._random.random() < 0.5:
-            return Action("maintenance: finished", {"title": title})
-        self._requests.remove(title)
-        return Action("maintenance: deleted", {"title": title})
 
     def _set_policy(self) -> Action:
         node = self._random.choice(NODES)
@@ -135,45 +109,28 @@ class Chooser(Tenants):
             return self._set_policy()
         return Action("policy: deleted", {"title": self._policies.pop(self._random.randrange(len(self._policies)))})
 
-    def _fault(self, what: str, **arguments: Any) -> Action:
-        node = self._random.choice(NODES)
-        self._sick.append(node)
-        return Action(f"hardware: {what}", {"node": node, "gpu": self._random.randrange(GPUS), **arguments})
-
-    def _xid(self) -> Action:
-        return self._fault("XID", code=self._random.choice(XIDS))
-
-    def _lose(self) -> Action:
-        return self._fault("lost")
-
-    def _unreadable(self) -> Action:
-        return self._fault("unreadable")
-
-    def _reset(self) -> Action:
-        return self._fault("reset")
-
     def _reload(self) -> Action:
-        return self._fault("driver reloaded")
+        return self.fault("driver reloaded")
 
     def _take_out(self) -> Action:
-        return self._fault("board taken out")
+        return self.fault("board taken out")
 
     def _replace(self) -> Action:
-        return self._fault("board replaced")
+        return self.fault("board replaced")
 
     def _reboot(self) -> Action:
-        return self._fault("reboot", minors=self._random.choice([None, self._random.sample(range(GPUS), GPUS)]))
+        return self.fault("reboot", minors=self._random.choice([None, self._random.sample(range(GPUS), GPUS)]))
 
     def _slow(self) -> Action:
-        return self._fault(
+        return self.fault(
             "slow", function=self._random.choice(SLOW_CALLS), seconds=self._random.choice([0.2, 1.0, 3.0])
         )
 
     def _hang(self) -> Action:
-        return self._fault("hangs", function=self._random.choice(SLOW_CALLS), seconds=self._random.choice([5.0, 15.0]))
+        return self.fault("hangs", function=self._random.choice(SLOW_CALLS), seconds=self._random.choice([5.0, 15.0]))
 
     def _by_hand(self) -> Action:
-        return self._fault("instance made by hand", profile=self._random.choice(PROFILES))
+        return self.fault("instance made by hand", profile=self._random.choice(PROFILES))
 
     def _heal(self) -> Action:
         if not self._sick:

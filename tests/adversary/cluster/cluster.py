@@ -23,7 +23,7 @@ from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
 from tests.adversary.cluster import drivers
 from tests.adversary.cluster.drivers import DriverFiles
-from tests.adversary.cluster.manifests import DRIVER
+from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
 
@@ -85,7 +85,7 @@ class Cluster:
         sockets = Path(tempfile.mkdtemp(prefix="adv-"))
         plane.start()
         nodes = {name: Node(sockets / name / "cdi", sockets / name / "gpus.json") for name in NODES}
-        observer = Observer(access_of(plane), nodes)
+        observer = Observer(access_of(plane), nodes, tenants=(*TENANTS, ADMINS))
         cluster = cls(folder, sockets, plane, Processes(folder / "programs"), observer, plane.kubeconfig)
         try:
             (folder / "programs").mkdir()
@@ -182,6 +182,7 @@ class Cluster:
             "5",
             "--pending-after",
             "3",
+            "--run-jobs",
         ]
         argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}"]
         self._start(name, argv)

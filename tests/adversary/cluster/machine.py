@@ -18,9 +18,9 @@ from pathlib import Path
 from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
-from tests.adversary.cluster.observer.laws import Suspicion
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.observer.rest import is_said_to_fit
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.performing import Performer
 from tests.adversary.cluster.tenants import Action
 
@@ -184,6 +184,10 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
             for action in drawn:
                 await asyncio.sleep(action.wait_s)
                 recorded.append(action)
+                if action.kind == "rest":
+                    await _rest(cluster, performer)
+                    rested = time.monotonic()
+                    continue
                 await performer.perform(action)
                 await asyncio.to_thread(cluster.restart_ended)
                 for violation in observer.violations[told:]:
@@ -200,6 +204,7 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
             await asyncio.to_thread(observer.stop)
             report.seconds = time.monotonic() - started
             report.actions, report.refused = dict(performer.done), dict(performer.refused)
+            observer.counts |= performer.came_of
             save(recorded, report.folder / "actions.json")
 
 

@@ -15,6 +15,9 @@ PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.5gb", "2g.10gb", "3g.20gb")
 """Of H100 and of A100."""
 TENANTS = ("tenant-a", "tenant-b", "hostile")
 ADMINS = "gpu-admins"
+DRACO = "draco.dev/v1alpha1"
+WORKS = ("adv-works", "adv-works-long", "adv-never-ends", "adv-not-there")
+"""CronJobs that requests name; the last one nobody makes."""
 ANY = ({"operator": "Exists"},)
 
 
@@ -128,14 +131,36 @@ def rule(title: str, selector: Document, *, effect: str, key: str) -> Document:
     return {"kind": "DeviceTaintRule", "metadata": {"name": title}, "spec": spec}
 
 
-def maintenance(title: str, selector: Document, *, effect: str = "NoSchedule") -> Document:
+def maintenance(title: str, selector: Document, *, effect: str = "NoSchedule", **spec: Any) -> Document:
     """A request for maintenance."""
+    spec = {key: value for key, value in spec.items() if value}
     return {
-        "apiVersion": "draco.dev/v1alpha1",
+        "apiVersion": DRACO,
         "kind": "DeviceMaintenance",
         "metadata": {"name": title},
-        "spec": {"deviceSelector": selector, "reason": "adversary", "taint": {"effect": effect}},
+        "spec": {"deviceSelector": selector, "reason": "adversary", "taint": {"effect": effect}, **spec},
     }
+
+
+def budget(title: str, **spec: Any) -> Document:
+    """How much may be out of service; what is not said is taken away from a budget that is there."""
+    nothing = dict.fromkeys(("per", "maxDevices", "maxPercent", "maxFailed", "paused"))
+    return {"apiVersion": DRACO, "kind": "MaintenanceBudget", "metadata": {"name": title}, "spec": {**nothing, **spec}}
+
+
+def health_policy(title: str, spec: Document) -> Document:
+    """What is done about faults."""
+    return {"apiVersion": DRACO, "kind": "HealthPolicy", "metadata": {"name": title}, "spec": spec}
+
+
+def cron_job(title: str, seconds: float | None) -> Document:
+    """A template of Jobs, whose pods run for so long on simulated nodes, or for ever."""
+    annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
+    pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+    pod["containers"] = [{"name": "main", "image": "busybox"}]
+    job = {"backoffLimit": 0, "template": {"metadata": {"annotations": annotations}, "spec": pod}}
+    spec = {"schedule": "0 0 1 1 *", "suspend": True, "jobTemplate": {"spec": job}}
+    return {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": title}, "spec": spec}
 
 
 def policy(title: str, node: str, mode: str, *, bus: str = "", layout: Sequence[str] = ()) -> Document:
@@ -147,4 +172,4 @@ def policy(title: str, node: str, mode: str, *, bus: str = "", layout: Sequence[
     if mode == "Static":
         spec["layout"] = "chosen"
         spec["layouts"] = [{"name": "chosen", "instances": [{"profile": each} for each in layout]}]
-    return {"apiVersion": "draco.dev/v1alpha1", "kind": "MigPolicy", "metadata": {"name": title}, "spec": spec}
+    return {"apiVersion": DRACO, "kind": "MigPolicy", "metadata": {"name": title}, "spec": spec}

@@ -14,11 +14,13 @@ from typing import Any
 import pynvml
 
 from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
-from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.state import StateError
-from tests.adversary.cluster import drivers
+from tests.adversary.cluster import drivers, maintaining
+from tests.adversary.cluster.breaking import BREAK
 from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
+from tests.adversary.cluster.maintaining import REQUESTS, Maintaining
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
 from tests.adversary.cluster.observer import world
 from tests.adversary.cluster.observer.api import Answer, Api
@@ -32,7 +34,6 @@ PATHS = {
     "ResourceClaim": RESOURCE + "/v1/namespaces/{}/resourceclaims",
     "ResourceClaimTemplate": RESOURCE + "/v1/namespaces/{}/resourceclaimtemplates",
 }
-REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 WRITE_TIMEOUT_S = 5.0
 POLL_S = 0.1
@@ -42,11 +43,15 @@ RULES_GRACE_S = 60.0
 
 
 class Performer:
-    """Performs on one cluster. `done` counts actions by kind, `refused` what the API server said no to."""
+    """Performs on one cluster.
+
+    `done` counts actions by kind, `refused` what the API server said no to, `came_of` what really became of some.
+    """
 
     def __init__(self, cluster: Cluster, api: Api) -> None:
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.came_of: Counter[str] = Counter()
         self._cluster = cluster
         self._api = api
         self._later: set[asyncio.Task[None]] = set()
@@ -59,8 +64,6 @@ class Performer:
             "rule: many devices": self._rule,
             "rule: lifted": self._lift,
             "maintenance: asked for": self._maintain,
-            "maintenance: finished": self._finish,
-            "maintenance: deleted": self._delete_request,
             "policy: set": self._policy,
             "policy: deleted": self._delete_policy,
             "tenant: deletes a pod": self._delete_pod,
@@ -81,6 +84,8 @@ class Performer:
             "wait: ready for work": self._wait_for_requests,
             "hardware: reboot": self._reboot,
             "hardware: hangs": self._hang,
+            "all is given back": self._given_back,
+            **Maintaining(api, self._write).kinds,
         }
 
     async def prepare(self) -> None:
@@ -89,6 +94,7 @@ class Performer:
             labels = {"resource.kubernetes.io/admin-access": "true"} if name == ADMINS else {}
             body = {"metadata": {"name": name, "labels": labels}}
             await self._api.call("POST", "/api/v1/namespaces", body)
+        await maintaining.prepare(self._api)
         for version in RULE_VERSIONS:
             if (await self._api.call("GET", f"{RESOURCE}/{version}/devicetaintrules?limit=1")).ok:
                 self._rules = f"{RESOURCE}/{version}/devicetaintrules"
@@ -172,12 +178,6 @@ class Performer:
         selector["device"] = names[number % len(names)] if names else "gpu-0"
         return selector
 
-    async def _finish(self, arguments: Document) -> None:
-        await self._write("PATCH", f"{REQUESTS}/{arguments['title']}", {"spec": {"finished": True}})
-
-    async def _delete_request(self, arguments: Document) -> None:
-        await self._write("DELETE", f"{REQUESTS}/{arguments['title']}")
-
     async def _policy(self, arguments: Document) -> None:
         document = arguments["policy"]
         answer = await self._api.call("POST", POLICIES, document, timeout_s=WRITE_TIMEOUT_S)
@@ -189,6 +189,7 @@ class Performer:
 
     async def _delete_pod(self, arguments: Document) -> None:
         namespace, _, name = arguments["pod"].partition("/")
+        self._cluster.observer.bystanders.asked(arguments["pod"])
         grace = "" if arguments["grace"] is None else f"?gracePeriodSeconds={arguments['grace']}"
         await self._write("DELETE", f"{PATHS['Pod'].format(namespace)}/{name}{grace}")
 
@@ -241,6 +242,7 @@ class Performer:
         if name not in self._cluster.running:
             return
         await asyncio.to_thread(self._cluster.kill, name)
+        self.came_of["programs killed"] += 1
         self._soon(back_in_s, lambda: asyncio.to_thread(self._cluster.start, name))
 
     async def _kill_operator(self, arguments: Document) -> None:
@@ -292,6 +294,10 @@ class Performer:
 
         self._soon(arguments["back_in_s"], back)
 
+    async def _given_back(self, _: Document) -> None:
+        """From now on nothing is to be tainted: whoever says so has deleted all requests and rebooted every node."""
+        self._cluster.observer.expects_nothing_tainted = True
+
     async def _reboot(self, arguments: Document) -> None:
         node = arguments["node"]
         minors = arguments["minors"]
@@ -313,31 +319,18 @@ class Performer:
         """What is done to one board; StateError is the simulator's way of saying that it cannot be done now."""
         arguments: Any = action.arguments
         path, gpu = self._cluster.state(arguments["node"]), arguments.get("gpu", 0)
+        what = action.kind.removeprefix("hardware: ")
         try:
-            match action.kind.removeprefix("hardware: "):
-                case "XID":
-                    faults.xid(path, gpu, arguments["code"])
-                case "lost":
-                    faults.lose(path, gpu)
-                case "unreadable":
-                    faults.make_unreadable(path, gpu)
-                case "reset":
-                    faults.reset(path, gpu)
-                case "board taken out":
-                    hotplug.remove(path, gpu)
-                case "board replaced":
-                    hotplug.replace(path, gpu)
-                case "driver reloaded":
+            if what == "healed":
+                self._heal(arguments["node"])
+            else:
+                if what == "driver reloaded":
                     self._cluster.observer.driver_changed(arguments["node"])
-                    faults.reload_driver(path)
-                case "slow":
-                    faults.latency(path, arguments["seconds"], arguments["function"] or "*")
-                case "instance made by hand":
-                    by_hand.create_instance(path, gpu, arguments["profile"])
-                case "healed":
-                    self._heal(arguments["node"])
-                case other:
-                    raise AssertionError(f"nobody knows how to do {other}")
+                BREAK[what](path, gpu, arguments)
+                if what == "XID":
+                    uuid = state.load(path).gpus[gpu].uuid
+                    self._cluster.observer.faulted(arguments["node"], uuid, arguments["code"])
+                self.came_of["faults of boards"] += 1
         except StateError as error:
             self.refused["hardware"] += 1
             self._cluster.observer.note(f"refused: {error}")
@@ -373,3 +366,5 @@ class Performer:
         for gpu in [*found.gpus, *found.missing]:
             if gpu in found.missing or gpu.error:
                 hotplug.reseat(path, gpu.uuid)
+            else:
+                faults.heal(path, gpu.uuid)

@@ -11,7 +11,7 @@ import pytest
 from tests.adversary.cluster.drivers import VERSIONS, DriverFiles
 from tests.adversary.cluster.observer.files import ANEW_S, SETTLED_S, FilesLaw
 from tests.adversary.cluster.observer.hardware import Spec, read_specs
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.suspicion import Suspicion
 
 NODE = "adv-0"
 FIRST, SECOND = VERSIONS[:2]

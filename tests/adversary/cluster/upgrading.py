@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from tests.adversary.cluster.cluster import OPERATORS, Cluster
 from tests.adversary.cluster.manifests import Document
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.suspicion import Suspicion
 
 POLL_S = 0.1
 READY_WITHIN_POLLS = 600

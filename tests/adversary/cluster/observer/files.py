@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.adversary.cluster.observer.hardware import Spec
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.suspicion import Suspicion
 
 SETTLED_S = 1.0
 """A spec that is written while files come and go is nobody's fault."""

@@ -10,7 +10,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
+from tests.adversary.cluster.observer.laws import BLOCKING
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import World, part_of
 
 _LOST = 15

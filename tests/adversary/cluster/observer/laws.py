@@ -7,20 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from tests.adversary.cluster.observer.service import cordoned, lifted_at_work, wants_its_rules
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.tolerations import tolerates
 from tests.adversary.cluster.observer.world import Holding, Object, Part, World, condition, name, revision, stamp
 
 BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 READY = "ReadyForWork"
 MANAGER_LABEL = "app.kubernetes.io/managed-by"
 MANAGER = "draco.dev"
-
-
-class Suspicion(NamedTuple):
-    """Something that breaks a law, if it lasts. `key` is the same as long as it is the same."""
-
-    law: str
-    key: str
-    text: str
 
 
 class Law(NamedTuple):
@@ -103,16 +98,9 @@ def orphan_rule(world: World) -> Iterator[Suspicion]:
         if not ours or metadata.get("deletionTimestamp"):
             continue
         owners = metadata.get("ownerReferences") or []
-        if not any(_wants(world, owner["uid"]) for owner in owners):
+        if not any(wants_its_rules(world, owner["uid"]) for owner in owners):
             whose = ", ".join(f"{owner['kind']} {owner['name']}" for owner in owners) or "nobody"
-            yield Suspicion("orphan rule", uid, f"rule {name(rule)} is there, but {whose} is not, or is finished")
-
-
-def _wants(world: World, uid: str) -> bool:
-    if uid in world.nodes or uid in world.rules:
-        return True
-    request = world.requests.get(uid)
-    return request is not None and not request["spec"].get("finished")
+            yield Suspicion("orphan rule", uid, f"rule {name(rule)} is there, but {whose} is not, or is over")
 
 
 WATCHES_LAG_S = 1.5
@@ -125,6 +113,8 @@ LAWS: Mapping[str, Law] = {
     "ready but obtainable": Law(ready_but_obtainable, WATCHES_LAG_S, frozenset({"api", "operator", "rules"})),
     "two at work": Law(two_at_work, 5.0, frozenset({"api", "operator"})),
     "orphan rule": Law(orphan_rule, 10.0, frozenset({"api", "operator", "rules"})),
+    "lifted at work": Law(lifted_at_work, 5.0, frozenset({"api", "operator", "rules"})),
+    "cordoned": Law(cordoned, 0.0, frozenset({"api"})),
 }
 """What the operator has to see first gets five seconds: its watches lag, and so do its writes. Whether a device is obtainable
 does not wait for it: what is new is published with the taint, so only our own watches may be behind each other."""
@@ -190,16 +180,6 @@ class Latecomers:
                 yield late.suspicion
 
 
-def tolerates(tolerations: tuple[tuple[str, str, str, str], ...], taint: Mapping[str, Any]) -> bool:
-    """Whether one of the tolerations is for the taint."""
-    return any(
-        (not key or key == taint.get("key"))
-        and (operator == "Exists" or value == (taint.get("value") or ""))
-        and (not effect or effect == taint.get("effect"))
-        for key, operator, value, effect in tolerations
-    )
-
-
 def _ready(world: World) -> Iterator[tuple[Object, list[Part]]]:
     """The requests that say that work can start, each with the parts of boards that it is about."""
     for request in world.requests.values():
@@ -207,13 +187,14 @@ def _ready(world: World) -> Iterator[tuple[Object, list[Part]]]:
             continue
         selector = request["spec"]["deviceSelector"]
         wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))
+        by_more = any(selector.get(field) for field in ("nodeName", "deviceClassName", "selectors"))
         listed = (request.get("status") or {}).get("devices") or []
         # Those that merely overlap what is asked for are listed, too. The whole of a part is one, and the rest of it stays free.
         asked = {(each["driver"], each["pool"], each["device"]) for each in listed if not each.get("overlaps")}
         parts = []
         for device in world.names.history:
-            selected = all(want in {None, have} for want, have in zip(wanted, device, strict=True))
-            if (selected or tuple(device) in asked) and (part := _part_now(world, device)):
+            exact = not by_more and all(want in {None, have} for want, have in zip(wanted, device, strict=True))
+            if (exact or tuple(device) in asked) and (part := _part_now(world, device)):
                 parts.append(part)
         yield request, parts
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World
 
 LEASE = "draco-operator"

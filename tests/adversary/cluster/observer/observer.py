@@ -9,23 +9,30 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.adversary.cluster.observer import hardware
 from tests.adversary.cluster.observer.api import Access, Api
+from tests.adversary.cluster.observer.budgets import BudgetLaw
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
 from tests.adversary.cluster.observer.files import FilesLaw
-from tests.adversary.cluster.observer.laws import LAWS, READY, Latecomers, Suspicion
+from tests.adversary.cluster.observer.laws import LAWS, Latecomers
 from tests.adversary.cluster.observer.lease import LeaseLaw
+from tests.adversary.cluster.observer.ledger import Accidents, disagreements, still_tainted
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.reports import misreported
 from tests.adversary.cluster.observer.rest import unexplained
+from tests.adversary.cluster.observer.service import fenced_without_cause, not_restored, stuck
+from tests.adversary.cluster.observer.story import clock, told
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.tainted import GivenWhileTainted
+from tests.adversary.cluster.observer.taking import Bystanders
 from tests.adversary.cluster.observer.upgrades import UpgradeLaw
 from tests.adversary.cluster.observer.watching import KINDS, Watching, fresh
-from tests.adversary.cluster.observer.world import Object, World, condition, name, phase, results, stamp
+from tests.adversary.cluster.observer.world import Object, World, phase, results, stamp
 
 LOOK_EVERY_S = 0.25
 FILES_EVERY_S = 0.5
@@ -75,8 +82,13 @@ class Seen(NamedTuple):
 class Observer:
     """Start it, tell it what you do, stop it, read `violations`. Everything but `start` and `stop` may be called at any time."""
 
-    def __init__(self, access: Access, nodes: Mapping[str, Node]) -> None:
+    def __init__(self, access: Access, nodes: Mapping[str, Node], *, tenants: Collection[str] = ()) -> None:
         self.world = World()
+        self.budgets = BudgetLaw(self.world)
+        self.bystanders = Bystanders(self.world, tenants)
+        self.accidents = Accidents(self.world)
+        self.expects_nothing_tainted = False
+        """All requests were deleted, and every board is healed and its node was rebooted."""
         self.fairness = Fairness()
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
@@ -93,6 +105,7 @@ class Observer:
         self._suspicions: dict[tuple[str, str], Seen] = {}
         self._told: set[tuple[str, str]] = set()
         self._late = Latecomers()
+        self._tainted = GivenWhileTainted(self.world)
         self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
         self._answer_s = 0.0
         self._waited: dict[str, float] = {}
@@ -121,7 +134,7 @@ class Observer:
 
     def note(self, text: str) -> None:
         """Add a line to the story: what is being done."""
-        self._story.append(f"{_clock()} > {text}")
+        self._story.append(f"{clock()} > {text}")
 
     def down(self, part: str) -> None:
         """A part is taken down on purpose: "api", "collector", "rules", "agent of <node>"."""
@@ -149,6 +162,14 @@ class Observer:
     def disturbed(self, node: str = "") -> None:
         """Something is done to a node, or to all, so that an upgrade may be noticed."""
         self.upgrades.disturbed(time.monotonic(), node)
+        with self._lock:
+            self.accidents.disturbed(node)
+
+    def faulted(self, node: str, uuid: str, code: int) -> None:
+        """A board reports an XID."""
+        with self._lock:
+            if self._is_up(f"agent of {node}", time.monotonic()):
+                self.accidents.happened(node, uuid, code)
 
     def up(self, part: str, *, grace_s: float) -> None:
         """It was started again."""
@@ -167,10 +188,13 @@ class Observer:
         return ", ".join([*(part for part in parts if not self._is_up(part, now)), *slow])
 
     def unexplained(self) -> list[Suspicion]:
-        """At rest: the pods that neither run nor are told why not, and the rules of which something else is said than is so."""
+        """At rest: what is left that nobody wants, and of what nothing, or something else than is so, is said."""
         with self._lock:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
-            return [*unexplained(self.world, states), *misreported(self.world)]
+            left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
+            left += disagreements(self.world)
+            left += still_tainted(self.world) if self.expects_nothing_tainted else ()
+            return [*unexplained(self.world, states), *misreported(self.world), *left]
 
     def waits_for_a_node(self, wrong: Suspicion) -> bool:
         """Whether the pod that was not explained is still on no node."""
@@ -220,10 +244,19 @@ class Observer:
             started = time.monotonic()
             with self._lock:
                 counts_s = self.fairness.step(started)
-                clock = datetime.now(UTC)
-                late = self._late.weighed(started)
-                for wrong in (*self.programs.look(), *self.lease.look(self.world, started, clock), *late):
+                at = datetime.now(UTC)
+                weighed = (
+                    *self._late.weighed(started),
+                    *self._tainted.weighed(started),
+                    *self.bystanders.weighed(started),
+                )
+                for wrong in (*self.programs.look(), *self.lease.look(self.world, started, at), *weighed):
                     self._violated(wrong)
+                for wrong in self.accidents.look(counts_s, lambda node: self._hears(node, started)):  # noqa: B023
+                    self._violated(wrong)
+                self.counts["XIDs heard of"] = self.accidents.heard
+                for key, text in self.budgets.weighed(started):
+                    self._violated(Suspicion("budget exceeded", key, text))
                 due = self._weigh(counts_s, started) if self.ready.is_set() else []
             if due:
                 await self._confirm(api, due)
@@ -245,6 +278,15 @@ class Observer:
                 if up and lasted >= lasts_s and (law, key) not in self._told:
                     due.append(wrong)
         return due
+
+    def _hears(self, node: str, now: float) -> bool:
+        """Whether the agent of a node can say in time what it hears."""
+        minded = hardware.minded(hardware.read_state(self._nodes[node].state))
+        return (
+            minded
+            and self._answer_s < SLOW_ANSWER_S
+            and all(self._is_up(each, now) for each in ("api", f"agent of {node}"))
+        )
 
     def _is_up(self, part: str, now: float) -> bool:
         if part == "operator":
@@ -274,8 +316,8 @@ class Observer:
         self.counts[f"violation: {wrong.law}"] += 1
         if self.counts[f"violation: {wrong.law}"] > MOST_TOLD:
             return
-        self.violations.append(Violation(_clock(), wrong.law, wrong.text, tuple(self.story())))
-        self._story.append(f"{_clock()} ! {wrong.law}: {wrong.text}")
+        self.violations.append(Violation(clock(), wrong.law, wrong.text, tuple(self.story())))
+        self._story.append(f"{clock()} ! {wrong.law}: {wrong.text}")
 
     async def _files(self) -> None:
         """Look at what lies on the nodes. A suspicion must last over several readings: files are not read all at once."""
@@ -335,10 +377,25 @@ class Observer:
         with self._lock:
             now = time.monotonic()
             self.counts[f"{kind}s: changes"] += 1
+            one = after or before
+            assert one is not None
             if kind == "request":
-                one = after or before
-                assert one is not None
                 self._late.requested(one, now, gone=after is None)
+                self.bystanders.request_changed(one, now)
+            if kind == "rule":
+                self._tainted.rule_changed(before, after, now)
+                self.bystanders.rule_changed(one, now)
+                self.budgets.rule_changed(before, after, now)
+                self.counts["GPUs out of service, at most"] = self.budgets.out.most
+            if kind == "slice":
+                self._tainted.slice_changed(before, after, now)
+                self.bystanders.slice_changed(one, now)
+                self.budgets.slices_changed(now)
+            if kind == "budget":
+                self.budgets.budget_changed(before, after, datetime.now(UTC))
+            if kind == "pod":
+                self.bystanders.pod_changed(before, after, now)
+                self.counts["pods taken by drains and taints"] = self.bystanders.taken
             if kind == "lease" and after is not None:
                 for wrong in self.lease.renewed(before, after, now):
                     self._violated(wrong)
@@ -353,6 +410,7 @@ class Observer:
                     self._admins.add(after["metadata"]["uid"])
                 grace_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
                 self._late.allocated(self.world, after, now, grace_s=grace_s)
+                self._tainted.allocated(after, now, grace_s=grace_s)
             if (
                 kind == "pod"
                 and after is not None
@@ -360,40 +418,5 @@ class Observer:
                 and (not before or phase(before) != "Running")
             ):
                 self.counts["pods that ran"] += 1
-            if line := _told(kind, before, after):
-                self._story.append(f"{_clock()}   {line}")
-
-
-def _told(kind: str, before: Object | None, after: Object | None) -> str:
-    """A change in few words; empty for one that is not worth it."""
-    if kind in {"lease", "event", "node"} or (one := after or before) is None:
-        return ""
-    brief = _brief(kind, after) if after else "gone"
-    if before is not None and after is not None and _brief(kind, before) == brief:
-        return ""
-    return f"{kind} {name(one)} [{one['metadata'].get('resourceVersion')}] {brief}"
-
-
-def _brief(kind: str, one: Any) -> str:
-    if kind == "claim":
-        consumers = ",".join(each["name"] for each in (one.get("status") or {}).get("reservedFor") or [])
-        return f"holds {stamp(one) or 'nothing'} for {consumers or 'nobody'}"
-    if kind == "pod":
-        ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
-        return f"{phase(one)} on {one['spec'].get('nodeName', 'no node')}{ending}"
-    if kind == "request":
-        ready = condition(one, READY)
-        return f"{ready.get('status', '?')} ({ready.get('message', '')})"
-    if kind == "rule":
-        return f"{one['spec'].get('deviceSelector')} {one['spec']['taint']}"
-    if kind == "slice":
-        spec = one["spec"]
-        tainted = [each["name"] for each in spec.get("devices") or [] if each.get("taints")]
-        return (
-            f"generation {spec['pool']['generation']}, {len(spec.get('devices') or [])} devices, tainted: {tainted[:4]}"
-        )
-    return ""
-
-
-def _clock() -> str:
-    return datetime.now(UTC).strftime("%H:%M:%S.%f")[:-3]
+            if line := told(kind, before, after):
+                self._story.append(f"{clock()}   {line}")

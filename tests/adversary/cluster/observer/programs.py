@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.suspicion import Suspicion
 
 EXPECTED_ERRORS = frozenset(
     {"election.lost", "election.body_did_not_end", "operator.leadership_lost", "reconcile.failed"}

@@ -7,7 +7,7 @@ whoever wrote the Event. Does no I/O.
 import re
 from collections.abc import Iterator
 
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name, results
 
 REASON = "TaintImpact"

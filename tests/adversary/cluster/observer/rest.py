@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.adversary.cluster.observer.laws import BLOCKING, Suspicion
+from tests.adversary.cluster.observer.laws import BLOCKING
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
 
 _REASON = "ClaimPending"

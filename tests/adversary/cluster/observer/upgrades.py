@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tests.adversary.cluster.observer.hardware import Spec
-from tests.adversary.cluster.observer.laws import Suspicion
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import World, name, phase, waiting
 
 LASTS_S = 2.0

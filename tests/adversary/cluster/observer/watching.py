@@ -32,6 +32,8 @@ KINDS: Mapping[str, Kind] = {
     "event": Kind(("/apis/events.k8s.io/v1/events?fieldSelector=reportingController%3Ddraco-operator",), "events"),
     "lease": Kind(("/apis/coordination.k8s.io/v1/namespaces/draco-system/leases",), "leases"),
     "node": Kind(("/api/v1/nodes",), "nodes"),
+    "budget": Kind(("/apis/draco.dev/v1alpha1/maintenancebudgets",), "budgets"),
+    "gpunode": Kind(("/apis/draco.dev/v1alpha1/gpunodes",), "gpu_nodes"),
 }
 
 Changed = Callable[[str, Object | None, Object | None], None]

@@ -85,6 +85,8 @@ class World:
     events: dict[str, Object] = field(default_factory=dict)
     leases: dict[str, Object] = field(default_factory=dict)
     nodes: dict[str, Object] = field(default_factory=dict)
+    budgets: dict[str, Object] = field(default_factory=dict)
+    gpu_nodes: dict[str, Object] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     held_since: dict[tuple[str, str], int] = field(default_factory=dict)
 

@@ -1,0 +1,179 @@
+"""The law of budgets: at no change of a rule are more GPUs out of service than a budget permits.
+
+Owns counting GPUs by the rules that isolate them, in the order in which the API server tells of these rules, so that no moment
+between two looks is missed. A budget that is made smaller takes nothing back, so a GPU is held only against the budgets that
+stood when it was decided to take it. Does no I/O.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from tests.adversary.cluster.observer.world import DeviceName, Object, World, name
+
+BLOCKING = frozenset({"NoSchedule", "NoExecute"})
+MAINTENANCE_LABEL = "draco.dev/maintenance"
+KNOWN_AFTER_S = 2.0
+"""A budget counts for what is decided so long after it was seen here: the operator has to see it first, too."""
+WEIGHED_AFTER_S = 2.0
+"""A request's status is seen on another watch than its rules, which may be behind."""
+REMEMBERED_S = 60.0
+"""The GPUs that a share is of are those published in the last minute: a node that reboots does not make others too many."""
+
+
+class Gpu(NamedTuple):
+    """A board, and the pool where it is."""
+
+    pool: str
+    board: str
+
+    def __str__(self) -> str:
+        return f"{self.board} of {self.pool}"
+
+
+class OutOfService:
+    """Which GPUs rules of maintenance keep claims off, told of each change of a rule in order."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._gpu_of: dict[str, Gpu] = {}
+        self._rules_on: Counter[Gpu] = Counter()
+        self._by_pool: Counter[str] = Counter()
+        self.most = 0
+
+    @property
+    def gpus(self) -> int:
+        """How many there are now."""
+        return len(self._rules_on)
+
+    def in_pool(self, pool: str) -> int:
+        """How many of a pool's."""
+        return self._by_pool[pool]
+
+    def changed(self, before: Object | None, after: Object | None) -> Gpu | None:
+        """A rule was written or is gone; the GPU that went out of service by this."""
+        one = after or before
+        assert one is not None
+        uid = one["metadata"]["uid"]
+        gpu = self._isolates(after) if after is not None else None
+        if (old := self._gpu_of.get(uid)) == gpu:
+            return None
+        if old is not None:
+            del self._gpu_of[uid]
+            self._rules_on[old] -= 1
+            if not self._rules_on[old]:
+                del self._rules_on[old]
+                self._by_pool[old.pool] -= 1
+        if gpu is None:
+            return None
+        self._gpu_of[uid] = gpu
+        self._rules_on[gpu] += 1
+        if self._rules_on[gpu] > 1:
+            return None
+        self._by_pool[gpu.pool] += 1
+        self.most = max(self.most, len(self._rules_on))
+        return gpu
+
+    def _isolates(self, rule: Object) -> Gpu | None:
+        if owner_of(rule) == "" or rule["spec"]["taint"]["effect"] not in BLOCKING:
+            return None
+        selector = rule["spec"].get("deviceSelector") or {}
+        device = DeviceName(*(selector.get(field) or "" for field in DeviceName._fields))
+        seen = self._world.names.history.get(device)
+        return Gpu(device.pool, seen[-1][1].gpu if seen else device.device)
+
+
+class TooMany(NamedTuple):
+    """More GPUs out of service than a budget permits, if the request of the last one was started under that budget."""
+
+    at: float
+    request: str
+    gpu: Gpu
+    budget: str
+    since: datetime
+    text: str
+
+
+class BudgetLaw:
+    """Told of each change of a rule and of a budget. What seems wrong is weighed when the request's status was seen as well."""
+
+    def __init__(self, world: World) -> None:
+        self.out = OutOfService(world)
+        self._world = world
+        self._since: dict[str, datetime] = {}
+        self._started: set[tuple[str, Gpu]] = set()
+        self._doubted: list[TooMany] = []
+        self._published: deque[tuple[float, frozenset[Gpu]]] = deque()
+
+    def budget_changed(self, before: Object | None, after: Object | None, clock: datetime) -> None:
+        """A budget was written or is gone."""
+        one = after or before
+        assert one is not None
+        uid = one["metadata"]["uid"]
+        if after is None:
+            self._since.pop(uid, None)
+        elif before is None or before.get("spec") != after.get("spec"):
+            self._since[uid] = clock
+
+    def slices_changed(self, now: float) -> None:
+        """What is published has changed."""
+        gpus = {Gpu(device.pool, self._board(device)) for device, _ in self._world.published()}
+        self._published.append((now, frozenset(gpus)))
+        while len(self._published) > 1 and self._published[1][0] < now - REMEMBERED_S:
+            self._published.popleft()
+
+    def rule_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A rule was written or is gone."""
+        gpu = self.out.changed(before, after)
+        if gpu is None or after is None or (owner_of(after), gpu) in self._started:
+            return  # one that was deleted by hand and comes back was started long ago
+        self._started.add((owner_of(after), gpu))
+        for uid, budget in self._world.budgets.items():
+            if uid in self._since and (text := self._exceeds(budget, gpu)):
+                self._doubted.append(TooMany(now, owner_of(after), gpu, uid, self._since[uid], text))
+
+    def weighed(self, now: float) -> Iterator[tuple[str, str]]:
+        """The excesses that were real, each with a key and a text."""
+        for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
+            self._doubted.remove(one)
+            request = self._world.requests.get(one.request)
+            started = moment(((request or {}).get("status") or {}).get("isolatedAt"))
+            if request and started and (started - one.since).total_seconds() > KNOWN_AFTER_S:
+                yield f"{one.budget} {one.request} {one.gpu}", f"{name(request)} took {one.gpu}, {one.text}"
+
+    def _exceeds(self, budget: Object, gpu: Gpu) -> str:
+        spec = budget.get("spec") or {}
+        if spec.get("paused"):
+            return f"while budget {name(budget)} is paused"
+        node = spec.get("per") == "Node"
+        out = self.out.in_pool(gpu.pool) if node else self.out.gpus
+        where = f" of {gpu.pool}" if node else ""
+        for limit, why in self._limits(spec, gpu if node else None):
+            if out > limit:
+                return f"the {out}. GPU{where} out of service, and budget {name(budget)} permits {limit} ({why})"
+        return ""
+
+    def _limits(self, spec: Mapping[str, object], one: Gpu | None) -> Iterator[tuple[int, str]]:
+        if isinstance(most := spec.get("maxDevices"), int):
+            yield most, "maxDevices"
+        if isinstance(share := spec.get("maxPercent"), int):
+            known = {gpu for _, gpus in self._published for gpu in gpus if one is None or gpu.pool == one.pool}
+            yield max(len(known) * share // 100, 1 if share else 0), f"{share} % of {len(known)}"
+
+    def _board(self, device: DeviceName) -> str:
+        seen = self._world.names.history.get(device)
+        return seen[-1][1].gpu if seen else device.device
+
+
+def owner_of(rule: Object) -> str:
+    """The UID of the maintenance that a rule serves; empty for any other rule."""
+    for owner in rule["metadata"].get("ownerReferences") or []:
+        if owner.get("kind") == "DeviceMaintenance":
+            return str(owner["uid"])
+    return str((rule["metadata"].get("labels") or {}).get(MAINTENANCE_LABEL) or "")
+
+
+def moment(text: object) -> datetime | None:
+    """A time as the API writes it."""
+    return datetime.fromisoformat(text) if isinstance(text, str) and text else None

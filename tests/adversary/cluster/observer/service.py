@@ -1,0 +1,120 @@
+"""The laws of devices out of service: what is isolated stays so while somebody works, and comes back when nobody wants it.
+
+Owns what a request's phase promises, held against rules and slices, and what may be left when all is over. Does no I/O.
+"""
+
+from collections.abc import Iterator
+
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name
+
+BLOCKING = frozenset({"NoSchedule", "NoExecute"})
+AT_WORK = frozenset({"InMaintenance", "Verifying", "Failed"})
+OVER = frozenset({"Completed", "Cancelled"})
+DOMAIN = "draco.dev/"
+MAINTENANCE = "draco.dev/maintenance"
+AGENT_LOST = "draco.dev/agent-lost"
+
+
+def phase_of(request: Object) -> str:
+    """Where the request says it stands."""
+    return str((request.get("status") or {}).get("phase") or "")
+
+
+def taken(world: World, request: Object) -> list[Part]:
+    """The hardware that a request took: what its devices were then, and what their names stand for now."""
+    parts = []
+    for each in (request.get("status") or {}).get("devices") or []:
+        if each.get("overlaps"):
+            continue
+        device = DeviceName(each["driver"], each["pool"], each["device"])
+        seen = world.names.history.get(device)
+        if seen:
+            parts.append(seen[-1][1])
+        if each.get("uuid") and (not seen or not seen[-1][1].slices):
+            parts.append(Part(each["uuid"]))
+    return parts
+
+
+def lifted_at_work(world: World) -> Iterator[Suspicion]:
+    """As long as a request says InMaintenance, Verifying or Failed, all it took has a taint that keeps claims away."""
+    for request in world.requests.values():
+        effect = (request["spec"].get("taint") or {}).get("effect", "NoSchedule")
+        isolated = (request.get("status") or {}).get("isolatedAt")
+        if phase_of(request) not in AT_WORK or effect not in BLOCKING or not isolated:
+            continue
+        if request["metadata"].get("deletionTimestamp"):
+            continue
+        parts = taken(world, request)
+        for device, published in world.published():
+            part = part_now(world, device)
+            if part is None or not any(part.overlaps(each) for each in parts):
+                continue
+            if not any(taint.get("effect") in BLOCKING for taint in world.taints(device, published)):
+                text = f"{name(request)} is {phase_of(request)}, and {device} of it has no taint that keeps claims away"
+                yield Suspicion("lifted at work", f"{request['metadata']['uid']} {device}", text)
+
+
+def cordoned(world: World) -> Iterator[Suspicion]:
+    """No node is cordoned, and none is tainted by Draco."""
+    for uid, node in world.nodes.items():
+        spec = node.get("spec") or {}
+        ours = [taint["key"] for taint in spec.get("taints") or [] if taint["key"].startswith(DOMAIN)]
+        if spec.get("unschedulable") or ours:
+            what = f"is tainted {', '.join(ours)}" if ours else "is cordoned"
+            yield Suspicion("cordoned", uid, f"node {name(node)} {what}")
+
+
+def wants_its_rules(world: World, uid: str) -> bool:
+    """Whether whoever owns a rule is there, and not done with it."""
+    if uid in world.nodes or uid in world.rules or uid in world.gpu_nodes:
+        return True
+    request = world.requests.get(uid)
+    return request is not None and phase_of(request) not in OVER
+
+
+def not_restored(world: World) -> Iterator[Suspicion]:
+    """At rest, a device has Draco's taint for maintenance only if there is a request that is about it and not over."""
+    wanted: list[tuple[set[str], list[Part]]] = []
+    for request in world.requests.values():
+        if phase_of(request) in OVER or request["metadata"].get("deletionTimestamp"):
+            continue
+        key = (request["spec"].get("taint") or {}).get("key", MAINTENANCE)
+        wanted.append(({key}, taken(world, request)))
+    for device, published in world.published():
+        part = part_now(world, device)
+        for taint in world.taints(device, published):
+            if taint["key"] != MAINTENANCE:
+                continue
+            if not any(taint["key"] in keys and part and any(map(part.overlaps, parts)) for keys, parts in wanted):
+                text = f"{device} has the taint {taint['key']}:{taint['effect']}, and no request wants that"
+                yield Suspicion("not restored", f"{device} {taint['key']}", text)
+
+
+def stuck(world: World) -> Iterator[Suspicion]:
+    """At rest, no request waits for what nobody has to do: what was cancelled is given back, what was deleted is gone."""
+    for uid, request in world.requests.items():
+        phase = phase_of(request)
+        if request["metadata"].get("deletionTimestamp"):
+            yield Suspicion("stuck", uid, f"{name(request)} was deleted, and is still there")
+        elif not phase:
+            yield Suspicion("stuck", uid, f"nobody has said anything of {name(request)}")
+        elif request["spec"].get("cancelled") and phase not in OVER:
+            yield Suspicion("stuck", uid, f"{name(request)} was cancelled, and is {phase}: {_message(request)}")
+
+
+def fenced_without_cause(world: World) -> Iterator[Suspicion]:
+    """At rest all agents are there, so that no device is fenced."""
+    for device, published in world.published():
+        if any(taint["key"] == AGENT_LOST for taint in world.taints(device, published)):
+            yield Suspicion("fenced without cause", str(device), f"{device} is fenced, and its agent is there")
+
+
+def part_now(world: World, device: DeviceName) -> Part | None:
+    """What a name stands for now."""
+    seen = world.names.history.get(device)
+    return seen[-1][1] if seen else None
+
+
+def _message(request: Object) -> str:
+    return str((request.get("status") or {}).get("message") or "")

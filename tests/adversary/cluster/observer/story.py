@@ -1,0 +1,64 @@
+"""The story of a run: each change of an object in one line.
+
+Owns the wording. Judges nothing.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.adversary.cluster.observer.world import Object, name, phase, stamp
+
+
+def told(kind: str, before: Object | None, after: Object | None) -> str:
+    """A change in few words; empty for one that is not worth it."""
+    if kind in {"lease", "event", "node", "gpunode"} or (one := after or before) is None:
+        return ""
+    brief = _brief(kind, after) if after else "gone"
+    if before is not None and after is not None and _brief(kind, before) == brief:
+        return ""
+    return f"{kind} {name(one)} [{one['metadata'].get('resourceVersion')}] {brief}"
+
+
+def _brief(kind: str, one: Any) -> str:
+    brief = _BRIEF.get(kind)
+    return brief(one) if brief else ""
+
+
+def _claim(one: Any) -> str:
+    consumers = ",".join(each["name"] for each in (one.get("status") or {}).get("reservedFor") or [])
+    return f"holds {stamp(one) or 'nothing'} for {consumers or 'nobody'}"
+
+
+def _pod(one: Any) -> str:
+    ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
+    return f"{phase(one)} on {one['spec'].get('nodeName', 'no node')}{ending}"
+
+
+def _request(one: Any) -> str:
+    status = one.get("status") or {}
+    return f"{status.get('phase', 'no phase')} ({status.get('message', '')})"
+
+
+def _rule(one: Any) -> str:
+    return f"{one['spec'].get('deviceSelector')} {one['spec']['taint']}"
+
+
+def _slice(one: Any) -> str:
+    spec = one["spec"]
+    tainted = [each["name"] for each in spec.get("devices") or [] if each.get("taints")]
+    return f"generation {spec['pool']['generation']}, {len(spec.get('devices') or [])} devices, tainted: {tainted[:4]}"
+
+
+_BRIEF = {
+    "claim": _claim,
+    "pod": _pod,
+    "request": _request,
+    "rule": _rule,
+    "slice": _slice,
+    "budget": lambda one: str(one["spec"]),
+}
+
+
+def clock() -> str:
+    """The time of a line."""
+    return datetime.now(UTC).strftime("%H:%M:%S.%f")[:-3]

@@ -1,0 +1,119 @@
+"""The law of bystanders: a pod goes only if somebody asked for that, or if it holds what a drain or a NoExecute taint is about.
+
+Owns remembering what was drained and what was tainted so. A pod that goes is weighed a moment later, when other watches have told
+what was the matter. Does no I/O.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from tests.adversary.cluster.observer.service import part_now, phase_of, taken
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name
+
+WEIGHED_AFTER_S = 3.0
+REMEMBERED_S = 120.0
+"""So long after a drain or a taint is over a pod may still go because of it: grace periods, and controllers that were killed."""
+DRAINS = frozenset({"Evict", "NoExecute"})
+
+
+class Gone(NamedTuple):
+    """A pod that goes, with what it held."""
+
+    at: float
+    uid: str
+    pod: str
+    held: tuple[Part, ...]
+    why: str
+
+
+class Bystanders:
+    """Told of each change of requests, rules, slices and pods. `watched` are the namespaces whose pods are judged."""
+
+    def __init__(self, world: World, watched: Collection[str]) -> None:
+        self._world = world
+        self._watched = frozenset(watched)
+        self._asked: set[str] = set()
+        self._may_go: dict[str, tuple[float, Callable[[], list[Part]]]] = {}
+        self._gone: list[Gone] = []
+        self._seen: set[str] = set()
+        self.taken = 0
+
+    def asked(self, pod: str) -> None:
+        """Somebody is about to delete this pod, "namespace/name"."""
+        self._asked.add(pod)
+
+    def request_changed(self, request: Object, now: float) -> None:
+        """A request was written or is gone."""
+        drains = (request["spec"].get("drain") or {}).get("policy") in DRAINS
+        evicts = (request["spec"].get("taint") or {}).get("effect") == "NoExecute"
+        if (drains or evicts) and phase_of(request) not in {"", "Pending", "Rehearsed"}:
+            parts = taken(self._world, request)
+            self._may_go[f"request {request['metadata']['uid']}"] = (now, lambda: parts)
+
+    def rule_changed(self, rule: Object, now: float) -> None:
+        """A rule was written or is gone."""
+        if rule["spec"]["taint"]["effect"] == "NoExecute":
+            selector = rule["spec"].get("deviceSelector") or {}
+            self._may_go[f"rule {rule['metadata']['uid']}"] = (now, lambda: self._selected(selector))
+
+    def slice_changed(self, one: Object, now: float) -> None:
+        """A slice was written or is gone."""
+        spec = one["spec"]
+        for device in spec.get("devices") or []:
+            if any(taint["effect"] == "NoExecute" for taint in device.get("taints") or []):
+                key = DeviceName(spec["driver"], spec["pool"]["name"], device["name"])
+                part = part_now(self._world, key)
+                self._may_go[f"slice {key}"] = (now, lambda part=part: [part] if part else [])
+
+    def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A pod was written or is gone."""
+        one = after or before
+        assert one is not None
+        uid, metadata = one["metadata"]["uid"], one["metadata"]
+        goes = after is None or metadata.get("deletionTimestamp")
+        if metadata["namespace"] not in self._watched or not goes or uid in self._seen:
+            return
+        self._seen.add(uid)
+        over = (one.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+        if over or name(one) in self._asked or not one["spec"].get("nodeName"):
+            return
+        self.taken += 1
+        held = tuple(
+            holding.part for holding in self._world.holdings() if holding.part and self._uses(holding.uid, uid)
+        )
+        self._gone.append(Gone(now, uid, name(one), held, _why(one)))
+
+    def weighed(self, now: float) -> Iterator[Suspicion]:
+        """The pods that went without a cause."""
+        self._may_go = {key: (at, parts) for key, (at, parts) in self._may_go.items() if self._lives(key, at, now)}
+        for one in [each for each in self._gone if now - each.at >= WEIGHED_AFTER_S]:
+            self._gone.remove(one)
+            causes = [part for _, parts in self._may_go.values() for part in parts()]
+            if not any(mine.overlaps(part) for mine in one.held for part in causes):
+                held = ", ".join(map(str, one.held)) or "nothing"
+                text = f"pod {one.pod}, which holds {held}, was taken ({one.why}), and no drain or taint is about that"
+                yield Suspicion("bystander taken", one.uid, text)
+
+    def _lives(self, key: str, at: float, now: float) -> bool:
+        kind, _, uid = key.partition(" ")
+        there = {"request": self._world.requests, "rule": self._world.rules}.get(kind, self._world.slices)
+        return uid in there or now - at < REMEMBERED_S
+
+    def _uses(self, claim: str, pod: str) -> bool:
+        status = self._world.claims[claim].get("status") or {}
+        return any(each["uid"] == pod for each in status.get("reservedFor") or [])
+
+    def _selected(self, selector: Object) -> list[Part]:
+        wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))
+        return [
+            seen[-1][1]
+            for device, seen in self._world.names.history.items()
+            if all(want in {None, "", have} for want, have in zip(wanted, device, strict=True))
+        ]
+
+
+def _why(pod: Object) -> str:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    target = next((each for each in conditions if each["type"] == "DisruptionTarget"), None)
+    return f"{target.get('reason')}: {target.get('message')}" if target else "nobody says why"
