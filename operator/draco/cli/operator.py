@@ -75,6 +75,12 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     help="Seconds that a claim must be idle before it is released, where a MigPolicy's repair permits that.",
 )
 @_setting(
+    "--mass-outage",
+    "mass_outage_percent",
+    type=click.FloatRange(min=0, max=100),
+    help="Percent of the agents: where more than that, and at least three, are silent at a time, no further node is fenced.",
+)
+@_setting(
     "--rediscover",
     "rediscover_s",
     type=Seconds(min=0.1),

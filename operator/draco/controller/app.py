@@ -18,6 +18,8 @@ from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, P
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
+from draco.controller.fencing.fences import FencingReconciler, register_fencing
+from draco.controller.fencing.signs import AgentLeases
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.metrics import OperatorMetrics, register_view, register_workers
@@ -35,6 +37,7 @@ from draco.controller.taints.reports import TaintRuleReports
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import Workers
 from draco.endpoints import http_app, serving
+from draco.health.fencing import FencingTerms
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connect
@@ -139,6 +142,14 @@ class Operator:
             count=self.metrics.claims_released,
             patience=ReleaseDelays(grace_s=settings.idle_grace_s),
         )
+        self.agent_leases = AgentLeases(client, self.view, namespace=settings.namespace, clock=clock)
+        self._fences = FencingReconciler(
+            client,
+            self.view,
+            self.agent_leases,
+            self._happenings,
+            terms=FencingTerms(share=settings.mass_outage_percent / 100),
+        )
         self._loop_watch = LoopWatch(clock)
         self.workers = Workers(self.view.followed, clock=clock, settings=settings.worker)
         movable = MovableClaims(self.view, decisions)
@@ -165,6 +176,7 @@ class Operator:
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
         self.extensions: Reconciling[str] = working("taint-extensions", extensions)
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
+        self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
@@ -199,6 +211,7 @@ class Operator:
             asyncio.TaskGroup() as group,
         ):
             tasks = [group.create_task(each.run(), name=name) for name, each in self.view.collections.items()]
+            tasks.append(group.create_task(self.agent_leases.informer.run(), name="agent leases"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
@@ -222,7 +235,15 @@ class Operator:
         unwatched = [
             kind.kind for kind, own in self.view.own_kinds.items() if own.unwatched_s > self._settings.unserved_after_s
         ]
-        found = list(self.metrics.certificates.troubles.values())
+        found = [*self.metrics.certificates.troubles.values(), *self._fences.troubles()]
+        if (
+            not self.agent_leases.informer.synced.is_set()
+            and self._clock.monotonic() - self._started > self._settings.unserved_after_s
+        ):
+            found.append(
+                f"The agents' leases in namespace {self._settings.namespace} cannot be read, so the GPUs of a lost agent are not "
+                "fenced. See informer.interrupted in the operator's log; its Role must let it get, list and watch leases there."
+            )
         if unwatched:
             found.append(
                 f"Kopf does not run: {listed(unwatched)} objects are listed every few seconds instead of watched. See kopf.ended "
@@ -338,6 +359,7 @@ class Operator:
         )
         register_reach(self.metrics, self.reach)
         register_mig(self.metrics, self._decisions)
+        register_fencing(self.metrics, self._fences)
         self.metrics.on_scrape(
             "draco_queue_depth",
             "Keys that wait for a worker.",

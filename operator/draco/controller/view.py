@@ -19,6 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
+from draco.maintenance.fences import is_fence
 from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -57,6 +58,8 @@ BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
 BY_EXTENDED_POOL = "extended pool"
 """Taint rules that are to be extended, by the pool of the device that they name."""
+FENCES = "fences"
+"""Taint rules that fence nodes, all under one value."""
 BY_TAINTED_POOL = "tainted pool"
 """Taint rules that are not Draco's own, by the one pool that they name, or else by WIDE."""
 WIDE = "wide"
@@ -136,6 +139,7 @@ class ClusterView:
             BY_EXTENDED_POOL,
             lambda rule: [PoolKey(device.driver, device.pool)] if (device := extended_device(rule)) else [],
         )
+        self.rule_store.add_index(FENCES, lambda rule: [True] if is_fence(rule) else [])
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
         self.rule_store.add_index(BY_TAINTED_POOL, _tainted_pool_of)
 

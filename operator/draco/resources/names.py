@@ -52,6 +52,8 @@ ANNOTATION_FAULT = f"{DRACO_DOMAIN}/fault"
 """On such a DeviceMaintenance: the GPU's UUID and the fault, "GPU-...: Xid79"."""
 AGENT_LEASE_PREFIX = "draco-agent-"
 """Before a node's name: the Lease that its agent renews in Draco's namespace."""
+LABEL_AGENT_LEASE = f"{DRACO_DOMAIN}/agent-lease"
+"""On such a Lease: the driver that the agent serves."""
 TAINT_FAULT = f"{DRACO_DOMAIN}/fault"
 """On all devices of a GPU that is lost or has a fatal fault; the value is the fault's name."""
 TAINTS_OF_FACTS = frozenset({TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, TAINT_FAULT})

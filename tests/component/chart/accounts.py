@@ -109,7 +109,7 @@ class Cluster:
     @asynccontextmanager
     async def nodes(self) -> AsyncIterator[None]:
         """The nodes, until left; they are set up again from their files the next time."""
-        shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES))
+        shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES), namespace=NAMESPACE)
         clock = SystemClock()
         events = EventRecorder(self.client, controller="kubelet", instance="nodes", clock=clock)
         feed = PodFeed(self.client, events=events, clock=clock)
