@@ -156,6 +156,7 @@ def start_simulated_nodes(
         *("--nodes", str(wanted.nodes), "--gpus", str(wanted.gpus), "--board", wanted.board),
         *("--root", sockets, "--name-prefix", wanted.node_prefix),
         *("--kubelet-certificate", certificate, key),
+        *("--namespace", SYSTEM_NAMESPACE),
     ]
     processes.start(NODES_PROCESS, argv)
 

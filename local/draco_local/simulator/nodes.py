@@ -64,6 +64,8 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
     wipe_after_s: float = 30.0
     starting_at_once: int = 8
     serving: ServingCertificate | None = None
+    namespace: str = ""
+    """Where the agents renew their leases; "" for none."""
 
     def names(self) -> list[NodeName]:
         """The nodes' names."""
@@ -190,6 +192,7 @@ class SimulatedNode:
             cdi_dir=self.root / "cdi",
             sysfs_root=self.root / "sys",
             proc_root=procfs.tree(self.gpus),
+            namespace=self._nodes.namespace,
         )
 
     async def run_agent(self) -> None:
@@ -230,6 +233,7 @@ class SimulatedNode:
     metavar="CERTIFICATE KEY",
     help="Answer on kubelet's port, with this certificate.  [default: nobody answers there]",
 )
+@click.option("--namespace", default="", help="Where the agents renew their leases.  [default: they renew none]")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 def main(
     kubeconfig: Path | None,

@@ -167,6 +167,8 @@ class Agent:
             tasks.create_task(self._keep_edits(), name="edits")
             tasks.create_task(self._publish(), name="slices")
             tasks.create_task(self.parts.startup.name(), name="names")
+            if self.parts.lease is not None:
+                tasks.create_task(self.parts.lease.run(), name="lease")
             await self.parts.hardware.ready.wait()
             recovering = tasks.create_task(self._recover(), name="recovery")
             await self.parts.hardware.unless_hanging(recovering)

@@ -36,3 +36,7 @@ class ClusterUnsuited(AgentError):
 
 class DeviceMissing(PrepareError):
     """A device of a claim is gone, or cannot be observed."""
+
+
+class ClaimUnread(PrepareError):
+    """The API server could not be asked for the claim."""

@@ -33,6 +33,7 @@ from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, PreparedClaim
 from draco.agent.report.claim_status import ClaimReporter
+from draco.agent.report.lease import AgentLease
 from draco.agent.report.node_status import NodeReport, NodeReporter
 from draco.agent.settings import AgentSettings
 from draco.agent.startup import Startup
@@ -107,6 +108,7 @@ class AgentParts:
         self.startup: Final = self._recovery()
         self.work: Final = self._claims()
         self.plugin: Final = self._kubelet_plugin()
+        self.lease: Final = self._agent_lease()
 
     def _cdi_folder(self) -> CdiFolder:
         return CdiFolder(
@@ -243,6 +245,20 @@ class AgentParts:
             on_stopping=self.health.close,
         )
 
+    def _agent_lease(self) -> AgentLease | None:
+        if not self._settings.namespace:
+            return None
+        return AgentLease(
+            self._client,
+            node=self._settings.node_name,
+            namespace=self._settings.namespace,
+            holder=self._settings.lease_holder or self._settings.node_name,
+            driver=self._settings.driver,
+            duration_s=self._settings.lease_duration_s,
+            hindrance=self.hindrance,
+            clock=self._clock,
+        )
+
     def leftovers(self, give_up: Callable[[PreparedClaim], Awaitable[None]]) -> Leftovers:
         """Who gives up what kubelet no longer knows of."""
         return Leftovers(
@@ -345,6 +361,21 @@ class AgentParts:
         """To whom, as a sentence; "" while the node is ours."""
         conflict = self.plugin.conflict
         return conflict.sentence if conflict is not None and conflict.gives_way else ""
+
+    def hindrance(self) -> str:
+        """Why no new claim should get a GPU of this node, as a sentence; "" while the agent reads, publishes and serves them."""
+        view = self.hardware.view
+        if not self.hardware.ready.is_set():
+            return "The GPUs have not been read yet."
+        if view.driver is None or view.fault:
+            return view.fault or "The GPUs cannot be read."
+        if view.mismatch:
+            return view.mismatch
+        if conflict := self.giving_way():
+            return conflict
+        if not self.publisher.published:
+            return self.publisher.problem
+        return "" if self.plugin.serving.is_set() else "Kubelet's sockets are not served yet."
 
     def report_changed(self) -> None:
         """What is reported of the node may be new."""

@@ -6,6 +6,7 @@ the caller: connecting by kubeconfig needs a library that an agent on a GPU node
 
 import asyncio
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -87,6 +88,19 @@ OPTIONS = (
         help="Where another agent of Draco serves the node, stand by until it ends, instead of refusing to start: for "
         "upgrades during which kubelet always has a plugin.",
     ),
+    _option(
+        "--namespace",
+        default="",
+        help="Where the agent renews the Lease draco-agent-<node>; the operator keeps new claims off the GPUs of an agent that "
+        "does not. Default: the agent renews none, and is not fenced.",
+    ),
+    _option(
+        "--agent-lease-duration",
+        "lease_duration_s",
+        type=click.IntRange(min=1, max=3600),
+        default=20,
+        help="Seconds without renewal after which an agent counts as lost; it renews four times as often.",
+    ),
     _option("--kubeconfig", type=_FILE, help="Kubeconfig to use. Default: the pod's service account."),
     _option(
         "--service-account", type=_FOLDER, default=SERVICE_ACCOUNT, help="Folder of the service account's token and CA."
@@ -113,7 +127,7 @@ def run(
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. `options` are the fields of AgentSettings. Raises DracoError, maybe in groups."""
     configure_log(log_level)
-    settings = AgentSettings(**options)
+    settings = AgentSettings(**options, lease_holder=socket.gethostname())
     asyncio.run(_run(settings, connect, ApiServerAccess(kubeconfig, service_account), library))
 
 

@@ -30,7 +30,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     below kubelet's 45; `health_timeout_s` is after how long without news kubelet calls a device Unknown. Every `rediscover_s`
     the agent finds out again what the cluster can do; a change is looked at again after each of some `confirm_s` before it
     counts. `takes_over`: where another agent of Draco serves the node, stand by until it ends, for `stand_by_s` at most,
-    instead of refusing to start.
+    instead of refusing to start. In `namespace` the agent renews its Lease, "" for none, as `lease_holder` ("": the node's name);
+    one that is not renewed for `lease_duration_s` has its GPUs fenced.
     """
 
     node_name: str
@@ -57,6 +58,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     confirm_s: float = 10.0
     takes_over: bool = False
     stand_by_s: float = 600.0
+    namespace: str = ""
+    lease_holder: str = ""
+    lease_duration_s: int = 20
 
     @property
     def installed(self) -> DriverRoot | None:

@@ -81,6 +81,12 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     help="Run Jobs for maintenance, in the operator's namespace: work on a GPU, and its verification.",
 )
 @_setting(
+    "--mass-outage",
+    "mass_outage_percent",
+    type=click.FloatRange(min=0, max=100),
+    help="Percent of the agents: where more than that, and at least three, are silent at a time, no further node is fenced.",
+)
+@_setting(
     "--rediscover",
     "rediscover_s",
     type=Seconds(min=0.1),

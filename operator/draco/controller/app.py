@@ -18,6 +18,8 @@ from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, P
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
+from draco.controller.fencing.fences import FencingReconciler, register_fencing
+from draco.controller.fencing.signs import AgentLeases
 from draco.controller.health.decisions import HealthDecisions
 from draco.controller.health.policies import HealthPolicyReconciler
 from draco.controller.health.remediation import RemediationReconciler
@@ -43,6 +45,7 @@ from draco.controller.taints.reports import TaintRuleReports
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import Workers
 from draco.endpoints import http_app, serving
+from draco.health.fencing import FencingTerms
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connect
@@ -115,6 +118,7 @@ class Operator:
         self._client = client
         self._features = features
         self.metrics = OperatorMetrics()
+        self._loop_watch = LoopWatch(clock)
         self.view = ClusterView(client, features.taint_rules, clock=clock, supply_every_s=settings.supply_every_s)
 
         def notes(reason: str, action: str) -> Notes:
@@ -145,8 +149,6 @@ class Operator:
             drains=PodDrains(client, self.view, self._happenings, clock=clock, count=self.metrics.evictions),
             jobs=self._jobs,
         )
-        node_conditions = NodeConditionReconciler(client, self.view, clock=clock)
-        extensions = TaintExtensionReconciler(client, self.view)
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         health = HealthDecisions(self.view, clock=clock)
         layouts = MigLayoutReconciler(client, self.view, decisions, health)
@@ -172,10 +174,18 @@ class Operator:
             count=self.metrics.claims_released,
             patience=ReleaseDelays(grace_s=settings.idle_grace_s),
         )
-        self._loop_watch = LoopWatch(clock)
+        self.agent_leases = AgentLeases(client, self.view, namespace=settings.namespace, clock=clock)
+        self._fences = FencingReconciler(
+            client,
+            self.view,
+            self.agent_leases,
+            self._happenings,
+            terms=FencingTerms(share=settings.mass_outage_percent / 100),
+        )
         self.workers = Workers(self.view.followed, clock=clock, settings=settings.worker)
-        movable = MovableClaims(self.view, decisions)
-        repairs = RepairReconciler(self.view, movable, advice, releases, self.workers, clock=clock)
+        repairs = RepairReconciler(
+            self.view, MovableClaims(self.view, decisions), advice, releases, self.workers, clock=clock
+        )
         policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
         self._pending_claims = PendingClaims(
             self.view,
@@ -196,10 +206,13 @@ class Operator:
             return made
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
-        self.node_conditions: Reconciling[str] = working("node-conditions", node_conditions)
+        self.node_conditions: Reconciling[str] = working(
+            "node-conditions", NodeConditionReconciler(client, self.view, clock=clock)
+        )
         self.admission: Reconciling[str] = working("maintenance-budgets", admission)
-        self.extensions: Reconciling[str] = working("taint-extensions", extensions)
+        self.extensions: Reconciling[str] = working("taint-extensions", TaintExtensionReconciler(client, self.view))
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
+        self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
         self.layouts: Reconciling[str] = working("mig-layouts", layouts)
         self.policies: Reconciling[str] = working("mig-policies", policies)
@@ -207,18 +220,7 @@ class Operator:
         self.remediation: Reconciling[str] = working("health-remediation", remediation)
         self.health_policies: Reconciling[str] = working("health-policies", health_policies)
         self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)
-        self.election = LeaderElection(
-            client,
-            ObjectKey(settings.namespace, settings.lease_name),
-            identity=settings.identity,
-            clock=clock,
-            terms=LeaseTerms(
-                duration_s=settings.lease_duration_s,
-                renew_deadline_s=settings.renew_deadline_s,
-                retry_s=settings.retry_period_s,
-            ),
-            notes=lambda: {ANNOTATION_TROUBLES: "\n".join(self.troubles())},
-        )
+        self.election = self._election()
         warn_of_wide_rules(self.view)
         self._export()
         self._say_what_is_missing(features)
@@ -236,6 +238,7 @@ class Operator:
             asyncio.TaskGroup() as group,
         ):
             tasks = [group.create_task(each.run(), name=name) for name, each in self.view.collections.items()]
+            tasks.append(group.create_task(self.agent_leases.informer.run(), name="agent leases"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
@@ -260,7 +263,15 @@ class Operator:
         unwatched = [
             kind.kind for kind, own in self.view.own_kinds.items() if own.unwatched_s > self._settings.unserved_after_s
         ]
-        found = list(self.metrics.certificates.troubles.values())
+        found = [*self.metrics.certificates.troubles.values(), *self._fences.troubles()]
+        if (
+            not self.agent_leases.informer.synced.is_set()
+            and self._clock.monotonic() - self._started > self._settings.unserved_after_s
+        ):
+            found.append(
+                f"The agents' leases in namespace {self._settings.namespace} cannot be read, so the GPUs of a lost agent are not "
+                "fenced. See informer.interrupted in the operator's log; its Role must let it get, list and watch leases there."
+            )
         if unwatched:
             found.append(
                 f"Kopf does not run: {listed(unwatched)} objects are listed every few seconds instead of watched. See kopf.ended "
@@ -364,6 +375,21 @@ class Operator:
         finally:
             self.metrics.leader.set(0)
 
+    def _election(self) -> LeaderElection:
+        settings = self._settings
+        return LeaderElection(
+            self._client,
+            ObjectKey(settings.namespace, settings.lease_name),
+            identity=settings.identity,
+            clock=self._clock,
+            terms=LeaseTerms(
+                duration_s=settings.lease_duration_s,
+                renew_deadline_s=settings.renew_deadline_s,
+                retry_s=settings.retry_period_s,
+            ),
+            notes=lambda: {ANNOTATION_TROUBLES: "\n".join(self.troubles())},
+        )
+
     def _export(self) -> None:
         register_view(self.metrics, self.view)
         register_workers(self.metrics, self.workers)
@@ -376,6 +402,7 @@ class Operator:
         )
         register_reach(self.metrics, self.reach)
         register_mig(self.metrics, self._decisions)
+        register_fencing(self.metrics, self._fences)
         self.metrics.on_scrape(
             "draco_health_given_up",
             "GPUs that a person has to look at, by HealthPolicy: remediation failed too often. On the leader only.",

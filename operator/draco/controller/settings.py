@@ -52,5 +52,7 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """After how long a change of that is looked at again, before it counts."""
     unserved_after_s: float = 30.0
     """How long a kind may be unserved before /readyz fails."""
+    mass_outage_percent: float = 30.0
+    """Where more than this share of the agents, and at least three, are silent at a time, no further node is fenced."""
     supply_every_s: float = 1.0
     """The cluster's devices are counted at most this often, and only when someone asks."""

@@ -19,6 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
+from draco.maintenance.fences import is_fence
 from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -57,6 +58,8 @@ BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
 BY_EXTENDED_POOL = "extended pool"
 """Taint rules that are to be extended, by the pool of the device that they name."""
+FENCES = "fences"
+"""Taint rules that fence nodes, all under one value."""
 BY_TAINTED_POOL = "tainted pool"
 """Taint rules that are not Draco's own, by the one pool that they name, or else by WIDE."""
 WIDE = "wide"
@@ -113,6 +116,27 @@ class ClusterView:
         followed += [*self.own_kinds.values(), *([self.rules] if self.rules else [])]
         self.collections = {each.kind.kind: each for each in followed}
 
+        self._add_indexes()
+
+        self.followed = FollowedFleet()
+        """Subscribed before anyone else, so that what is asked because of a change is asked about the cluster with it."""
+        self.followed.follow(
+            slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
+        )
+
+        self._hardware: LRUCache[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = LRUCache(_REMEMBERED_POOLS)
+
+        self._clock = clock
+        self._supply_every_s = supply_every_s
+        self._supply: SupplyCounts | None = None
+        self._supply_at = float("-inf")
+        self._outdated = True
+        unrelated = (self.pods, *self.own_kinds.values(), self.gpu_nodes, self.classes)
+        for each in self.collections.values():
+            if each not in unrelated:
+                each.subscribe(self._outdate)
+
+    def _add_indexes(self) -> None:
         self.claims.store.add_index(BY_DEVICE, lambda claim: claim.devices_held)
         self.claims.store.add_index(
             BY_USE, lambda claim: [IDLE] if claim.status.allocation and not claim.status.reserved_for else []
@@ -137,26 +161,9 @@ class ClusterView:
             BY_EXTENDED_POOL,
             lambda rule: [PoolKey(device.driver, device.pool)] if (device := extended_device(rule)) else [],
         )
+        self.rule_store.add_index(FENCES, lambda rule: [True] if is_fence(rule) else [])
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
         self.rule_store.add_index(BY_TAINTED_POOL, _tainted_pool_of)
-
-        self.followed = FollowedFleet()
-        """Subscribed before anyone else, so that what is asked because of a change is asked about the cluster with it."""
-        self.followed.follow(
-            slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
-        )
-
-        self._hardware: LRUCache[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = LRUCache(_REMEMBERED_POOLS)
-
-        self._clock = clock
-        self._supply_every_s = supply_every_s
-        self._supply: SupplyCounts | None = None
-        self._supply_at = float("-inf")
-        self._outdated = True
-        unrelated = (self.pods, *self.own_kinds.values(), self.gpu_nodes, self.classes)
-        for each in self.collections.values():
-            if each not in unrelated:
-                each.subscribe(self._outdate)
 
     @property
     def idle_claims(self) -> list[ObjectKey]:

@@ -133,7 +133,8 @@ def isolates_as(rule: DeviceTaintRule, wanted: DeviceTaintRule) -> bool:
 
 
 EXTENSION_PREFIX = "draco-extension-"
-_OWN_PREFIXES = (EXTENSION_PREFIX, RULE_PREFIX)
+FENCE_PREFIX = "draco-fence-"
+_OWN_PREFIXES = (EXTENSION_PREFIX, RULE_PREFIX, FENCE_PREFIX)
 
 
 class ExtensionPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from draco.maintenance.fences import fenced_node
 from draco.maintenance.matching import OVER
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
@@ -385,6 +386,10 @@ def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]
         warnings += [
             f"Pool {key} is published for node {name}, which does not exist." for name in sorted(nodes - known)
         ]
+    warnings += [
+        f"Node {node} is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
+        for node in sorted(filter(None, map(fenced_node, snapshot.rules)))
+    ]
     warnings += [
         f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
         for rule in snapshot.rules

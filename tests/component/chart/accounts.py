@@ -19,6 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
 from draco.kube.events.events import EventRecorder
+from draco.maintenance.fences import fence_name
 from draco.options import MetricsSettings
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
@@ -38,7 +39,7 @@ from draco.resources.kinds import (
     TAINT_RULES,
     Kind,
 )
-from draco.resources.names import NodeName
+from draco.resources.names import NodeName, PoolKey
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority
 from draco_local.simulator.accidents import faults
@@ -85,6 +86,7 @@ class ScrapedNode(SimulatedNode):
         return msgspec.structs.replace(
             super().agent_settings(),
             metrics=MetricsSettings(host="127.0.0.1", port=self.metrics_port, certificates=self.root.parent),
+            lease_duration_s=4,
         )
 
 
@@ -115,7 +117,7 @@ class Cluster:
     @asynccontextmanager
     async def nodes(self) -> AsyncIterator[None]:
         """The nodes, until left; they are set up again from their files the next time."""
-        shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES))
+        shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES), namespace=NAMESPACE)
         clock = SystemClock()
         events = EventRecorder(self.client, controller="kubelet", instance="nodes", clock=clock)
         feed = PodFeed(self.client, events=events, clock=clock)
@@ -394,6 +396,24 @@ async def metrics_are_scraped(cluster: Cluster) -> None:
                 assert response.status == 403, await response.text()
 
 
+async def an_agent_is_lost(cluster: Cluster) -> None:
+    """One whose driver fails. Its lease is read again before its GPUs are fenced."""
+    rules = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
+    gpus = cluster.folder / "n" / NODE_NAMES[1] / "gpus.json"
+    key = ObjectKey("", fence_name(PoolKey("gpu.nvidia.com", NODE_NAMES[1])))
+
+    async def fenced() -> bool:
+        return key.name in {each.metadata.name for each in await cluster.client.list(rules)}
+
+    async def is_open() -> bool:
+        return not await fenced()
+
+    faults.break_driver(gpus)
+    await until(fenced, what="the fence")
+    faults.reload_driver(gpus)
+    await until(is_open, what="the lift")
+
+
 async def a_report_is_deleted(cluster: Cluster) -> None:
     key = ObjectKey("", NODE_NAMES[0])
     before = await cluster.client.get(GPU_NODES, key)
@@ -428,5 +448,6 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_taint_rule_is_reported,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
     metrics_are_scraped,
+    an_agent_is_lost,
     a_report_is_deleted,
 ]

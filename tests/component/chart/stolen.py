@@ -85,6 +85,7 @@ class Cluster:
             "/api/v1/nodes",
             "/api/v1/pods",
             "/api/v1/events",
+            f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases",
             "/apis/rbac.authorization.k8s.io/v1/clusterroles",
             "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
             f"{_ADMISSION}/validatingadmissionpolicies",
@@ -139,6 +140,9 @@ class Cluster:
         self.call("POST", f"/api/v1/namespaces/{TENANT}/pods", victim)
         for name in (MINE, OTHER):
             self.call("POST", "/api/v1/namespaces/default/events", an_event(f"about-{name}", name))
+        for name in ("draco-operator", f"draco-agent-{OTHER}"):
+            lease = {"metadata": {"name": name}, "spec": {"holderIdentity": name}}
+            self.call("POST", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", lease)
 
     def make_slice(self, item: dict[str, Any]) -> None:
         """Publish as administrator."""

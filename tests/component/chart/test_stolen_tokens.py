@@ -14,7 +14,7 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.kube.errors import ApiError
 from draco.resources.api.meta import Condition, ObjectKey
-from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, NODES, PODS, SLICES, Kind
+from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, LEASES, NODES, PODS, SLICES, Kind
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import (
@@ -33,6 +33,7 @@ from tests.component.chart.thefts import (
     READY,
     Theft,
     a_cluster,
+    a_lease,
     claim,
     event,
     merged_status_of,
@@ -41,6 +42,7 @@ from tests.component.chart.thefts import (
     report,
     rewritten,
     status_of,
+    taken_over,
 )
 
 OLDER_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1beta2", "resourceslices", "ResourceSlice", False, dict)
@@ -223,6 +225,40 @@ THEFTS = [
         "may write Events about that node only",
     ),
     Theft("agent", "an Event deleted", lambda client: client.delete(EVENTS, event(f"about-{MINE}")), NO_RIGHT),
+    # Leases: whoever takes the operator's ends it, and whoever renews another agent's keeps a dead node in use.
+    *(
+        Theft(
+            "agent",
+            what,
+            taken_over(name),
+            f"may not write the Lease {name}",
+        )
+        for what, name in (("the operator's lease", "draco-operator"), ("another's lease", f"draco-agent-{OTHER}"))
+    ),
+    Theft(
+        "agent",
+        "a lease of another name",
+        lambda client: client.create(LEASES, a_lease("draco-agent-")),
+        "may not write the Lease|Invalid value",
+    ),
+    Theft(
+        "agent",
+        "a lease elsewhere",
+        lambda client: client.create(LEASES, {**a_lease("x"), "metadata": {"name": "x", "namespace": TENANT}}),
+        NO_RIGHT,
+    ),
+    Theft(
+        "agent",
+        "a lease deleted",
+        lambda client: client.delete(LEASES, ObjectKey(NAMESPACE, "draco-operator")),
+        NO_RIGHT,
+    ),
+    Theft(
+        "operator",
+        "an agent's lease renewed",
+        taken_over(f"draco-agent-{OTHER}"),
+        NO_RIGHT,
+    ),
     # What neither of them has any right to
     *(
         theft
@@ -384,6 +420,14 @@ async def test_what_an_agent_says_of_wishes_in_a_status_is_not_stored(cluster: C
     assert (stored["spec"], stored["status"]["driver"]) == (before["spec"], "said")
     assert stored["spec"]["gpus"]
     assert "labels" not in stored["metadata"]
+
+
+async def test_an_agent_renews_the_lease_of_its_node(agent: Client) -> None:
+    made = await agent.create(LEASES, a_lease(f"draco-agent-{MINE}"))
+    renewed = msgspec.structs.replace(
+        made, spec=msgspec.structs.replace(made.spec, renew_time="2026-01-01T00:00:00.000000Z")
+    )
+    assert (await agent.replace(LEASES, made.metadata.key, renewed)).spec.renew_time
 
 
 async def test_an_agent_says_what_happens_on_its_node(agent: Client) -> None:

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, SLICES, Kind
+from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, LEASES, SLICES, Kind
 from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
+from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import DRIVER, MINE, TENANT, Cluster, a_result, a_slice, an_event
 from tests.conftest import DIES_WITH_THE_TESTS
 
@@ -42,6 +45,10 @@ def report(pool: str = MINE, driver: str = DRIVER, **more: Any) -> dict[str, Any
     return {"driver": driver, "pool": pool, "device": "gpu-0", "conditions": [READY], **more}
 
 
+def a_lease(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"holderIdentity": "thief"}}
+
+
 Attempt = Callable[[Client], Awaitable[object]]
 
 
@@ -69,6 +76,17 @@ def merged_status_of(name: str, **status: Any) -> Attempt:
 
 def publish(name: str, **of: Any) -> Attempt:
     return lambda client: client.create(SLICES, a_slice(name, **of))
+
+
+def taken_over(name: str) -> Attempt:
+    """An existing lease, read and replaced with a holder of one's own."""
+
+    async def attempt(client: Client) -> object:
+        found = await client.get(LEASES, ObjectKey(NAMESPACE, name))
+        spec = msgspec.structs.replace(found.spec, holder_identity="thief")
+        return await client.replace(LEASES, found.metadata.key, msgspec.structs.replace(found, spec=spec))
+
+    return attempt
 
 
 async def rewritten(client: Client, name: str, **spec: Any) -> object:
@@ -108,6 +126,7 @@ async def in_force(cluster: Cluster) -> None:
         ("agent", publish("probe", nodeName="nowhere", pool="nowhere")),
         ("agent", lambda client: client.create(GPU_NODES, {"metadata": {"name": "probe"}})),
         ("agent", lambda client: client.create(EVENTS, an_event("probe", "nowhere"))),
+        ("agent", lambda client: client.create(LEASES, a_lease("probe"))),
         ("agent", status_of("probe", devices=[report(pool="elsewhere")])),
         ("releasing", status_of("probe", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}])),
     ]

@@ -6,15 +6,17 @@ from rich.console import Console
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.cli.status import screen as status_screen
+from draco.maintenance.fences import fence_for
 from draco.maintenance.rules import plan_extensions
 from draco.overview.status import Snapshot, claim_state, status_of
 from draco.overview.status_schema import ClaimState, ClusterStatus, DeviceCounts, DeviceState, MissingView
 from draco.resources.api.core import PodResourceClaimStatus, PodStatus
-from draco.resources.api.draco import MigPolicyStatus
+from draco.resources.api.draco import GpuNode, MigPolicyStatus
 from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import NVIDIA_DRIVER, Autoscaler
+from draco.resources.names import NVIDIA_DRIVER, Autoscaler, PoolKey
 from tests.builders import (
     MOMENT,
     a_claim,
@@ -297,6 +299,14 @@ def test_a_rule_without_selector_hits_nothing() -> None:
 def test_a_rule_with_an_empty_selector_is_a_warning() -> None:
     assert status_of(Snapshot(rules=[a_rule("oops")])).warnings == [
         "DeviceTaintRule oops has an empty selector: it taints every device of the cluster."
+    ]
+
+
+def test_a_fenced_node_is_a_warning() -> None:
+    gpu_node = GpuNode(metadata=ObjectMeta(name="node-7", uid="u"))
+    fence = fence_for(gpu_node, PoolKey(NVIDIA_DRIVER, "node-7"))
+    assert status_of(Snapshot(rules=[fence])).warnings == [
+        "Node node-7 is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
     ]
 
 

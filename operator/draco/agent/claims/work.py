@@ -17,7 +17,14 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.lanes import Lanes
 from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import (
+    AllocationResult,
+    DeviceAllocationResult,
+    DeviceRequestAllocationResult,
+    ResourceClaim,
+    ResourceClaimStatus,
+)
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
@@ -46,6 +53,26 @@ class ClaimWork:
         divides = any(map(read_partition_name, self._devices(claim)))
         way = self._with_driver if divides or self._has_parts(uid) else self._as_a_whole
         return await way(claim, names)
+
+    def on_record(self, uid: ClaimUid) -> ResourceClaim | None:
+        """A claim that is prepared, with the devices that it has by the record: for when the API server cannot be asked."""
+        known = self._record.claims.get(uid)
+        if known is None or known.state is not PreparationState.PREPARED:
+            return None
+        results = [
+            DeviceRequestAllocationResult(
+                request=one.request,
+                driver=self._driver,
+                pool=one.pool,
+                device=one.device,
+                share_id=one.share_id or None,
+            )
+            for one in known.devices
+        ]
+        return ResourceClaim(
+            metadata=ObjectMeta(name=known.name, namespace=known.namespace, uid=known.uid),
+            status=ResourceClaimStatus(allocation=AllocationResult(devices=DeviceAllocationResult(results=results))),
+        )
 
     async def _with_driver(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
         """Parts of GPUs are made by NVML, or not at all."""

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from draco.agent.claims.cdi import device_id
 from draco.agent.claims.work import ClaimWork
-from draco.agent.errors import InstanceHeld, PrepareError
+from draco.agent.errors import ClaimUnread, InstanceHeld, PrepareError
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.api import dra_v1_pb2
 from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
@@ -96,7 +96,7 @@ class DraService:
 
         async def prepare() -> None:
             self._refuse_if_hindered(name)
-            allocated = await self._read(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
+            allocated = await self._allocated(ObjectKey(claim.namespace, claim.name), ClaimUid(claim.uid))
             prepared = await self._work.prepare(allocated)
             devices.extend(self._device(prepared.uid, device) for device in prepared.devices)
             log.info("claim.prepared", claim=name, uid=claim.uid, devices=[one.device for one in prepared.devices])
@@ -136,19 +136,33 @@ class DraService:
             share_id=device.share_id or None,
         )
 
-    async def _read(self, key: ObjectKey, uid: ClaimUid) -> ResourceClaim:
+    async def _allocated(self, key: ObjectKey, uid: ClaimUid) -> ResourceClaim:
+        """The claim as the API server has it; one that is prepared already as the record has it, where the server fails.
+
+        A node that is cut off keeps its pods: their containers restart with the devices that they had.
+        """
+        on_record = self._work.on_record(uid)
+        if on_record is None:
+            return await self._read(key, uid, attempts=4)
+        try:
+            return await self._read(key, uid, attempts=1)
+        except ClaimUnread as error:
+            log.warning("claim.as_on_record", claim=str(key), uid=uid, error=str(error))
+            return on_record
+
+    async def _read(self, key: ObjectKey, uid: ClaimUid, *, attempts: int) -> ResourceClaim:
         try:
             claim = await retry(
                 lambda: self._client.get(CLAIMS, key, timeout_s=READ_TIMEOUT_S),
                 clock=self._clock,
-                attempts=4,
+                attempts=attempts,
                 cap_s=2.0,
                 longest_wait_s=5.0,
             )
         except NotFound:
             raise PrepareError(f"Claim {key} does not exist any more, so there is nothing to prepare.") from None
         except ApiError as error:
-            raise PrepareError(f"Claim {key} could not be read from the API server: {error}") from error
+            raise ClaimUnread(f"Claim {key} could not be read from the API server: {error}") from error
         if claim.metadata.uid != uid:
             raise PrepareError(
                 f"Claim {key} was replaced: kubelet asks for uid {uid}, the API server has uid {claim.metadata.uid}."

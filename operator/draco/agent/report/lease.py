@@ -1,0 +1,154 @@
+"""The Lease by which the operator sees that this node's agent lives.
+
+The agent renews it four times in its duration, as long as the agent can do its work: it reads the GPUs, has published them and
+serves kubelet. An agent that cannot falls silent, and the operator keeps new claims off the node's GPUs (`health.fencing`) until
+the lease is renewed again. It belongs to the Node, and goes with it.
+
+Owns the writes to that Lease. Never gives it up: the next agent goes on with it, and what has no agent is to be fenced. Each
+renewal is one write without a read, so a thousand agents with leases of 20 s make some 230 small writes a second, spread by
+chance. The times in it are for people: the operator compares none with its own clock.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+import structlog
+
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import asked_to_wait_s
+from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
+from draco.resources.api.core import Lease, LeaseSpec
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference, micro_time
+from draco.resources.kinds import LEASES, NODES
+from draco.resources.names import AGENT_LEASE_PREFIX, DRACO_DOMAIN, LABEL_AGENT_LEASE, LABEL_MANAGED_BY
+
+log = structlog.get_logger()
+
+POLL_S: Final = 0.25
+"""How often an agent that is silent looks whether it can go on. It costs no request."""
+RENEWALS: Final = 4
+"""So many in the duration of a lease: three may fail."""
+
+
+class AgentLease:
+    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        node: str,
+        namespace: str,
+        holder: str,
+        driver: str,
+        duration_s: int,
+        hindrance: Callable[[], str],
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._node = node
+        self._key = ObjectKey(namespace, AGENT_LEASE_PREFIX + node)
+        self._holder = holder
+        self._labels: Mapping[str, str] = {LABEL_AGENT_LEASE: driver, LABEL_MANAGED_BY: DRACO_DOMAIN}
+        self._duration_s = duration_s
+        self._hindrance = hindrance
+        self._clock = clock
+        self._lease: Lease | None = None
+        self._silent = False
+        self._hindered_since: float | None = None
+        self._failed = ""
+        self._log = log.bind(node=node, lease=str(self._key))
+
+    async def run(self) -> None:
+        """Renew until cancelled. No answer of the API server ends it."""
+        pause_s = self._duration_s / RENEWALS
+        while True:
+            if hindrance := self._hindrance():
+                self._say_silent(hindrance)
+                await self._clock.sleep(min(POLL_S, pause_s))
+                continue
+            self._say_silent("")
+            wait_s = pause_s * (0.75 + self._clock.jitter() / 4)
+            try:
+                await self.renew()
+            except ApiError as error:
+                self._say_failed(str(error))
+                wait_s = max(wait_s / 2, asked_to_wait_s(error) or 0.0)
+            else:
+                self._say_failed("")
+            await self._clock.sleep(wait_s)
+
+    async def renew(self) -> None:
+        """Write the lease once. Raises ApiError."""
+        try:
+            await self._write(self._lease)
+        except (Conflict, NotFound, AlreadyExists):
+            # Changed or deleted by somebody, or our own write whose answer was lost. A lease that is another's is ours as well:
+            # the one agent that serves the node is we.
+            self._lease = await self._read()
+            await self._write(self._lease)
+
+    async def _read(self) -> Lease | None:
+        try:
+            return await self._client.get(LEASES, self._key, timeout_s=self._timeout_s)
+        except NotFound:
+            return None
+
+    async def _write(self, known: Lease | None) -> None:
+        now = micro_time(self._clock.now())
+        old = known.spec if known else LeaseSpec()
+        taken = old.holder_identity != self._holder
+        spec = msgspec.structs.replace(
+            old,
+            holder_identity=self._holder,
+            lease_duration_seconds=self._duration_s,
+            acquire_time=now if taken else old.acquire_time,
+            renew_time=now,
+            lease_transitions=(old.lease_transitions or 0) + 1 if known and taken else old.lease_transitions or 0,
+        )
+        if known is None:
+            await self._create(spec)
+            return
+        labels = {**known.metadata.labels, **self._labels}
+        metadata = msgspec.structs.replace(known.metadata, labels=labels)
+        wanted = Lease(metadata=metadata, spec=spec)
+        self._lease = await self._client.replace(LEASES, self._key, wanted, timeout_s=self._timeout_s)
+
+    async def _create(self, spec: LeaseSpec) -> None:
+        node = await self._client.get(NODES, ObjectKey("", self._node), timeout_s=self._timeout_s)
+        owner = OwnerReference(api_version="v1", kind="Node", name=self._node, uid=node.metadata.uid)
+        metadata = ObjectMeta(
+            name=self._key.name,
+            namespace=self._key.namespace,
+            labels=dict(self._labels),
+            owner_references=[owner],
+        )
+        made = Lease(metadata=metadata, spec=spec)
+        self._lease = await self._client.create(LEASES, made, timeout_s=self._timeout_s)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._duration_s / RENEWALS
+
+    def _say_silent(self, hindrance: str) -> None:
+        """Say why nothing is renewed, once it has been renewed or an agent that starts would be ready by now."""
+        now = self._clock.monotonic()
+        if not hindrance:
+            if self._silent:
+                self._log.info("lease.renewing")
+            self._silent, self._hindered_since = False, None
+            return
+        if self._hindered_since is None:
+            self._hindered_since = now
+        if not self._silent and (self._lease or now - self._hindered_since > self._duration_s):
+            self._log.warning("lease.withheld", why=hindrance)
+            self._silent = True
+
+    def _say_failed(self, error: str) -> None:
+        if error and not self._failed:
+            self._log.warning("lease.not_renewed", error=error)
+        elif self._failed and not error:
+            self._log.info("lease.renewed")
+        self._failed = error

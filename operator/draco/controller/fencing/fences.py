@@ -1,0 +1,206 @@
+"""Fences nodes whose agent is lost, and lifts the fences of those that are back.
+
+Owns the writes of these rules, the Events about it and what people are told of an outage. Whom to fence is decided in
+`health.fencing`, over all agents at once: so there is one key. Before a fence is written the lease is read again, apart from the
+watch, which may be behind. Where the cluster serves no taint rules nothing can be done, and `discovery` says so.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from draco.controller.fencing.signs import AgentLeases
+from draco.controller.metrics import OperatorMetrics
+from draco.controller.taints.extensions import delete_rule
+from draco.controller.view import FENCES, ClusterView
+from draco.health.fencing import FencingPlan, FencingTerms, plan_fencing
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError, NotFound
+from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.watch.store import Change
+from draco.maintenance.fences import fence_for, fenced_node, is_fence
+from draco.maintenance.rules import isolates_as
+from draco.resources.api.core import ObjectReference
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import GPU_NODES, LEASES, Kind
+from draco.resources.names import FIELD_MANAGER_OPERATOR, NodeName
+
+log = structlog.get_logger(__name__)
+
+AGENTS = "agents"
+"""The one key."""
+AGENT_LOST = "AgentLost"
+AGENT_BACK = "AgentBack"
+EVENT_ACTION = "Fence"
+_AT_ONCE = 8
+_MARGIN_S = 0.01
+"""A lease that runs out now has run out a moment later, whatever the rounding."""
+
+
+class FencingReconciler:
+    """All agents at a time. `plan` is the last one."""
+
+    def __init__(
+        self, client: Client, view: ClusterView, leases: AgentLeases, events: EventRecorder, *, terms: FencingTerms
+    ) -> None:
+        self.plan = FencingPlan()
+        self._client = client
+        self._view = view
+        self._leases = leases
+        self._events = events
+        self._terms = terms
+        self._suspended = False
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called whenever a fence may have to be written or lifted. Renewals on time are no reason."""
+
+        def look(_: object = None) -> None:
+            wake(AGENTS)
+
+        self._leases.subscribe(look)
+        self._view.nodes.subscribe(lambda change: look() if None in (change.before, change.after) else None)
+        self._view.gpu_nodes.subscribe(lambda change: self._gpu_node_changed(change, look))
+        self._view.slices.subscribe(lambda change: self._slice_changed(change, look))
+        if self._view.rules:
+            self._view.rules.subscribe(lambda change: look() if any(map(is_fence, change.versions)) else None)
+
+    def all_keys(self) -> set[str]:
+        """The one key."""
+        return {AGENTS}
+
+    async def reconcile(self, _key: str) -> float | None:
+        """Bring the fences to what they should be. Returns when the next lease may run out."""
+        kind = self._view.taint_rules
+        if not self._leases.informer.synced.is_set():
+            return 1.0
+        self.plan = plan = plan_fencing(self._leases.signs(), self._terms)
+        self._say_suspended(plan)
+        if kind is None:
+            return None
+        wanted = {rule.metadata.name: rule for node in plan.keep if (rule := self._rule_for(node))}
+        changes: list[Awaitable[None]] = [self._fence(kind, node) for node in plan.fence]
+        for rule in self._view.rule_store.by_index(FENCES, True):
+            want = wanted.get(rule.metadata.name)
+            if want is None:
+                changes.append(self._lift(kind, rule))
+            elif not isolates_as(rule, want):  # somebody has changed it, or its owner was made again
+                changes.append(self._apply(kind, want))
+        await _all(changes)
+        return None if plan.look_again_s is None else plan.look_again_s + _MARGIN_S
+
+    def troubles(self) -> list[str]:
+        """What somebody should see to, in sentences."""
+        plan = self.plan
+        if not plan.suspended:
+            return []
+        said = (
+            f"{len(plan.overdue)} of {plan.agents} agents do not renew their leases. That many at a time point to the network or "
+            "the API server, so no further node is fenced. Find out what the agents' logs say (lease.not_renewed)."
+        )
+        return [said]
+
+    @property
+    def fenced(self) -> int:
+        """How many nodes are fenced."""
+        return len(self._view.rule_store.by_index(FENCES, True))
+
+    def _rule_for(self, node: NodeName) -> DeviceTaintRule | None:
+        pool, gpu_node = self._leases.pool(node), self._leases.gpu_node(node)
+        return fence_for(gpu_node, pool) if pool and gpu_node else None
+
+    async def _fence(self, kind: Kind[DeviceTaintRule], node: NodeName) -> None:
+        rule = self._rule_for(node)
+        if rule is None or await self._renewed_meanwhile(node):
+            return
+        await self._apply(kind, rule)
+        log.warning("agent.fenced", node=node, rule=rule.metadata.name)
+        self._say(
+            node,
+            "Warning",
+            AGENT_LOST,
+            "The agent has not renewed its lease, so no new claim gets a GPU of this node until it does. Pods that run keep "
+            f"running. See the agent's pod on node {node}.",
+        )
+
+    async def _renewed_meanwhile(self, node: NodeName) -> bool:
+        try:
+            lease = await self._client.get(LEASES, self._leases.key(node))
+        except NotFound:
+            return False
+        return self._leases.is_news(node, lease)
+
+    async def _lift(self, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
+        await delete_rule(self._client, kind, rule)
+        node = NodeName(fenced_node(rule))
+        log.info("agent.unfenced", node=node, rule=rule.metadata.name)
+        if node in self.plan.lift:
+            self._say(node, "Normal", AGENT_BACK, "The node is not fenced any more: claims get its GPUs again.")
+
+    async def _apply(self, kind: Kind[DeviceTaintRule], rule: DeviceTaintRule) -> None:
+        await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
+
+    def _say(self, node: NodeName, type_: EventType, reason: str, note: str) -> None:
+        gpu_node = self._leases.gpu_node(node)
+        if gpu_node is None:
+            return
+        regarding = ObjectReference(
+            api_version=GPU_NODES.api_version,
+            kind=GPU_NODES.kind,
+            name=gpu_node.metadata.name,
+            uid=gpu_node.metadata.uid,
+        )
+        self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
+
+    def _say_suspended(self, plan: FencingPlan) -> None:
+        if plan.suspended != self._suspended:
+            say = log.error if plan.suspended else log.info
+            event = "fencing.suspended" if plan.suspended else "fencing.resumed"
+            say(event, overdue=len(plan.overdue), agents=plan.agents)
+        self._suspended = plan.suspended
+
+    def _gpu_node_changed(self, change: Change[GpuNode], look: Callable[[], None]) -> None:
+        pool = self._leases.pool(NodeName(change.key.name))
+        made_or_gone = change.differs(lambda each: each.metadata.uid)
+        if made_or_gone or (pool is not None and self._leases.is_fenced(pool)):
+            look()
+
+    def _slice_changed(self, change: Change[ResourceSlice], look: Callable[[], None]) -> None:
+        made_or_gone = None in (change.before, change.after)
+        if made_or_gone or any(self._leases.is_fenced(item.pool) for item in change.versions):
+            look()
+
+
+async def _all(works: Iterable[Awaitable[None]]) -> None:
+    """Do all of it, some at a time. Raises the first ApiError when the rest is done."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(work: Awaitable[None]) -> None:
+        async with places:
+            await work
+
+    done = await asyncio.gather(*map(one, works), return_exceptions=True)
+    errors = [each for each in done if isinstance(each, BaseException)]
+    for error in sorted(errors, key=lambda each: isinstance(each, ApiError)):
+        raise error
+
+
+def register_fencing(metrics: OperatorMetrics, fences: FencingReconciler) -> None:
+    """Export how many agents are silent, and what is done about it."""
+    metrics.on_scrape(
+        "draco_agents_stale",
+        "Agents whose lease has run out while their GPUs are published. On the leader only.",
+        [],
+        lambda: float(len(fences.plan.stale)),
+    )
+    metrics.on_scrape(
+        "draco_agents_fenced", "Nodes whose GPUs are kept from new claims for that.", [], lambda: fences.fenced
+    )
+    metrics.on_scrape(
+        "draco_fencing_suspended",
+        "1 while so many agents are silent at a time that no further node is fenced. On the leader only.",
+        [],
+        lambda: float(fences.plan.suspended),
+    )

@@ -1,0 +1,172 @@
+"""What this replica has seen of the agents' leases, and for how long, on its own clock.
+
+Owns the watch of these leases and of when each was seen to change. Every replica watches, so that the next leader need not start
+from nothing. It decides nothing and writes nothing.
+
+- Times in a lease are never read: what counts is that it changes. An agent's clock may be wrong by minutes.
+- A lease that was there at the first list may be as old as it likes: it is silent from that moment on, and not renewed.
+- Silence is counted while the API server was heard without an interruption. When it was away, it was away for the agents too.
+- A lease that somebody deletes stays known, until its node is gone: a dead agent is no less dead for it.
+- A pool that appears is given a lease's duration: its agent publishes first, and then says that it lives.
+"""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from draco.controller.view import BY_POOL, ClusterView
+from draco.health.fencing import AgentSigns
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.maintenance.fences import fence_name, is_fence
+from draco.resources.api.core import Lease, LeaseSpec, Node
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice, current_slices
+from draco.resources.kinds import LEASES
+from draco.resources.names import AGENT_LEASE_PREFIX, LABEL_AGENT_LEASE, NodeName, PoolKey
+
+DEFAULT_LEASE_S = 20
+"""Of a lease that does not say its duration."""
+
+
+class SeenLease(msgspec.Struct):
+    """One agent's lease. `since` is when it was last seen to be other than before, or seen at all; `renewed` the first only."""
+
+    spec: LeaseSpec
+    driver: str
+    since: float
+    renewed: float | None = None
+
+    @property
+    def lease_s(self) -> float:
+        """Its duration."""
+        return float(self.spec.lease_duration_seconds or DEFAULT_LEASE_S)
+
+
+class AgentLeases:
+    """The leases in `namespace`, and what they say of each agent. `run` watches them."""
+
+    def __init__(self, client: Client, view: ClusterView, *, namespace: str, clock: Clock) -> None:
+        self.informer: Informer[Lease] = Informer(
+            client, LEASES, namespace=namespace, label_selector=LABEL_AGENT_LEASE, clock=clock
+        )
+        self._namespace = namespace
+        self._view = view
+        self._clock = clock
+        self._seen: dict[NodeName, SeenLease] = {}
+        self._appeared: dict[PoolKey, float] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self.informer.subscribe(self._lease_changed)
+        view.slices.subscribe(self._slice_changed)
+        view.nodes.subscribe(self._node_changed)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when an agent appears, or is heard of again after it was overdue or while it is fenced."""
+        self._listeners.append(listener)
+
+    def key(self, node: NodeName) -> ObjectKey:
+        """The key of the node's lease."""
+        return ObjectKey(self._namespace, AGENT_LEASE_PREFIX + node)
+
+    def pool(self, node: NodeName) -> PoolKey | None:
+        """The pool of the node's agent, None if that is not known."""
+        gpu_node = self.gpu_node(node)
+        seen = self._seen.get(node)
+        driver = (seen.driver if seen else "") or (gpu_node.status.driver if gpu_node else "")
+        return PoolKey(driver, node) if driver else None
+
+    def gpu_node(self, node: NodeName) -> GpuNode | None:
+        """What the node's agent reports into."""
+        return self._view.gpu_nodes.store.get(ObjectKey("", node))
+
+    def signs(self) -> Iterable[AgentSigns]:
+        """What is known now of each agent. Nothing before the leases have been listed."""
+        if not self.informer.synced.is_set():
+            return
+        for node in self._nodes():
+            if (pool := self.pool(node)) is not None:
+                yield self._signs(node, pool)
+
+    def is_news(self, node: NodeName, lease: Lease | None) -> bool:
+        """Whether a lease that was read apart from the watch is another than was seen; then it is taken in."""
+        seen = self._seen.get(node)
+        if lease is None or seen is None or lease.spec == seen.spec:
+            return False
+        self._take(node, lease)
+        return True
+
+    def is_fenced(self, pool: PoolKey) -> bool:
+        """Whether there is a rule that fences the pool."""
+        rule = self._view.rule_store.get(ObjectKey("", fence_name(pool)))
+        return rule is not None and is_fence(rule)
+
+    def _nodes(self) -> list[NodeName]:
+        reported = (NodeName(each.metadata.name) for each in self._view.gpu_nodes.store.values())
+        return list(dict.fromkeys([*self._seen, *reported]))
+
+    def _signs(self, node: NodeName, pool: PoolKey) -> AgentSigns:
+        seen = self._seen.get(node)
+        parts = current_slices(self._view.slices.store.by_index(BY_POOL, pool)).get(pool, [])
+        gpu_node = self.gpu_node(node)
+        offers = bool(parts) and gpu_node is not None and self._exists(node)
+        fenced = self.is_fenced(pool)
+        if seen is None:
+            return AgentSigns(node=node, lease_s=DEFAULT_LEASE_S, silent_s=None, offers=offers, fenced=fenced)
+        now = self._clock.monotonic()
+        steady = self.informer.steady_since
+        counted_from = max(seen.since, self._appeared.get(pool, 0.0), now if steady is None else steady)
+        return AgentSigns(
+            node=node,
+            lease_s=seen.lease_s,
+            silent_s=now - counted_from,
+            renewed_s=None if seen.renewed is None else now - seen.renewed,
+            offers=offers,
+            consistent=gpu_node is not None and _is_current(gpu_node, parts),
+            fenced=fenced,
+        )
+
+    def _exists(self, node: NodeName) -> bool:
+        return self._view.nodes.store.get(ObjectKey("", node)) is not None
+
+    def _lease_changed(self, change: Change[Lease]) -> None:
+        node = NodeName(change.key.name.removeprefix(AGENT_LEASE_PREFIX))
+        if change.after is None:
+            if not self._exists(node):
+                self._seen.pop(node, None)
+            return
+        if change.differs(lambda lease: (lease.spec, lease.metadata.labels)):
+            self._take(node, change.after)
+
+    def _take(self, node: NodeName, lease: Lease) -> None:
+        now = self._clock.monotonic()
+        before = self._seen.get(node)
+        driver = lease.metadata.labels.get(LABEL_AGENT_LEASE, "")
+        if before is not None and before.spec == lease.spec:
+            before.driver = driver
+            return
+        renewed = now if self.informer.synced.is_set() or before is not None else None
+        self._seen[node] = SeenLease(lease.spec, driver, since=now, renewed=renewed)
+        awaited = before is None or now - before.since >= before.lease_s / 2 or self.is_fenced(PoolKey(driver, node))
+        for listener in self._listeners if awaited else ():
+            listener()
+
+    def _node_changed(self, change: Change[Node]) -> None:
+        node = NodeName(change.key.name)
+        if change.after is None and self.informer.store.get(self.key(node)) is None:
+            self._seen.pop(node, None)
+
+    def _slice_changed(self, change: Change[ResourceSlice]) -> None:
+        for pool in {item.pool for item in change.versions}:
+            if not self._view.slices.store.by_index(BY_POOL, pool):
+                self._appeared.pop(pool, None)
+            elif change.before is None and len(self._view.slices.store.by_index(BY_POOL, pool)) == 1:
+                self._appeared[pool] = self._clock.monotonic()
+
+
+def _is_current(gpu_node: GpuNode, parts: list[ResourceSlice]) -> bool:
+    """Whether the agent's report is of what is published."""
+    published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
+    return published and all(each.spec.pool.generation == gpu_node.status.pool_generation for each in parts)

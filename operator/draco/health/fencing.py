@@ -1,0 +1,118 @@
+"""Which nodes are fenced: those whose agent is silent, so that no new claim gets a GPU that nobody looks after.
+
+Owns the decision. Knows of each agent only what was seen of its lease, and for how long, on the watcher's own clock; times that
+an agent wrote are never looked at. A fence keeps new claims away and nothing else: pods that run keep running.
+
+- An agent is fenced when its lease was not seen to change for the lease's whole duration, by a watcher that could have seen it.
+- A fence is lifted when the lease was seen to change again, and what the agent reports is what is published; or when there is
+  nothing left to fence.
+- Where many are overdue at a time the fault is rather the network's or the API server's: nothing more is fenced, and what is
+  fenced stays so. Overdue is half the duration, so that an outage is known as one before its first lease has run out.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from draco.resources.names import NodeName
+
+
+class FencingTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """When it is a mass outage: more than this share of the agents overdue, and no fewer than so many."""
+
+    share: float = 0.3
+    at_least: int = 3
+
+
+class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one node's agent.
+
+    `silent_s` is for how long its lease was watched and did not change; None where it never had one. `renewed_s` is how long ago
+    its lease was seen to change by this watcher, None if never. `offers`: it has devices to fence, a GpuNode to own the rule, and
+    a Node. `consistent`: what the agent reports is what is published.
+    """
+
+    node: NodeName
+    lease_s: float
+    silent_s: float | None
+    renewed_s: float | None = None
+    offers: bool = True
+    consistent: bool = True
+    fenced: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether it should renew a lease: older versions have none, and who offers no device may have no agent any more."""
+        return self.offers and self.silent_s is not None
+
+    @property
+    def stale(self) -> bool:
+        """Whether its lease has run out."""
+        return self._silent_for(self.lease_s)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has missed a renewal or more."""
+        return self._silent_for(self.lease_s / 2)
+
+    @property
+    def back(self) -> bool:
+        """Whether it was seen to renew, and does its work."""
+        return self.renewed_s is not None and self.renewed_s < self.lease_s and self.consistent
+
+    @property
+    def released(self) -> bool:
+        """Whether it needs no fence."""
+        return self.back or not self.offers
+
+    def _silent_for(self, seconds: float) -> bool:
+        return self.offers and self.silent_s is not None and self.silent_s >= seconds
+
+
+class FencingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do now: `fence` is new, `keep` stays fenced. `stale` and `overdue` are nodes, `agents` how many have a lease."""
+
+    fence: tuple[NodeName, ...] = ()
+    keep: tuple[NodeName, ...] = ()
+    lift: tuple[NodeName, ...] = ()
+    stale: tuple[NodeName, ...] = ()
+    overdue: tuple[NodeName, ...] = ()
+    agents: int = 0
+    suspended: bool = False
+    look_again_s: float | None = None
+    """When the next lease may run out."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether all is as it should be."""
+        return not (self.fence or self.lift)
+
+    def __str__(self) -> str:
+        told = f"{len(self.stale)} of {self.agents} agents silent: fence {len(self.fence)} nodes, lift {len(self.lift)}"
+        return f"{told}; fencing is suspended" if self.suspended else told
+
+
+def plan_fencing(agents: Iterable[AgentSigns], terms: FencingTerms | None = None) -> FencingPlan:
+    """Decide over all agents at once."""
+    terms = terms or FencingTerms()
+    known = sorted(agents, key=lambda each: each.node)
+    counted = [each for each in known if each.counts]
+    overdue = tuple(each.node for each in counted if each.overdue)
+    suspended = is_mass_outage(len(overdue), len(counted), terms)
+    due = [each for each in counted if each.stale and not each.fenced]
+    running_out = [each.lease_s - (each.silent_s or 0.0) for each in counted if not each.stale]
+    return FencingPlan(
+        fence=() if suspended else tuple(each.node for each in due),
+        keep=tuple(each.node for each in known if each.fenced and not each.released),
+        lift=tuple(each.node for each in known if each.fenced and each.released),
+        stale=tuple(each.node for each in counted if each.stale),
+        overdue=overdue,
+        agents=len(counted),
+        suspended=suspended and bool(due),
+        look_again_s=min(running_out, default=None),
+    )
+
+
+def is_mass_outage(overdue: int, agents: int, terms: FencingTerms) -> bool:
+    """Whether so many agents are overdue that they are hardly to blame."""
+    return overdue >= terms.at_least and overdue > terms.share * agents
