@@ -57,6 +57,11 @@ PHASES: Final = (
     _row(_P.PENDING, "SelectorFails", "an expression has no answer for a device"),
     _row(_P.PENDING, "TooManyDevices", "node, class and CEL select more than 256 devices"),
     _row(_P.PENDING, "MostOfClass", "more than half of a DeviceClass is selected, and allowMostOfClass is false"),
+    _row(
+        None,
+        "PoolIncomplete",
+        "a driver is replacing the ResourceSlices of a pool, and some are still to come (Pending or Rehearsed stays)",
+    ),
     _row(_P.PENDING, "NoDevices", "no published device is selected, and none was isolated"),
     _row(_P.PENDING, "DeviceTaintRuleNotServed", "no rules are served, and no agent of Draco publishes some device"),
     _row(_P.PENDING, "EffectNone", "the taint only announces", "the status; rules with effect None"),

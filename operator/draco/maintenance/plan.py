@@ -30,7 +30,7 @@ from draco.maintenance.progress import DrainState, JobsState
 from draco.maintenance.rules import maintained_device, overlapped
 from draco.maintenance.schedule import time_left
 from draco.maintenance.standing import Standing, listed_devices, replaced_boards, standing_of
-from draco.maintenance.verification import AgentVerdict, Verdict, verdict_of
+from draco.maintenance.verification import AgentVerdict, VerificationVerdict, verdict_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import (
     DeadlineAction,
@@ -41,7 +41,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import Condition, ObjectKey, timed
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
-from draco.resources.names import DeviceKey
+from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.texts import listed
 
 _LONGEST_WAIT = timedelta(hours=1)
@@ -57,6 +57,8 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     taint. `unheeded` are devices that agents are still to publish with the taint. `settle` is how long devices stay isolated and
     free before work may start: a scheduler learns of a taint a moment late.
 
+    `incomplete` are the pools of its devices of which slices are still to come: nothing is begun with then.
+
     `rehearsal` is what isolating would do, `admission` whether budgets let the request begin. `drain`, `work` and `verification`
     say how these go; None where there is nothing of the kind. `agents` is what the agents of its nodes say of the devices, None
     where no agent knows them; they are believed once they have said so for `verify_settle`.
@@ -69,6 +71,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     scope: MaintenanceScope = MaintenanceScope()
     selection: MaintenanceSelection | None = None
     problem: SelectionProblem | None = None
+    incomplete: tuple[PoolKey, ...] = ()
     rules: tuple[DeviceTaintRule, ...] = ()
     others: tuple[DeviceMaintenance, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
@@ -154,6 +157,7 @@ def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> Maintenance
             found=seen.scope.named,
             beyond=seen.beyond,
             admission=seen.admission,
+            incomplete=seen.incomplete,
         )
         if held_up is not None and not (announces and held_up.reason == "EffectNone"):
             return _plan_waiting(request, seen, held_up)
@@ -326,7 +330,7 @@ def _outcome(
     )
 
 
-def _judged(verdict: Verdict) -> _Outcome:
+def _judged(verdict: VerificationVerdict) -> _Outcome:
     """The phase of one that is finished."""
     if verdict.failed:
         return _Outcome(MaintenancePhase.FAILED, verdict.message, verdict.reason)

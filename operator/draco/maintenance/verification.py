@@ -26,7 +26,7 @@ class AgentVerdict(msgspec.Struct, frozen=True, kw_only=True):
     silent: tuple[str, ...] = ()
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class VerificationVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the devices are good. `settles`: only once it has been so for a moment, for an agent may be about to say more."""
 
     passed: bool = False
@@ -38,34 +38,36 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def verdict_of(
     request: DeviceMaintenance, agents: AgentVerdict | None, work: JobsState | None, verification: JobsState | None
-) -> Verdict:
+) -> VerificationVerdict:
     """What is known of the devices of a request that is finished. No Job may still work on one."""
     if work and work.running:
-        return Verdict(reason="StoppingJobs", message=wording.stopping(work.running))
+        return VerificationVerdict(reason="StoppingJobs", message=wording.stopping(work.running))
     mode = request.spec.verification.mode
     if mode is VerificationMode.PERSON:
-        return Verdict(passed=True)
+        return VerificationVerdict(passed=True)
     if mode is VerificationMode.JOB:
         return _by_jobs(verification)
-    return Verdict(passed=True) if agents is None else _by_agents(agents)
+    return VerificationVerdict(passed=True) if agents is None else _by_agents(agents)
 
 
-def _by_agents(agents: AgentVerdict) -> Verdict:
+def _by_agents(agents: AgentVerdict) -> VerificationVerdict:
     if agents.bad:
-        return Verdict(failed=True, reason="GpuUnhealthy", message=wording.not_good(agents.bad))
+        return VerificationVerdict(failed=True, reason="GpuUnhealthy", message=wording.not_good(agents.bad))
     if agents.silent:
-        return Verdict(reason="AgentSilent", message=wording.silent(agents.silent))
-    return Verdict(passed=True, settles=True)
+        return VerificationVerdict(reason="AgentSilent", message=wording.silent(agents.silent))
+    return VerificationVerdict(passed=True, settles=True)
 
 
-def _by_jobs(jobs: JobsState | None) -> Verdict:
+def _by_jobs(jobs: JobsState | None) -> VerificationVerdict:
     if jobs is None:
-        return Verdict(reason="NoJobs", message=wording.NO_VERIFICATION)
+        return VerificationVerdict(reason="NoJobs", message=wording.NO_VERIFICATION)
     if jobs.failed:
-        return Verdict(failed=True, reason="VerificationFailed", message=wording.jobs_failed("verify", jobs.failed))
+        return VerificationVerdict(
+            failed=True, reason="VerificationFailed", message=wording.jobs_failed("verify", jobs.failed)
+        )
     if jobs.done:
-        return Verdict(passed=True)
-    return Verdict(reason="Verifying", message=jobs.trouble or wording.verifying(jobs))
+        return VerificationVerdict(passed=True)
+    return VerificationVerdict(reason="Verifying", message=jobs.trouble or wording.verifying(jobs))
 
 
 def agents_say(

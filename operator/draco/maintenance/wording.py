@@ -12,7 +12,7 @@ from draco.resources.api.draco import GpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import DeviceKey
+from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.texts import NAMED, agreeing, are, counted, listed, them
 
 NOT_ISOLATED: Final = "Not every device is isolated yet."
@@ -34,6 +34,14 @@ def no_devices(selector: MaintenanceSelector) -> str:
     asked += [f"what {counted(len(selector.selectors), 'selector')} asks for"] if selector.selectors else []
     compare = "compare the names with `kubectl get resourceslices -o yaml`"
     return f"No published device has {', '.join(asked)}; {compare}."
+
+
+def incomplete(pools: Sequence[PoolKey]) -> str:
+    """Drivers are replacing slices: which devices there are is not known."""
+    return (
+        f"Not all ResourceSlices of {listed([f'pool {pool.pool} ({pool.driver})' for pool in pools])} are published; "
+        "this goes on when they are. If that takes long, look at the driver's pods."
+    )
 
 
 def only_announced(effect: str) -> str:

@@ -29,7 +29,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.schedule import TimeWindow
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance
 from tests.unit.maintenance.test_plan import requests
 
@@ -74,6 +74,7 @@ SEEN: list[dict[str, Any]] = [
     {"verification": JobsState(wanted=1, missing=("verify-0",))},
     {"verification": JobsState(wanted=1, succeeded=("verify-0",))},
     {"verification": JobsState(wanted=1, failed=(JOB,))},
+    {"incomplete": (PoolKey(GPU.driver, GPU.pool),)},
     {"agents": AgentVerdict()},
     {"agents": AgentVerdict(bad=("GPU gpu-3 is not good.",))},
     {"agents": AgentVerdict(silent=("node-1",))},

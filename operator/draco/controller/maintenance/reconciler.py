@@ -24,10 +24,10 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
-from draco.maintenance.admission import Candidate
+from draco.maintenance.admission import StartCandidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.fleet import PhysicalGpu
-from draco.maintenance.gate import Admitted, Waiting, what_holds_up
+from draco.maintenance.gate import POOL_INCOMPLETE, Admitted, Waiting, what_holds_up
 from draco.maintenance.isolation import not_heeded, not_reached
 from draco.maintenance.matching import (
     OVER,
@@ -35,6 +35,7 @@ from draco.maintenance.matching import (
     MaintenanceSelection,
     fixed_selection,
     has_begun,
+    incomplete_pools,
     scope_of,
 )
 from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
@@ -168,11 +169,14 @@ class MaintenanceReconciler:
             found=seen.scope.named,
             beyond=seen.beyond,
             admission=Admitted(),
+            incomplete=seen.incomplete,
         )
+        if held_up is not None and held_up.reason == POOL_INCOMPLETE:
+            return Admitted()  # it is held up all the same, and keeps its place in the queue
         if held_up is not None:
             self._admission.withdraw(uid)
             return Admitted()
-        return self._admission.ask(Candidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus))
+        return self._admission.ask(StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus))
 
     async def _work(self, request: DeviceMaintenance, plan: MaintenancePlan, seen: PlanInput) -> float | None:
         """What the status as it stands says that is done to others: pods are evicted, Jobs are made."""
@@ -202,9 +206,8 @@ class MaintenanceReconciler:
         )
         pools = self._pools_for(selection, isolated)
         claims = {claim.metadata.key: claim for pool in pools for claim in self._view.claims_in(pool)}
-        scope = scope_of(
-            selection, pools, {device for claim in claims.values() for device in claim.devices_held}, isolated
-        )
+        held = {device for claim in claims.values() for device in claim.devices_held}
+        scope = scope_of(selection, pools, held, isolated)
         taint = request.spec.taint
         tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
         concerned = {*scope.named, *scope.overlapping, *isolated}
@@ -222,6 +225,7 @@ class MaintenanceReconciler:
             scope=scope,
             selection=selection,
             problem=rehearsed.problem if rehearsed else None,
+            incomplete=tuple(incomplete_pools(selection, pools, held)) if rehearsed else (),
             rehearsal=rehearsed.summary if rehearsed else None,
             rules=tuple(rules),
             others=tuple(each for each in self._at_work() if each.metadata.uid != request.metadata.uid),
