@@ -117,6 +117,13 @@ PHASES: Final = (
         "finished, and a Job that verifies has failed",
         "the status; the taints stay. Goes on when the Job is deleted",
     ),
+    _row(_P.VERIFYING, "NotReadYet", "finished just now, and the agent's report may be from before the work", _KEEP),
+    _row(
+        _P.VERIFYING,
+        "FaultEnding",
+        "finished, and a fault is not seen any more, but has not been for long enough",
+        _KEEP,
+    ),
     _row(_P.VERIFYING, "AgentSilent", "finished, and an agent reports nothing now", _KEEP),
     _row(_P.VERIFYING, "NoJobs", "finished, verification by Job, and no CronJob is named", _KEEP),
     _row(_P.VERIFYING, "Verifying", "finished, and not verified yet", f"{_KEEP}; Jobs that verify"),

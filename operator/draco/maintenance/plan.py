@@ -61,7 +61,8 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
 
     `rehearsal` is what isolating would do, `admission` whether budgets let the request begin. `drain`, `work` and `verification`
     say how these go; None where there is nothing of the kind. `agents` is what the agents of its nodes say of the devices, None
-    where no agent knows them; they are believed once they have said so for `verify_settle`.
+    where no agent knows them; they are believed once they have said so for `verify_settle`, and what is bad
+    once the work has been done for `verify_grace`: an agent reads from time to time, and reports figures later than news.
 
     Where no rules are served (`rules_served`), what agents publish is all that isolates a device: `beyond` are devices that none
     would taint, `informed` are the nodes whose GpuNode has the request.
@@ -89,6 +90,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     verification: JobsState | None = None
     agents: AgentVerdict | None = None
     verify_settle: timedelta = timedelta(seconds=1)
+    verify_grace: timedelta = timedelta(seconds=45)
 
     def selected(self, request: DeviceMaintenance) -> MaintenanceSelection:
         """What the request is about."""
@@ -255,8 +257,10 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     verdict = None
     if finished:
         verified = condition_of(request, CONDITION_VERIFIED)
-        verdict = verdict_of(request, seen.agents, seen.work, seen.verification)
-        unsettled = seen.now - ((verified and verified.last_transition_time) or seen.now) < seen.verify_settle
+        lasted = seen.now - ((verified and verified.last_transition_time) or seen.now)
+        grace = seen.verify_grace - lasted
+        verdict = verdict_of(request, seen.agents, seen.work, seen.verification, grace=grace)
+        unsettled = lasted < seen.verify_settle
         if verdict.passed and not (verdict.settles and unsettled):
             return _plan_return(request, seen)
     if left is not None and not left and ready.status != "True" and _cancels(request):
@@ -300,6 +304,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
             settled_in if settled_in and not standing.held else None,
             left,
             seen.verify_settle if verdict is not None and verdict.passed else None,
+            verdict.look_again if verdict is not None else None,
             *(each.look_again for each in (seen.drain, seen.work, seen.verification) if each),
             seen.drain.waits_for if seen.drain else None,
         ),

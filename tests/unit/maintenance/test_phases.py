@@ -77,7 +77,9 @@ SEEN: list[dict[str, Any]] = [
     {"incomplete": (PoolKey(GPU.driver, GPU.pool),)},
     {"agents": AgentVerdict()},
     {"agents": AgentVerdict(bad=("GPU gpu-3 is not good.",))},
+    {"agents": AgentVerdict(bad=("GPU gpu-3 is not good.",)), "verify_grace": timedelta(0)},
     {"agents": AgentVerdict(silent=("node-1",))},
+    {"agents": AgentVerdict(ending=("GPU gpu-3 is good again.",))},
     *({"problem": SelectionProblem(row.reason, "no")} for row in PHASES if row.phase == "Pending"),
     *(
         {"admission": Waiting(reason=reason, message="wait")}
