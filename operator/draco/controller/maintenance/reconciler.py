@@ -16,13 +16,14 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
 from draco.controller.maintenance.budgets import COUNTING, MaintenanceAdmission
 from draco.controller.maintenance.fleet import MaintenanceFleet
-from draco.controller.maintenance.parts import Drains, RunsJobs
+from draco.controller.maintenance.parts import Drains, RunsJobs, request_reference
 from draco.controller.maintenance.rehearsals import Rehearsals, Rehearsed
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.maintenance.admission import StartCandidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
@@ -46,7 +47,12 @@ from draco.maintenance.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.maintenance import (
+    DeviceMaintenance,
+    DeviceMaintenanceStatus,
+    MaintenanceBudget,
+    MaintenancePhase,
+)
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
@@ -55,6 +61,7 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
 
 log = structlog.get_logger(__name__)
 
+EVENT_ACTION = "Maintaining"
 _MOST_ASKED = 64
 """Of more devices than this some are taken to belong to any class."""
 
@@ -79,6 +86,7 @@ class MaintenanceReconciler:
         admission: MaintenanceAdmission | None = None,
         drains: Drains | None = None,
         jobs: RunsJobs | None = None,
+        events: EventRecorder | None = None,
     ) -> None:
         self._client = client
         self._view = view
@@ -89,6 +97,7 @@ class MaintenanceReconciler:
         self._rehearsals = Rehearsals(client, view, self._fleet, clock=clock)
         self._drains = drains
         self._jobs = jobs
+        self._events = events
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -367,7 +376,21 @@ class MaintenanceReconciler:
             return False
         if written.metadata.resource_version != seen:
             self._superseded[request.metadata.uid] = seen
+            if plan.status.phase != request.status.phase:
+                self._announce(request, plan.status)
         return True
+
+    def _announce(self, request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> None:
+        """Say that the phase has changed: once, by who has written it."""
+        if self._events is None or status.phase is None:
+            return
+        self._events.record(
+            request_reference(request),
+            type="Warning" if status.phase is MaintenancePhase.FAILED else "Normal",
+            reason=status.phase.value,
+            action=EVENT_ACTION,
+            note=status.message,
+        )
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
         for request in change.versions:
