@@ -16,6 +16,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
 from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE
 from draco.maintenance.rules import maintenance_uid, rule_for
+from draco.resources.api.core import Event
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
@@ -94,6 +95,11 @@ class Lab:
                 await self.client.delete(RULES, rule.metadata.key)
         with suppress(NotFound):
             await self.client.delete(SLICES, ObjectKey("", self.pool))
+
+
+def name_of(event: Event) -> str:
+    """Of what the Event is about."""
+    return event.involved_object.name if event.involved_object else ""
 
 
 def as_json(struct: Any) -> Any:
@@ -325,7 +331,7 @@ async def test_each_change_of_the_phase_is_one_event_also_over_a_restart(served:
     async def said(key: ObjectKey, *reasons: str) -> None:
         async def look() -> bool:
             events = await lab.client.list(EVENTS, namespace=CLUSTER_EVENTS_NAMESPACE)
-            found = [(each.reason, each.type, each.series) for each in events if each.involved_object.name == key.name]
+            found = [(each.reason, each.type, each.series) for each in events if name_of(each) == key.name]
             assert len(found) <= len(reasons)
             return sorted(found) == sorted((reason, "Normal", None) for reason in reasons)
 

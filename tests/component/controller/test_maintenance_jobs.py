@@ -13,7 +13,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, EVENTS, JOB_PODS, JOBS, Kind
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import an_operator, settings_for_test, until
-from tests.component.controller.test_maintenance import DRIVER, Lab
+from tests.component.controller.test_maintenance import DRIVER, Lab, name_of
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -81,9 +81,7 @@ class JobLab(Lab):
 
         async def look() -> bool:
             events = await self.client.list(EVENTS, namespace=CLUSTER_EVENTS_NAMESPACE)
-            return (key.name, "Failed", "Warning") in {
-                (each.involved_object.name, each.reason, each.type) for each in events
-            }
+            return (key.name, "Failed", "Warning") in {(name_of(each), each.reason, each.type) for each in events}
 
         await until(look, what=f"a warning about {key}")
 
