@@ -167,7 +167,7 @@ class Cluster:
             self.driver(name).install()
         argv = [*DIES_WITH_US, sys.executable, "-m", "draco_local.simulator.agent", "--state", root / "gpus.json"]
         argv += ["--node-name", name, "--kubelet-dir", root, "--cdi-dir", root / "cdi", "--kubeconfig", self.kubeconfig]
-        argv += ["--driver-root", self.driver(name).root, "--take-over"]
+        argv += ["--driver-root", self.driver(name).root, "--take-over", "--namespace", attach.SYSTEM_NAMESPACE]
         self._start(program, argv, environment={"PATH": f"{self.driver(name).image}:{os.environ['PATH']}"})
 
     def start_operator(self, name: str) -> None:
