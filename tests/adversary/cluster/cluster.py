@@ -38,6 +38,8 @@ READY_WITHIN_S = 120.0
 REPLICA_GRACE_S = 25.0
 """A replica that was started has to import, connect, list everything, and wait for its turn."""
 AGENT_GRACE_S = 30.0
+AGENT_LEASE_S = 6
+"""Shorter than some deaths of agents, so that nodes are fenced."""
 ENDS_WITHIN_S = 30.0
 """So long Kubernetes waits for a program that it told to end."""
 API_GRACE_S = 15.0
@@ -168,6 +170,7 @@ class Cluster:
         argv = [*DIES_WITH_US, sys.executable, "-m", "draco_local.simulator.agent", "--state", root / "gpus.json"]
         argv += ["--node-name", name, "--kubelet-dir", root, "--cdi-dir", root / "cdi", "--kubeconfig", self.kubeconfig]
         argv += ["--driver-root", self.driver(name).root, "--take-over"]
+        argv += ["--namespace", attach.SYSTEM_NAMESPACE, "--agent-lease-duration", str(AGENT_LEASE_S)]
         self._start(program, argv, environment={"PATH": f"{self.driver(name).image}:{os.environ['PATH']}"})
 
     def start_operator(self, name: str) -> None:

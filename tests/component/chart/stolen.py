@@ -21,6 +21,8 @@ from tests.requests import ONLY_METADATA, RefusedError, call
 
 PERMISSIVE = "draco-releasing"
 """Where a second operator is installed, with operator.releaseIdleClaims on."""
+WORKING = "draco-working"
+"""Where a third one is installed, with operator.runJobs on."""
 TENANT = "tenant"
 DRIVER, OTHER_DRIVER = "gpu.nvidia.com", "nic.example.com"
 MINE, OTHER = "node-a", "node-b"
@@ -30,26 +32,33 @@ _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
 class Cluster:
-    """One API server. Tokens by the name of their owner: agent, homeless (an agent's, of no node), operator, releasing."""
+    """One API server. Tokens by their owner's name: agent, homeless (an agent's, of no node), operator, releasing, working."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self.tokens: dict[str, str] = {}
 
     def install(self) -> None:
-        """The chart with default values, and beside it an operator that may release claims; nodes, pods, objects."""
+        """The chart with default values; operators that may release claims, and that may run Jobs; nodes, pods, objects."""
         self._install("draco", NAMESPACE)
         # By kubectl: helm would refuse a second release.
-        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": PERMISSIVE}})
-        less = "crds.enabled=false,profile=operator-only,operator.releaseIdleClaims=true"
-        self._apply("releasing", PERMISSIVE, "--set", less)
+        for namespace, release, more in (
+            (PERMISSIVE, "releasing", "operator.releaseIdleClaims=true"),
+            (WORKING, "working", "operator.runJobs=true"),
+        ):
+            self.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+            self._apply(release, namespace, "--set", f"crds.enabled=false,profile=operator-only,{more}")
         for node in (MINE, OTHER):
             self.call("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+            ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+            said = {"apiVersion": "v1", "kind": "Node", "status": {"conditions": [ready]}}
+            self.call("PATCH", f"/api/v1/nodes/{node}/status?fieldManager=kubelet", said)
         self.tokens = {
             "agent": self._token(NAMESPACE, "draco-agent", node=MINE),
             "homeless": self._token(NAMESPACE, "draco-agent", node=""),
             "operator": self._token(NAMESPACE, "draco-operator", node=OTHER),
             "releasing": self._token(PERMISSIVE, "releasing-operator", node=OTHER),
+            "working": self._token(WORKING, "working-operator", node=OTHER),
         }
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": TENANT}})
         self._make_objects()
@@ -85,6 +94,7 @@ class Cluster:
             "/api/v1/nodes",
             "/api/v1/pods",
             "/api/v1/events",
+            "/apis/batch/v1/jobs",
             f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases",
             "/apis/rbac.authorization.k8s.io/v1/clusterroles",
             "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",

@@ -14,6 +14,7 @@ from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
 POLICY = "ValidatingAdmissionPolicy"
+OF_THE_OPERATOR = {"type-checked-operator-claims", "type-checked-operator-nodes"}
 PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
@@ -26,7 +27,7 @@ def policies(*arguments: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.usefixtures("crds")
 def test_every_expression_fits_the_schema_of_what_it_looks_at(control_plane: ControlPlane) -> None:
-    rendered = policies()
+    rendered = policies("--set", "operator.releaseIdleClaims=true,operator.runJobs=true")
     # As a check of the check: a field that is not there must be found, or the others were not looked at.
     wrong = rendered["type-checked-agent-claims"] | {"metadata": {"name": "type-checked-wrong"}}
     wrong["spec"] = wrong["spec"] | {"variables": [], "validations": [{"expression": "object.status.allocated == 1"}]}
@@ -58,6 +59,10 @@ def checked(plane: ControlPlane, name: str) -> list[dict[str, str]]:
 def test_an_agent_is_held_to_its_node_unless_that_is_switched_off() -> None:
     assert set(policies()) == {
         *(f"type-checked-agent-{kind}" for kind in ("slices", "claims", "gpunodes", "events", "leases")),
-        "type-checked-operator-claims",
+        *OF_THE_OPERATOR,
     }
-    assert set(policies("--set", "agent.restrictToOwnNode=false")) == {"type-checked-operator-claims"}
+    assert set(policies("--set", "agent.restrictToOwnNode=false")) == OF_THE_OPERATOR
+
+
+def test_an_operator_that_may_run_jobs_is_held_to_those_of_maintenance() -> None:
+    assert set(policies("--set", "operator.runJobs=true")) - set(policies()) == {"type-checked-operator-jobs"}

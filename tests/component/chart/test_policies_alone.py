@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draco.kube.errors import ApiError
-from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, SLICES, Kind
+from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, NODES, SLICES, Kind
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import (
@@ -20,6 +20,7 @@ from tests.component.chart.stolen import (
     OTHER_DRIVER,
     PERMISSIVE,
     TENANT,
+    WORKING,
     Cluster,
     a_result,
     an_allocation,
@@ -28,18 +29,28 @@ from tests.component.chart.stolen import (
 from tests.component.chart.thefts import (
     Attempt,
     Theft,
+    a_claim_of_a_job,
     a_cluster,
+    a_condition,
+    a_job,
     claim,
     event,
     merged_status_of,
     named,
+    owned,
     publish,
     report,
     rewritten,
     status_of,
+    told_of_a_node,
 )
 
-ACCOUNTS = ((NAMESPACE, "draco-agent"), (NAMESPACE, "draco-operator"), (PERMISSIVE, "releasing-operator"))
+ACCOUNTS = (
+    (NAMESPACE, "draco-agent"),
+    (NAMESPACE, "draco-operator"),
+    (PERMISSIVE, "releasing-operator"),
+    (WORKING, "working-operator"),
+)
 NO_NODE = "names no node"
 REVIEWS: Kind[Any] = Kind(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", False, dict
@@ -133,6 +144,42 @@ REFUSED = [
     Theft(
         "releasing", "a report", merged_status_of("waiting", devices=[report()]), f"may not report devices|{INVALID}"
     ),
+    *(
+        Theft("working", what, attempt, TAKE_BACK_ONLY)
+        for what, attempt in (
+            ("a claim elsewhere", a_claim_of_a_job("x", namespace=TENANT, owners=owned())),
+            ("a claim of nobody", a_claim_of_a_job("x")),
+            ("a claim deleted", deleted("idle")),
+            ("a claim's labels", labelled("idle")),
+        )
+    ),
+    Theft("working", "a claim released", merged_status_of("idle", allocation=None), "may not release claims"),
+    Theft("working", "a Job elsewhere", a_job("x", namespace=TENANT, owners=owned()), "in its own namespace"),
+    Theft("working", "a Job of nobody", a_job("x"), "only make Jobs of a DeviceMaintenance"),
+    Theft(
+        "working",
+        "a Job as agent",
+        a_job("x", owners=owned(), serviceAccountName="working-agent"),
+        "not have the account",
+    ),
+    *(
+        Theft(token, what, attempt, "may only write the conditions of a node")
+        for token in ("operator", "working")
+        for what, attempt in (
+            ("a node", lambda c: c.create(NODES, {"metadata": {"name": "x"}})),
+            ("a node deleted", lambda c: c.delete(NODES, named(OTHER))),
+            ("a node cordoned", lambda c: c.patch(NODES, named(OTHER), {"spec": {"unschedulable": True}})),
+            ("a node's labels", lambda c: c.patch(NODES, named(OTHER), {"metadata": {"labels": {"a": "b"}}})),
+        )
+    ),
+    Theft(
+        "operator",
+        "another condition",
+        told_of_a_node(a_condition("Drained"), a_condition("Ready")),
+        "conditions of maintenance",
+    ),
+    Theft("operator", "capacity", told_of_a_node(capacity={"example.com/x": "1"}), "what kubelet says of a node"),
+    Theft("operator", "labels", told_of_a_node(metadata={"labels": {"a": "b"}}), "may not write the labels"),
 ]
 
 

@@ -22,7 +22,9 @@ from tests.component.chart.stolen import (
     MINE,
     OTHER,
     OTHER_DRIVER,
+    PERMISSIVE,
     TENANT,
+    WORKING,
     Cluster,
     a_result,
     a_slice,
@@ -30,19 +32,25 @@ from tests.component.chart.stolen import (
     an_event,
 )
 from tests.component.chart.thefts import (
+    JOBS,
     READY,
     Theft,
+    a_claim_of_a_job,
     a_cluster,
+    a_condition,
+    a_job,
     a_lease,
     claim,
     event,
     merged_status_of,
     named,
+    owned,
     publish,
     report,
     rewritten,
     status_of,
     taken_over,
+    told_of_a_node,
 )
 
 OLDER_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1beta2", "resourceslices", "ResourceSlice", False, dict)
@@ -64,6 +72,8 @@ NOT_MY_DRIVER = "may not write a slice of a driver other than"
 NOT_MY_DEVICE = "may report only devices of driver .* in the pool of that node|resourceclaims/driver"
 NO_RESERVATION = "may not change the reservations of a claim|resourceclaims/binding"
 NO_ALLOCATION = "may not change the allocation of a claim|resourceclaims/binding|field is immutable"
+ONLY_OF_MAINTENANCE = "may only write a node's conditions of maintenance"
+NOT_OF_MAINTENANCE = "may only make Jobs of a DeviceMaintenance, in its own namespace"
 
 THEFTS = [
     # Slices
@@ -345,6 +355,72 @@ THEFTS = [
         status_of("idle", devices=[report(device="gpu-1")]),
         "not make or change one|resourceclaims/driver",
     ),
+    # What the operator says of nodes
+    Theft("operator", "a node that is not ready", told_of_a_node(a_condition("Ready", "False")), ONLY_OF_MAINTENANCE),
+    Theft(
+        "operator",
+        "a node without a condition of kubelet's",
+        lambda client: client.patch(NODES, named(OTHER), {"status": {"conditions": []}}, subresource="status"),
+        ONLY_OF_MAINTENANCE,
+    ),
+    *(
+        Theft("operator", f"a node's {what}", attempt, "may not write what kubelet says of a node")
+        for what, attempt in (
+            ("capacity", told_of_a_node(capacity={"nvidia.com/gpu": "8"})),
+            ("addresses", told_of_a_node(addresses=[{"type": "InternalIP", "address": "10.0.0.1"}])),
+            ("images", told_of_a_node(images=[{"names": ["registry.example.com/mine"], "sizeBytes": 1}])),
+            ("volumes", told_of_a_node(volumesInUse=["kubernetes.io/csi/mine"])),
+            ("runtimes", told_of_a_node(runtimeHandlers=[{"name": "mine"}])),
+            ("phase", told_of_a_node(phase="Terminated")),
+        )
+    ),
+    *(
+        Theft(
+            "operator", f"a node's {what}", told_of_a_node(metadata=metadata), "may not write the labels, annotations, "
+        )
+        for what, metadata in (
+            ("labels", {"labels": {"node-role.kubernetes.io/control-plane": ""}}),
+            ("annotations", {"annotations": {"example.com/trusted": "yes"}}),
+            ("finalizers", {"finalizers": ["example.com/stays"]}),
+            ("owners", {"ownerReferences": owned()}),
+        )
+    ),
+    # Jobs and their claims, where the operator may run them
+    *(
+        Theft(token, f"a Job in {namespace}", a_job("x", namespace=namespace, owners=owned()), NO_RIGHT)
+        for token, namespace in (
+            ("operator", NAMESPACE),
+            ("operator", WORKING),
+            ("releasing", PERMISSIVE),
+            ("working", TENANT),
+            ("working", NAMESPACE),
+        )
+    ),
+    Theft("working", "a Job of nobody", a_job("x"), NOT_OF_MAINTENANCE),
+    Theft("working", "a Job of something else", a_job("x", owners=owned("GpuNode")), NOT_OF_MAINTENANCE),
+    *(
+        Theft(
+            "working",
+            f"a Job as Draco's {field} {account}",
+            a_job("x", owners=owned(), **{field: account}),
+            "may not have the account of Draco's operator or agent",
+        )
+        for field in ("serviceAccountName", "serviceAccount")
+        for account in ("working-operator", "working-agent")
+    ),
+    Theft(
+        "working",
+        "a Job changed",
+        lambda client: client.patch(JOBS, ObjectKey(WORKING, "x"), {"spec": {"suspend": False}}),
+        NO_RIGHT,
+    ),
+    *(
+        Theft("working", f"a claim in {space}", a_claim_of_a_job("x", namespace=space, owners=owned()), NO_RIGHT)
+        for space in (TENANT, NAMESPACE)
+    ),
+    Theft("working", "a claim of nobody", a_claim_of_a_job("x"), "may only take back the allocation of a claim"),
+    Theft("working", "a claim deleted", lambda client: client.delete(CLAIMS, claim("here")), NO_RIGHT),
+    Theft("working", "an allocation cleared", merged_status_of("idle", allocation=None), NO_RIGHT),
 ]
 
 
@@ -473,3 +549,27 @@ async def test_an_operator_that_may_release_does_so(cluster: Cluster) -> None:
             CLAIMS, claim("released"), {"status": {"allocation": None}}, subresource="status"
         )
     assert (released.status.allocation, released.status.devices) == (None, [])
+
+
+async def test_an_operator_says_that_a_node_is_in_maintenance_and_takes_it_back(cluster: Cluster) -> None:
+    async def said() -> dict[str, str]:
+        found = cluster.call("GET", f"/api/v1/nodes/{OTHER}")["status"]["conditions"]
+        return {each["type"]: each["status"] for each in found}
+
+    before = await said()
+    assert before, "kubelet has said something, too"
+    ours = ("MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained")
+    async with cluster.holding("operator") as operator:
+        await told_of_a_node(*map(a_condition, ours))(operator)
+        assert await said() == before | dict.fromkeys(ours, "True")
+        await told_of_a_node(*(a_condition(each, "False") for each in ours))(operator)
+        assert await said() == before | dict.fromkeys(ours, "False")
+
+
+async def test_an_operator_that_may_run_jobs_makes_and_deletes_those_of_a_maintenance(cluster: Cluster) -> None:
+    key = ObjectKey(WORKING, "work")
+    async with cluster.holding("working") as operator:
+        await a_job("work", owners=owned(), serviceAccountName="vendor")(operator)
+        await operator.delete(JOBS, key)
+        await a_claim_of_a_job("work", owners=owned())(operator)
+        await operator.delete(CLAIMS, key)

@@ -12,14 +12,15 @@ import msgspec
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, LEASES, SLICES, Kind
+from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, LEASES, NODES, SLICES, Kind
 from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
 from tests.component.chart.rendering import NAMESPACE
-from tests.component.chart.stolen import DRIVER, MINE, TENANT, Cluster, a_result, a_slice, an_event
+from tests.component.chart.stolen import DRIVER, MINE, OTHER, TENANT, WORKING, Cluster, a_result, a_slice, an_event
 from tests.conftest import DIES_WITH_THE_TESTS
 
 RAW_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False, dict)
+JOBS: Kind[Any] = Kind("batch", "v1", "jobs", "Job", True, dict)
 READY = {
     "type": "Ready",
     "status": "True",
@@ -95,6 +96,34 @@ async def rewritten(client: Client, name: str, **spec: Any) -> object:
     return await client.replace(RAW_SLICES, named(name), {**found, "spec": {**found["spec"], **spec}})
 
 
+def a_condition(kind: str, status: str = "True") -> dict[str, Any]:
+    return {**READY, "type": kind, "status": status, "lastHeartbeatTime": READY["lastTransitionTime"]}
+
+
+def told_of_a_node(*conditions: dict[str, Any], metadata: dict[str, Any] | None = None, **status: Any) -> Attempt:
+    """Server-side apply to a node's status, by force: conditions are merged by type."""
+    said = {"conditions": list(conditions), **status} if conditions else status
+    body = {"metadata": metadata or {}, "status": said}
+    return lambda client: client.apply(NODES, named(OTHER), body, manager="thief", subresource="status")
+
+
+def owned(kind: str = "DeviceMaintenance") -> list[dict[str, Any]]:
+    return [{"apiVersion": "draco.dev/v1alpha1", "kind": kind, "name": "swap-fan", "uid": "swap-fan"}]
+
+
+def a_job(name: str, *, namespace: str = WORKING, owners: Any = (), **spec: Any) -> Attempt:
+    """A Job for a pod of this spec."""
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}], **spec}
+    metadata = {"name": name, "namespace": namespace, "ownerReferences": list(owners)}
+    return lambda client: client.create(JOBS, {"metadata": metadata, "spec": {"template": {"spec": pod}}})
+
+
+def a_claim_of_a_job(name: str, *, namespace: str = WORKING, owners: Any = ()) -> Attempt:
+    devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}
+    metadata = {"name": name, "namespace": namespace, "ownerReferences": list(owners)}
+    return lambda client: client.create(CLAIMS, {"metadata": metadata, "spec": {"devices": devices}})
+
+
 @contextmanager
 def a_cluster(version: str, folder: Path) -> Iterator[Cluster]:
     """An API server of that version, with the chart, and with all of its policies in force."""
@@ -129,6 +158,9 @@ async def in_force(cluster: Cluster) -> None:
         ("agent", lambda client: client.create(LEASES, a_lease("probe"))),
         ("agent", status_of("probe", devices=[report(pool="elsewhere")])),
         ("releasing", status_of("probe", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}])),
+        ("working", a_claim_of_a_job("probe")),
+        ("working", a_job("probe")),
+        *((token, told_of_a_node(a_condition("Probe"))) for token in ("operator", "releasing", "working")),
     ]
     cluster.make_claim("probe", on=MINE, results=[a_result("elsewhere")])
     async with asyncio.timeout(60):

@@ -35,8 +35,9 @@ RULES = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
 class Lab:
     """A pool of eight devices of a foreign driver, and what a test does with them."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: Client, namespace: str, *, rules: Kind[DeviceTaintRule] = RULES) -> None:
         self.client = client
+        self._kind = rules
         self.namespace = namespace
         self.pool = f"node-{uuid.uuid4().hex[:8]}"
         self.requests: list[str] = []
@@ -66,7 +67,7 @@ class Lab:
         return await until(look, what=f"{key} {phase}")
 
     async def rules(self) -> list[DeviceTaintRule]:
-        rules = await self.client.list(RULES)
+        rules = await self.client.list(self._kind)
         return [rule for rule in rules if rule.spec.device_selector and rule.spec.device_selector.pool == self.pool]
 
     async def no_rules(self, *, within_s: float = 60.0) -> None:
@@ -92,7 +93,7 @@ class Lab:
                 await self.client.delete(DEVICE_MAINTENANCES, ObjectKey("", name))
         for rule in await self.rules():
             with suppress(NotFound):
-                await self.client.delete(RULES, rule.metadata.key)
+                await self.client.delete(self._kind, rule.metadata.key)
         with suppress(NotFound):
             await self.client.delete(SLICES, ObjectKey("", self.pool))
 

@@ -19,6 +19,7 @@ from tests.adversary.cluster.observer import hardware
 from tests.adversary.cluster.observer.api import Access, Api
 from tests.adversary.cluster.observer.budgets import BudgetLaw
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
+from tests.adversary.cluster.observer.fences import FenceLaw
 from tests.adversary.cluster.observer.files import FilesLaw
 from tests.adversary.cluster.observer.laws import LAWS, Latecomers
 from tests.adversary.cluster.observer.lease import LeaseLaw
@@ -97,6 +98,7 @@ class Observer:
         self.programs = Programs(self._api_was_down, self._driver_waited)
         self.pace = Pace(TWIN_EVERY_S)
         self.lease = LeaseLaw(self.fairness, self.pace)
+        self.fences = FenceLaw()
         self.upgrades = UpgradeLaw()
         self.files = FilesLaw()
         self.ready = threading.Event()
@@ -250,6 +252,7 @@ class Observer:
                     *self._late.weighed(started),
                     *self._tainted.weighed(started),
                     *self.bystanders.weighed(started),
+                    *self.fences.weighed(started),
                 )
                 for wrong in (*self.programs.look(), *self.lease.look(self.world, started, at), *weighed):
                     self._violated(wrong)
@@ -387,6 +390,8 @@ class Observer:
                 self._tainted.rule_changed(before, after, now)
                 self.bystanders.rule_changed(one, now)
                 self.budgets.rule_changed(before, after, now)
+                self.fences.rule_changed(before, after, now)
+                self.counts["fences of lost agents"] = self.fences.fences
                 self.counts["GPUs out of service, at most"] = self.budgets.out.most
             if kind == "slice":
                 self._tainted.slice_changed(before, after, now)
@@ -398,6 +403,7 @@ class Observer:
                 self.bystanders.pod_changed(before, after, now)
                 self.counts["pods taken by drains and taints"] = self.bystanders.taken
             if kind == "lease" and after is not None:
+                self.fences.renewed(after)
                 for wrong in self.lease.renewed(before, after, now):
                     self._violated(wrong)
             if (

@@ -104,7 +104,7 @@ def stuck(world: World) -> Iterator[Suspicion]:
 
 
 def fenced_without_cause(world: World) -> Iterator[Suspicion]:
-    """At rest all agents are there, so that no device is fenced."""
+    """At rest all agents are there, so that no device is fenced. Whether a fence had a cause meanwhile is for `fences`."""
     for device, published in world.published():
         if any(taint["key"] == AGENT_LOST for taint in world.taints(device, published)):
             yield Suspicion("fenced without cause", str(device), f"{device} is fenced, and its agent is there")

@@ -1,0 +1,96 @@
+"""Versions in which older API servers serve DeviceTaintRule: maintenance and `draco taint` work with them as with the newest.
+
+The newest is what all other tests use, and a cluster without the kind has tests of its own among those of whole clusters.
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from click.testing import CliRunner
+
+from draco.cli import root
+from draco.kube.connect.client import Client
+from draco.kube.discovery import discover
+from draco.maintenance.rules import maintenance_uid
+from draco.resources.api.maintenance import MaintenancePhase
+from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
+from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
+from tests.component.controller.replicas import an_operator
+from tests.component.controller.test_maintenance import DRIVER, Lab
+from tests.conftest import DIES_WITH_THE_TESTS
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+OLDER = KUBERNETES_VERSIONS[1:]
+VERSION = "v1alpha3"
+"""What these serve."""
+
+
+@pytest.fixture(scope="module", params=OLDER)
+def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    programs = binaries.find(*STORE, kubernetes=request.param)
+    folder = tmp_path_factory.mktemp(f"rules-{request.param}") / "state"
+    plane = ControlPlane(folder, Settings(programs=programs, kubernetes=request.param, enter=DIES_WITH_THE_TESTS))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+        shutil.rmtree(folder / "etcd", ignore_errors=True)
+
+
+@pytest.fixture
+def served(older: ControlPlane) -> ControlPlane:
+    """What `client`, `namespace` and `crds` are about here."""
+    return older
+
+
+@pytest.fixture
+async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
+    rules = (await discover(client)).taint_rules
+    assert rules is not None
+    assert rules.version == VERSION
+    made = Lab(client, namespace, rules=rules)
+    await made.publish()
+    yield made
+    await made.clean()
+
+
+async def test_a_device_is_isolated_with_a_rule_of_the_version_that_is_served_and_given_back(
+    served: ControlPlane, lab: Lab
+) -> None:
+    busy = await lab.hold("train", "gpu-3")
+    async with an_operator(served):
+        key = await lab.request(device="gpu-3")
+        request = await lab.phase(key, MaintenancePhase.ISOLATED)
+        (rule,) = await lab.rules()
+        selector = rule.spec.device_selector
+        assert selector is not None
+        assert (selector.driver, selector.device, rule.spec.taint.effect) == (DRIVER, "gpu-3", "NoSchedule")
+        assert maintenance_uid(rule) == request.metadata.uid
+        await lab.let_go(busy)
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.finish(key)
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+        await lab.no_rules()
+
+
+async def test_taints_are_added_listed_changed_and_removed_by_hand(served: ControlPlane, lab: Lab) -> None:
+    device = f"{lab.pool}/gpu-0"
+
+    async def taint(action: str, *arguments: str) -> str:
+        words = ["taint", action, "--kubeconfig", str(served.kubeconfig), *arguments]
+        done = await asyncio.to_thread(CliRunner().invoke, root, words)
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    assert " created\n" in await taint("add", device, "example.com/broken=fan:NoSchedule")
+    assert "example.com/broken=fan:NoSchedule" in await taint("list")
+    assert " configured\n" in await taint("add", "--overwrite", device, "example.com/broken:NoExecute")
+    (rule,) = await lab.rules()
+    assert (rule.spec.taint.key, rule.spec.taint.effect) == ("example.com/broken", "NoExecute")
+    await taint("remove", device, "example.com/broken")
+    assert await lab.rules() == []
