@@ -145,7 +145,7 @@ async def measure(plane: ControlPlane, watched: Watched, folder: Path, node: str
     for _ in range(trials):
         started = time.monotonic()
         async with an_agent(plane, folder / node) as agent:
-            await watched.until(lambda: watched.renewed.get(node, 0.0) > started and node not in watched.fenced)  # noqa: B023
+            await watched.until(lambda: watched.renewed.get(node, 0.0) > started and node not in watched.fenced)  # noqa: B023 - awaited at once
             await asyncio.sleep(LEASE_S * (1 + random.random() / 2))  # it dies anywhere in a pause
             died = time.monotonic()
             agent.kill()
