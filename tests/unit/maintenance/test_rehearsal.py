@@ -1,6 +1,7 @@
 """What isolating would do, counted before anything is done."""
 
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,7 +37,7 @@ SLICES = [a_slice("node-0", [gpu.gpu for gpu in GPUS])]
     ],
 )
 def test_more_than_half_of_a_class_needs_a_permit(
-    taken: int, selector: dict[str, str], permitted: bool, refused: bool
+    taken: int, selector: dict[str, Any], permitted: bool, refused: bool
 ) -> None:
     request = a_maintenance(**selector)
     spec = msgspec.structs.replace(request.spec, allow_most_of_class=permitted)
