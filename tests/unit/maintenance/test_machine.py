@@ -31,8 +31,10 @@ from draco.maintenance.fleet import PhysicalGpu, gpus_of
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
 from draco.maintenance.matching import OVER, has_begun, scope_of
 from draco.maintenance.phases import row_of
-from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
+from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
+from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
+from draco.maintenance.readiness import age_of
 from draco.maintenance.rehearsal import scope_devices
 from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
 from draco.resources.api.maintenance import (

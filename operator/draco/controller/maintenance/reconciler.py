@@ -39,8 +39,10 @@ from draco.maintenance.matching import (
     incomplete_pools,
     scope_of,
 )
-from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
+from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
+from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, Purpose
+from draco.maintenance.readiness import age_of
 from draco.maintenance.rehearsal import scope_devices
 from draco.maintenance.rules import isolated_boards, maintenance_uid
 from draco.maintenance.verification import AgentVerdict, agents_say
