@@ -4,6 +4,6 @@ Owns the state machine of DeviceMaintenance as one function from what is seen to
 talk to the API server: the controller carries the plans out.
 
 Rooms: `rules` (the exact taint rule of one device, and a rule on one device put on all that is the same hardware), `matching`
-(which devices a request concerns), `plan` (the state machine), `wording` (what it says of itself), `isolation` (what agents are
-notified of it).
+(which devices a request concerns), `plan` (the state machine, from `plan_input`), `readiness` (whether work may start), `wording`
+(what it says of itself), `isolation` (what agents are notified of it).
 """

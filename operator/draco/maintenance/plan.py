@@ -7,8 +7,8 @@ that the next plan does not see. Three things are remembered, in the status: tha
 that the work has been done by Jobs, and that the devices are being given back, which is not called off.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 import msgspec
 
@@ -24,78 +24,29 @@ from draco.maintenance.conditions import (
     is_returning,
     says,
 )
-from draco.maintenance.gate import Admitted, SelectionProblem, Waiting, what_holds_up
-from draco.maintenance.matching import OVER, MaintenanceScope, MaintenanceSelection, fixed_selection, has_begun
-from draco.maintenance.progress import DrainState, JobsState
-from draco.maintenance.rules import maintained_device, overlapped
-from draco.maintenance.schedule import time_left
-from draco.maintenance.standing import Standing, listed_devices, replaced_boards, standing_of
-from draco.maintenance.verification import AgentVerdict, VerificationVerdict, verdict_of
-from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.maintenance import (
-    DeadlineAction,
-    DeviceMaintenance,
-    DeviceMaintenanceStatus,
-    MaintenancePhase,
-    MaintenanceRehearsal,
+from draco.maintenance.gate import Waiting, what_holds_up
+from draco.maintenance.matching import OVER, has_begun
+from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.progress import JobsState
+from draco.maintenance.readiness import (
+    WorkHindrances,
+    condition,
+    finished_condition,
+    isolated_condition,
+    ready_condition,
+    taken_by_another,
 )
-from draco.resources.api.meta import Condition, ObjectKey, timed
+from draco.maintenance.rules import maintained_device
+from draco.maintenance.schedule import time_left
+from draco.maintenance.standing import listed_devices, replaced_boards, standing_of
+from draco.maintenance.verification import VerificationVerdict, verdict_of
+from draco.resources.api.maintenance import DeadlineAction, DeviceMaintenance, DeviceMaintenanceStatus, MaintenancePhase
+from draco.resources.api.meta import Condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
-from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.texts import listed
 
 _LONGEST_WAIT = timedelta(hours=1)
 """Clocks are set: however far away a moment is, it is looked again after this."""
-
-
-class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when a plan is made.
-
-    `scope` is what the request concerns, `selection` what it is about (None: what its selector names), `problem` why that cannot
-    be begun with. `rules` are the rules of this request, `others` further requests, `claims` at least those that hold or watch
-    one of its devices, `own_claims` those of its Jobs. `tolerant` are claims that wait and may be allocated one in spite of the
-    taint. `unheeded` are devices that agents are still to publish with the taint. `settle` is how long devices stay isolated and
-    free before work may start: a scheduler learns of a taint a moment late.
-
-    `incomplete` are the pools of its devices of which slices are still to come: nothing is begun with then.
-
-    `rehearsal` is what isolating would do, `admission` whether budgets let the request begin. `drain`, `work` and `verification`
-    say how these go; None where there is nothing of the kind. `agents` is what the agents of its nodes say of the devices, None
-    where no agent knows them; they are believed once they have said so for `verify_settle`, and what is bad
-    once the work has been done for `verify_grace`: an agent reads from time to time, and reports figures later than news.
-
-    Where no rules are served (`rules_served`), what agents publish is all that isolates a device: `beyond` are devices that none
-    would taint, `informed` are the nodes whose GpuNode has the request.
-    """
-
-    now: datetime
-    scope: MaintenanceScope = MaintenanceScope()
-    selection: MaintenanceSelection | None = None
-    problem: SelectionProblem | None = None
-    incomplete: tuple[PoolKey, ...] = ()
-    rules: tuple[DeviceTaintRule, ...] = ()
-    others: tuple[DeviceMaintenance, ...] = ()
-    claims: tuple[ResourceClaim, ...] = ()
-    own_claims: frozenset[ObjectKey] = frozenset()
-    tolerant: tuple[ObjectKey, ...] = ()
-    rules_served: bool = True
-    unheeded: tuple[DeviceKey, ...] = ()
-    beyond: tuple[DeviceKey, ...] = ()
-    informed: tuple[str, ...] = ()
-    settle: timedelta = timedelta(seconds=2)
-    rehearsal: MaintenanceRehearsal | None = None
-    admission: Admitted | Waiting = Admitted()
-    drain: DrainState | None = None
-    work: JobsState | None = None
-    verification: JobsState | None = None
-    agents: AgentVerdict | None = None
-    verify_settle: timedelta = timedelta(seconds=1)
-    verify_grace: timedelta = timedelta(seconds=45)
-
-    def selected(self, request: DeviceMaintenance) -> MaintenanceSelection:
-        """What the request is about."""
-        found = self.selection or fixed_selection(request, self.rules)
-        return found or MaintenanceSelection(selector=request.spec.device_selector, devices=frozenset())
 
 
 class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,8 +142,8 @@ def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, held_up: Waiting)
         device_count=len(standing.devices),
         in_use=len(standing.held),
         conditions=[
-            _condition(request, CONDITION_ISOLATED, "False", held_up.reason, message, now=seen.now),
-            _condition(request, CONDITION_READY_FOR_WORK, "False", "NotIsolated", wording.NOT_ISOLATED, now=seen.now),
+            condition(request, CONDITION_ISOLATED, "False", held_up.reason, message, now=seen.now),
+            condition(request, CONDITION_READY_FOR_WORK, "False", "NotIsolated", wording.NOT_ISOLATED, now=seen.now),
         ],
     )
     return MaintenancePlan(
@@ -202,17 +153,6 @@ def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, held_up: Waiting)
         status=_if_changed(request, status),
         look_again=_soonest(held_up.look_again),
     )
-
-
-class _Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the way of work on `count` devices; `replaced` has the GPUs before and now, `taken` who works on one."""
-
-    count: int
-    held: Mapping[DeviceKey, list[str]]
-    watchers: list[str]
-    replaced: Mapping[DeviceKey, tuple[str, str]]
-    taken: tuple[DeviceKey, str] | None
-    settled_in: timedelta
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -238,20 +178,20 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         rules_served=seen.rules_served,
         effect=effect,
     )
-    isolated = _isolated(request, standing, seen)
+    isolated = isolated_condition(request, standing, seen)
     since = isolated.last_transition_time or seen.now
     settled_in = max(since + seen.settle - seen.now, timedelta(0)) if isolated.status == "True" else timedelta(0)
     worked = says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
     finished = request.spec.finished or worked
-    findings = _Findings(
+    findings = WorkHindrances(
         count=len(standing.concerned),
         held=standing.held,
         watchers=standing.watchers,
         replaced=replaced_boards(standing, scope),
-        taken=_taken(request, standing, seen.others),
+        taken=taken_by_another(request, standing, seen.others),
         settled_in=settled_in,
     )
-    ready = _finished(request, seen) if finished else _ready_for_work(request, isolated, findings, seen)
+    ready = finished_condition(request, seen) if finished else ready_condition(request, isolated, findings, seen)
     isolated_at = None if announces else (before.isolated_at or seen.now)
     left = None if before.started_at or finished or isolated_at is None else time_left(request, isolated_at, seen.now)
     verdict = None
@@ -275,9 +215,9 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         conditions.append(_worked(request, seen))
     if verdict is not None:
         reason, said = verdict.reason or "Verifying", verdict.message or wording.VERIFYING
-        conditions.append(_condition(request, CONDITION_VERIFIED, "False", reason, said, now=seen.now))
+        conditions.append(condition(request, CONDITION_VERIFIED, "False", reason, said, now=seen.now))
     if outcome.failed:
-        conditions.append(_condition(request, CONDITION_FAILED, "True", outcome.failed, outcome.message, now=seen.now))
+        conditions.append(condition(request, CONDITION_FAILED, "True", outcome.failed, outcome.message, now=seen.now))
     status = DeviceMaintenanceStatus(
         phase=outcome.phase,
         observed_generation=request.metadata.generation,
@@ -347,7 +287,7 @@ def _has_missing(jobs: JobsState | None) -> bool:
 
 
 def _worked(request: DeviceMaintenance, seen: PlanInput) -> Condition:
-    return _condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
+    return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
 
 
 def _cancels(request: DeviceMaintenance) -> bool:
@@ -382,7 +322,7 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
         devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
         in_use, completed_at = 0, before.completed_at or seen.now
     over = "Finished" if final is MaintenancePhase.COMPLETED else "Cancelled"
-    isolated = _condition(
+    isolated = condition(
         request,
         CONDITION_ISOLATED,
         "True" if tainted else "False",
@@ -390,7 +330,7 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
         message,
         now=seen.now,
     )
-    ready = _condition(request, CONDITION_READY_FOR_WORK, "False", over, wording.over(final), now=seen.now)
+    ready = condition(request, CONDITION_READY_FOR_WORK, "False", over, wording.over(final), now=seen.now)
     kept = [_worked(request, seen)] if worked else []
     status = DeviceMaintenanceStatus(
         phase=phase,
@@ -417,7 +357,7 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
 def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str]) -> MaintenancePlan:
     """The Jobs still work on devices that are to be given back: they go first."""
     message = wording.stopping(jobs)
-    ready = _condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=seen.now)
+    ready = condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=seen.now)
     others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
     status = msgspec.structs.replace(
         request.status,
@@ -437,86 +377,6 @@ def _said_at_last(request: DeviceMaintenance, final: MaintenancePhase, count: in
     if final is MaintenancePhase.COMPLETED:
         return wording.given_back(count)
     return wording.cancelled(count, by_request=request.spec.cancelled)
-
-
-def _taken(
-    request: DeviceMaintenance, standing: Standing, others: Iterable[DeviceMaintenance]
-) -> tuple[DeviceKey, str] | None:
-    """A device that another request works on first, and its name: one that was told to start keeps it, else the older has it.
-
-    Two partitions of one GPU are two devices, though each request isolates the whole GPU as well.
-    """
-    ready = says(request, CONDITION_READY_FOR_WORK)
-    for other in sorted(others, key=age_of):
-        waits = not ready and not other.spec.finished and other.spec.taint.effect in BLOCKING_EFFECTS
-        if says(other, CONDITION_READY_FOR_WORK) or (waits and age_of(other) < age_of(request)):
-            for each in other.status.devices:
-                if (rule := standing.wanted.get(each.key)) and not (each.overlaps and overlapped(rule)):
-                    return each.key, other.metadata.name
-    return None
-
-
-def age_of(request: DeviceMaintenance) -> tuple[bool, float, str]:
-    """By which requests are ordered, the oldest first."""
-    created = request.metadata.creation_timestamp
-    return created is None, created.timestamp() if created else 0.0, request.metadata.uid
-
-
-def _isolated(request: DeviceMaintenance, standing: Standing, seen: PlanInput) -> Condition:
-    devices = standing.devices
-    unheeded = () if seen.rules_served else seen.unheeded
-    done = standing.blocking - len(unheeded)
-    if seen.beyond:
-        status, reason, message = "False", "DeviceTaintRuleNotServed", wording.rules_not_served(seen.beyond)
-    elif not devices:
-        status, reason, message = "False", "NoDevices", wording.no_devices(request.spec.device_selector)
-    elif request.spec.taint.effect not in BLOCKING_EFFECTS:
-        status, reason, message = "False", "EffectNone", wording.only_announced(request.spec.taint.effect)
-    elif done < len(devices):
-        status, reason = "False", "Isolating"
-        message = wording.isolating(done, len(devices), unheeded)
-    else:
-        status, reason = "True", "Isolated"
-        message = wording.isolated(done, by_rules=seen.rules_served)
-    return _condition(request, CONDITION_ISOLATED, status, reason, message, now=seen.now)
-
-
-def _finished(request: DeviceMaintenance, seen: PlanInput) -> Condition:
-    message = wording.over(MaintenancePhase.COMPLETED)
-    return _condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", message, now=seen.now)
-
-
-def _ready_for_work(request: DeviceMaintenance, isolated: Condition, found: _Findings, seen: PlanInput) -> Condition:
-    count = found.count
-    if isolated.status != "True":
-        status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
-    elif found.held and seen.drain and (seen.drain.begun or seen.drain.message):
-        status, reason = "False", "Draining" if seen.drain.begun else "InUse"
-        message = seen.drain.message or wording.draining(seen.drain)
-    elif found.held:
-        status, reason, message = "False", "InUse", wording.in_use(found.held, count)
-    elif found.replaced:
-        status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
-    elif found.taken:
-        status, reason, message = "False", "OtherRequest", wording.taken(*found.taken)
-    elif seen.tolerant:
-        status, reason, message = "False", "Obtainable", wording.obtainable(request, seen.tolerant, count)
-    elif seen.unheeded:
-        status, reason, message = "False", "Publishing", wording.unheeded(seen.unheeded, count)
-    elif found.settled_in:
-        status, reason = "False", "Settling"
-        message = wording.settling(count)
-    else:
-        status, reason = "True", "Free"
-        message = wording.free(count, found.watchers)
-    return _condition(request, CONDITION_READY_FOR_WORK, status, reason, message, now=seen.now)
-
-
-def _condition(
-    request: DeviceMaintenance, type_: str, status: str, reason: str, message: str, *, now: datetime
-) -> Condition:
-    wanted = Condition(type=type_, status=status, reason=reason, message=message)
-    return timed(wanted, request.status.conditions, now, generation=request.metadata.generation)
 
 
 def _if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> DeviceMaintenanceStatus | None:

@@ -230,7 +230,7 @@ async def test_objects_of_others_are_never_written(served: ControlPlane, lab: La
     ]
     before = [(await lab.client.get(kind, key)).metadata.resource_version for kind, key in watched]
     async with an_operator(served):
-        key = await lab.request()
+        key = await lab.request(device="gpu-3")
         await lab.phase(key, MaintenancePhase.ISOLATED)
         await lab.finish(key)
         await lab.phase(key, MaintenancePhase.COMPLETED)

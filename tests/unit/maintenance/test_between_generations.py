@@ -10,7 +10,8 @@ from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.gate import POOL_INCOMPLETE
 from draco.maintenance.matching import MaintenanceSelection, incomplete_pools, scope_of
-from draco.maintenance.plan import PlanInput, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
+from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rehearsal import PoolSelection
 from draco.maintenance.selection import test_of as asked_by
 from draco.resources.api.claims import CelSelector, DeviceSelector

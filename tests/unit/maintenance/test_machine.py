@@ -8,9 +8,8 @@ the run.
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -26,134 +25,60 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
-from draco.maintenance.fleet import FleetPool, PhysicalGpu, gpus_of
+from draco.maintenance.fleet import PhysicalGpu, gpus_of
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
-from draco.maintenance.matching import OVER, MaintenanceScope, has_begun, scope_of
+from draco.maintenance.matching import OVER, has_begun, scope_of
 from draco.maintenance.phases import row_of
-from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
-from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
+from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
+from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.progress import Purpose
+from draco.maintenance.readiness import age_of
 from draco.maintenance.rehearsal import scope_devices
 from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
-from draco.maintenance.verification import AgentVerdict
-from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import (
     Approval,
-    DeadlineAction,
     DeviceMaintenance,
-    DrainPolicy,
     MaintenanceBudgetSpec,
-    MaintenanceDeadline,
-    MaintenanceDrain,
     MaintenancePhase,
     MaintenanceSelector,
     MaintenanceTaint,
-    MaintenanceVerification,
-    MaintenanceWork,
     VerificationMode,
 )
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule, DeviceTaintSelector
-from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
-from tests.builders import MOMENT, a_claim, a_maintenance, a_rule, a_slice
+from draco.resources.names import NVIDIA_DRIVER
+from tests.builders import MOMENT, a_claim, a_maintenance, a_rule
 from tests.side_by_side import REPORTS
+from tests.unit.maintenance.machine_world import (
+    KINDS,
+    POOL,
+    World,
+    agents_of,
+    draining,
+    fleet_of,
+    held_in,
+    in_use,
+    is_current,
+    jobs_of,
+    key,
+    made,
+    number,
+    out_of_service,
+    rivals,
+    same,
+)
 
 LAG: Final = 1.0
 """Seconds that whoever watches may be behind."""
 SETTLE: Final = 2.0
-POOL: Final = PoolKey(NVIDIA_DRIVER, "node-1")
 PARTS: Final = ("mig-1g10gb-19-0", "mig-1g10gb-19-1")
 NAMES: Final = [f"gpu-{gpu}{part}" for gpu in range(2) for part in ("", *(f"-{part}" for part in PARTS))]
 FOREIGN: Final = a_rule("someone-elses", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-0")
 REQUESTS: Final = ("first", "second")
-KINDS: Final[dict[str, dict[str, Any]]] = {
-    "plain": {},
-    "approval": {"approval": Approval.REQUIRED},
-    "work": {"work": MaintenanceWork(from_cron_job="reset")},
-    "verify": {"verification": MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")},
-    "evict": {"drain": MaintenanceDrain(policy=DrainPolicy.NO_EXECUTE)},
-    "fail": {"deadline": MaintenanceDeadline(after="1m")},
-    "cancel": {"deadline": MaintenanceDeadline(after="1m", action=DeadlineAction.CANCEL)},
-}
 EXAMPLES: Final = int(os.environ.get("DRACO_EXAMPLES", "1000"))
 STEPS: Final = itertools.count()
-
-
-class World(msgspec.Struct, frozen=True):
-    """Everything that the API server has, and thereby what a watch shows. Never changed, only replaced."""
-
-    rules: dict[str, DeviceTaintRule]
-    requests: dict[str, DeviceMaintenance]
-    claims: dict[str, ResourceClaim]
-    devices: tuple[tuple[str, str], ...]
-    """The published devices by name, each with the UUID of its board."""
-    limit: int | None = None
-    """How many GPUs the budget lets out of service at once."""
-    paused: bool = False
-    jobs: dict[str, str] = {}
-    """What became of the Jobs of each request: running, succeeded or failed; by UID and purpose."""
-    sick: frozenset[str] = frozenset()
-    """Boards that their agent does not report as healthy."""
-
-    @property
-    def hardware(self) -> PoolHardware:
-        return hardware_of(self.devices)
-
-
-@cache
-def hardware_of(devices: tuple[tuple[str, str], ...]) -> PoolHardware:
-    return PoolHardware([a_slice("node-1", [device(*each) for each in devices])])
-
-
-@cache
-def fleet_of(devices: tuple[tuple[str, str], ...]) -> FleetPool:
-    return FleetPool(POOL, [a_slice("node-1", [device(*each) for each in devices])])
-
-
-def out_of_service(world: World, *, living: bool = False, without: str = "") -> frozenset[PhysicalGpu]:
-    """What is out of service by what requests say and by what is tainted, of `living` requests only, and `without` one."""
-    pool = fleet_of(world.devices)
-    found: set[PhysicalGpu] = set()
-    for uid, request in world.requests.items():
-        if has_begun(request) and uid != without:
-            found |= gpus_of(pool, request.status.devices)
-    for each in world.rules.values():
-        uid, device = maintenance_uid(each), maintained_device(each)
-        counts = uid and uid != without and (uid in world.requests or not living)
-        if counts and device and each.spec.taint.effect in BLOCKING_EFFECTS:
-            found.add(pool.gpu(device.device, isolated_board(each)))
-    return frozenset(found)
-
-
-def device(name: str, board: str) -> Device:
-    return Device(name=name, attributes={"parentUUID" if "mig" in name else "uuid": DeviceAttribute(string=board)})
-
-
-def key(name: str) -> DeviceKey:
-    return DeviceKey(*POOL, name)
-
-
-def made(request: DeviceMaintenance) -> datetime:
-    assert request.metadata.creation_timestamp is not None
-    return request.metadata.creation_timestamp
-
-
-def is_current(request: DeviceMaintenance) -> bool:
-    """Whether the status speaks of the request as it is."""
-    return request.status.observed_generation == request.metadata.generation
-
-
-def number(name: str) -> str:
-    """Of which GPU a device is."""
-    return "-".join(name.split("-")[:2])
-
-
-def same(one: str, other: str) -> bool:
-    """Whether two devices are the same hardware: the whole is the same as each part, two parts are not."""
-    return one == other or (number(one) == number(other) and ("mig" not in one or "mig" not in other))
 
 
 class Maintenance(RuleBasedStateMachine):
@@ -191,7 +116,7 @@ class Maintenance(RuleBasedStateMachine):
     @rule(gpu=st.sampled_from(["gpu-0", "gpu-1"]), divided=st.booleans())
     def divide(self, gpu: str, divided: bool) -> None:
         """Publish the GPU, whole or in parts. What is held is not divided."""
-        if any(number(name) == gpu for name in self.held()):
+        if any(number(name) == gpu for name in held_in(self.world)):
             return
         elsewhere = {board for name, board in self.world.devices if number(name) != gpu}
         absent = next(board for board in (f"GPU-{gpu}", f"GPU-spare-{gpu}") if board not in elsewhere)
@@ -205,7 +130,9 @@ class Maintenance(RuleBasedStateMachine):
     @rule(gpu=st.sampled_from(["gpu-0", "gpu-1"]), board=st.sampled_from(["GPU-new", "GPU-gpu-0", "GPU-gpu-1"]))
     def exchange(self, gpu: str, board: str) -> None:
         """Another board in the same place, which no claim can hold; a board is in one place at a time."""
-        if any(number(name) == gpu for name in self.held()) or board in {each for _, each in self.world.devices}:
+        if any(number(name) == gpu for name in held_in(self.world)) or board in {
+            each for _, each in self.world.devices
+        }:
             return
         self.publish(gpu, [(name, board) for name, _ in self.world.devices if number(name) == gpu] or [(gpu, board)])
 
@@ -224,7 +151,7 @@ class Maintenance(RuleBasedStateMachine):
             for rule in seen.rules.values()
             if rule is not FOREIGN and rule.spec.device_selector and rule.spec.taint.effect in BLOCKING_EFFECTS
         }
-        free = not any(same(name, other) for other in self.held())
+        free = not any(same(name, other) for other in held_in(self.world))
         if name in published and (admin or (free and name not in tainted)):
             claim = a_claim(f"on-{name}{'-admin' * admin}", on=[f"node-1/{name}"], admin_access=admin or None)
             self.change(claims=self.world.claims | {claim.metadata.name: claim})
@@ -413,10 +340,10 @@ class Maintenance(RuleBasedStateMachine):
             claims=claims,
             tolerant=tolerant,
             settle=timedelta(seconds=SETTLE),
-            drain=self.draining(request, scope, claims),
-            work=self.jobs(request, Purpose.WORK, seen),
-            verification=self.jobs(request, Purpose.VERIFICATION, seen),
-            agents=self.agents(scope, isolated_boards(request, rules), seen),
+            drain=draining(request, scope, claims, self.now),
+            work=jobs_of(request, Purpose.WORK, seen),
+            verification=jobs_of(request, Purpose.VERIFICATION, seen),
+            agents=agents_of(scope, isolated_boards(request, rules), seen),
         )
         return plan_maintenance(request, msgspec.structs.replace(found, admission=self.admission(request, found, seen)))
 
@@ -442,37 +369,6 @@ class Maintenance(RuleBasedStateMachine):
 
     def holds_up(self, request: DeviceMaintenance, found: PlanInput, admission: Admitted | Waiting) -> Waiting | None:
         return what_holds_up(request, found.now, problem=None, found=found.scope.named, beyond=(), admission=admission)
-
-    def draining(
-        self, request: DeviceMaintenance, scope: MaintenanceScope, claims: tuple[ResourceClaim, ...]
-    ) -> DrainState | None:
-        """Pods are evicted at once, and deleted after a while."""
-        devices = {*scope.named, *scope.overlapping}
-        leaving = tuple(each.metadata.key for each in claims if not devices.isdisjoint(each.devices_held))
-        if request.spec.drain.policy is DrainPolicy.WAIT or not has_begun(request) or not leaving:
-            return None
-        since = request.status.draining_at
-        return DrainState(leaving=leaving, no_execute=since is not None and self.now - since > timedelta(minutes=1))
-
-    def jobs(self, request: DeviceMaintenance, purpose: Purpose, seen: World) -> JobsState | None:
-        asked = request.spec.work if purpose is Purpose.WORK else request.spec.verification.from_cron_job
-        if not asked:
-            return None
-        name = f"{request.metadata.uid} {purpose}"
-        state = seen.jobs.get(name)
-        return JobsState(
-            wanted=1,
-            missing=() if state else (name,),
-            running=(name,) if state == "running" else (),
-            succeeded=(name,) if state == "succeeded" else (),
-            failed=(FailedJob(name),) if state == "failed" else (),
-        )
-
-    def agents(self, scope: MaintenanceScope, isolated: Mapping[DeviceKey, str], seen: World) -> AgentVerdict | None:
-        bad = {board for device in scope.named for board in (scope.boards.get(device, ""),) if board in seen.sick}
-        return (
-            AgentVerdict(bad=tuple(f"{board} is sick." for board in sorted(bad))) if scope.named or isolated else None
-        )
 
     def carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None, seen: World) -> Iterator[None]:
         if plan.status_first:
@@ -560,8 +456,8 @@ class Maintenance(RuleBasedStateMachine):
         rules = {maintained_device(each): each for each in self.ours() if maintenance_uid(each) == request.metadata.uid}
         for each in request.status.devices:
             assert rules[each.key].spec.taint.effect in BLOCKING_EFFECTS
-        assert not self.in_use(request)
-        at_work = [each for each in self.rivals(request) if says(each, CONDITION_READY_FOR_WORK)]
+        assert not in_use(request, self.world)
+        at_work = [each for each in rivals(request, self.world) if says(each, CONDITION_READY_FOR_WORK)]
         assert not at_work, f"{at_work[0].metadata.name} works on it"
 
     def judge_allocation(self, name: str) -> None:
@@ -648,11 +544,11 @@ class Maintenance(RuleBasedStateMachine):
             assert late or self.heard_of_jobs(request) == "failed"
         elif not devices or request.spec.taint.effect not in BLOCKING_EFFECTS:
             assert phase is MaintenancePhase.PENDING
-        elif not self.in_use(request) and not swapped and not self.tolerant:
-            rivals = self.rivals(request)
+        elif not in_use(request, self.world) and not swapped and not self.tolerant:
+            others = rivals(request, self.world)
             waits = any(
                 each.status.phase is MaintenancePhase.IN_MAINTENANCE or made(each) < made(request)
-                for each in rivals
+                for each in others
                 if each.spec.taint.effect in BLOCKING_EFFECTS and not each.spec.finished
             )
             assert phase is (MaintenancePhase.ISOLATED if waits else MaintenancePhase.IN_MAINTENANCE)
@@ -684,28 +580,6 @@ class Maintenance(RuleBasedStateMachine):
         )
         stored = msgspec.structs.replace(request, metadata=metadata)
         self.change(requests=self.world.requests | {stored.metadata.uid: stored})
-
-    def in_use(self, request: DeviceMaintenance) -> set[str]:
-        """What claims hold of the request's hardware. The whole GPU of a partition stands for the partition only."""
-        return {
-            held
-            for held in self.held()
-            for each in request.status.devices
-            if (held == each.device if each.overlaps else same(held, each.device))
-        }
-
-    def rivals(self, request: DeviceMaintenance) -> list[DeviceMaintenance]:
-        """Other requests for some of its devices; of two partitions each stands for itself."""
-        mine = {each.key: each.overlaps for each in request.status.devices}
-        return [
-            other
-            for uid, other in self.world.requests.items()
-            if uid != request.metadata.uid
-            and any(each.key in mine and not (each.overlaps and mine[each.key]) for each in other.status.devices)
-        ]
-
-    def held(self) -> set[str]:
-        return {device.device for claim in self.world.claims.values() for device in claim.devices_held}
 
     def ours(self) -> list[DeviceTaintRule]:
         return [each for each in self.world.rules.values() if maintenance_uid(each)]

@@ -12,7 +12,8 @@ from draco.maintenance.conditions import is_returning
 from draco.maintenance.gate import SelectionProblem, Waiting
 from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.phases import PHASES, row_of
-from draco.maintenance.plan import PlanInput, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
+from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, FailedJob, JobsState
 from draco.maintenance.rules import rule_for
 from draco.maintenance.verification import AgentVerdict

@@ -8,7 +8,8 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.matching import MaintenanceScope, scope_of
-from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_maintenance
+from draco.maintenance.plan import MaintenancePlan, plan_maintenance
+from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import isolated_board, maintained_device, rule_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector

@@ -8,7 +8,8 @@ import pytest
 
 from draco.maintenance.conditions import CONDITION_VERIFIED
 from draco.maintenance.matching import MaintenanceScope
-from draco.maintenance.plan import PlanInput, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
+from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import FailedJob, JobsState
 from draco.maintenance.rules import rule_for
 from draco.maintenance.verification import AgentVerdict, VerificationVerdict, agents_say, verdict_of

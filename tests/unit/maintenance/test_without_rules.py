@@ -9,7 +9,8 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.conditions import CONDITION_ISOLATED
 from draco.maintenance.isolation import isolated_gpus, not_heeded, not_reached
 from draco.maintenance.matching import scope_of
-from draco.maintenance.plan import MaintenancePlan, PlanInput, plan_maintenance
+from draco.maintenance.plan import MaintenancePlan, plan_maintenance
+from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import isolated_boards
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec

@@ -23,7 +23,7 @@ from draco.maintenance.budget_status import budget_status
 from draco.maintenance.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
 from draco.maintenance.gate import Admitted, Waiting
 from draco.maintenance.matching import OVER, has_begun
-from draco.maintenance.plan import age_of
+from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.resources.api.maintenance import (
     BudgetScope,

@@ -5,19 +5,16 @@ no rule that is not its own. Pods are evicted and Jobs made by those who are tol
 that are gone and left rules behind.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import timedelta
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 import structlog
 
-from draco.allocation.fleet.hardware import PoolHardware
-from draco.cel import CompileError, EvaluationError, compile_selector, device_view
 from draco.controller.maintenance.budgets import COUNTING, MaintenanceAdmission
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.parts import Drains, RunsJobs, request_reference
 from draco.controller.maintenance.rehearsals import Rehearsals, Rehearsed
+from draco.controller.maintenance.sights import MaintenanceSights, publishes
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -29,22 +26,14 @@ from draco.maintenance.admission import StartCandidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.fleet import PhysicalGpu
 from draco.maintenance.gate import POOL_INCOMPLETE, Admitted, Waiting, what_holds_up
-from draco.maintenance.isolation import not_heeded, not_reached
-from draco.maintenance.matching import (
-    OVER,
-    MaintenanceScope,
-    MaintenanceSelection,
-    fixed_selection,
-    has_begun,
-    incomplete_pools,
-    scope_of,
-)
-from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
-from draco.maintenance.progress import DrainState, Purpose
+from draco.maintenance.matching import OVER, fixed_selection, has_begun
+from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
+from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.progress import Purpose
+from draco.maintenance.readiness import age_of
 from draco.maintenance.rehearsal import scope_devices
-from draco.maintenance.rules import isolated_boards, maintenance_uid
-from draco.maintenance.verification import AgentVerdict, agents_say
-from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.maintenance.rules import maintenance_uid
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import (
@@ -54,22 +43,18 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
 )
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import Device, ResourceSlice
-from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.kinds import DEVICE_MAINTENANCES
-from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
 
 log = structlog.get_logger(__name__)
 
 EVENT_ACTION = "Maintaining"
-_MOST_ASKED = 64
-"""Of more devices than this some are taken to belong to any class."""
 
 _COUNTED_WITHIN_S = 1.0
 _REHEARSED_EVERY_S = 30.0
 """What isolating would do is counted again after this, while a request waits."""
-
-_compiled = lru_cache(maxsize=256)(compile_selector)
 
 
 class MaintenanceReconciler:
@@ -91,12 +76,20 @@ class MaintenanceReconciler:
         self._client = client
         self._view = view
         self._clock = clock
-        self._settle = timedelta(seconds=settle_s)
         self._fleet = fleet or MaintenanceFleet(view, clock)
         self._admission = admission or MaintenanceAdmission(client, view, self._fleet, clock=clock)
         self._rehearsals = Rehearsals(client, view, self._fleet, clock=clock)
         self._drains = drains
         self._jobs = jobs
+        self._sights = MaintenanceSights(
+            view,
+            clock=clock,
+            settle_s=settle_s,
+            fleet=self._fleet,
+            admission=self._admission,
+            drains=drains,
+            jobs=jobs,
+        )
         self._events = events
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
 
@@ -199,135 +192,12 @@ class MaintenanceReconciler:
 
     def _seen(self, request: DeviceMaintenance, rehearsed: Rehearsed | None) -> PlanInput:
         """What is known of the request now."""
-        seen = self._observed(request, rehearsed)
+        seen = self._sights.of(request, rehearsed)
         if rehearsed is None:
             self._admission.withdraw(request.metadata.uid)
             return seen
         admission = self._admits(request, seen, self._fleet.gpus(scope_devices(seen.scope)))
         return msgspec.structs.replace(seen, admission=admission)
-
-    def _observed(self, request: DeviceMaintenance, rehearsed: Rehearsed | None) -> PlanInput:
-        now = self._clock.now()
-        rules = self._view.rules_for(request.metadata.uid)
-        isolated = isolated_boards(request, rules)
-        selection = (rehearsed.selection if rehearsed else fixed_selection(request, rules)) or MaintenanceSelection(
-            selector=request.spec.device_selector, devices=frozenset()
-        )
-        pools = self._pools_for(selection, isolated)
-        claims = {claim.metadata.key: claim for pool in pools for claim in self._view.claims_in(pool)}
-        held = {device for claim in claims.values() for device in claim.devices_held}
-        scope = scope_of(selection, pools, held, isolated)
-        taint = request.spec.taint
-        tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
-        concerned = {*scope.named, *scope.overlapping, *isolated}
-        may_fit = self._classes_for(concerned, pools, {name for classes in tolerant.values() for name in classes})
-        nodes = {
-            pool: node
-            for pool in pools
-            if (node := self._view.gpu_nodes.store.get(ObjectKey("", pool.pool))) and node.status.driver == pool.driver
-        }
-        served = self._view.taint_rules is not None
-        idle = self._idle(nodes)
-        own = self._jobs.own_claims(request) if self._jobs else frozenset()
-        return PlanInput(
-            now=now,
-            scope=scope,
-            selection=selection,
-            problem=rehearsed.problem if rehearsed else None,
-            incomplete=tuple(incomplete_pools(selection, pools, held)) if rehearsed else (),
-            rehearsal=rehearsed.summary if rehearsed else None,
-            rules=tuple(rules),
-            others=tuple(each for each in self._at_work() if each.metadata.uid != request.metadata.uid),
-            claims=tuple(claims.values()),
-            own_claims=own,
-            tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in own)),
-            rules_served=served,
-            unheeded=tuple(not_heeded(request, scope, pools, nodes, idle)),
-            beyond=() if served else tuple(not_reached(scope, pools, nodes)),
-            informed=()
-            if served
-            else tuple(
-                pool.pool
-                for pool, node in nodes.items()
-                if any(each.request == request.metadata.name for each in node.spec.isolated)
-            ),
-            settle=self._settle,
-            drain=self._draining(request, scope, claims.values(), rules, own=own) if has_begun(request) else None,
-            work=self._jobs.look(request, Purpose.WORK, now=now) if self._jobs else None,
-            verification=self._jobs.look(request, Purpose.VERIFICATION, now=now) if self._jobs else None,
-            agents=_agents_say(scope, isolated, nodes, idle),
-        )
-
-    def _draining(
-        self,
-        request: DeviceMaintenance,
-        scope: MaintenanceScope,
-        claims: Iterable[ResourceClaim],
-        rules: Sequence[DeviceTaintRule],
-        *,
-        own: Collection[ObjectKey],
-    ) -> DrainState | None:
-        if self._drains is None:
-            return None
-        devices = {*scope.named, *scope.overlapping, *scope.doubtful}
-        holding = [
-            claim for claim in claims if claim.metadata.key not in own and not devices.isdisjoint(claim.devices_held)
-        ]
-        paused = self._admission.paused(self._fleet.gpus(devices))
-        return self._drains.look(request, devices, holding, rules, now=self._clock.now(), paused=paused)
-
-    def _idle(self, gpu_nodes: Mapping[PoolKey, GpuNode]) -> set[PoolKey]:
-        """The pools whose agents publish nothing now.
-
-        On a node that is not ready nothing new is placed, and its agent may be gone for long; one that cannot read the GPUs, or
-        gives way to another plugin, publishes nothing. Work on such a node is what maintenance is there for.
-        """
-        nodes = {pool: self._view.nodes.store.get(ObjectKey("", pool.pool)) for pool in gpu_nodes}
-        return {
-            pool
-            for pool, gpu_node in gpu_nodes.items()
-            if not ((node := nodes[pool]) and node.ready and _publishes(gpu_node))
-        }
-
-    def _classes_for(
-        self, devices: Iterable[DeviceKey], pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]
-    ) -> set[str]:
-        """Those of these classes that some of the devices may belong to.
-
-        Only selectors of classes are asked, which administrators write. What a claim asks for beyond them could be anything. A
-        device that is not published now, such as while its node reboots, may be again at any moment: nothing but its driver is
-        known of it.
-        """
-        if not names:
-            return set()
-        asked = [
-            (key.driver, pools[pool].published_as(key.device) or Device(name=key.device))
-            for key in sorted(devices)
-            if (pool := PoolKey(key.driver, key.pool)) in pools
-        ]
-        may_fit = set()
-        for name in names:
-            known = self._view.classes.store.get(ObjectKey("", name))
-            if known is None:
-                continue  # nothing is allocated for a class that does not exist; one that is made wakes us
-            if len(asked) > _MOST_ASKED or any(_may_belong(known, *each) for each in asked):
-                may_fit.add(name)
-        return may_fit
-
-    def _pools_for(
-        self, selection: MaintenanceSelection, isolated: Iterable[DeviceKey]
-    ) -> Mapping[PoolKey, PoolHardware]:
-        """The pools that may have devices which are meant, also such as have no slice any more."""
-        selector = selection.selector
-        if selection.devices is not None:
-            keys = {PoolKey(device.driver, device.pool) for device in (*selection.devices, *isolated)}
-        elif selector.driver and selector.pool:
-            keys = {PoolKey(selector.driver, selector.pool)}
-        else:
-            held = (device for claim in self._view.claims.store.values() for device in claim.devices_held)
-            keys = {item.pool for item in self._view.slices.store.values()}
-            keys |= {PoolKey(device.driver, device.pool) for device in (*held, *isolated)}
-        return {key: self._view.hardware(key) for key in sorted(keys) if selection.may_match(key)}
 
     async def _plan_for_missing(self, uid: str) -> MaintenancePlan:
         rules = self._view.rules_for(uid)
@@ -406,7 +276,7 @@ class MaintenanceReconciler:
             self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda item: (item.spec.isolated, item.status.isolates, _publishes(item), _health(item))):
+        if change.differs(lambda item: (item.spec.isolated, item.status.isolates, publishes(item), _health(item))):
             self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name) for item in change.versions}, wake)
 
     def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
@@ -443,17 +313,6 @@ def _sooner(one_s: float | None, other_s: float | None) -> float | None:
     return min((each for each in (one_s, other_s) if each is not None), default=None)
 
 
-def _agents_say(
-    scope: MaintenanceScope,
-    isolated: Mapping[DeviceKey, str],
-    nodes: Mapping[PoolKey, GpuNode],
-    idle: Collection[PoolKey],
-) -> AgentVerdict | None:
-    asked = {*scope.named, *(device for device in isolated if device not in scope.overlapping)}
-    found = [(device, isolated.get(device, ""), scope.boards.get(device, "")) for device in sorted(asked)]
-    return agents_say(found, nodes, idle)
-
-
 def _limits(budget: MaintenanceBudget) -> object:
     return budget.spec
 
@@ -467,25 +326,6 @@ def _claimed(request: DeviceMaintenance) -> tuple[object, ...]:
 def _health(gpu_node: GpuNode) -> list[tuple[object, ...]]:
     """What of a report says whether GPUs are good."""
     return [(gpu.uuid, gpu.health, gpu.message, gpu.faults) for gpu in gpu_node.status.gpus]
-
-
-def _publishes(gpu_node: GpuNode) -> bool:
-    """Whether the agent has devices to publish, and does."""
-    published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
-    return published and bool(gpu_node.status.driver_version)
-
-
-def _may_belong(device_class: DeviceClass, driver: str, device: Device) -> bool:
-    """Whether the class selects the device. If its selectors fail, nobody knows."""
-    try:
-        view = device_view(driver, device)
-        return all(
-            _compiled(selector.cel.expression).matches(view)
-            for selector in device_class.spec.selectors
-            if selector.cel is not None
-        )
-    except (CompileError, EvaluationError):
-        return True
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:

@@ -1,0 +1,117 @@
+"""Whether a request's devices are isolated, and whether work on them may start, with the first thing that is in the way.
+
+Owns the conditions Isolated and ReadyForWork of a request that has begun, and the order in which its hindrances are named. Which
+phase follows is `plan`'s to say.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+import msgspec
+
+from draco.maintenance import wording
+from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, says
+from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.rules import overlapped
+from draco.maintenance.standing import Standing
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.meta import Condition, timed
+from draco.resources.api.taints import BLOCKING_EFFECTS
+from draco.resources.names import DeviceKey
+
+
+class WorkHindrances(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the way of work on `count` devices; `replaced` has the GPUs before and now, `taken` who works on one."""
+
+    count: int
+    held: Mapping[DeviceKey, list[str]]
+    watchers: list[str]
+    replaced: Mapping[DeviceKey, tuple[str, str]]
+    taken: tuple[DeviceKey, str] | None
+    settled_in: timedelta
+
+
+def isolated_condition(request: DeviceMaintenance, standing: Standing, seen: PlanInput) -> Condition:
+    """Whether each device has its taint."""
+    devices = standing.devices
+    unheeded = () if seen.rules_served else seen.unheeded
+    done = standing.blocking - len(unheeded)
+    if seen.beyond:
+        status, reason, message = "False", "DeviceTaintRuleNotServed", wording.rules_not_served(seen.beyond)
+    elif not devices:
+        status, reason, message = "False", "NoDevices", wording.no_devices(request.spec.device_selector)
+    elif request.spec.taint.effect not in BLOCKING_EFFECTS:
+        status, reason, message = "False", "EffectNone", wording.only_announced(request.spec.taint.effect)
+    elif done < len(devices):
+        status, reason = "False", "Isolating"
+        message = wording.isolating(done, len(devices), unheeded)
+    else:
+        status, reason = "True", "Isolated"
+        message = wording.isolated(done, by_rules=seen.rules_served)
+    return condition(request, CONDITION_ISOLATED, status, reason, message, now=seen.now)
+
+
+def finished_condition(request: DeviceMaintenance, seen: PlanInput) -> Condition:
+    """No work may start on what is finished."""
+    message = wording.over(MaintenancePhase.COMPLETED)
+    return condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", message, now=seen.now)
+
+
+def ready_condition(
+    request: DeviceMaintenance, isolated: Condition, found: WorkHindrances, seen: PlanInput
+) -> Condition:
+    """Whether work may start; if not, the first thing that is in its way."""
+    count = found.count
+    if isolated.status != "True":
+        status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
+    elif found.held and seen.drain and (seen.drain.begun or seen.drain.message):
+        status, reason = "False", "Draining" if seen.drain.begun else "InUse"
+        message = seen.drain.message or wording.draining(seen.drain)
+    elif found.held:
+        status, reason, message = "False", "InUse", wording.in_use(found.held, count)
+    elif found.replaced:
+        status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
+    elif found.taken:
+        status, reason, message = "False", "OtherRequest", wording.taken(*found.taken)
+    elif seen.tolerant:
+        status, reason, message = "False", "Obtainable", wording.obtainable(request, seen.tolerant, count)
+    elif seen.unheeded:
+        status, reason, message = "False", "Publishing", wording.unheeded(seen.unheeded, count)
+    elif found.settled_in:
+        status, reason = "False", "Settling"
+        message = wording.settling(count)
+    else:
+        status, reason = "True", "Free"
+        message = wording.free(count, found.watchers)
+    return condition(request, CONDITION_READY_FOR_WORK, status, reason, message, now=seen.now)
+
+
+def taken_by_another(
+    request: DeviceMaintenance, standing: Standing, others: Iterable[DeviceMaintenance]
+) -> tuple[DeviceKey, str] | None:
+    """A device that another request works on first, and its name: one that was told to start keeps it, else the older has it.
+
+    Two partitions of one GPU are two devices, though each request isolates the whole GPU as well.
+    """
+    ready = says(request, CONDITION_READY_FOR_WORK)
+    for other in sorted(others, key=age_of):
+        waits = not ready and not other.spec.finished and other.spec.taint.effect in BLOCKING_EFFECTS
+        if says(other, CONDITION_READY_FOR_WORK) or (waits and age_of(other) < age_of(request)):
+            for each in other.status.devices:
+                if (rule := standing.wanted.get(each.key)) and not (each.overlaps and overlapped(rule)):
+                    return each.key, other.metadata.name
+    return None
+
+
+def age_of(request: DeviceMaintenance) -> tuple[bool, float, str]:
+    """By which requests are ordered, the oldest first."""
+    created = request.metadata.creation_timestamp
+    return created is None, created.timestamp() if created else 0.0, request.metadata.uid
+
+
+def condition(
+    request: DeviceMaintenance, type_: str, status: str, reason: str, message: str, *, now: datetime
+) -> Condition:
+    """A condition, with the time at which its status became what it is."""
+    wanted = Condition(type=type_, status=status, reason=reason, message=message)
+    return timed(wanted, request.status.conditions, now, generation=request.metadata.generation)

@@ -1,0 +1,173 @@
+"""What the model of maintenance knows: a cluster of one node, what its claims hold, and how its pods, Jobs and agent behave."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.maintenance.fleet import FleetPool, PhysicalGpu, gpus_of
+from draco.maintenance.matching import MaintenanceScope, has_begun
+from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
+from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
+from draco.maintenance.verification import AgentVerdict
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.maintenance import (
+    Approval,
+    DeadlineAction,
+    DeviceMaintenance,
+    DrainPolicy,
+    MaintenanceDeadline,
+    MaintenanceDrain,
+    MaintenanceVerification,
+    MaintenanceWork,
+    VerificationMode,
+)
+from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
+from tests.builders import a_slice
+
+KINDS: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "approval": {"approval": Approval.REQUIRED},
+    "work": {"work": MaintenanceWork(from_cron_job="reset")},
+    "verify": {"verification": MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")},
+    "evict": {"drain": MaintenanceDrain(policy=DrainPolicy.NO_EXECUTE)},
+    "fail": {"deadline": MaintenanceDeadline(after="1m")},
+    "cancel": {"deadline": MaintenanceDeadline(after="1m", action=DeadlineAction.CANCEL)},
+}
+POOL: Final = PoolKey(NVIDIA_DRIVER, "node-1")
+
+
+class World(msgspec.Struct, frozen=True):
+    """Everything that the API server has, and thereby what a watch shows. Never changed, only replaced."""
+
+    rules: dict[str, DeviceTaintRule]
+    requests: dict[str, DeviceMaintenance]
+    claims: dict[str, ResourceClaim]
+    devices: tuple[tuple[str, str], ...]
+    """The published devices by name, each with the UUID of its board."""
+    limit: int | None = None
+    """How many GPUs the budget lets out of service at once."""
+    paused: bool = False
+    jobs: dict[str, str] = {}
+    """What became of the Jobs of each request: running, succeeded or failed; by UID and purpose."""
+    sick: frozenset[str] = frozenset()
+    """Boards that their agent does not report as healthy."""
+
+    @property
+    def hardware(self) -> PoolHardware:
+        return hardware_of(self.devices)
+
+
+@cache
+def hardware_of(devices: tuple[tuple[str, str], ...]) -> PoolHardware:
+    return PoolHardware([a_slice("node-1", [device(*each) for each in devices])])
+
+
+@cache
+def fleet_of(devices: tuple[tuple[str, str], ...]) -> FleetPool:
+    return FleetPool(POOL, [a_slice("node-1", [device(*each) for each in devices])])
+
+
+def out_of_service(world: World, *, living: bool = False, without: str = "") -> frozenset[PhysicalGpu]:
+    """What is out of service by what requests say and by what is tainted, of `living` requests only, and `without` one."""
+    pool = fleet_of(world.devices)
+    found: set[PhysicalGpu] = set()
+    for uid, request in world.requests.items():
+        if has_begun(request) and uid != without:
+            found |= gpus_of(pool, request.status.devices)
+    for each in world.rules.values():
+        uid, device = maintenance_uid(each), maintained_device(each)
+        counts = uid and uid != without and (uid in world.requests or not living)
+        if counts and device and each.spec.taint.effect in BLOCKING_EFFECTS:
+            found.add(pool.gpu(device.device, isolated_board(each)))
+    return frozenset(found)
+
+
+def device(name: str, board: str) -> Device:
+    return Device(name=name, attributes={"parentUUID" if "mig" in name else "uuid": DeviceAttribute(string=board)})
+
+
+def key(name: str) -> DeviceKey:
+    return DeviceKey(*POOL, name)
+
+
+def made(request: DeviceMaintenance) -> datetime:
+    assert request.metadata.creation_timestamp is not None
+    return request.metadata.creation_timestamp
+
+
+def is_current(request: DeviceMaintenance) -> bool:
+    """Whether the status speaks of the request as it is."""
+    return request.status.observed_generation == request.metadata.generation
+
+
+def number(name: str) -> str:
+    """Of which GPU a device is."""
+    return "-".join(name.split("-")[:2])
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two devices are the same hardware: the whole is the same as each part, two parts are not."""
+    return one == other or (number(one) == number(other) and ("mig" not in one or "mig" not in other))
+
+
+def draining(
+    request: DeviceMaintenance, scope: MaintenanceScope, claims: tuple[ResourceClaim, ...], now: datetime
+) -> DrainState | None:
+    """Pods are evicted at once, and deleted after a while."""
+    devices = {*scope.named, *scope.overlapping}
+    leaving = tuple(each.metadata.key for each in claims if not devices.isdisjoint(each.devices_held))
+    if request.spec.drain.policy is DrainPolicy.WAIT or not has_begun(request) or not leaving:
+        return None
+    since = request.status.draining_at
+    return DrainState(leaving=leaving, no_execute=since is not None and now - since > timedelta(minutes=1))
+
+
+def jobs_of(request: DeviceMaintenance, purpose: Purpose, seen: World) -> JobsState | None:
+    asked = request.spec.work if purpose is Purpose.WORK else request.spec.verification.from_cron_job
+    if not asked:
+        return None
+    name = f"{request.metadata.uid} {purpose}"
+    state = seen.jobs.get(name)
+    return JobsState(
+        wanted=1,
+        missing=() if state else (name,),
+        running=(name,) if state == "running" else (),
+        succeeded=(name,) if state == "succeeded" else (),
+        failed=(FailedJob(name),) if state == "failed" else (),
+    )
+
+
+def agents_of(scope: MaintenanceScope, isolated: Mapping[DeviceKey, str], seen: World) -> AgentVerdict | None:
+    bad = {board for device in scope.named for board in (scope.boards.get(device, ""),) if board in seen.sick}
+    return AgentVerdict(bad=tuple(f"{board} is sick." for board in sorted(bad))) if scope.named or isolated else None
+
+
+def in_use(request: DeviceMaintenance, world: World) -> set[str]:
+    """What claims hold of the request's hardware. The whole GPU of a partition stands for the partition only."""
+    return {
+        held
+        for held in held_in(world)
+        for each in request.status.devices
+        if (held == each.device if each.overlaps else same(held, each.device))
+    }
+
+
+def rivals(request: DeviceMaintenance, world: World) -> list[DeviceMaintenance]:
+    """Other requests for some of its devices; of two partitions each stands for itself."""
+    mine = {each.key: each.overlaps for each in request.status.devices}
+    return [
+        other
+        for uid, other in world.requests.items()
+        if uid != request.metadata.uid
+        and any(each.key in mine and not (each.overlaps and mine[each.key]) for each in other.status.devices)
+    ]
+
+
+def held_in(world: World) -> set[str]:
+    return {device.device for claim in world.claims.values() for device in claim.devices_held}

@@ -1,0 +1,90 @@
+"""When a request may begin, by when its devices must be free, and what of both cannot be meant."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.maintenance.schedule import StartTime, schedule_problem, start_time, time_left
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceDeadline, MaintenanceSchedule
+from draco.resources.api.schedule import TimeWindow
+from tests.builders import MOMENT, a_maintenance
+
+HOUR = timedelta(hours=1)
+NIGHT = TimeWindow(start=f"{MOMENT - HOUR:%H:%M}", duration="2h")
+"""Open from an hour before the moment until an hour after it."""
+LATER = TimeWindow(start=f"{MOMENT + HOUR:%H:%M}", duration="2h")
+
+
+def scheduled(*windows: TimeWindow, start: datetime | None = None, **spec: Any) -> DeviceMaintenance:
+    request = a_maintenance()
+    schedule = MaintenanceSchedule(start=start, windows=list(windows))
+    return msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, schedule=schedule, **spec))
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (scheduled(), StartTime(True)),
+        (scheduled(start=MOMENT), StartTime(True)),
+        (scheduled(start=MOMENT - HOUR), StartTime(True)),
+        (scheduled(start=MOMENT + HOUR), StartTime(False, MOMENT + HOUR)),
+        (scheduled(NIGHT), StartTime(True, MOMENT + HOUR)),
+        (scheduled(LATER), StartTime(False, MOMENT + HOUR)),
+        (scheduled(NIGHT, start=MOMENT - HOUR), StartTime(True, MOMENT + HOUR)),
+        (scheduled(LATER, start=MOMENT + 2 * HOUR), StartTime(False, MOMENT + 2 * HOUR)),
+        (scheduled(NIGHT, start=MOMENT + 2 * HOUR), StartTime(False, MOMENT + 23 * HOUR)),
+    ],
+)
+def test_a_request_begins_in_a_window_and_not_before_its_start(
+    request_: DeviceMaintenance, expected: StartTime
+) -> None:
+    assert start_time(request_, MOMENT) == expected
+
+
+def test_a_start_in_the_year_9999_is_simply_later() -> None:
+    far = MOMENT.replace(year=9999, month=12, day=31)
+    assert start_time(scheduled(NIGHT, start=far), MOMENT) == StartTime(False, far)
+
+
+def test_who_looks_when_it_was_said_to_change_may_begin() -> None:
+    for request in (scheduled(LATER), scheduled(NIGHT, start=MOMENT + 2 * HOUR), scheduled(start=MOMENT + HOUR)):
+        changes_at = start_time(request, MOMENT).changes_at
+        assert changes_at is not None
+        assert start_time(request, changes_at).is_now
+        assert not start_time(request, changes_at - timedelta(seconds=1)).is_now
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (scheduled(), ""),
+        (scheduled(NIGHT, deadline=MaintenanceDeadline(after="4h")), ""),
+        (scheduled(msgspec.structs.replace(NIGHT, time_zone="Mars/Olympus")), "Mars/Olympus is not a time zone"),
+        (
+            scheduled(NIGHT, msgspec.structs.replace(NIGHT, duration="0m")),
+            "spec.schedule.windows[1] is open for no time",
+        ),
+        (scheduled(deadline=MaintenanceDeadline(after="0s")), "spec.deadline.after is no time"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(request_: DeviceMaintenance, said: str) -> None:
+    assert said in schedule_problem(request_)
+    assert bool(said) == bool(schedule_problem(request_))
+
+
+@pytest.mark.parametrize(
+    ("after", "now", "left"),
+    [
+        (None, MOMENT, None),
+        ("0s", MOMENT, None),
+        ("2h", MOMENT, 2 * HOUR),
+        ("2h", MOMENT + HOUR, HOUR),
+        ("2h", MOMENT + 2 * HOUR, timedelta(0)),
+        ("2h", MOMENT + 9 * HOUR, timedelta(0)),
+    ],
+)
+def test_a_deadline_counts_from_isolation(after: str | None, now: datetime, left: timedelta | None) -> None:
+    deadline = MaintenanceDeadline(after=after) if after else None
+    assert time_left(scheduled(deadline=deadline), MOMENT, now) == left
