@@ -255,7 +255,7 @@ class Observer:
                 )
                 for wrong in (*self.programs.look(), *self.lease.look(self.world, started, at), *weighed):
                     self._violated(wrong)
-                for wrong in self.accidents.look(counts_s, lambda node: self._hears(node, started)):  # noqa: B023
+                for wrong in self.accidents.look(counts_s, lambda node: self._hears(node, started)):  # noqa: B023 - called at once
                     self._violated(wrong)
                 self.counts["XIDs heard of"] = self.accidents.heard
                 for key, text in self.budgets.weighed(started):
