@@ -148,6 +148,7 @@ class Operator:
             admission=admission,
             drains=PodDrains(client, self.view, self._happenings, clock=clock, count=self.metrics.evictions),
             jobs=self._jobs,
+            events=self._happenings,
         )
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         health = HealthDecisions(self.view, clock=clock)

@@ -16,10 +16,11 @@ import msgspec
 from draco.maintenance.fleet import PhysicalGpu
 from draco.maintenance.gate import Waiting
 from draco.resources.api.maintenance import BudgetScope, MaintenanceBudgetSpec
+from draco.resources.names import PoolKey
 from draco.resources.texts import counted, listed
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class StartCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A request that would begin, were it admitted. `age` orders them."""
 
     uid: str
@@ -29,12 +30,20 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget, and the GPUs that it is about, each with the place within which they are counted: "" is the cluster."""
+    """A budget, and the GPUs that it is about, each with the place within which they are counted: "" is the cluster.
+
+    `elsewhere` are the published GPUs that it is not about, `without` the pools that have none that it is about. Any other GPU is
+    one that nobody publishes now, as while its node reboots: it counts where the rest of its pool does (`pool_places`, by the
+    pool's name), for nobody knows that the budget is not about it.
+    """
 
     name: str
     spec: MaintenanceBudgetSpec
     places: Mapping[PhysicalGpu, str]
     totals: Mapping[str, int]
+    elsewhere: Collection[PhysicalGpu] = frozenset()
+    without: Collection[PoolKey] = frozenset()
+    pool_places: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def about_all(self) -> bool:
@@ -52,11 +61,18 @@ class BudgetLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     def counted(self, gpus: Iterable[PhysicalGpu]) -> Counter[str]:
         """How many of these GPUs are in each place."""
-        return Counter(self.places[gpu] for gpu in gpus if gpu in self.places)
+        return Counter(place for gpu in gpus if (place := self._place(gpu)) is not None)
 
     def concerns(self, gpus: Iterable[PhysicalGpu]) -> bool:
         """Whether it is about any of these."""
-        return self.about_all or any(gpu in self.places for gpu in gpus)
+        return self.about_all or any(self._place(gpu) is not None for gpu in gpus)
+
+    def _place(self, gpu: PhysicalGpu) -> str | None:
+        """Within what the GPU is counted; None if the budget is not about it."""
+        known = self.places.get(gpu)
+        if known is not None or gpu in self.elsewhere or PoolKey(gpu.driver, gpu.pool) in self.without:
+            return known
+        return "" if self.spec.per is BudgetScope.CLUSTER else self.pool_places.get(gpu.pool, gpu.pool)
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
@@ -66,7 +82,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     gpus: frozenset[PhysicalGpu]
 
 
-class Admission(msgspec.Struct, frozen=True, kw_only=True):
+class StartDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The UIDs of requests that may begin, with the GPUs that they may take, and why the others wait.
 
     `waiting_for` counts the requests that wait for each budget.
@@ -78,11 +94,11 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def admit(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[StartCandidate],
     out: Collection[PhysicalGpu],
     budgets: Iterable[BudgetLimit],
     failed: Collection[FailedRequest] = (),
-) -> Admission:
+) -> StartDecision:
     """Decide about all candidates. `out` is what is out of service now, or has been admitted to be so."""
     limits = [_Ledger(each, frozenset(out), failed) for each in sorted(budgets, key=lambda each: each.name)]
     gone = set(out)
@@ -104,7 +120,7 @@ def admit(
             ledger.take(fresh)
         gone |= fresh
         admitted[candidate.uid] = candidate.gpus
-    return Admission(admitted=admitted, waiting=waiting, waiting_for=counts)
+    return StartDecision(admitted=admitted, waiting=waiting, waiting_for=counts)
 
 
 _NEVER, _PAUSED, _CIRCUIT, _FULL = "NeverFits", "Paused", "TooManyFailed", "BudgetUsedUp"
@@ -122,7 +138,7 @@ class _Ledger:
         self._queued: set[str] = set()
         self._failed = sorted(each.name for each in failed if limit.concerns(each.gpus))
 
-    def refuses(self, candidate: Candidate, fresh: Collection[PhysicalGpu]) -> Waiting | None:
+    def refuses(self, candidate: StartCandidate, fresh: Collection[PhysicalGpu]) -> Waiting | None:
         """Why the budget does not let the candidate take what is not out of service yet."""
         limit, spec = self._limit, self._limit.spec
         needs = limit.counted(fresh)

@@ -23,7 +23,7 @@ from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey
-from draco.resources.texts import agreeing, counted, listed
+from draco.resources.texts import agreeing, counted, listed, sentence
 from draco.resources.windows import lasting
 
 ASKED_AT_ONCE = 16
@@ -285,7 +285,7 @@ def _refusals(refused: Sequence[RefusedEviction]) -> str:
     """The first with its reason: those that no budget explains come before those that will be met by waiting."""
     first = min(refused, key=lambda each: (_is_transient(each), each.pod))
     more = f" {len(refused) - 1} more {agreeing(len(refused) - 1, 'is', 'are')} refused." if len(refused) > 1 else ""
-    return f"Pod {first.pod} cannot be evicted yet: {first.reason}.{more}"
+    return f"Pod {first.pod} cannot be evicted yet: {sentence(first.reason)}{more}"
 
 
 def _is_transient(refused: RefusedEviction) -> bool:

@@ -31,13 +31,13 @@ class PublishedDevice(NamedTuple):
 
 
 class FleetPool:
-    """The GPUs of one pool."""
+    """The GPUs of one pool. While its driver replaces its slices one by one, those that are still to come count as they were."""
 
     def __init__(self, pool: PoolKey, slices: Iterable[ResourceSlice]) -> None:
         found = list(slices)
         self.key = pool
         self.hardware = hardware = PoolHardware(found)
-        names = {name: PhysicalGpu(*pool, _gpu_of(hardware, name)) for name in hardware.published}
+        names = {name: PhysicalGpu(*pool, _gpu_of(hardware, name)) for name in hardware.expected}
         nodes = {
             device.name: item.spec.node_name or device.node_name or "" for item in found for device in item.spec.devices
         }

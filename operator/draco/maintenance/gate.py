@@ -6,14 +6,17 @@ be meant is `selection`'s; both are told here.
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 
 from draco.maintenance import wording
 from draco.maintenance.schedule import schedule_problem, start_time
-from draco.resources.api.maintenance import Approval, DeviceMaintenance
+from draco.resources.api.maintenance import Approval, DeviceMaintenance, MaintenancePhase
 from draco.resources.api.taints import BLOCKING_EFFECTS
-from draco.resources.names import DeviceKey
+from draco.resources.names import DeviceKey, PoolKey
+
+POOL_INCOMPLETE: Final = "PoolIncomplete"
 
 
 class SelectionProblem(msgspec.Struct, frozen=True):
@@ -44,8 +47,15 @@ def what_holds_up(
     found: Collection[DeviceKey],
     beyond: Sequence[DeviceKey],
     admission: Admitted | Waiting,
+    incomplete: Sequence[PoolKey] = (),
 ) -> Waiting | None:
-    """What is in the way of isolating the devices; None if nothing is. `found` are the devices that are selected."""
+    """What is in the way of isolating the devices; None if nothing is. `found` are the devices that are selected.
+
+    `incomplete` are pools of which slices are still to come: what would be selected now is not all that is meant.
+    """
+    if problem is None and incomplete and request.spec.taint.effect in BLOCKING_EFFECTS:
+        rehearsed = request.status.phase is MaintenancePhase.REHEARSED
+        return Waiting(reason=POOL_INCOMPLETE, message=wording.incomplete(incomplete), rehearsed=rehearsed)
     wrong = _what_is_wrong(request, problem, found, beyond)
     if wrong is not None:
         return Waiting(reason=wrong.reason, message=wrong.message, rehearsed=False)

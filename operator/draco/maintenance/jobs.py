@@ -16,7 +16,7 @@ from draco.resources.api.jobs import ContainerStatus, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance, VerificationMode
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.names import LABEL_MAINTENANCE, LABEL_PURPOSE, DeviceKey
-from draco.resources.texts import shown
+from draco.resources.texts import sentence, shown
 
 _STEM = 30
 """Of a request's name, in the name of a Job: the names of its pods must be short enough to be hostnames."""
@@ -132,7 +132,7 @@ def _failure(job: Job, pods: Sequence[JobPod]) -> str:
     reasons = [text for pod in sorted(pods, key=_youth, reverse=True) if (text := _ended(pod) or _hindered(pod))]
     why = reasons[0] if reasons else _short(said.message)
     return (
-        f"Job {key} failed ({said.reason or 'Failed'}): {why or 'no pod is left'}. See `kubectl logs -n {key.namespace} "
+        f"Job {key} failed ({said.reason or 'Failed'}): {sentence(why or 'no pod is left')} See `kubectl logs -n {key.namespace} "
         f"job/{key.name}`; delete the Job to try again."
     )
 

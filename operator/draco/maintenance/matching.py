@@ -82,6 +82,25 @@ def fixed_selection(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]
     return MaintenanceSelection(selector=selector, devices=frozenset(fixed))
 
 
+def incomplete_pools(
+    selection: MaintenanceSelection, pools: Mapping[PoolKey, PoolHardware], held: Iterable[DeviceKey] = ()
+) -> list[PoolKey]:
+    """The pools with devices that are meant of which not all is known: a driver is still replacing their slices.
+
+    Where a whole pool is meant that nobody publishes, what claims hold of it is not all of it.
+    """
+    held_in = _by_pool(held)
+    return [
+        pool
+        for pool, hardware in sorted(pools.items())
+        if (
+            any(selection.matches(DeviceKey(*pool, name)) for name in hardware.expected | hardware.implied)
+            and not hardware.complete
+        )
+        or (not hardware.expected and not selection.by_device and any(map(selection.matches, held_in.get(pool, ()))))
+    ]
+
+
 class MaintenanceScope(msgspec.Struct, frozen=True, kw_only=True):
     """What a request concerns.
 

@@ -30,7 +30,7 @@ from draco.maintenance.progress import DrainState, JobsState
 from draco.maintenance.rules import maintained_device, overlapped
 from draco.maintenance.schedule import time_left
 from draco.maintenance.standing import Standing, listed_devices, replaced_boards, standing_of
-from draco.maintenance.verification import AgentVerdict, Verdict, verdict_of
+from draco.maintenance.verification import AgentVerdict, VerificationVerdict, verdict_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import (
     DeadlineAction,
@@ -41,7 +41,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import Condition, ObjectKey, timed
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
-from draco.resources.names import DeviceKey
+from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.texts import listed
 
 _LONGEST_WAIT = timedelta(hours=1)
@@ -57,9 +57,12 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     taint. `unheeded` are devices that agents are still to publish with the taint. `settle` is how long devices stay isolated and
     free before work may start: a scheduler learns of a taint a moment late.
 
+    `incomplete` are the pools of its devices of which slices are still to come: nothing is begun with then.
+
     `rehearsal` is what isolating would do, `admission` whether budgets let the request begin. `drain`, `work` and `verification`
     say how these go; None where there is nothing of the kind. `agents` is what the agents of its nodes say of the devices, None
-    where no agent knows them; they are believed once they have said so for `verify_settle`.
+    where no agent knows them; they are believed once they have said so for `verify_settle`, and what is bad
+    once the work has been done for `verify_grace`: an agent reads from time to time, and reports figures later than news.
 
     Where no rules are served (`rules_served`), what agents publish is all that isolates a device: `beyond` are devices that none
     would taint, `informed` are the nodes whose GpuNode has the request.
@@ -69,6 +72,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     scope: MaintenanceScope = MaintenanceScope()
     selection: MaintenanceSelection | None = None
     problem: SelectionProblem | None = None
+    incomplete: tuple[PoolKey, ...] = ()
     rules: tuple[DeviceTaintRule, ...] = ()
     others: tuple[DeviceMaintenance, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
@@ -86,6 +90,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     verification: JobsState | None = None
     agents: AgentVerdict | None = None
     verify_settle: timedelta = timedelta(seconds=1)
+    verify_grace: timedelta = timedelta(seconds=45)
 
     def selected(self, request: DeviceMaintenance) -> MaintenanceSelection:
         """What the request is about."""
@@ -154,6 +159,7 @@ def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> Maintenance
             found=seen.scope.named,
             beyond=seen.beyond,
             admission=seen.admission,
+            incomplete=seen.incomplete,
         )
         if held_up is not None and not (announces and held_up.reason == "EffectNone"):
             return _plan_waiting(request, seen, held_up)
@@ -251,8 +257,10 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     verdict = None
     if finished:
         verified = condition_of(request, CONDITION_VERIFIED)
-        verdict = verdict_of(request, seen.agents, seen.work, seen.verification)
-        unsettled = seen.now - ((verified and verified.last_transition_time) or seen.now) < seen.verify_settle
+        lasted = seen.now - ((verified and verified.last_transition_time) or seen.now)
+        grace = seen.verify_grace - lasted
+        verdict = verdict_of(request, seen.agents, seen.work, seen.verification, grace=grace)
+        unsettled = lasted < seen.verify_settle
         if verdict.passed and not (verdict.settles and unsettled):
             return _plan_return(request, seen)
     if left is not None and not left and ready.status != "True" and _cancels(request):
@@ -296,6 +304,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
             settled_in if settled_in and not standing.held else None,
             left,
             seen.verify_settle if verdict is not None and verdict.passed else None,
+            verdict.look_again if verdict is not None else None,
             *(each.look_again for each in (seen.drain, seen.work, seen.verification) if each),
             seen.drain.waits_for if seen.drain else None,
         ),
@@ -326,7 +335,7 @@ def _outcome(
     )
 
 
-def _judged(verdict: Verdict) -> _Outcome:
+def _judged(verdict: VerificationVerdict) -> _Outcome:
     """The phase of one that is finished."""
     if verdict.failed:
         return _Outcome(MaintenancePhase.FAILED, verdict.message, verdict.reason)

@@ -5,6 +5,7 @@ keep pods off. What it says is not compared with any clock of ours.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 
 import msgspec
 
@@ -20,52 +21,75 @@ HEALTHY = "Healthy"
 
 
 class AgentVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What agents say of the devices: sentences about GPUs that are not good, and nodes whose agents say nothing now."""
+    """What agents say of the devices: sentences about GPUs that are not good, and nodes whose agents say nothing now.
+
+    `ending` are sentences about GPUs whose faults are not seen any more, and are over after some more readings without them.
+    """
 
     bad: tuple[str, ...] = ()
+    ending: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the devices are good. `settles`: only once it has been so for a moment, for an agent may be about to say more."""
+class VerificationVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the devices are good. `settles`: only once it has been so for a moment, for an agent may be about to say more.
+
+    `look_again`: it fails when this has passed, unless something else is known by then.
+    """
 
     passed: bool = False
     failed: bool = False
     settles: bool = False
     reason: str = ""
     message: str = ""
+    look_again: timedelta | None = None
 
 
 def verdict_of(
-    request: DeviceMaintenance, agents: AgentVerdict | None, work: JobsState | None, verification: JobsState | None
-) -> Verdict:
-    """What is known of the devices of a request that is finished. No Job may still work on one."""
+    request: DeviceMaintenance,
+    agents: AgentVerdict | None,
+    work: JobsState | None,
+    verification: JobsState | None,
+    *,
+    grace: timedelta = timedelta(0),
+) -> VerificationVerdict:
+    """What is known of the devices of a request that is finished. No Job may still work on one.
+
+    `grace` is for how long agents may still say what they read before the work was done.
+    """
     if work and work.running:
-        return Verdict(reason="StoppingJobs", message=wording.stopping(work.running))
+        return VerificationVerdict(reason="StoppingJobs", message=wording.stopping(work.running))
     mode = request.spec.verification.mode
     if mode is VerificationMode.PERSON:
-        return Verdict(passed=True)
+        return VerificationVerdict(passed=True)
     if mode is VerificationMode.JOB:
         return _by_jobs(verification)
-    return Verdict(passed=True) if agents is None else _by_agents(agents)
+    return VerificationVerdict(passed=True) if agents is None else _by_agents(agents, grace)
 
 
-def _by_agents(agents: AgentVerdict) -> Verdict:
+def _by_agents(agents: AgentVerdict, grace: timedelta) -> VerificationVerdict:
+    if agents.bad and grace > timedelta(0):
+        said = wording.not_read_yet(agents.bad)
+        return VerificationVerdict(reason="NotReadYet", message=said, look_again=grace)
     if agents.bad:
-        return Verdict(failed=True, reason="GpuUnhealthy", message=wording.not_good(agents.bad))
+        return VerificationVerdict(failed=True, reason="GpuUnhealthy", message=wording.not_good(agents.bad))
     if agents.silent:
-        return Verdict(reason="AgentSilent", message=wording.silent(agents.silent))
-    return Verdict(passed=True, settles=True)
+        return VerificationVerdict(reason="AgentSilent", message=wording.silent(agents.silent))
+    if agents.ending:
+        return VerificationVerdict(reason="FaultEnding", message=wording.not_over_yet(agents.ending))
+    return VerificationVerdict(passed=True, settles=True)
 
 
-def _by_jobs(jobs: JobsState | None) -> Verdict:
+def _by_jobs(jobs: JobsState | None) -> VerificationVerdict:
     if jobs is None:
-        return Verdict(reason="NoJobs", message=wording.NO_VERIFICATION)
+        return VerificationVerdict(reason="NoJobs", message=wording.NO_VERIFICATION)
     if jobs.failed:
-        return Verdict(failed=True, reason="VerificationFailed", message=wording.jobs_failed("verify", jobs.failed))
+        return VerificationVerdict(
+            failed=True, reason="VerificationFailed", message=wording.jobs_failed("verify", jobs.failed)
+        )
     if jobs.done:
-        return Verdict(passed=True)
-    return Verdict(reason="Verifying", message=jobs.trouble or wording.verifying(jobs))
+        return VerificationVerdict(passed=True)
+    return VerificationVerdict(reason="Verifying", message=jobs.trouble or wording.verifying(jobs))
 
 
 def agents_say(
@@ -79,6 +103,7 @@ def agents_say(
     None where no device has an agent.
     """
     bad: set[str] = set()
+    ending: set[str] = set()
     quiet: set[str] = set()
     asked = False
     for device, before, now in devices:
@@ -93,18 +118,21 @@ def agents_say(
         found = _gpus(node, device, {before, now} - {""})
         if not found:
             bad.add(wording.gpu_missing(device, now or before))
-        bad.update(said for gpu in found if (said := _what_is_bad(gpu, device)))
-    return AgentVerdict(bad=tuple(sorted(bad)), silent=tuple(sorted(quiet))) if asked else None
+        for gpu in found:
+            faults = [fault for fault in gpu.faults if fault.effect in BLOCKING_FAULTS]
+            seen = [fault for fault in faults if not fault.clean_probes]
+            if seen:
+                bad.add(wording.gpu_faulty(gpu, device, seen[0]))
+            elif faults:
+                ending.add(wording.gpu_recovering(gpu, device, faults[0]))
+            elif gpu.health != HEALTHY:
+                bad.add(wording.gpu_unhealthy(gpu, device))
+    if not asked:
+        return None
+    return AgentVerdict(bad=tuple(sorted(bad)), ending=tuple(sorted(ending)), silent=tuple(sorted(quiet)))
 
 
 def _gpus(node: GpuNode, device: DeviceKey, uuids: set[str]) -> list[GpuStatus]:
     part = read_partition_name(device.device)
     name = part.parent if part else device.device
     return [gpu for gpu in node.status.gpus if gpu.uuid in uuids or gpu.device == name]
-
-
-def _what_is_bad(gpu: GpuStatus, device: DeviceKey) -> str:
-    faults = [fault for fault in gpu.faults if fault.effect in BLOCKING_FAULTS]
-    if faults:
-        return wording.gpu_faulty(gpu, device, faults[0])
-    return wording.gpu_unhealthy(gpu, device) if gpu.health != HEALTHY else ""

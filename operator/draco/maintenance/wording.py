@@ -12,8 +12,8 @@ from draco.resources.api.draco import GpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import DeviceKey
-from draco.resources.texts import NAMED, agreeing, are, counted, listed, them
+from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.texts import NAMED, agreeing, are, counted, listed, sentence, them
 
 NOT_ISOLATED: Final = "Not every device is isolated yet."
 WORKED: Final = "The Jobs that do the work have succeeded."
@@ -34,6 +34,14 @@ def no_devices(selector: MaintenanceSelector) -> str:
     asked += [f"what {counted(len(selector.selectors), 'selector')} asks for"] if selector.selectors else []
     compare = "compare the names with `kubectl get resourceslices -o yaml`"
     return f"No published device has {', '.join(asked)}; {compare}."
+
+
+def incomplete(pools: Sequence[PoolKey]) -> str:
+    """Drivers are replacing slices: which devices there are is not known."""
+    return (
+        f"Not all ResourceSlices of {listed([f'pool {pool.pool} ({pool.driver})' for pool in pools])} are published; "
+        "this goes on when they are. If that takes long, look at the driver's pods."
+    )
 
 
 def only_announced(effect: str) -> str:
@@ -66,7 +74,13 @@ def draining(state: DrainState) -> str:
     """Pods are being made to leave."""
     if state.refused:
         first = state.refused[0]
-        by = f" by {listed(first.budgets)}" if first.budgets else f": {first.reason}" if first.reason else ""
+        by = (
+            f" by {listed(first.budgets)}"
+            if first.budgets
+            else f": {first.reason.rstrip('. ')}"
+            if first.reason
+            else ""
+        )
         more = f", and {counted(len(state.refused) - 1, 'other pod')}" if len(state.refused) > 1 else ""
         return f"Eviction of {first.pod} is refused{by}{more}; it is asked for again."
     pods = (*state.evict, *state.leaving)
@@ -78,7 +92,7 @@ def jobs_failed(what: str, failed: Sequence[FailedJob]) -> str:
     first = failed[0]
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     verb = "did the work" if what == "work" else "verifies the devices"
-    said = f" {first.reason}" if first.reason else ""
+    said = f" {sentence(first.reason)}" if first.reason else ""
     return f"Job {first.name}, which {verb}, has failed{more}.{said} Delete it to try again, or cancel this request."
 
 
@@ -98,6 +112,17 @@ def not_good(bad: Sequence[str]) -> str:
     return f"{bad[0]}{more} It stays isolated until that is repaired; cancel this request to return it as it is."
 
 
+def not_read_yet(bad: Sequence[str]) -> str:
+    """What agents report may be from before the work."""
+    return f"Waiting for a reading of the GPUs after the work. The last report says: {bad[0]}"
+
+
+def not_over_yet(ending: Sequence[str]) -> str:
+    """Faults have not been seen for some readings, which are to be a few more."""
+    more = f" ({len(ending) - 1} more GPUs alike)" if len(ending) > 1 else ""
+    return f"{ending[0]}{more} Waiting until it is over."
+
+
 def silent(nodes: Sequence[str]) -> str:
     """Agents report nothing."""
     return (
@@ -113,13 +138,20 @@ def gpu_missing(device: DeviceKey, uuid: str) -> str:
 
 def gpu_faulty(gpu: GpuStatus, device: DeviceKey, fault: GpuFaultStatus) -> str:
     """The agent reports a fault."""
-    return f"GPU {gpu.device} of {device.pool} still has the fault {fault.name}{f': {fault.message}' if fault.message else ''}."
+    said = f"GPU {gpu.device} of {device.pool} still has the fault {fault.name}{f': {fault.message}' if fault.message else ''}"
+    return sentence(said)
+
+
+def gpu_recovering(gpu: GpuStatus, device: DeviceKey, fault: GpuFaultStatus) -> str:
+    """The agent has read it without the fault, but not often enough."""
+    readings = counted(fault.clean_probes, "reading")
+    return f"GPU {gpu.device} of {device.pool} has had {readings} without the fault {fault.name}."
 
 
 def gpu_unhealthy(gpu: GpuStatus, device: DeviceKey) -> str:
     """The agent does not call it healthy."""
     why = f": {gpu.message}" if gpu.message else ""
-    return f"GPU {gpu.device} of {device.pool} is reported as {gpu.health}{why}."
+    return sentence(f"GPU {gpu.device} of {device.pool} is reported as {gpu.health}{why}")
 
 
 def over(phase: MaintenancePhase) -> str:

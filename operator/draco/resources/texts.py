@@ -50,6 +50,12 @@ def agreeing(number: int, one: str, many: str) -> str:
     return one if number == 1 else many
 
 
+def sentence(text: str) -> str:
+    """The text with one full stop at its end: what drivers and people say may have one already."""
+    text = text.rstrip()
+    return text if text.endswith(("!", "?", "…")) else f"{text.rstrip('.')}."
+
+
 def are(number: int) -> str:
     """Of one thing "is"."""
     return agreeing(number, "is", "are")

@@ -14,11 +14,13 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
+from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE
 from draco.maintenance.rules import maintenance_uid, rule_for
+from draco.resources.api.core import Event
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, SLICES, TAINT_RULES, Kind
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, EVENTS, SLICES, TAINT_RULES, Kind
 from draco.resources.names import DeviceKey
 from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_claim, a_maintenance, a_rule, a_slice
@@ -94,6 +96,11 @@ class Lab:
                 await self.client.delete(self._kind, rule.metadata.key)
         with suppress(NotFound):
             await self.client.delete(SLICES, ObjectKey("", self.pool))
+
+
+def name_of(event: Event) -> str:
+    """Of what the Event is about."""
+    return event.involved_object.name if event.involved_object else ""
 
 
 def as_json(struct: Any) -> Any:
@@ -319,3 +326,26 @@ async def test_the_device_comes_back_through_garbage_collection_when_no_operator
     assert len(await lab.rules()) == 1
     await lab.client.delete(DEVICE_MAINTENANCES, key)
     await lab.no_rules(within_s=90)  # the collector looks for new kinds, as ours may be, only every 30 s
+
+
+async def test_each_change_of_the_phase_is_one_event_also_over_a_restart(served: ControlPlane, lab: Lab) -> None:
+    async def said(key: ObjectKey, *reasons: str) -> None:
+        async def look() -> bool:
+            events = await lab.client.list(EVENTS, namespace=CLUSTER_EVENTS_NAMESPACE)
+            found = [(each.reason, each.type, each.series) for each in events if name_of(each) == key.name]
+            assert len(found) <= len(reasons)
+            return sorted(found) == sorted((reason, "Normal", None) for reason in reasons)
+
+        await until(look, what=f"Events {reasons}")
+
+    busy = await lab.hold("train", "gpu-3")
+    async with an_operator(served):
+        key = await lab.request(device="gpu-3")
+        await lab.phase(key, MaintenancePhase.ISOLATED)
+        await said(key, "Rehearsed", "Isolated")
+    async with an_operator(served):
+        await lab.let_go(busy)
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.finish(key)
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+        await said(key, "Rehearsed", "Isolated", "InMaintenance", "Verifying", "Completed")

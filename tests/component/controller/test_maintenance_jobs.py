@@ -7,12 +7,13 @@ import pytest
 
 from draco.controller.settings import OperatorSettings
 from draco.kube.connect.client import Client
+from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, JOB_PODS, JOBS, Kind
+from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, EVENTS, JOB_PODS, JOBS, Kind
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import an_operator, settings_for_test, until
-from tests.component.controller.test_maintenance import DRIVER, Lab
+from tests.component.controller.test_maintenance import DRIVER, Lab, name_of
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -75,6 +76,15 @@ class JobLab(Lab):
             found = await self.client.get(DEVICE_MAINTENANCES, key)
             raise AssertionError(f"it says {found.status.phase}: {found.status.message}") from error
 
+    async def warned(self, key: ObjectKey) -> None:
+        """Until an Event says that it failed."""
+
+        async def look() -> bool:
+            events = await self.client.list(EVENTS, namespace=CLUSTER_EVENTS_NAMESPACE)
+            return (key.name, "Failed", "Warning") in {(name_of(each), each.reason, each.type) for each in events}
+
+        await until(look, what=f"a warning about {key}")
+
 
 @pytest.fixture
 async def lab(client: Client, namespace: str) -> AsyncIterator[JobLab]:
@@ -103,6 +113,7 @@ async def test_a_failed_job_keeps_the_gpu_and_deleting_it_tries_again(served: Co
         await lab.end(first, "Failed", "BackoffLimitExceeded")
         await lab.phase(key, MaintenancePhase.FAILED)
         await lab.says(key, "(BackoffLimitExceeded): too bad.")
+        await lab.warned(key)
         assert len(await lab.rules()) == 1
         await lab.client.delete(JOBS, ObjectKey(lab.namespace, first["metadata"]["name"]), propagation="Background")
 

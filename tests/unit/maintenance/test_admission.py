@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.maintenance.admission import Admission, BudgetLimit, Candidate, FailedRequest, admit
+from draco.maintenance.admission import BudgetLimit, FailedRequest, StartCandidate, StartDecision, admit
 from draco.maintenance.fleet import PhysicalGpu
 from draco.resources.api.maintenance import BudgetScope, MaintenanceBudgetSpec
 from draco.resources.names import NVIDIA_DRIVER
@@ -22,10 +22,10 @@ def a_limit(name: str = "budget", **spec: Any) -> BudgetLimit:
     return BudgetLimit(name=name, spec=wanted, places=places, totals=totals)
 
 
-def asking(*wanted: Iterable[int]) -> list[Candidate]:
+def asking(*wanted: Iterable[int]) -> list[StartCandidate]:
     """Requests for these GPUs, the oldest first."""
     return [
-        Candidate(
+        StartCandidate(
             uid=str(age),
             name=f"request-{age}",
             age=(False, float(age), ""),
@@ -35,7 +35,7 @@ def asking(*wanted: Iterable[int]) -> list[Candidate]:
     ]
 
 
-def reasons(decided: Admission) -> dict[str, str]:
+def reasons(decided: StartDecision) -> dict[str, str]:
     return {uid: why.reason for uid, why in decided.waiting.items()}
 
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.admission import BudgetLimit, Candidate, admit
+from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
 from draco.maintenance.fleet import FleetPool, PhysicalGpu, gpus_of
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
@@ -433,7 +433,7 @@ class Maintenance(RuleBasedStateMachine):
         places = dict.fromkeys({*pool.gpus, *gpus}, "")
         budget = BudgetLimit(name="only", spec=spec, places=places, totals={"": len(places)})
         out = out_of_service(seen) | {gpu for each in self.reserved.values() for gpu in each}
-        candidate = Candidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus)
+        candidate = StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus)
         decided = admit([candidate], out, [budget])
         if uid in decided.waiting:
             return decided.waiting[uid]

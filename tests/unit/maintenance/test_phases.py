@@ -29,7 +29,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.schedule import TimeWindow
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance
 from tests.unit.maintenance.test_plan import requests
 
@@ -74,9 +74,12 @@ SEEN: list[dict[str, Any]] = [
     {"verification": JobsState(wanted=1, missing=("verify-0",))},
     {"verification": JobsState(wanted=1, succeeded=("verify-0",))},
     {"verification": JobsState(wanted=1, failed=(JOB,))},
+    {"incomplete": (PoolKey(GPU.driver, GPU.pool),)},
     {"agents": AgentVerdict()},
     {"agents": AgentVerdict(bad=("GPU gpu-3 is not good.",))},
+    {"agents": AgentVerdict(bad=("GPU gpu-3 is not good.",)), "verify_grace": timedelta(0)},
     {"agents": AgentVerdict(silent=("node-1",))},
+    {"agents": AgentVerdict(ending=("GPU gpu-3 is good again.",))},
     *({"problem": SelectionProblem(row.reason, "no")} for row in PHASES if row.phase == "Pending"),
     *(
         {"admission": Waiting(reason=reason, message="wait")}

@@ -121,18 +121,28 @@ def test_a_tainted_device_in_use_says_both() -> None:
     )
 
 
-def test_a_device_under_maintenance_names_the_request() -> None:
+TAINTED_PHASES = (
+    MaintenancePhase.ISOLATED,
+    MaintenancePhase.DRAINING,
+    MaintenancePhase.IN_MAINTENANCE,
+    MaintenancePhase.VERIFYING,
+    MaintenancePhase.FAILED,
+)
+
+
+@pytest.mark.parametrize("phase", TAINTED_PHASES)
+def test_a_device_under_maintenance_names_the_request(phase: MaintenancePhase) -> None:
     snapshot = Snapshot(
         nodes=[a_node()],
         slices=[a_slice()],
         rules=[a_rule(pool="node-0", device="gpu-0")],
-        maintenances=[a_maintenance("swap-fan", phase=MaintenancePhase.ISOLATED, devices=["node-0/gpu-0"])],
+        maintenances=[a_maintenance("swap-fan", phase=phase, devices=["node-0/gpu-0"])],
     )
     view = status_of(snapshot).device_list[0]
     assert (view.state, view.maintenance) == (DeviceState.MAINTENANCE, "swap-fan")
 
 
-@pytest.mark.parametrize("phase", [None, MaintenancePhase.PENDING, MaintenancePhase.COMPLETED])
+@pytest.mark.parametrize("phase", [None, *(phase for phase in MaintenancePhase if phase not in TAINTED_PHASES)])
 def test_a_request_that_holds_no_device_leaves_it_free(phase: MaintenancePhase | None) -> None:
     snapshot = Snapshot(
         nodes=[a_node()], slices=[a_slice()], maintenances=[a_maintenance(phase=phase, devices=["node-0/gpu-0"])]

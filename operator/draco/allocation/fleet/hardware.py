@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 
-from draco.resources.api.slices import Device, ResourceSlice, current_slices, strangers
+from draco.resources.api.slices import Device, ResourceSlice, current_slices, publications, strangers
 from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, read_partition_name
 from draco.resources.quantity import Quantity
 
@@ -26,7 +26,7 @@ class PoolHardware:
 
     Slices of older generations count as well: while a driver replaces a pool slice by slice, what it has not replaced yet is
     known from them only. `published` are the devices of those that count. A node's own slices come before what somebody else
-    publishes under its name, however new that is.
+    publishes under its name, however new that is. `complete`: of its newest generation, no slice is still to come.
     """
 
     def __init__(self, slices: Iterable[ResourceSlice]) -> None:
@@ -42,12 +42,19 @@ class PoolHardware:
         self.published = frozenset(
             device.name for parts in current_slices(found).values() for item in parts for device in item.spec.devices
         )
+        own = [item for item in found if id(item) not in foreign]
+        self.complete = all(each.complete for parts in publications(own).values() for each in parts)
         self._by_parent: dict[str, list[str]] = {}
         for name in self._devices:
             if part := read_partition_name(name):
                 self._by_parent.setdefault(part.parent, []).append(name)
         self._overlapping: dict[str, frozenset[str]] = {}
         self._drawn: dict[str, Draws] = {}
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """What is published; until the newest generation is complete also what the older ones have."""
+        return self.published if self.complete else frozenset(self._devices)
 
     @property
     def implied(self) -> frozenset[str]:

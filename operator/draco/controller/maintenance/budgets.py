@@ -18,9 +18,9 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
-from draco.maintenance.admission import Admission, BudgetLimit, Candidate, FailedRequest, admit, paused_by
+from draco.maintenance.admission import BudgetLimit, FailedRequest, StartCandidate, StartDecision, admit, paused_by
 from draco.maintenance.budget_status import budget_status
-from draco.maintenance.fleet import PhysicalGpu, PublishedDevice, nvlink_domain, place
+from draco.maintenance.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
 from draco.maintenance.gate import Admitted, Waiting
 from draco.maintenance.matching import OVER, has_begun
 from draco.maintenance.plan import age_of
@@ -35,7 +35,7 @@ from draco.resources.api.maintenance import (
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.kinds import DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS
-from draco.resources.names import FIELD_MANAGER_OPERATOR
+from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ class MaintenanceAdmission:
         self._view = view
         self._fleet = fleet
         self._clock = clock
-        self._candidates: dict[str, Candidate] = {}
+        self._candidates: dict[str, StartCandidate] = {}
         self._admitted: dict[str, frozenset[PhysicalGpu]] = {}
         self._waiting: Mapping[str, Waiting] = {}
         self._looked_at: set[str] = set()
@@ -67,7 +67,7 @@ class MaintenanceAdmission:
         """Have `wake` called with the UID of every request about which something else has been decided."""
         self._wake_request = wake
 
-    def ask(self, candidate: Candidate) -> Admitted | Waiting:
+    def ask(self, candidate: StartCandidate) -> Admitted | Waiting:
         """Whether a request may begin now; if not, it is in the list from now on."""
         uid = candidate.uid
         if not len(self._view.budgets.store):
@@ -102,7 +102,7 @@ class MaintenanceAdmission:
                 return budget.metadata.name
         return ""
 
-    def _put(self, candidate: Candidate) -> None:
+    def _put(self, candidate: StartCandidate) -> None:
         admitted = self._admitted.get(candidate.uid)
         if self._candidates.get(candidate.uid) != candidate or (admitted and not candidate.gpus <= admitted):
             self._admitted.pop(candidate.uid, None)
@@ -172,7 +172,7 @@ class MaintenanceAdmission:
         status = request.status
         return status.phase in OVER or has_begun(request) or request.metadata.uid in self._looked_at
 
-    def _tell(self, decided: Admission) -> None:
+    def _tell(self, decided: StartDecision) -> None:
         changed = [uid for uid, why in decided.waiting.items() if self._waiting.get(uid) != why]
         self._admitted.update(decided.admitted)
         self._waiting = decided.waiting
@@ -203,16 +203,31 @@ class MaintenanceAdmission:
         if known is None or known.made_of != made_of:
             work = CooperativeWork(self._clock)
             places: dict[PhysicalGpu, str] = {}
+            elsewhere: set[PhysicalGpu] = set()
+            without: set[PoolKey] = set()
+            pool_places = {node: each[CLIQUE_LABEL] for node, each in labels.items() if CLIQUE_LABEL in each}
             for pool in pools:
                 for gpu, published in pool.gpus.items():
                     if members is None or gpu in members:
-                        places[gpu] = _counted_in(spec.per, published, labels)
+                        places[gpu] = pool_places[pool.key.pool] = _counted_in(spec.per, published, labels)
+                    else:
+                        elsewhere.add(gpu)
+                if pool.gpus and elsewhere.issuperset(pool.gpus):
+                    without.add(pool.key)
                 await work.pause()
-            limit = BudgetLimit(name=name, spec=spec, places=places, totals=Counter(places.values()))
+            limit = BudgetLimit(
+                name=name,
+                spec=spec,
+                places=places,
+                totals=Counter(places.values()),
+                elsewhere=elsewhere,
+                without=without,
+                pool_places=pool_places,
+            )
             known = self._limits[name] = _Remembered(limit, made_of)
         return known.limit
 
-    async def _say(self, limit: BudgetLimit, out: frozenset[PhysicalGpu], decided: Admission) -> None:
+    async def _say(self, limit: BudgetLimit, out: frozenset[PhysicalGpu], decided: StartDecision) -> None:
         budget = self._view.budgets.store.get(ObjectKey("", limit.name))
         if budget is None or budget.spec != limit.spec:
             return

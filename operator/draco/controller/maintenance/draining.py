@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
+from draco.controller.maintenance.parts import request_reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -34,7 +35,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import DEVICE_MAINTENANCES, POD_DISRUPTION_BUDGETS, PODS
+from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS
 from draco.resources.names import DeviceKey
 from draco.resources.texts import listed, shown
 
@@ -193,7 +194,7 @@ class PodDrains:
         self._record(
             _pod_reference(pod), "Normal", f"Evicted, because it holds {held}, in maintenance for {meta.name}."
         )
-        self._record(_request_reference(request), "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
+        self._record(request_reference(request), "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
 
     def _holds(self, pod: Pod, device: DeviceKey) -> bool:
         claims = (self._view.claims.store.get(key) for key in pod.claims)
@@ -252,8 +253,3 @@ def _pod_reference(pod: Pod) -> ObjectReference:
     return ObjectReference(
         api_version=PODS.api_version, kind=PODS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
     )
-
-
-def _request_reference(request: DeviceMaintenance) -> ObjectReference:
-    kind, meta = DEVICE_MAINTENANCES, request.metadata
-    return ObjectReference(api_version=kind.api_version, kind=kind.kind, name=meta.name, uid=meta.uid)

@@ -1,6 +1,7 @@
 """What the reconciler of requests asks of those who drain devices and run Jobs.
 
-Owns the protocols. Each part reads and decides when it is looked at, and writes only when it is told to carry that out.
+Owns the protocols, and what Events about a request refer to. Each part reads and decides when it is looked at, and writes only
+when it is told to carry that out.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -9,10 +10,18 @@ from typing import Protocol
 
 from draco.maintenance.progress import DrainState, JobsState, Purpose
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import ObjectReference
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import DeviceKey
+
+
+def request_reference(request: DeviceMaintenance) -> ObjectReference:
+    """What Events about a request refer to."""
+    kind, meta = DEVICE_MAINTENANCES, request.metadata
+    return ObjectReference(api_version=kind.api_version, kind=kind.kind, name=meta.name, uid=meta.uid)
 
 
 class Drains(Protocol):

@@ -16,18 +16,19 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.cel import CompileError, EvaluationError, compile_selector, device_view
 from draco.controller.maintenance.budgets import COUNTING, MaintenanceAdmission
 from draco.controller.maintenance.fleet import MaintenanceFleet
-from draco.controller.maintenance.parts import Drains, RunsJobs
+from draco.controller.maintenance.parts import Drains, RunsJobs, request_reference
 from draco.controller.maintenance.rehearsals import Rehearsals, Rehearsed
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.maintenance.admission import Candidate
+from draco.maintenance.admission import StartCandidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.fleet import PhysicalGpu
-from draco.maintenance.gate import Admitted, Waiting, what_holds_up
+from draco.maintenance.gate import POOL_INCOMPLETE, Admitted, Waiting, what_holds_up
 from draco.maintenance.isolation import not_heeded, not_reached
 from draco.maintenance.matching import (
     OVER,
@@ -35,6 +36,7 @@ from draco.maintenance.matching import (
     MaintenanceSelection,
     fixed_selection,
     has_begun,
+    incomplete_pools,
     scope_of,
 )
 from draco.maintenance.plan import MaintenancePlan, PlanInput, age_of, plan_abandoned, plan_maintenance
@@ -45,7 +47,12 @@ from draco.maintenance.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.maintenance import (
+    DeviceMaintenance,
+    DeviceMaintenanceStatus,
+    MaintenanceBudget,
+    MaintenancePhase,
+)
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
@@ -54,6 +61,7 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey, PoolKey
 
 log = structlog.get_logger(__name__)
 
+EVENT_ACTION = "Maintaining"
 _MOST_ASKED = 64
 """Of more devices than this some are taken to belong to any class."""
 
@@ -78,6 +86,7 @@ class MaintenanceReconciler:
         admission: MaintenanceAdmission | None = None,
         drains: Drains | None = None,
         jobs: RunsJobs | None = None,
+        events: EventRecorder | None = None,
     ) -> None:
         self._client = client
         self._view = view
@@ -88,6 +97,7 @@ class MaintenanceReconciler:
         self._rehearsals = Rehearsals(client, view, self._fleet, clock=clock)
         self._drains = drains
         self._jobs = jobs
+        self._events = events
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -168,11 +178,14 @@ class MaintenanceReconciler:
             found=seen.scope.named,
             beyond=seen.beyond,
             admission=Admitted(),
+            incomplete=seen.incomplete,
         )
+        if held_up is not None and held_up.reason == POOL_INCOMPLETE:
+            return Admitted()  # it is held up all the same, and keeps its place in the queue
         if held_up is not None:
             self._admission.withdraw(uid)
             return Admitted()
-        return self._admission.ask(Candidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus))
+        return self._admission.ask(StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus))
 
     async def _work(self, request: DeviceMaintenance, plan: MaintenancePlan, seen: PlanInput) -> float | None:
         """What the status as it stands says that is done to others: pods are evicted, Jobs are made."""
@@ -202,9 +215,8 @@ class MaintenanceReconciler:
         )
         pools = self._pools_for(selection, isolated)
         claims = {claim.metadata.key: claim for pool in pools for claim in self._view.claims_in(pool)}
-        scope = scope_of(
-            selection, pools, {device for claim in claims.values() for device in claim.devices_held}, isolated
-        )
+        held = {device for claim in claims.values() for device in claim.devices_held}
+        scope = scope_of(selection, pools, held, isolated)
         taint = request.spec.taint
         tolerant = self._view.tolerant_claims(DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect))
         concerned = {*scope.named, *scope.overlapping, *isolated}
@@ -222,6 +234,7 @@ class MaintenanceReconciler:
             scope=scope,
             selection=selection,
             problem=rehearsed.problem if rehearsed else None,
+            incomplete=tuple(incomplete_pools(selection, pools, held)) if rehearsed else (),
             rehearsal=rehearsed.summary if rehearsed else None,
             rules=tuple(rules),
             others=tuple(each for each in self._at_work() if each.metadata.uid != request.metadata.uid),
@@ -363,7 +376,21 @@ class MaintenanceReconciler:
             return False
         if written.metadata.resource_version != seen:
             self._superseded[request.metadata.uid] = seen
+            if plan.status.phase != request.status.phase:
+                self._announce(request, plan.status)
         return True
+
+    def _announce(self, request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> None:
+        """Say that the phase has changed: once, by who has written it."""
+        if self._events is None or status.phase is None:
+            return
+        self._events.record(
+            request_reference(request),
+            type="Warning" if status.phase is MaintenancePhase.FAILED else "Normal",
+            reason=status.phase.value,
+            action=EVENT_ACTION,
+            note=status.message,
+        )
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
         for request in change.versions:

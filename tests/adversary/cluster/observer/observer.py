@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -255,7 +256,7 @@ class Observer:
                 )
                 for wrong in (*self.programs.look(), *self.lease.look(self.world, started, at), *weighed):
                     self._violated(wrong)
-                for wrong in self.accidents.look(counts_s, lambda node: self._hears(node, started)):  # noqa: B023 - called at once
+                for wrong in self.accidents.look(counts_s, partial(self._hears, now=started)):
                     self._violated(wrong)
                 self.counts["XIDs heard of"] = self.accidents.heard
                 for key, text in self.budgets.weighed(started):
