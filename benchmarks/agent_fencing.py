@@ -143,17 +143,22 @@ async def measure(plane: ControlPlane, watched: Watched, folder: Path, node: str
     """Kill the agent of one node so many times."""
     measured = []
     for _ in range(trials):
-        started = time.monotonic()
-        async with an_agent(plane, folder / node) as agent:
-            await watched.until(lambda: watched.renewed.get(node, 0.0) > started and node not in watched.fenced)  # noqa: B023 - awaited at once
-            await asyncio.sleep(LEASE_S * (1 + random.random() / 2))  # it dies anywhere in a pause
-            died = time.monotonic()
-            agent.kill()
-            await watched.until(lambda: node in watched.fenced)
-        at = watched.fenced[node] - LEASE_S
-        measured.append(Trial(at - died, at - watched.renewed[node]))
+        measured.append(await trial(plane, watched, folder / node))
         say(f"{node}: fenced {ms(measured[-1].from_death)} after the lease")
     return measured
+
+
+async def trial(plane: ControlPlane, watched: Watched, root: Path) -> Trial:
+    """Start the agent of one node, and kill it when it has renewed for a while."""
+    node, started = root.name, time.monotonic()
+    async with an_agent(plane, root) as agent:
+        await watched.until(lambda: watched.renewed.get(node, 0.0) > started and node not in watched.fenced)
+        await asyncio.sleep(LEASE_S * (1 + random.random() / 2))  # it dies anywhere in a pause
+        died = time.monotonic()
+        agent.kill()
+        await watched.until(lambda: node in watched.fenced)
+    at = watched.fenced[node] - LEASE_S
+    return Trial(at - died, at - watched.renewed[node])
 
 
 @asynccontextmanager
