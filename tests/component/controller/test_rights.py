@@ -97,7 +97,8 @@ async def test_everything_the_operator_does_it_may_do(
     await client.create(PODS, {"metadata": {"name": "train", "namespace": namespace}, "spec": spec})
     request = ObjectKey("", f"fan-{namespace}")
     selector = {"driver": "gpu.example.com", "pool": pool, "device": "gpu-0"}
-    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": request.name}, "spec": {"deviceSelector": selector}})
+    wanted = {"deviceSelector": selector, "verification": {"mode": "Person"}}  # no agent is there to be asked
+    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": request.name}, "spec": wanted})
     policy, gpu_node = ObjectKey("", f"mig-{namespace}"), ObjectKey("", pool)
     await client.create(GPU_NODES, {"metadata": {"name": gpu_node.name}})
     seen = msgspec.json.decode(msgspec.json.encode(a_mig_node(pool, driver="gpu.example.com").status))
