@@ -194,6 +194,9 @@ class _NoServer:
     async def unprepare(self, _uid: str) -> None:
         return None
 
+    def on_record(self, _uid: str) -> None:
+        return None
+
 
 def kubelet(text: str) -> str:
     """A message of kubelet's is none, or each of its claims is answered."""

@@ -135,7 +135,14 @@ class AgentsLab(DividedLab):
             "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
-        said = {"driver": DRIVER, "driverVersion": "580.1", "isolates": isolates, "conditions": [published]}
+        gpu = {"device": "gpu-0", "uuid": a_gpu(0).uuid, "health": "Healthy"}
+        said = {
+            "driver": DRIVER,
+            "driverVersion": "580.1",
+            "isolates": isolates,
+            "gpus": [gpu],
+            "conditions": [published],
+        }
         await self.client.apply(GPU_NODES, self.key, {"status": said}, manager="agent", subresource="status")
 
     async def told(self, *requests: ObjectKey) -> list[IsolatedGpu]:
@@ -205,7 +212,7 @@ async def test_without_rules_the_taints_in_the_slices_isolate_a_gpu_and_its_part
     assert await agents.rules() == []
 
 
-# The GpuNode and three statuses until work can start; a second operator finds any of them missing.
+# A status, its Event, the GpuNode and further statuses until work can start; a second operator finds any of them missing.
 @pytest.mark.parametrize("writes", [1, 2, 3, 4])
 async def test_without_rules_an_operator_that_dies_after_any_write_leaves_nothing_undone(
     served: ControlPlane, agents: AgentsLab, writes: int
@@ -213,7 +220,7 @@ async def test_without_rules_an_operator_that_dies_after_any_write_leaves_nothin
     await agents.joins()
     key = await agents.request(device="gpu-0")
     async with an_operator(served, without_taint_rules=True, dies_after_writes=writes) as (_, operating):
-        if writes > 1:  # the agent follows as soon as it is told
+        if writes > 2:  # the agent follows as soon as it is told
             await agents.told(key)
             await agents.publish(divided=False)
         await asyncio.wait({operating}, timeout=10)
