@@ -19,10 +19,10 @@ CAUSES = {
     "thermal": (("temperature", "3", "120"), ("ThermalSlowdown", "None")),
     "nvlink": (("nvlink", "4", "7", "--down"), ("NvLinkDown", "NoSchedule")),
     "recovery": (("recovery", "5", "reset"), ("NeedsReset", "NoSchedule")),
-    "lost": (("lose", "6"), ("Lost", "NoSchedule")),
     "unreadable": (("unreadable", "7"), ("Unreadable", "NoSchedule")),
 }
-"""By family: what breaks a GPU of its own. That a call hangs takes half a minute to notice: tested with the agent alone."""
+"""By family: what breaks a GPU of its own. Tested with the agent alone: a lost GPU, which only a reboot of the node ends (XID 79), and a
+call that hangs, which takes half a minute to notice."""
 
 
 def by_hand(command: str, *arguments: str) -> None:
