@@ -21,8 +21,10 @@ CAUSES = {
     "recovery": (("recovery", "5", "reset"), ("NeedsReset", "NoSchedule")),
     "unreadable": (("unreadable", "7"), ("Unreadable", "NoSchedule")),
 }
-"""By family: what breaks a GPU of its own. Tested with the agent alone: a lost GPU, which only a reboot of the node ends (XID 79), and a
-call that hangs, which takes half a minute to notice."""
+"""By family: what breaks a GPU of its own.
+
+Tested with the agent alone: a lost GPU, which only a reboot of the node ends, and a call that hangs, which is noticed late.
+"""
 
 
 def by_hand(command: str, *arguments: str) -> None:
