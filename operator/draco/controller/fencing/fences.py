@@ -156,7 +156,7 @@ class FencingReconciler:
 
     def _say_suspended(self, plan: FencingPlan) -> None:
         if plan.suspended != self._suspended:
-            say = log.error if plan.suspended else log.info
+            say = log.warning if plan.suspended else log.info
             event = "fencing.suspended" if plan.suspended else "fencing.resumed"
             say(event, overdue=len(plan.overdue), agents=plan.agents)
         self._suspended = plan.suspended
