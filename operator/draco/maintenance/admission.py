@@ -98,27 +98,34 @@ def admit(
     out: Collection[PhysicalGpu],
     budgets: Iterable[BudgetLimit],
     failed: Collection[FailedRequest] = (),
+    *,
+    returning: Collection[PhysicalGpu] = (),
 ) -> StartDecision:
-    """Decide about all candidates. `out` is what is out of service now, or has been admitted to be so."""
+    """Decide about all candidates.
+
+    `out` is what is out of service now, or has been admitted to be so. `returning` is what of it nobody keeps out any more: it
+    counts until it is back, and who wants it asks for it as for any other.
+    """
     limits = [_Ledger(each, frozenset(out), failed) for each in sorted(budgets, key=lambda each: each.name)]
-    gone = set(out)
+    gone, kept = set(out), set(out).difference(returning)
     admitted: dict[str, frozenset[PhysicalGpu]] = {}
     waiting: dict[str, Waiting] = {}
     counts: Counter[str] = Counter()
     for candidate in sorted(candidates, key=lambda each: each.age):
-        fresh = candidate.gpus - gone
-        held_up = [(ledger, why) for ledger in limits if (why := ledger.refuses(candidate, fresh))]
+        fresh, more = candidate.gpus - kept, candidate.gpus - gone
+        held_up = [(ledger, why) for ledger in limits if (why := ledger.refuses(candidate, fresh, more))]
         if held_up:
             ledger, why = min(held_up, key=lambda each: _ORDER.index(each[1].reason))
             if why.reason == _FULL:
                 for each, _ in held_up:
-                    each.queue(fresh)
+                    each.queue(fresh, more)
             waiting[candidate.uid] = why
             counts[ledger.name] += 1
             continue
         for ledger in limits:
-            ledger.take(fresh)
-        gone |= fresh
+            ledger.take(more)
+        gone |= more
+        kept |= fresh
         admitted[candidate.uid] = candidate.gpus
     return StartDecision(admitted=admitted, waiting=waiting, waiting_for=counts)
 
@@ -138,10 +145,12 @@ class _Ledger:
         self._queued: set[str] = set()
         self._failed = sorted(each.name for each in failed if limit.concerns(each.gpus))
 
-    def refuses(self, candidate: StartCandidate, fresh: Collection[PhysicalGpu]) -> Waiting | None:
-        """Why the budget does not let the candidate take what is not out of service yet."""
+    def refuses(
+        self, candidate: StartCandidate, fresh: Collection[PhysicalGpu], more: Collection[PhysicalGpu]
+    ) -> Waiting | None:
+        """Why the budget does not let the candidate take what nobody else keeps out, of which `more` is still in service."""
         limit, spec = self._limit, self._limit.spec
-        needs = limit.counted(fresh)
+        needs, adds = limit.counted(fresh), limit.counted(more)
         for place, number in needs.items():
             allowed = limit.allows(place)
             if allowed is not None and number > allowed:
@@ -152,22 +161,23 @@ class _Ledger:
             return Waiting(reason=_PAUSED, message=paused_by(self.name))
         if spec.max_failed is not None and len(self._failed) > spec.max_failed:
             return Waiting(reason=_CIRCUIT, message=_too_many_failed(self.name, self._failed, spec.max_failed))
-        for place, number in needs.items():
+        for place in needs:
             allowed = limit.allows(place)
-            if allowed is not None and (place in self._queued or self._used[place] + number > allowed):
+            if allowed is not None and (place in self._queued or self._used[place] + adds[place] > allowed):
                 return Waiting(reason=_FULL, message=_full(limit, place, allowed))
         return None
 
-    def queue(self, fresh: Collection[PhysicalGpu]) -> None:
+    def queue(self, fresh: Collection[PhysicalGpu], more: Collection[PhysicalGpu]) -> None:
         """A candidate waits for these: a younger one does not go first where it has no room."""
-        for place, number in self._limit.counted(fresh).items():
+        adds = self._limit.counted(more)
+        for place in self._limit.counted(fresh):
             allowed = self._limit.allows(place)
-            if allowed is not None and self._used[place] + number > allowed:
+            if allowed is not None and self._used[place] + adds[place] > allowed:
                 self._queued.add(place)
 
-    def take(self, fresh: Collection[PhysicalGpu]) -> None:
-        """The candidate takes these."""
-        self._used += self._limit.counted(fresh)
+    def take(self, more: Collection[PhysicalGpu]) -> None:
+        """The candidate takes these out of service."""
+        self._used += self._limit.counted(more)
 
 
 def paused_by(budget: str) -> str:

@@ -312,7 +312,7 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
     tainted = bool(seen.rules or seen.informed)
     if tainted:
         phase = before.phase or MaintenancePhase.PENDING
-        if final is MaintenancePhase.COMPLETED and phase not in OVER:
+        if final is MaintenancePhase.COMPLETED and has_begun(request):  # what only announced was not out of service
             phase = MaintenancePhase.VERIFYING
         message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed)
         devices, in_use, completed_at = before.devices, before.in_use, before.completed_at

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.maintenance.conditions import is_returning
 from draco.maintenance.fleet import FleetPool, PhysicalGpu, gpus_of
 from draco.maintenance.matching import MaintenanceScope, has_begun
 from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
@@ -71,6 +72,13 @@ def hardware_of(devices: tuple[tuple[str, str], ...]) -> PoolHardware:
 @cache
 def fleet_of(devices: tuple[tuple[str, str], ...]) -> FleetPool:
     return FleetPool(POOL, [a_slice("node-1", [device(*each) for each in devices])])
+
+
+def kept_out(world: World) -> frozenset[PhysicalGpu]:
+    """What requests that have begun, and do not give it back, keep out of service."""
+    pool = fleet_of(world.devices)
+    begun = [each for each in world.requests.values() if has_begun(each) and not is_returning(each)]
+    return frozenset(gpu for each in begun for gpu in gpus_of(pool, each.status.devices))
 
 
 def out_of_service(world: World, *, living: bool = False, without: str = "") -> frozenset[PhysicalGpu]:

@@ -62,6 +62,7 @@ from tests.unit.maintenance.machine_world import (
     in_use,
     is_current,
     jobs_of,
+    kept_out,
     key,
     made,
     number,
@@ -359,9 +360,10 @@ class Maintenance(RuleBasedStateMachine):
         spec = MaintenanceBudgetSpec(max_devices=seen.limit, paused=seen.paused)
         places = dict.fromkeys({*pool.gpus, *gpus}, "")
         budget = BudgetLimit(name="only", spec=spec, places=places, totals={"": len(places)})
-        out = out_of_service(seen) | {gpu for each in self.reserved.values() for gpu in each}
+        reserved = {gpu for each in self.reserved.values() for gpu in each}
+        out = out_of_service(seen)
         candidate = StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus)
-        decided = admit([candidate], out, [budget])
+        decided = admit([candidate], out | reserved, [budget], returning=out - kept_out(seen) - reserved)
         if uid in decided.waiting:
             return decided.waiting[uid]
         self.reserved[uid] = gpus

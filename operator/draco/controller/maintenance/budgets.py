@@ -20,6 +20,7 @@ from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance.admission import BudgetLimit, FailedRequest, StartCandidate, StartDecision, admit, paused_by
 from draco.maintenance.budget_status import budget_status
+from draco.maintenance.conditions import is_returning
 from draco.maintenance.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
 from draco.maintenance.gate import Admitted, Waiting
 from draco.maintenance.matching import OVER, has_begun
@@ -143,7 +144,7 @@ class MaintenanceAdmission:
         limits = [await self._limit(budget) for budget in budgets]
         # From here on nothing else happens in between: what is decided is about what is known now.
         requests = list(self._view.maintenances.store.values())
-        out = self._out(requests)
+        out, kept = self._out(requests)
         failed = [
             FailedRequest(request.metadata.name, self._fleet.gpus(request.status.devices))
             for request in requests
@@ -161,6 +162,7 @@ class MaintenanceAdmission:
             out | reserved,
             limits,
             failed,
+            returning=out - kept - reserved,
         )
         self._tell(decided)
         for limit in limits:
@@ -181,17 +183,24 @@ class MaintenanceAdmission:
         for uid in (*decided.admitted, *changed):
             self._wake_request(uid)
 
-    def _out(self, requests: Iterable[DeviceMaintenance]) -> frozenset[PhysicalGpu]:
-        """What is out of service: what requests have begun with, and what still has a taint of theirs."""
+    def _out(self, requests: Iterable[DeviceMaintenance]) -> tuple[frozenset[PhysicalGpu], frozenset[PhysicalGpu]]:
+        """What is out of service, and what of it requests keep out.
+
+        That is what requests have begun with, and what has a taint of theirs. One that is gone or over keeps nothing.
+        """
         found: set[PhysicalGpu] = set()
+        kept: set[PhysicalGpu] = set()
         for request in requests:
             if has_begun(request):
-                found |= self._fleet.gpus(request.status.devices)
+                gpus = self._fleet.gpus(request.status.devices)
+                found |= gpus
+                if not is_returning(request):
+                    kept |= gpus
         for rule in self._view.rule_store.values():
             device = maintained_device(rule) if maintenance_uid(rule) else None
             if device is not None and rule.spec.taint.effect in BLOCKING_EFFECTS:
                 found |= self._fleet.gpus([MaintainedDevice(**device._asdict(), uuid=isolated_board(rule))])
-        return frozenset(found)
+        return frozenset(found), frozenset(kept)
 
     async def _limit(self, budget: MaintenanceBudget) -> BudgetLimit:
         spec, name = budget.spec, budget.metadata.name
