@@ -64,11 +64,13 @@ def test_a_fault_of_each_family_is_a_taint_of_its_own_and_the_scheduler_heeds_it
     eventually(lambda: len(taints(kube)) >= provider.GPUS, what="all GPUs are published")
     for command, _ in CAUSES.values():
         by_hand(command[0], *command[1:])
+    by_hand("xid", "6", "119")  # the last one that is well
     for family, ((_, gpu, *_), told) in CAUSES.items():
         eventually(
             lambda family=family, gpu=gpu, told=told: taints(kube)[gpu].get(f"draco.dev/{family}") == told,
             what=f"gpu-{gpu} is tainted for {family}",
         )
+    eventually(lambda: taints(kube)["6"].get("draco.dev/xid") == ("Xid119", "NoSchedule"), what="gpu-6 is tainted")
     ledger = {
         gpu["device"]: [fault["name"] for fault in gpu.get("faults", [])]
         for gpu in kube.get("gpunode", NODE)["status"]["gpus"]

@@ -4,8 +4,9 @@ Takes what was heard (XIDs), and what readings show or do not show. A fault is k
 instance. What NVML tells only once stays until what ends it was seen: a reset, which NVML asked for and asks for no more, a new
 load of the driver, or a boot. From then on, as what is seen or not at each reading, it is over after so many readings without it.
 
-A reading that says nothing about a family of faults neither confirms nor ends any of it: a GPU that is divided does not tell of
-its memory rows, and one that cannot be read tells nothing at all.
+A reading that says nothing about a family of faults neither confirms nor ends any of it: one that cannot be read tells nothing at
+all. What a GPU does not tell of while it is divided is over when a load of the driver has done away with it: if it has not, it is
+seen as soon as the GPU is whole.
 
 Pure: the agent keeps it on disk (`agent.hardware.fault_record`). What a fault means for new work is `judgement`'s.
 """
@@ -47,11 +48,12 @@ class LinkReading(msgspec.Struct, frozen=True):
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reading says of a GPU. `unasked` are the families of which it says nothing."""
+    """What one reading says of a GPU: nothing of the families in `unasked`, nor of those in `hidden`, because it is divided."""
 
     gpu: GpuUuid
     signs: tuple[Sign, ...] = ()
     unasked: frozenset[FaultFamily] = frozenset()
+    hidden: frozenset[FaultFamily] = frozenset()
     links: LinkReading | None = None
 
 
@@ -162,7 +164,7 @@ def loaded(ledger: FaultLedger, load: DriverLoad) -> FaultLedger:
 
 def reloaded(ledger: FaultLedger) -> FaultLedger:
     """The driver was loaded while the agent had a session with it."""
-    return _with(ledger, [_ended(one) if one.kind.ends is FaultEnd.RESET else one for one in ledger.entries])
+    return _with(ledger, [_ended(one) if _ends_with_load(one.kind) else one for one in ledger.entries])
 
 
 def looked(
@@ -240,7 +242,7 @@ def _seen(one: LedgerEntry, sign: Sign, now: datetime) -> LedgerEntry:
 
 def _unseen(one: LedgerEntry, reading: GpuReading, asks: bool, clean: CleanProbes) -> LedgerEntry | None:
     kind = one.kind
-    if kind.family in reading.unasked:
+    if kind.family in reading.unasked or (kind.family in reading.hidden and not (one.ended and kind.load_ends)):
         return one
     if kind.ends is FaultEnd.RESET and not one.ended and FaultFamily.RECOVERY not in reading.unasked:
         one = msgspec.structs.replace(one, asked=True) if asks else _ended(one) if one.asked else one
@@ -258,13 +260,17 @@ def _ended(one: LedgerEntry) -> LedgerEntry:
 
 def _after_load(one: LedgerEntry, load: DriverLoad) -> LedgerEntry:
     """No call tells of a reset; a boot has another id, and a load of the driver another number."""
-    ends = one.kind.ends
-    if one.ended or ends is FaultEnd.LOOK:
+    kind = one.kind
+    if one.ended or (kind.ends is FaultEnd.LOOK and not kind.load_ends):
         return one
     if one.boot_id != load.boot_id:
         return _ended(one)
     other = bool(one.driver_load and load.driver_load and one.driver_load != load.driver_load)
-    return _ended(one) if other and ends is FaultEnd.RESET else one
+    return _ended(one) if other and _ends_with_load(kind) else one
+
+
+def _ends_with_load(kind: FaultKind) -> bool:
+    return kind.load_ends or kind.ends is FaultEnd.RESET
 
 
 def _of_links(before: LinkReading | None, now: LinkReading) -> list[Sign]:

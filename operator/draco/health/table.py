@@ -103,6 +103,7 @@ class FaultRow(_Row, frozen=True, forbid_unknown_fields=True, kw_only=True):
     family: FaultFamily
     scope: FaultScope = FaultScope.GPU
     latched: bool = False
+    load_ends: bool = False
     health: KnownHealth = KnownHealth.UNHEALTHY
     after: int = 1
 
@@ -123,6 +124,7 @@ class FaultKind(msgspec.Struct, frozen=True, kw_only=True):
     ends: FaultEnd
     clean: int
     latched: bool
+    load_ends: bool = False
     code: int | None = None
     scope: FaultScope = FaultScope.GPU
     spreads: bool = False
@@ -159,7 +161,7 @@ def _xid_kind(code: int, row: XidRow) -> FaultKind:
 
 def _fault_kind(row: FaultRow) -> FaultKind:
     fields = {"name": row.name, "family": row.family, "scope": row.scope, "latched": row.latched}
-    rest = {"health": row.health, "after": row.after}
+    rest = {"health": row.health, "after": row.after, "load_ends": row.load_ends}
     return FaultKind(**_common(row), **fields, **rest)  # type: ignore[arg-type] # built from typed rows
 
 

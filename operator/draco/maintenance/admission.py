@@ -1,7 +1,7 @@
 """Which requests may begin now: what all budgets together let go out of service, the oldest request first.
 
 Owns that decision, over all requests at once. Who is asked about all of them, one decision at a time, never lets more out of
-service than a budget allows, as long as it counts what it has admitted before.
+service than a budget allows, as long as it asks again for what it has admitted before.
 
 A request that does not fit waits, and younger ones that need the same of the budget wait behind it: a stream of small ones does
 not starve a large one. It holds up nobody in budgets where it would fit, so one that waits for two budgets may be overtaken in
@@ -100,18 +100,20 @@ def admit(
     failed: Collection[FailedRequest] = (),
     *,
     returning: Collection[PhysicalGpu] = (),
+    before: Collection[str] = (),
 ) -> StartDecision:
     """Decide about all candidates.
 
-    `out` is what is out of service now, or has been admitted to be so. `returning` is what of it nobody keeps out any more: it
-    counts until it is back, and who wants it asks for it as for any other.
+    `out` is what is out of service now. `returning` is what of it nobody keeps out any more: it counts until it is back, and who
+    wants it asks for it as for any other. `before` are those that were admitted and have not begun: they are first, and are
+    refused only if a budget has become smaller.
     """
     limits = [_Ledger(each, frozenset(out), failed) for each in sorted(budgets, key=lambda each: each.name)]
     gone, kept = set(out), set(out).difference(returning)
     admitted: dict[str, frozenset[PhysicalGpu]] = {}
     waiting: dict[str, Waiting] = {}
     counts: Counter[str] = Counter()
-    for candidate in sorted(candidates, key=lambda each: each.age):
+    for candidate in sorted(candidates, key=lambda each: (each.uid not in before, each.age)):
         fresh, more = candidate.gpus - kept, candidate.gpus - gone
         held_up = [(ledger, why) for ledger in limits if (why := ledger.refuses(candidate, fresh, more))]
         if held_up:

@@ -118,6 +118,26 @@ def test_a_reading_that_says_nothing_changes_nothing(history: list[Any]) -> None
     assert set(looked(before, [silent], now=MOMENT, load=LOAD).entries) == set(before.entries)
 
 
+@given(st.sampled_from(SEEN), st.booleans())
+def test_what_a_divided_gpu_does_not_tell_of_ends_with_a_load_of_the_driver_only_where_that_does_away_with_it(
+    name: str, agent_lives: bool
+) -> None:
+    kind = kind_of(name)
+    divided = GpuReading(gpu=GPU, hidden=frozenset({kind.family}))
+    ledger = FaultLedger()
+    for _ in range(kind.after):
+        ledger = looked(ledger, [clean_reading(GPU, name)], now=MOMENT, load=LOAD)
+
+    def divided_for_long(ledger: FaultLedger) -> FaultLedger:
+        for _ in range(kind.clean):
+            ledger = looked(ledger, [divided], now=MOMENT, load=LOAD)
+        return ledger
+
+    assert divided_for_long(ledger).of(GPU)
+    again = reloaded(ledger) if agent_lives else loaded(ledger, DriverLoad("next", "2"))
+    assert bool(divided_for_long(again).of(GPU)) is (name not in {"NvLinkDown", "NvLinkErrors", "RowRemapPending"})
+
+
 @given(steps)
 def test_enough_clean_readings_after_a_boot_end_everything_and_one_fewer_does_not(history: list[Any]) -> None:
     load = DriverLoad("another boot", "9")

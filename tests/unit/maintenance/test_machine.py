@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
-from draco.maintenance.fleet import PhysicalGpu, gpus_of
+from draco.maintenance.fleet import gpus_of
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
 from draco.maintenance.matching import OVER, has_begun, scope_of
 from draco.maintenance.phases import row_of
@@ -98,7 +98,7 @@ class Maintenance(RuleBasedStateMachine):
         self.disturbed_s = -1e9
         """When something happened that nobody can have heard of yet."""
         self.tolerant = False
-        self.reserved: dict[str, frozenset[PhysicalGpu]] = {}
+        self.reserved: dict[str, StartCandidate] = {}
         """What the operator has admitted since it lives."""
         self.limited_s = -1e9
         """When the budget last changed, of which the operator may not have heard."""
@@ -360,13 +360,19 @@ class Maintenance(RuleBasedStateMachine):
         spec = MaintenanceBudgetSpec(max_devices=seen.limit, paused=seen.paused)
         places = dict.fromkeys({*pool.gpus, *gpus}, "")
         budget = BudgetLimit(name="only", spec=spec, places=places, totals={"": len(places)})
-        reserved = {gpu for each in self.reserved.values() for gpu in each}
         out = out_of_service(seen)
-        candidate = StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus)
-        decided = admit([candidate], out | reserved, [budget], returning=out - kept_out(seen) - reserved)
+        before = dict(self.reserved)
+        asking = before | {uid: StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus)}
+        decided = admit(
+            asking.values(),
+            out,
+            [budget],
+            returning=out - kept_out(seen),
+            before={uid for uid in before if before[uid] == asking[uid]},
+        )
+        self.reserved = {each: asking[each] for each in decided.admitted}
         if uid in decided.waiting:
             return decided.waiting[uid]
-        self.reserved[uid] = gpus
         return Admitted()
 
     def holds_up(self, request: DeviceMaintenance, found: PlanInput, admission: Admitted | Waiting) -> Waiting | None:
@@ -547,13 +553,17 @@ class Maintenance(RuleBasedStateMachine):
         elif not devices or request.spec.taint.effect not in BLOCKING_EFFECTS:
             assert phase is MaintenancePhase.PENDING
         elif not in_use(request, self.world) and not swapped and not self.tolerant:
-            others = rivals(request, self.world)
-            waits = any(
-                each.status.phase is MaintenancePhase.IN_MAINTENANCE or made(each) < made(request)
-                for each in others
+            others = [
+                each
+                for each in rivals(request, self.world)
                 if each.spec.taint.effect in BLOCKING_EFFECTS and not each.spec.finished
-            )
-            assert phase is (MaintenancePhase.ISOLATED if waits else MaintenancePhase.IN_MAINTENANCE)
+            ]
+            works = any(each.status.phase is MaintenancePhase.IN_MAINTENANCE for each in others)
+            if phase is MaintenancePhase.IN_MAINTENANCE:
+                assert not works
+            else:  # who was ready before an older one came to isolate anything keeps the device
+                assert phase is MaintenancePhase.ISOLATED
+                assert works or any(made(each) < made(request) for each in others)
         else:
             assert phase in {MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING}
 

@@ -69,7 +69,7 @@ def with_sign(gpu: Gpu, sign: Sign) -> Gpu:
 def only_sign(gpu: Gpu, sign: Sign) -> Gpu:
     """A GPU of which a reading has shown this, and nothing of the rest."""
     unasked = FAMILIES - {kind_of(sign.name).family, FaultFamily.UNREADABLE}
-    return msgspec.structs.replace(gpu, signs=(sign,), unasked=unasked, links=None)
+    return msgspec.structs.replace(gpu, signs=(sign,), unasked=unasked, hidden=frozenset(), links=None)
 
 
 def _health(faults: Sequence[JudgedFault], worst: JudgedFault | None) -> GpuHealth:

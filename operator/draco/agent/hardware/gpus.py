@@ -147,7 +147,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     `board` is what it can be divided into, None where it cannot be; `instances` are those that it had when it was read.
     `faults` is its ledger, the worst first, and `fault` the worst of those that keep new work away from all of it. `signs`,
-    `unasked` and `links` are what the last reading said, before the ledger was asked.
+    `unasked`, `hidden` and `links` are what the last reading said, before the ledger was asked.
     `device` is the name it is published under, which stays with its UUID (`device_names`); "" for one that has none yet.
     """
 
@@ -173,12 +173,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[JudgedFault, ...] = ()
     signs: tuple[Sign, ...] = ()
     unasked: frozenset[FaultFamily] = frozenset()
+    hidden: frozenset[FaultFamily] = frozenset()
     links: LinkReading | None = None
 
     @property
     def reading(self) -> GpuReading:
         """What the last reading said of its health."""
-        return GpuReading(gpu=self.uuid, signs=self.signs, unasked=self.unasked, links=self.links)
+        return GpuReading(gpu=self.uuid, signs=self.signs, unasked=self.unasked, hidden=self.hidden, links=self.links)
 
     @property
     def absent(self) -> bool:

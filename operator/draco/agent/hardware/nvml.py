@@ -214,6 +214,7 @@ class Nvml:
             addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
             signs=health.signs,
             unasked=health.unasked,
+            hidden=health.hidden,
             links=health.links,
         )
 

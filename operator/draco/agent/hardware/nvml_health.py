@@ -38,10 +38,11 @@ Call = Callable[..., Any]
 
 
 class HealthReading(msgspec.Struct, frozen=True):
-    """What one reading says. `unasked` are the families of which it says nothing."""
+    """What one reading says. `unasked` are the families of which it says nothing, `hidden` those because the GPU is divided."""
 
     signs: tuple[Sign, ...]
     unasked: frozenset[FaultFamily]
+    hidden: frozenset[FaultFamily]
     links: LinkReading | None
 
 
@@ -61,17 +62,20 @@ class HealthReader:
         """Ask about one GPU. CallError when an answer says that the GPU itself is in trouble."""
         signs: list[Sign] = []
         unasked: set[FaultFamily] = set()
+        hidden: set[FaultFamily] = set()
         values = self._values(uuid, handle)
         _recovery(values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), signs, unasked)
         self._ecc(values.get(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL), handle, signs, unasked)
-        self._rows(handle, signs, unasked)
+        self._rows(handle, signs, hidden if divided else unasked)
         self._thermal(uuid, handle, signs, unasked)
         links = None
-        if divided or not self._links.get(uuid):  # partitions have no NVLinks: how they are then says nothing
+        if divided:  # partitions have no NVLinks: how they are then says nothing
+            hidden.add(FaultFamily.NVLINK)
+        elif not self._links.get(uuid):
             unasked.add(FaultFamily.NVLINK)
         else:
             links = self._link_reading(uuid, values)
-        return HealthReading(tuple(signs), frozenset(unasked), links)
+        return HealthReading(tuple(signs), frozenset(unasked), frozenset(hidden), links)
 
     def _values(self, uuid: GpuUuid, handle: Any) -> dict[object, int]:
         """The field values that there are. Those of links are asked for by link, as soon as it is known how many there are."""

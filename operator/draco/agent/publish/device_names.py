@@ -160,6 +160,7 @@ def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
         faults=(),
         signs=(),
         unasked=frozenset(),
+        hidden=frozenset(),
         links=None,
     )
     return msgspec.structs.replace(known, last=lasting, pcie_root=located.pcie_root, numa_node=located.numa_node)

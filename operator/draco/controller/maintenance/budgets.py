@@ -150,19 +150,19 @@ class MaintenanceAdmission:
             for request in requests
             if request.status.phase is MaintenancePhase.FAILED
         ]
-        reserved = frozenset(gpu for gpus in self._admitted.values() for gpu in gpus)
         self._looked_at &= {request.metadata.uid for request in requests}
         unknown = [age_of(each) for each in requests if not self._is_known(each)]
         decided = admit(
             (
                 each
                 for uid, each in self._candidates.items()
-                if uid not in self._admitted and not any(age < each.age for age in unknown)
+                if uid in self._admitted or not any(age < each.age for age in unknown)
             ),
-            out | reserved,
+            out,
             limits,
             failed,
-            returning=out - kept - reserved,
+            returning=out - kept,
+            before=self._admitted.keys(),
         )
         self._tell(decided)
         for limit in limits:
@@ -176,11 +176,12 @@ class MaintenanceAdmission:
 
     def _tell(self, decided: StartDecision) -> None:
         changed = [uid for uid, why in decided.waiting.items() if self._waiting.get(uid) != why]
-        self._admitted.update(decided.admitted)
+        fresh = decided.admitted.keys() - self._admitted.keys()
+        self._admitted = dict(decided.admitted)
         self._waiting = decided.waiting
-        if decided.admitted:
-            log.info("maintenance.admitted", requests=len(decided.admitted), waiting=len(decided.waiting))
-        for uid in (*decided.admitted, *changed):
+        if fresh:
+            log.info("maintenance.admitted", requests=len(fresh), waiting=len(decided.waiting))
+        for uid in (*fresh, *changed):
             self._wake_request(uid)
 
     def _out(self, requests: Iterable[DeviceMaintenance]) -> tuple[frozenset[PhysicalGpu], frozenset[PhysicalGpu]]:
