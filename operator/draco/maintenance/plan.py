@@ -236,7 +236,8 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         request=request.metadata.name,
         status_first=(isolated_at is not None and before.isolated_at is None)
         or (isolated.status != "True" and says(request, CONDITION_ISOLATED))
-        or (bool(effect) and not before.draining_at),
+        or (bool(effect) and not before.draining_at)
+        or (says(request, CONDITION_READY_FOR_WORK) and _breaks_promise(request, standing.surplus)),
         apply=standing.missing,
         delete=standing.surplus,
         status=_if_changed(request, status),
@@ -253,6 +254,12 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         verify=outcome.phase is was is MaintenancePhase.VERIFYING and _has_missing(seen.verification),
         stop_jobs=request.spec.finished and bool(seen.work and seen.work.running),
     )
+
+
+def _breaks_promise(request: DeviceMaintenance, surplus: Iterable[DeviceTaintRule]) -> bool:
+    """Whether any of these rules isolates a device that the status names."""
+    promised = {each.key for each in request.status.devices}
+    return any(maintained_device(rule) in promised for rule in surplus)
 
 
 def _outcome(

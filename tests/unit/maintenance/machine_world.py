@@ -12,9 +12,11 @@ from draco.maintenance.conditions import is_returning
 from draco.maintenance.fleet import FleetPool, PhysicalGpu, gpus_of
 from draco.maintenance.matching import MaintenanceScope, has_begun
 from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
+from draco.maintenance.rehearsal import PoolSelection, Selected
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
+from draco.maintenance.selection import test_of
 from draco.maintenance.verification import AgentVerdict
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
 from draco.resources.api.maintenance import (
     Approval,
     DeadlineAction,
@@ -22,14 +24,17 @@ from draco.resources.api.maintenance import (
     DrainPolicy,
     MaintenanceDeadline,
     MaintenanceDrain,
+    MaintenanceSchedule,
+    MaintenanceSelector,
     MaintenanceVerification,
     MaintenanceWork,
     VerificationMode,
 )
+from draco.resources.api.schedule import TimeWindow
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
-from tests.builders import a_slice
+from tests.builders import MOMENT, a_slice
 
 KINDS: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
@@ -39,7 +44,19 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
     "evict": {"drain": MaintenanceDrain(policy=DrainPolicy.NO_EXECUTE)},
     "fail": {"deadline": MaintenanceDeadline(after="1m")},
     "cancel": {"deadline": MaintenanceDeadline(after="1m", action=DeadlineAction.CANCEL)},
+    "later": {"schedule": MaintenanceSchedule(start=MOMENT + timedelta(minutes=5))},
+    "window": {"schedule": MaintenanceSchedule(windows=[TimeWindow(start="00:00", duration="23h58m")])},
 }
+SELECTORS: Final = {
+    "all of the node": MaintenanceSelector(node_name="node-1"),
+    "whole GPUs": MaintenanceSelector(
+        selectors=[DeviceSelector(cel=CelSelector(expression=f'"uuid" in device.attributes["{NVIDIA_DRIVER}"]'))]
+    ),
+    "what a typing error means": MaintenanceSelector(
+        selectors=[DeviceSelector(cel=CelSelector(expression="device.driver = 'gpu'"))]
+    ),
+}
+"""Selections that are fixed when a request begins."""
 POOL: Final = PoolKey(NVIDIA_DRIVER, "node-1")
 
 
@@ -53,6 +70,8 @@ class World(msgspec.Struct, frozen=True):
     """The published devices by name, each with the UUID of its board."""
     limit: int | None = None
     """How many GPUs the budget lets out of service at once."""
+    percent: int | None = None
+    """The same, as a share of what is published."""
     paused: bool = False
     jobs: dict[str, str] = {}
     """What became of the Jobs of each request: running, succeeded or failed; by UID and purpose."""
@@ -94,6 +113,21 @@ def out_of_service(world: World, *, living: bool = False, without: str = "") -> 
         if counts and device and each.spec.taint.effect in BLOCKING_EFFECTS:
             found.add(pool.gpu(device.device, isolated_board(each)))
     return frozenset(found)
+
+
+def allowed_out(world: World) -> int | None:
+    """How many GPUs may be out of service; None: any number."""
+    limits = [] if world.limit is None else [world.limit]
+    if world.percent is not None:
+        limits.append(max(len({board for _, board in world.devices}) * world.percent // 100, min(world.percent, 1)))
+    return min(limits, default=None)
+
+
+def selected_in(world: World, request: DeviceMaintenance) -> Selected:
+    """What a request selects that has not begun, and goes by more than names."""
+    asked = PoolSelection(test_of(request.spec.device_selector, {}))
+    asked.add(fleet_of(world.devices))
+    return asked.result()
 
 
 def device(name: str, board: str) -> Device:

@@ -63,6 +63,21 @@ def test_a_gpu_that_is_out_of_service_already_counts_once() -> None:
     assert set(admit(asking([0], [0, 1]), (), [a_limit(max_devices=2)]).admitted) == {"0", "1"}
 
 
+def test_a_gpu_on_its_way_back_counts_and_is_asked_for_again() -> None:
+    gone = {GPUS[0], GPUS[1]}
+    two = asking([0, 1])
+    assert admit(two, gone, [a_limit(max_devices=2)], returning=gone).admitted
+    assert reasons(admit(two, gone, [a_limit(max_devices=0)], returning=gone)) == {"0": "NeverFits"}
+    assert reasons(admit(asking([0]), gone, [a_limit(max_devices=1)], returning={GPUS[0]})) == {"0": "BudgetUsedUp"}
+    assert admit(asking([0]), gone, [a_limit(max_devices=1)], returning={GPUS[1]}).admitted, "somebody keeps it out"
+
+
+def test_what_was_admitted_keeps_its_place_unless_the_budget_becomes_smaller() -> None:
+    both = asking([0], [1])
+    assert set(admit(both, (), [a_limit(max_devices=1)], before={"1"}).admitted) == {"1"}
+    assert reasons(admit(both, (), [a_limit(max_devices=0)], before={"1"})) == {"0": "NeverFits", "1": "NeverFits"}
+
+
 def test_a_share_is_rounded_down_but_is_at_least_one_unless_it_is_none() -> None:
     assert [a_limit(max_percent=each).allows("") for each in (0, 1, 25, 26, 100)] == [0, 1, 3, 3, 12]
     assert a_limit(max_percent=50, max_devices=2).allows("") == 2
@@ -86,17 +101,19 @@ a_budget_spec = st.builds(
 @given(
     st.lists(st.sets(st.integers(0, 11), min_size=1, max_size=4), max_size=8),
     st.sets(st.integers(0, 11), max_size=4),
+    st.sets(st.integers(0, 11), max_size=4),
     st.lists(a_budget_spec, max_size=3),
+    st.integers(0, 8),
 )
 def test_no_budget_is_ever_exceeded_by_what_is_admitted(
-    wanted: list[set[int]], out: set[int], specs: list[dict[str, Any]]
+    wanted: list[set[int]], kept: set[int], returning: set[int], specs: list[dict[str, Any]], first: int
 ) -> None:
     limits = [a_limit(f"budget-{number}", **spec) for number, spec in enumerate(specs)]
-    before = {GPUS[each] for each in out}
-    decided = admit(asking(*wanted), before, limits)
-    after = before.union(*decided.admitted.values())
+    before, back = {GPUS[each] for each in kept}, {GPUS[each] for each in returning - kept}
+    decided = admit(asking(*wanted), before | back, limits, returning=back, before={str(each) for each in range(first)})
+    taken = set[PhysicalGpu]().union(*decided.admitted.values())
     for limit in limits:
-        for place, number in limit.counted(after).items():
+        for place, number in limit.counted(taken - before).items():
             allowed = limit.allows(place)
-            assert allowed is None or number <= max(allowed, limit.counted(before)[place])
+            assert not number or allowed is None or limit.counted(before | back | taken)[place] <= allowed
     assert decided.admitted.keys() | decided.waiting.keys() == {str(each) for each in range(len(wanted))}

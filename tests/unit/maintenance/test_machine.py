@@ -26,10 +26,10 @@ from hypothesis.stateful import (
 )
 
 from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
-from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
 from draco.maintenance.fleet import gpus_of
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
-from draco.maintenance.matching import OVER, has_begun, scope_of
+from draco.maintenance.matching import OVER, MaintenanceSelection, fixed_selection, has_begun, is_exact, scope_of
 from draco.maintenance.phases import row_of
 from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
@@ -37,6 +37,7 @@ from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rehearsal import scope_devices
 from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
+from draco.maintenance.schedule import start_time
 from draco.resources.api.maintenance import (
     Approval,
     DeviceMaintenance,
@@ -44,7 +45,6 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
     MaintenanceSelector,
     MaintenanceTaint,
-    VerificationMode,
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule, DeviceTaintSelector
@@ -54,8 +54,10 @@ from tests.side_by_side import REPORTS
 from tests.unit.maintenance.machine_world import (
     KINDS,
     POOL,
+    SELECTORS,
     World,
     agents_of,
+    allowed_out,
     draining,
     fleet_of,
     held_in,
@@ -69,6 +71,7 @@ from tests.unit.maintenance.machine_world import (
     out_of_service,
     rivals,
     same,
+    selected_in,
 )
 
 LAG: Final = 1.0
@@ -193,9 +196,13 @@ class Maintenance(RuleBasedStateMachine):
 
     # -- what users do
 
-    @rule(limit=st.sampled_from([None, 0, 1, 1, 2]), paused=st.sampled_from([False, False, False, True]))
-    def set_the_budget(self, limit: int | None, paused: bool) -> None:
-        self.change(limit=limit, paused=paused)
+    @rule(
+        limit=st.sampled_from([None, 0, 1, 1, 2]),
+        percent=st.sampled_from([None, None, 0, 50, 100]),
+        paused=st.sampled_from([False, False, False, True]),
+    )
+    def set_the_budget(self, limit: int | None, percent: int | None, paused: bool) -> None:
+        self.change(limit=limit, percent=percent, paused=paused)
         self.limited_s = self.true_s
 
     @precondition(lambda self: self.world.requests)
@@ -209,9 +216,11 @@ class Maintenance(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(REQUESTS),
-        device=st.sampled_from(["", "gpu-0", "gpu-1", f"gpu-0-{PARTS[0]}", "gpu-9"]),
+        device=st.sampled_from(["", "gpu-0", "gpu-1", f"gpu-0-{PARTS[0]}", "gpu-9", *SELECTORS]),
         effect=st.sampled_from(["NoSchedule", "NoSchedule", "NoSchedule", "NoExecute", "None"]),
-        kind=st.sampled_from(["plain", "plain", "approval", "work", "verify", "evict", "fail", "cancel"]),
+        kind=st.sampled_from(
+            ["plain", "plain", "approval", "work", "verify", "evict", "fail", "cancel", "later", "window"]
+        ),
     )
     def ask(self, name: str, device: str, effect: str, kind: str) -> None:
         """Make a request, or change one that is there. One that was finished is not changed any more."""
@@ -228,7 +237,8 @@ class Maintenance(RuleBasedStateMachine):
             status = type(status)()
         spec = msgspec.structs.replace(
             fresh.spec,
-            device_selector=MaintenanceSelector(driver=NVIDIA_DRIVER, pool="node-1", device=device or None),
+            device_selector=SELECTORS.get(device)
+            or MaintenanceSelector(driver=NVIDIA_DRIVER, pool="node-1", device=device or None),
             taint=MaintenanceTaint(effect=effect),
             **KINDS[kind],
         )
@@ -331,11 +341,17 @@ class Maintenance(RuleBasedStateMachine):
     def planned(self, request: DeviceMaintenance, rules: tuple[DeviceTaintRule, ...], seen: World) -> MaintenancePlan:
         hardware, claims = seen.hardware, tuple(seen.claims.values())
         held = {device for claim in claims for device in claim.devices_held}
-        scope = scope_of(request.spec.device_selector, {POOL: hardware}, held, isolated_boards(request, rules))
+        selected, selection = None, fixed_selection(request, rules)
+        if selection is None:
+            selected = selected_in(seen, request)
+            selection = MaintenanceSelection(selector=request.spec.device_selector, devices=selected.devices)
+        scope = scope_of(selection, {POOL: hardware}, held, isolated_boards(request, rules))
         tolerant = (ObjectKey("default", "tolerant"),) if self.tolerant else ()
         found = PlanInput(
             now=self.now,
             scope=scope,
+            selection=selection,
+            problem=selected.problem if selected else None,
             rules=rules,
             others=tuple(each for uid, each in seen.requests.items() if uid != request.metadata.uid),
             claims=claims,
@@ -357,7 +373,7 @@ class Maintenance(RuleBasedStateMachine):
             return Admitted()
         pool = fleet_of(seen.devices)
         gpus = frozenset(gpus_of(pool, scope_devices(found.scope)))
-        spec = MaintenanceBudgetSpec(max_devices=seen.limit, paused=seen.paused)
+        spec = MaintenanceBudgetSpec(max_devices=seen.limit, max_percent=seen.percent, paused=seen.paused)
         places = dict.fromkeys({*pool.gpus, *gpus}, "")
         budget = BudgetLimit(name="only", spec=spec, places=places, totals={"": len(places)})
         out = out_of_service(seen)
@@ -376,7 +392,9 @@ class Maintenance(RuleBasedStateMachine):
         return Admitted()
 
     def holds_up(self, request: DeviceMaintenance, found: PlanInput, admission: Admitted | Waiting) -> Waiting | None:
-        return what_holds_up(request, found.now, problem=None, found=found.scope.named, beyond=(), admission=admission)
+        return what_holds_up(
+            request, found.now, problem=found.problem, found=found.scope.named, beyond=(), admission=admission
+        )
 
     def carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None, seen: World) -> Iterator[None]:
         if plan.status_first:
@@ -451,8 +469,10 @@ class Maintenance(RuleBasedStateMachine):
         """No more goes out of service than the budget allows."""
         if self.true_s - self.limited_s <= LAG:
             return
+        if self.world.percent is not None and self.true_s - self.disturbed_s <= LAG:
+            return  # a share of what was published a moment ago
         assert not self.world.paused
-        limit, out = self.world.limit, out_of_service(self.world, living=True)
+        limit, out = allowed_out(self.world), out_of_service(self.world, living=True)
         fresh = out - out_of_service(self.world, living=True, without=request.metadata.uid)
         assert limit is None or not fresh or len(out) <= limit, f"{len(out)} GPUs are out of service, {limit} may be"
 
@@ -526,21 +546,11 @@ class Maintenance(RuleBasedStateMachine):
         if not has_begun(request):
             assert not any(rule.spec.taint.effect in BLOCKING_EFFECTS for rule in devices.values())
             waits = request.spec.approval is Approval.REQUIRED and not request.spec.approved
-            assert phase is not MaintenancePhase.REHEARSED or waits or self.world.paused or self.world.limit is not None
+            waits = waits or self.world.paused or self.world.limit is not None or self.world.percent is not None
+            assert phase is not MaintenancePhase.REHEARSED or waits or not start_time(request, self.now).is_now
             return
-        if request.spec.finished or says(request, CONDITION_WORKED):
-            # Only what is not verified stays: a GPU is sick, or a Job goes on or has failed.
-            assert phase in {MaintenancePhase.VERIFYING, MaintenancePhase.FAILED}
-            assert self.world.sick or request.spec.verification.mode is VerificationMode.JOB
-            return
-        asked = request.spec.device_selector.device
+        self.judge_extent(request, devices)
         boards = dict(self.world.devices)
-        if not asked or asked in boards or any(number(name) == asked for name in boards):
-            assert {name for name in boards if not asked or same(name, asked)} <= devices.keys()
-        elif asked in devices:  # it went elsewhere with its board, or into what the board is divided into now
-            board, part = isolated_board(devices[asked]), asked.removeprefix(number(asked))
-            there = {name for name, uuid in boards.items() if uuid == board}
-            assert {name for name in there if same(number(name) + part, name)} <= devices.keys()
         boards |= {
             number(name): uuid for name, uuid in boards.items()
         }  # also of a whole GPU that is published in parts
@@ -566,6 +576,19 @@ class Maintenance(RuleBasedStateMachine):
                 assert works or any(made(each) < made(request) for each in others)
         else:
             assert phase in {MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING}
+
+    def judge_extent(self, request: DeviceMaintenance, devices: dict[str, DeviceTaintRule]) -> None:
+        """Everything that is meant, and is there, has a rule."""
+        asked, boards = request.spec.device_selector.device, dict(self.world.devices)
+        if not is_exact(request.spec.device_selector):  # what it means was fixed when it began
+            meant = {each.device for each in request.status.devices if not each.overlaps}
+            assert boards.keys() & meant <= devices.keys()
+        elif not asked or asked in boards or any(number(name) == asked for name in boards):
+            assert {name for name in boards if not asked or same(name, asked)} <= devices.keys()
+        elif asked in devices:  # it went elsewhere with its board, or into what the board is divided into now
+            board, part = isolated_board(devices[asked]), asked.removeprefix(number(asked))
+            there = {name for name, uuid in boards.items() if uuid == board}
+            assert {name for name in there if same(number(name) + part, name)} <= devices.keys()
 
     # -- the model's own bookkeeping
 

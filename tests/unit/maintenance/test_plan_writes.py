@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, says
-from draco.maintenance.matching import MaintenanceScope
+from draco.maintenance.matching import MaintenanceScope, has_begun
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import rule_for
+from draco.resources.api.maintenance import MaintainedDevice
 from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE
 from tests.builders import MOMENT, a_claim, a_device_key
@@ -46,6 +47,35 @@ def test_rules_come_first_where_everything_stays_isolated() -> None:
     )
     assert plan.delete == (old,)
     assert not plan.status_first
+
+
+def test_a_device_that_is_given_up_is_taken_off_the_status_before_its_rule_goes() -> None:
+    request, rules = in_maintenance(a_request())
+    given_up = rule_for(request, other := a_device_key("node-1/gpu-4"))
+    both = [*request.status.devices, MaintainedDevice(**other._asdict(), rule=given_up.metadata.name)]
+    plan = plan_maintenance(
+        msgspec.structs.replace(request, status=msgspec.structs.replace(request.status, devices=both)),
+        PlanInput(
+            now=MOMENT + LATER,
+            scope=MaintenanceScope(named=frozenset({GPU_3}), others=frozenset({other})),
+            rules=(*rules, given_up),
+        ),
+    )
+    assert plan.delete == (given_up,)
+    assert plan.status_first
+    assert plan.status is not None
+    assert [each.device for each in plan.status.devices] == ["gpu-3"]
+
+
+def test_what_only_announced_is_not_said_to_be_verified_when_it_is_finished() -> None:
+    request = a_request(effect="None")
+    found = MaintenanceScope(named=frozenset({GPU_3}))
+    request = carried_out(request, first := plan_maintenance(request, PlanInput(now=MOMENT, scope=found)))
+    finished = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
+    plan = plan_maintenance(finished, PlanInput(now=MOMENT, scope=found, rules=first.apply))
+    assert plan.delete == first.apply
+    assert plan.status is not None
+    assert not has_begun(msgspec.structs.replace(finished, status=plan.status)), "it was never out of service"
 
 
 def test_time_alone_changes_nothing_while_a_claim_holds_a_device() -> None:
