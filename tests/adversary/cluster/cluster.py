@@ -32,6 +32,8 @@ REPLICAS = ("operator-a", "operator-b")
 OPERATORS = (*REPLICAS, "operator-c")
 """Two of them run, and during an upgrade all three."""
 NODES: Mapping[str, str] = {"adv-0": "H100-80GB", "adv-1": "H100-80GB", "adv-2": "A100-40GB"}
+CLIQUES: Mapping[str, str] = {"adv-0": "adversary.1", "adv-1": "adversary.1"}
+"""The nodes that share an NVLink domain."""
 """Nodes and the model of their GPUs."""
 GPUS = 4
 READY_WITHIN_S = 120.0
@@ -140,6 +142,7 @@ class Cluster:
             self.kubeconfig,
         ]
         argv += ["--root", self.sockets, "--name", name, "--gpus", str(GPUS), "--board", NODES[name]]
+        argv += ["--clique", CLIQUES.get(name, "")]
         self._start(f"kubelet-{name}", argv)
         self.observer.disturbed(name)
 

@@ -14,6 +14,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.events.events import EventRecorder
 from draco.logs import configure_log
+from draco.maintenance.fleet import CLIQUE_LABEL
 from draco.resources.names import NodeName
 from draco_local.simulator.kubelet.node_object import NodeShape
 from draco_local.simulator.kubelet.podfeed import PodFeed
@@ -29,12 +30,13 @@ class NodeWithoutAgent(SimulatedNode):
         """Run none."""
 
 
-async def main(kubeconfig: Path, root: Path, name: str, *, gpus: int, board: str) -> None:
+async def main(kubeconfig: Path, root: Path, name: str, *, gpus: int, board: str, clique: str) -> None:
     """Run the stand-in until it is told to end."""
     clock = SystemClock()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    nodes = SimulatedNodes(root=root, count=1, gpus=gpus, board=board, shape=NodeShape(labels={LABEL: name}))
+    labels = {LABEL: name} | ({CLIQUE_LABEL: clique} if clique else {})
+    nodes = SimulatedNodes(root=root, count=1, gpus=gpus, board=board, shape=NodeShape(labels=labels))
     nodes.check()
     async with Client(await connect(kubeconfig)) as client, asyncio.TaskGroup() as tasks:
         events = EventRecorder(client, controller="kubelet", instance=name, clock=clock)
@@ -53,6 +55,7 @@ if __name__ == "__main__":
     parser.add_argument("--name", required=True)
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--board", default="H100-80GB")
+    parser.add_argument("--clique", default="", help="the NVLink domain that the node is in")
     given = parser.parse_args()
     configure_log("info")
-    asyncio.run(main(given.kubeconfig, given.root, given.name, gpus=given.gpus, board=given.board))
+    asyncio.run(main(given.kubeconfig, given.root, given.name, gpus=given.gpus, board=given.board, clique=given.clique))

@@ -103,7 +103,11 @@ class Maintainers(Tenants):
         title = self._random.choice(BUDGETS)
         specs: dict[str, list[Document]] = {
             "adv-all": [{"maxDevices": 3}, {"maxDevices": 6}, {"maxDevices": 1}, {"paused": True}, {"maxFailed": 2}],
-            "adv-node": [{"maxDevices": 1, "per": "Node"}, {"maxDevices": 2, "per": "Node"}],
+            "adv-node": [
+                {"maxDevices": 1, "per": "Node"},
+                {"maxDevices": 2, "per": "Node"},
+                {"maxDevices": 2, "per": "NVLinkDomain"},
+            ],
             "adv-share": [{"maxPercent": 25}, {"maxPercent": 50}, {"maxPercent": 50, "per": "Node"}],
         }
         return Action("budget: set", {"budget": write.budget(title, **self._random.choice(specs[title]))})

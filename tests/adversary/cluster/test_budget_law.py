@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.adversary.cluster.observer.budgets import WEIGHED_AFTER_S, BudgetLaw, OutOfService
+from tests.adversary.cluster.observer.budgets import CLIQUE_LABEL, WEIGHED_AFTER_S, BudgetLaw, OutOfService
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.observer.world import World
 from tests.adversary.cluster.test_observer import DRIVER, OTHER, a_slice, a_world, partition, whole
@@ -105,6 +105,16 @@ def test_a_budget_of_each_node_leaves_other_nodes_alone() -> None:
     judged = Judged(maxDevices=1, per="Node")
     assert not judged.takes(isolates("gpu-0", "a"))
     assert not judged.takes(isolates("gpu-0", "b", pool="other"))
+
+
+def test_a_budget_of_each_nvlink_domain_counts_its_nodes_together() -> None:
+    judged = Judged(maxDevices=1, per="NVLinkDomain")
+    for node, labels in (("node", {CLIQUE_LABEL: "c.1"}), ("other", {CLIQUE_LABEL: "c.1"}), ("lone", {})):
+        metadata = {"name": node, "uid": f"uid-{node}", "resourceVersion": "5", "labels": labels}
+        learn(judged.world, "node", {"metadata": metadata})
+    assert not judged.takes(isolates("gpu-0", "a"))
+    assert not judged.takes(isolates("gpu-0", "b", pool="lone"))
+    assert judged.takes(isolates("gpu-0", "c", pool="other"))
 
 
 def test_a_moment_between_two_looks_is_not_missed() -> None:

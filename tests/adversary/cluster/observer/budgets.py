@@ -6,7 +6,7 @@ stood when it was decided to take it. Does no I/O.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from tests.adversary.cluster.observer.world import DeviceName, Object, World, na
 
 BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 MAINTENANCE_LABEL = "draco.dev/maintenance"
+CLIQUE_LABEL = "nvidia.com/gpu.clique"
 KNOWN_AFTER_S = 2.0
 """A budget counts for what is decided so long after it was seen here: the operator has to see it first, too."""
 WEIGHED_AFTER_S = 2.0
@@ -47,9 +48,9 @@ class OutOfService:
         """How many there are now."""
         return len(self._rules_on)
 
-    def in_pool(self, pool: str) -> int:
-        """How many of a pool's."""
-        return self._by_pool[pool]
+    def in_pools(self, pools: Iterable[str]) -> int:
+        """How many of these pools'."""
+        return sum(self._by_pool[pool] for pool in pools)
 
     def changed(self, before: Object | None, after: Object | None) -> Gpu | None:
         """A rule was written or is gone; the GPU that went out of service by this."""
@@ -146,19 +147,29 @@ class BudgetLaw:
         spec = budget.get("spec") or {}
         if spec.get("paused"):
             return f"while budget {name(budget)} is paused"
-        node = spec.get("per") == "Node"
-        out = self.out.in_pool(gpu.pool) if node else self.out.gpus
-        where = f" of {gpu.pool}" if node else ""
-        for limit, why in self._limits(spec, gpu if node else None):
+        within = self._within(spec.get("per"), gpu.pool)
+        out = self.out.gpus if within is None else self.out.in_pools(within)
+        where = "" if within is None else f" of {', '.join(sorted(within))}"
+        for limit, why in self._limits(spec, within):
             if out > limit:
                 return f"the {out}. GPU{where} out of service, and budget {name(budget)} permits {limit} ({why})"
         return ""
 
-    def _limits(self, spec: Mapping[str, object], one: Gpu | None) -> Iterator[tuple[int, str]]:
+    def _within(self, per: object, pool: str) -> frozenset[str] | None:
+        """The pools, named like their nodes, within which a budget counts; None: all there are."""
+        if per not in {"Node", "NVLinkDomain"}:
+            return None
+        cliques = {
+            name(node): (node["metadata"].get("labels") or {}).get(CLIQUE_LABEL) for node in self._world.nodes.values()
+        }
+        clique = cliques.get(pool) if per == "NVLinkDomain" else None
+        return frozenset({pool}) | {node for node in cliques if clique and cliques[node] == clique}
+
+    def _limits(self, spec: Mapping[str, object], within: Collection[str] | None) -> Iterator[tuple[int, str]]:
         if isinstance(most := spec.get("maxDevices"), int):
             yield most, "maxDevices"
         if isinstance(share := spec.get("maxPercent"), int):
-            known = {gpu for _, gpus in self._published for gpu in gpus if one is None or gpu.pool == one.pool}
+            known = {gpu for _, gpus in self._published for gpu in gpus if within is None or gpu.pool in within}
             yield max(len(known) * share // 100, 1 if share else 0), f"{share} % of {len(known)}"
 
     def _board(self, device: DeviceName) -> str:
