@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
-from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
 from draco.maintenance.fleet import gpus_of
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
 from draco.maintenance.matching import OVER, MaintenanceSelection, fixed_selection, has_begun, is_exact, scope_of
@@ -45,6 +45,7 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
     MaintenanceSelector,
     MaintenanceTaint,
+    VerificationMode,
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule, DeviceTaintSelector
@@ -548,6 +549,11 @@ class Maintenance(RuleBasedStateMachine):
             waits = request.spec.approval is Approval.REQUIRED and not request.spec.approved
             waits = waits or self.world.paused or self.world.limit is not None or self.world.percent is not None
             assert phase is not MaintenancePhase.REHEARSED or waits or not start_time(request, self.now).is_now
+            return
+        if request.spec.finished or says(request, CONDITION_WORKED):
+            # Only what is not verified stays: a GPU is sick, or a Job goes on or has failed.
+            assert phase in {MaintenancePhase.VERIFYING, MaintenancePhase.FAILED}
+            assert self.world.sick or request.spec.verification.mode is VerificationMode.JOB
             return
         self.judge_extent(request, devices)
         boards = dict(self.world.devices)
