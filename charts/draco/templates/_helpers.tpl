@@ -67,7 +67,7 @@ matchConditions:
 
 {{/* Where an alert is explained. Call with a list of root and the alert's name. */}}
 {{- define "draco.runbook" -}}
-runbook_url: {{ printf "%s/alerts.md#%s" ((index . 0).Values.metrics.rules.runbookURL | default "docs/runbooks" | trimSuffix "/") (index . 1 | lower) }}
+runbook_url: {{ printf "%s/alerts/%s.md" ((index . 0).Values.metrics.rules.runbookURL | default "docs/runbooks" | trimSuffix "/") (index . 1) }}
 {{- end -}}
 
 {{/* The name in the certificate of a component's metrics. Call with a dict of root and component. */}}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from scripts import check_links
 from tests.component.chart import audit
 from tests.component.chart.rendering import MONITORING, NAMESPACE, kinds, only, pod_of, render
 
@@ -73,14 +72,24 @@ def test_each_panel_says_what_it_shows_and_stands_beside_the_others() -> None:
         taken |= cells
 
 
-def test_each_alert_links_to_the_section_that_says_what_to_do() -> None:
-    page = REPOSITORY / "docs" / "runbooks" / "README.md"
+def test_each_alert_links_to_a_page_of_its_own_that_leads_to_its_end() -> None:
+    index = (REPOSITORY / "docs" / "runbooks" / "alerts.md").read_text("utf-8")
+    parts = ("What it means", "What is affected", "How to find the cause", "What to do", "How it ends")
     for rule in alerts():
-        url = rule["annotations"]["runbook_url"]
-        assert url == f"docs/runbooks/alerts.md#{rule['alert'].lower()}"
-        assert check_links.leads(page, url.removeprefix("docs/runbooks/")), url
+        url, severity = rule["annotations"]["runbook_url"], rule["labels"]["severity"]
+        assert url == f"docs/runbooks/alerts/{rule['alert']}.md"
+        page = (REPOSITORY / url).read_text("utf-8")
+        assert [part for part in parts if f"**{part}.**" not in page] == [], url
+        waits = rule["for"].replace("m", " minutes") if rule["for"] != "1m" else "1 minute"
+        assert f"Severity: {severity}, after {waits}." in page, url
+        assert f"](alerts/{rule['alert']}.md) | {severity} |" in index
     [first, *_] = alerts("--set", "metrics.rules.runbookURL=https://git.example.com/draco/docs/runbooks/")
-    assert first["annotations"]["runbook_url"].startswith("https://git.example.com/draco/docs/runbooks/alerts.md#")
+    assert first["annotations"]["runbook_url"].startswith("https://git.example.com/draco/docs/runbooks/alerts/Draco")
+
+
+def test_there_is_no_page_of_an_alert_that_there_is_not() -> None:
+    pages = {page.stem for page in (REPOSITORY / "docs" / "runbooks" / "alerts").glob("*.md")}
+    assert pages == {rule["alert"] for rule in alerts()}
 
 
 def test_there_are_no_alerts_of_what_is_not_installed() -> None:
