@@ -1,6 +1,8 @@
 """`draco maintain` on a real API server: what is written, what is said before, and how it ends when it cannot."""
 
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -135,6 +137,41 @@ def test_pods_are_evicted_only_by_somebody_who_was_asked(api_server: ControlPlan
     assert agreed.exit_code == 0, agreed.output
     drain = request_in(api_server, f"{node}-gpu-0-2")["spec"]["drain"]
     assert (drain["policy"], drain["wait"]) == ("NoExecute", "30m")
+
+
+@pytest.mark.parametrize("last", ["Completed", "Failed", "Cancelled", "deleted"])
+def test_a_request_is_followed_until_it_is_over_and_only_completion_is_success(
+    api_server: ControlPlane, node: str, last: str
+) -> None:
+    maintain(api_server, "start", name := f"{node}-followed", "--pool", node, "--allow-most-of-class")
+    options = ["--watch", "--timeout", "2m", "--kubeconfig", str(api_server.kubeconfig)]
+    followed = subprocess.Popen(
+        [sys.executable, "-m", "draco", "maintain", "status", name, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert followed.stdout
+    assert "has not processed it yet" in followed.stdout.readline()
+    put_in_phase(api_server, name, "Isolated", message="Waits for a pod.")
+    assert followed.stdout.readline() == "Isolated: Waits for a pod.\n"
+    if last == "deleted":
+        call(api_server, "DELETE", f"{REQUESTS}/{name}")
+    else:
+        put_in_phase(api_server, name, last, message="That is all.")
+    output, errors = followed.communicate(timeout=60)
+    assert followed.returncode == (0 if last == "Completed" else 1), errors
+    assert output == ("" if last == "deleted" else f"{last}: That is all.\n")
+    assert "Traceback" not in errors
+    assert (last.lower() in errors) is (last == "deleted")
+
+
+def test_following_gives_up_after_the_time_that_it_is_given(api_server: ControlPlane, node: str) -> None:
+    maintain(api_server, "start", f"{node}/gpu-1")
+    ended = refused(maintain(api_server, "status", f"{node}-gpu-1", "-w", "--timeout", "1s"))
+    assert f"{node}-gpu-1 is not completed after 1s: Pending" in ended
+    assert "is not a duration" in refused(maintain(api_server, "status", f"{node}-gpu-1", "-w", "--timeout", "soon"))
+    assert "give its NAME" in refused(maintain(api_server, "status", "-w"))
 
 
 def test_the_manifest_that_is_printed_is_the_one_that_would_be_made(api_server: ControlPlane, node: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from draco.cli.maintain import changes, screen
 from draco.cli.maintain.cluster import NO_OPERATOR, MaintainedCluster, change, create, published, run
+from draco.cli.maintain.following import follow
 from draco.cli.maintain.requests import DURATION_HELP, MaintainError, StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
 from draco.cli.output import echo, print_document, print_yaml
@@ -175,7 +176,7 @@ def start(
         await create(cluster.client, DEVICE_MAINTENANCES, name, spec, dry_run=dry_run)
         echo(f"devicemaintenance/{name} created{' (server dry run)' if dry_run else ''}")
         if not dry_run:
-            echo(f"How far it is: draco maintain status {name}")
+            echo(f"How far it is: draco maintain status {name} --watch")
 
     run(work, kubeconfig, context)
 
@@ -238,12 +239,22 @@ def cancel(name: str, kubeconfig: Path | None, context: str | None) -> None:
 
 @command.command()
 @click.argument("name", default="")
+@click.option(
+    "-w", "--watch", is_flag=True, help="Say each change of NAME until it is over; fails unless it completes."
+)
+@click.option("--timeout", default="0", metavar="DURATION", help="With --watch: give up after so long, such as 30m.")
 @with_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
-def status(name: str, kubeconfig: Path | None, context: str | None, output: str) -> None:
+def status(*, name: str, watch: bool, timeout: str, kubeconfig: Path | None, context: str | None, output: str) -> None:
     """List the requests, or say all about one: its devices, claims, pods, conditions, and what to do next."""
+    if watch and (not name or output == "json"):
+        raise MaintainError("--watch follows one request as text: give its NAME, and leave -o json out.")
 
     async def work(cluster: MaintainedCluster) -> None:
+        if watch:
+            _warn(cluster)
+            await follow(cluster.client, cluster.request(name), timeout)
+            return
         requests = [cluster.request(name)] if name else sorted(cluster.requests, key=lambda each: each.metadata.name)
         claims = {str(claim.metadata.key): claim for claim in await cluster.claims()}
         paused = pause_warning(await cluster.budgets())

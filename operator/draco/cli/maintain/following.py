@@ -1,0 +1,90 @@
+"""`draco maintain status NAME --watch`: says what becomes of one request, until it is over.
+
+Owns when following ends, and whether that was what was asked for. Where the phase comes from is the operator's.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Final
+
+from draco.cli.maintain.requests import MaintainError
+from draco.cli.output import echo, visible
+from draco.kube.connect.client import Client
+from draco.kube.errors import Expired, NotFound
+from draco.kube.watch.watching import Removal, StreamBroken, Upsert, watch
+from draco.overview.maintenances import maintenance_view
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.kinds import DEVICE_MAINTENANCES
+
+_DURATION: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
+_OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED, MaintenancePhase.FAILED})
+_WATCH_S: Final = 240.0
+_SILENT_S: Final = 90.0
+"""The server says each minute that nothing has happened."""
+
+
+async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None:
+    """Say each change of the request's phase and message, until it is Completed.
+
+    `limit` is a duration, "0" for none. Raises MaintainError when it is cancelled, fails, is deleted, or takes longer.
+    """
+    name, said = request.metadata.name, ""
+    try:
+        async with asyncio.timeout(_seconds(limit)):
+            async for now in _versions(client, request):
+                view = visible(maintenance_view(now, {}))
+                if said != (said := f"{view.phase}: {view.message}" if view.message else view.phase):
+                    echo(said)
+                if now.status.phase in _OVER and now.status.observed_generation == now.metadata.generation:
+                    if now.status.phase is not MaintenancePhase.COMPLETED:
+                        raise MaintainError(f"{name} is {now.status.phase}, and not completed.")
+                    return
+    except TimeoutError:
+        raise MaintainError(f"{name} is not completed after {limit}: {said}") from None
+    raise MaintainError(f"{name} was deleted: its devices are given back.")
+
+
+async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator[DeviceMaintenance]:
+    """The request as it is, and then each version of it, until it is deleted."""
+    key, uid = request.metadata.key, request.metadata.uid
+    while True:
+        try:
+            now = await client.get(DEVICE_MAINTENANCES, key)
+        except NotFound:
+            return
+        if now.metadata.uid != uid:  # another one of that name
+            return
+        yield now
+        stream = watch(
+            client,
+            DEVICE_MAINTENANCES,
+            namespace="",
+            params={"fieldSelector": f"metadata.name={key.name}"},
+            version=now.metadata.resource_version,
+            server_timeout_s=_WATCH_S,
+            idle_timeout_s=_SILENT_S,
+        )
+        try:
+            async for steps in stream:
+                for step in steps:
+                    match step.event:
+                        case Upsert(obj) if obj.metadata.uid == uid:
+                            yield obj
+                        case Upsert() | Removal():
+                            return
+        except (Expired, StreamBroken):
+            pass  # what has happened meanwhile is read
+        finally:
+            await stream.aclose()
+
+
+def _seconds(limit: str) -> float | None:
+    if limit == "0":
+        return None
+    if not limit or not (found := _DURATION.fullmatch(limit)):
+        raise MaintainError(
+            f"'{limit}' is not a duration for --timeout: write such as 90s, 45m or 2h30m; 0 is no limit."
+        )
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return 3600.0 * hours + 60.0 * minutes + seconds
