@@ -37,7 +37,8 @@ from draco.agent.publish import slices
 from draco.agent.record import checkpoint
 from draco.cli.agent import command as agent_command
 from draco.cli.operator import command as operator_command
-from draco.controller.claims.admission import NotAReview
+from draco.controller.own_advice import OwnAdvice
+from draco.controller.reviews import NotAReview
 from draco.controller.workers.messages import (
     AskQuestion,
     Changes,
@@ -163,6 +164,7 @@ def review(text: str) -> str:
     try:
         with capture_logs():
             answer, outcome = asyncio.run(_Reviews().admission.review(raw(text)))
+            asyncio.run(OwnAdvice(dict, clock=SystemClock()).review(raw(text)))
     except NotAReview as error:
         return sentence(error)
     assert isinstance(json.loads(answer)["response"]["allowed"], bool)

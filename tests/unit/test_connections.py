@@ -16,7 +16,9 @@ from structlog.testing import capture_logs
 
 from draco.connections import ConnectionLimits
 from draco.controller.claims.webhook import PATH, webhook_app
+from draco.controller.own_advice import OwnAdvice
 from draco.endpoints import http_app, serving
+from draco.kube.clock import SystemClock
 from draco_local.cluster.pki import Authority
 from tests.unit.controller.test_admission import Lab
 
@@ -29,7 +31,8 @@ def probes() -> web.Application:
 
 
 def webhook() -> web.Application:
-    return webhook_app(Lab().admission, Counter("reviews", "Help.", ["result"], registry=None))
+    advice = OwnAdvice(dict, clock=SystemClock())
+    return webhook_app(Lab().admission, advice, Counter("reviews", "Help.", ["result"], registry=None))
 
 
 class Client:

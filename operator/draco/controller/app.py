@@ -36,6 +36,7 @@ from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.own_advice import OwnAdvice
 from draco.controller.reconciling import Reconciling
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import reports
@@ -307,7 +308,10 @@ class Operator:
             ready=lambda: not self.view.unsynced,
             within_s=_ADVICE_BY * settings.timeout_s,
         )
-        app = webhook_app(admission, self.metrics.admission_reviews)
+        advice = OwnAdvice(
+            lambda: {each.metadata.name: each for each in self.view.classes.store.values()}, clock=self._clock
+        )
+        app = webhook_app(admission, advice, self.metrics.admission_reviews)
         async with serving_webhook(settings, app, certificates=self.metrics.certificates, clock=self._clock):
             yield
 

@@ -12,7 +12,8 @@ import yaml
 from cryptography import x509
 
 from draco.cli import agent, operator
-from draco.controller.claims.webhook import PATH
+from draco.controller.claims.webhook import OWN_PATH, PATH
+from draco.resources.kinds import GPU_NODES, OWN_KINDS
 from scripts import render_manifests
 from tests.component.chart.rendering import CHART, NAMESPACE, kinds, only, pod_of, refusal, render
 
@@ -171,8 +172,8 @@ def test_the_webhook_is_off_unless_it_is_asked_for() -> None:
 
 
 def test_the_webhook_never_blocks_when_the_operator_is_down() -> None:
-    (webhook,) = only(with_webhook(), "ValidatingWebhookConfiguration")["webhooks"]
-    assert (webhook["failurePolicy"], webhook["timeoutSeconds"], webhook["sideEffects"]) == ("Ignore", 2, "None")
+    for webhook in only(with_webhook(), "ValidatingWebhookConfiguration")["webhooks"]:
+        assert (webhook["failurePolicy"], webhook["timeoutSeconds"], webhook["sideEffects"]) == ("Ignore", 2, "None")
 
 
 def test_the_webhook_is_asked_where_the_operator_answers() -> None:
@@ -184,9 +185,14 @@ def test_the_webhook_is_asked_where_the_operator_answers() -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert {"name": port["targetPort"], "containerPort": 9999} in container["ports"]
     assert {"name": "DRACO_WEBHOOK_LISTEN", "value": "0.0.0.0:9999"} in container["env"]
-    (webhook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
-    asked = webhook["clientConfig"]["service"]
-    assert (asked["name"], asked["path"], asked["port"]) == (service["metadata"]["name"], PATH, port["port"])
+    webhooks = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+    asked = [webhook["clientConfig"]["service"] for webhook in webhooks]
+    assert {(each["name"], each["port"]) for each in asked} == {(service["metadata"]["name"], port["port"])}
+    assert [each["path"] for each in asked] == [PATH, OWN_PATH]
+    of_own = {(kind.group, kind.version, kind.plural) for kind in OWN_KINDS if kind is not GPU_NODES}
+    (rule,) = webhooks[1]["rules"]
+    [group], [version] = rule["apiGroups"], rule["apiVersions"]
+    assert {(group, version, plural) for plural in rule["resources"]} == of_own
     (volume,) = [each for each in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in each]
     assert volume["secret"]["secretName"] == only(documents, "Secret")["metadata"]["name"]
     asked_for = {variable["name"] for variable in container["env"] if variable["name"].startswith("DRACO_")}
@@ -196,8 +202,8 @@ def test_the_webhook_is_asked_where_the_operator_answers() -> None:
 def test_the_webhooks_certificate_is_for_its_service_and_signed_by_the_bundle() -> None:
     documents = with_webhook()
     secret = only(documents, "Secret")["data"]
-    (webhook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
-    assert webhook["clientConfig"]["caBundle"] == secret["ca.crt"]
+    webhooks = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
+    assert {webhook["clientConfig"]["caBundle"] for webhook in webhooks} == {secret["ca.crt"]}
     authority, certificate = (
         x509.load_pem_x509_certificate(base64.b64decode(secret[name])) for name in ("ca.crt", "tls.crt")
     )

@@ -18,10 +18,20 @@ import pytest
 
 from draco.controller.app import Operator
 from draco.controller.claims.admission import AdmissionMode
-from draco.controller.claims.webhook import PATH, WebhookSettings
+from draco.controller.claims.webhook import OWN_PATH, PATH, WebhookSettings
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, SLICES, Kind
+from draco.resources.kinds import (
+    CLAIM_TEMPLATES,
+    CLAIMS,
+    DEVICE_CLASSES,
+    DEVICE_MAINTENANCES,
+    HEALTH_POLICIES,
+    MAINTENANCE_BUDGETS,
+    MIG_POLICIES,
+    SLICES,
+    Kind,
+)
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority, Credential
 from tests.builders import a_device, a_slice
@@ -82,7 +92,7 @@ class Lab:
             "operations": ["CREATE", "UPDATE"],
             "resources": ["resourceclaims", "resourceclaimtemplates"],
         }
-        webhook = {
+        webhook: dict[str, Any] = {
             "name": "claims.draco.dev",
             "admissionReviewVersions": ["v1"],
             "clientConfig": {
@@ -95,7 +105,14 @@ class Lab:
             "timeoutSeconds": 2,
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}},
         }
-        await self.client.create(CONFIGURATIONS, {"metadata": {"name": self.name}, "webhooks": [webhook]})
+        kinds = ["devicemaintenances", "healthpolicies", "maintenancebudgets", "migpolicies"]
+        own = webhook | {
+            "name": "draco.draco.dev",
+            "clientConfig": webhook["clientConfig"] | {"url": f"https://127.0.0.1:{self.port}{OWN_PATH}"},
+            "rules": [rule | {"apiGroups": ["draco.dev"], "apiVersions": ["v1alpha1"], "resources": kinds}],
+        }
+        del own["namespaceSelector"]
+        await self.client.create(CONFIGURATIONS, {"metadata": {"name": self.name}, "webhooks": [webhook, own]})
 
     async def clean(self) -> None:
         for kind in (CONFIGURATIONS, SLICES, DEVICE_CLASSES):
@@ -181,6 +198,29 @@ async def test_what_nobody_publishes_is_warned_of_in_a_template_too(lab: Lab) ->
         answer = await lab.warned(selector, kind=CLAIM_TEMPLATES)
         assert answer.status == 201
         assert "productNme" in " ".join(answer.warnings)
+
+
+async def test_what_is_wrong_with_one_of_our_own_kinds_is_said_to_who_writes_it(lab: Lab) -> None:
+    device = {"driver": lab.driver, "pool": lab.name, "device": "gpu-0"}
+    windows = [{"start": "22:00", "duration": "2h", "timeZone": "Europe/Atlantis"}]
+    rule = {"name": "mild", "condition": "fault.xid == '13'", "effect": "Record"}
+    wrong: list[tuple[Kind[Any], dict[str, Any], str]] = [
+        (DEVICE_MAINTENANCES, {"deviceSelector": device, "schedule": {"windows": windows}}, "Europe/Atlantis"),
+        (HEALTH_POLICIES, {"rules": [rule], "dryRun": True}, "rule mild is invalid"),
+        (MAINTENANCE_BUDGETS, {"maxDevices": 0, "deviceClassName": lab.name}, "set spec.paused instead"),
+        (MIG_POLICIES, {"mode": "Dynamic", "reset": {"windows": windows}}, "Europe/Atlantis"),
+    ]
+    async with a_webhook(lab):
+        for kind, spec, text in wrong:
+
+            async def look(kind: Kind[Any] = kind, spec: dict[str, Any] = spec, text: str = text) -> Answer | None:
+                name = f"advised-{uuid.uuid4().hex[:8]}"
+                answer = await lab.write(kind, name, spec)
+                await lab.client.delete(kind, ObjectKey("", name))
+                assert answer.status == 201, answer.body
+                return answer if any(text in warning for warning in answer.warnings) else None
+
+            await until(look, what=f"a warning about {kind.kind}")
 
 
 async def test_where_that_is_asked_for_a_selector_that_fails_is_denied_and_nothing_else(lab: Lab) -> None:

@@ -8,7 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.claims import admission
-from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview, ReviewOutcome
+from draco.controller.claims.admission import Admission, AdmissionMode
+from draco.controller.reviews import NotAReview, ReviewOutcome
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (

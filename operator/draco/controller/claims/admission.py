@@ -8,29 +8,34 @@ itself that fails on published devices is ever denied, and only where that is as
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 import structlog
 from cachetools import LRUCache
 
+from draco.controller.reviews import (
+    MOST_WARNINGS,
+    WARNING_CHARACTERS,
+    AdmissionRequest,
+    ReviewOutcome,
+    answer_to,
+    changes_spec,
+    fit,
+    read_review,
+)
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import CheckClaim, ClaimProblems, Failed, OutOfMemory, OverBudget, refusal
 from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import Problem, ProblemKind
-from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate
-from draco.resources.api.foreign import read, read_plain, shallow
+from draco.resources.api.foreign import read
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS
 
 log = structlog.get_logger(__name__)
 
-_WARNING_CHARACTERS = 256
-"""The API server may cut longer ones."""
-_MOST_WARNINGS = 10
 _REMEMBERED = 256
 
 
@@ -43,39 +48,6 @@ class AdmissionMode(StrEnum):
     """It is denied."""
 
 
-class ReviewOutcome(StrEnum):
-    """What came of one review, for metrics."""
-
-    CLEAN = "clean"
-    WARNED = "warned"
-    DENIED = "denied"
-    UNSEEN = "unseen"
-    """Allowed without a look: not readable, not known enough yet, too costly, or not in time."""
-
-
-class NotAReview(DracoError):
-    """The body of a request is no AdmissionReview."""
-
-
-class _ReviewedKind(ApiStruct, frozen=True, kw_only=True):
-    kind: str = ""
-
-
-class _Request(ApiStruct, frozen=True, kw_only=True):
-    uid: str
-    kind: _ReviewedKind = _ReviewedKind()
-    name: str = ""
-    namespace: str = ""
-    operation: str = ""
-    object: msgspec.Raw = msgspec.Raw(b"null")
-    old_object: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Review(ApiStruct, frozen=True, kw_only=True):
-    request: _Request
-
-
-_review_decoder = msgspec.json.Decoder(_Review)
 _claim_decoder = msgspec.json.Decoder(ResourceClaim)
 _template_decoder = msgspec.json.Decoder(ResourceClaimTemplate)
 
@@ -109,23 +81,20 @@ class Admission:
 
     async def review(self, body: bytes) -> tuple[bytes, ReviewOutcome]:
         """The answer to an AdmissionReview. Raises NotAReview."""
-        try:
-            request = read(_review_decoder, body).request
-        except msgspec.DecodeError as error:
-            raise NotAReview(f"this endpoint takes an AdmissionReview of admission.k8s.io/v1 ({error})") from error
+        request = read_review(body)
         look = await self._look(request)
         if look.unseen is not None:
-            return _answer(
-                request, [_short(f"Draco did not check it: {look.unseen}")] if look.unseen else []
+            return answer_to(
+                request, [fit(f"Draco did not check it: {look.unseen}")] if look.unseen else []
             ), ReviewOutcome.UNSEEN
         fatal = [problem for problem in look.problems if _is_deniable(problem)]
-        if fatal and self._mode is AdmissionMode.ENFORCE and _may_deny(request):
-            return _answer(request, [], denied=". ".join(map(_sentence, fatal))), ReviewOutcome.DENIED
-        return _answer(
+        if fatal and self._mode is AdmissionMode.ENFORCE and changes_spec(request):
+            return answer_to(request, [], denied=". ".join(map(_sentence, fatal))), ReviewOutcome.DENIED
+        return answer_to(
             request, _warnings(look.problems)
         ), ReviewOutcome.WARNED if look.problems else ReviewOutcome.CLEAN
 
-    async def _look(self, request: _Request) -> _Look:
+    async def _look(self, request: AdmissionRequest) -> _Look:
         """What is wrong with the claim of the request."""
         if not self._ready():
             return _Look(unseen="")
@@ -171,7 +140,7 @@ class Admission:
             self._known[question] = problems
 
 
-def _claim(request: _Request) -> ResourceClaim | None:
+def _claim(request: AdmissionRequest) -> ResourceClaim | None:
     """The claim of the request, or the one that its template makes; None for anything else."""
     named = ObjectMeta(name=request.name or "new", namespace=request.namespace)
     spec: ResourceClaimSpec
@@ -182,18 +151,6 @@ def _claim(request: _Request) -> ResourceClaim | None:
     else:
         return None
     return ResourceClaim(metadata=named, spec=spec)
-
-
-def _may_deny(request: _Request) -> bool:
-    """Not what leaves the spec as it was: a finalizer must always come off."""
-    if request.operation == "CREATE":
-        return True
-    return bool(_spec(request.object) != _spec(request.old_object))
-
-
-def _spec(raw: msgspec.Raw) -> Any:
-    decoded = read_plain(shallow(bytes(raw)))
-    return decoded.get("spec") if isinstance(decoded, dict) else None
 
 
 def _is_deniable(problem: Problem) -> bool:
@@ -219,22 +176,8 @@ def _warnings(problems: Sequence[Problem]) -> list[str]:
     said: list[str] = []
     for problem in problems:
         whole = _sentence(problem)
-        if len(whole) > _WARNING_CHARACTERS and problem.remedy:
+        if len(whole) > WARNING_CHARACTERS and problem.remedy:
             said += [_sentence(msgspec.structs.replace(problem, remedy="")), problem.remedy]
         else:
             said.append(whole)
-    return [_short(each) for each in said[:_MOST_WARNINGS]]
-
-
-def _short(text: str) -> str:
-    flat = " ".join(text.split())  # a warning is one line of a header
-    return flat if len(flat) <= _WARNING_CHARACTERS else f"{flat[: _WARNING_CHARACTERS - 1]}…"
-
-
-def _answer(request: _Request, warnings: Sequence[str], *, denied: str = "") -> bytes:
-    response: dict[str, Any] = {"uid": request.uid, "allowed": not denied}
-    if denied:
-        response["status"] = {"code": 422, "reason": "Invalid", "message": denied}
-    if warnings:
-        response["warnings"] = list(warnings)
-    return msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})
+    return [fit(each) for each in said[:MOST_WARNINGS]]

@@ -1,29 +1,33 @@
-"""The endpoint that the API server asks about claims, over TLS.
+"""The endpoint that the API server asks about claims and about what people write of Draco's own kinds, over TLS.
 
 Owns the server and its settings. Why it is a small endpoint of our own rather than Kopf's:
 docs/design/0001-kopf.md.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import Counter
 
 from draco.certificates import Certificate, CertificateMetrics
-from draco.controller.claims.admission import Admission, AdmissionMode, NotAReview
+from draco.controller.claims.admission import Admission, AdmissionMode
+from draco.controller.own_advice import OwnAdvice
+from draco.controller.reviews import NotAReview, ReviewOutcome
 from draco.endpoints import serving
 from draco.kube.clock import Clock
 
 PATH = "/validate/claims"
+OWN_PATH = "/validate/draco"
 _LARGEST_BYTES = 8 << 20
 """An update carries the object twice, and etcd takes 1.5 MiB of each."""
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how claims are reviewed. `certificates` is a folder with tls.crt and tls.key, as a Secret is mounted."""
+    """Where and how objects are reviewed. `certificates` is a folder with tls.crt and tls.key, as a Secret is mounted."""
 
     host: str = "0.0.0.0"  # noqa: S104 - the API server comes from another host
     port: int = 9443
@@ -37,19 +41,22 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the API server waits; the answer is there a quarter earlier."""
 
 
-def webhook_app(admission: Admission, reviews: Counter) -> web.Application:
-    """The endpoint as an application."""
+def webhook_app(admission: Admission, advice: OwnAdvice, reviews: Counter) -> web.Application:
+    """The endpoint as an application: claims on one path, Draco's own kinds on another."""
 
-    async def validate(request: web.Request) -> web.Response:
-        try:
-            answer, outcome = await admission.review(await request.read())
-        except NotAReview as error:
-            return web.Response(status=400, text=f"{error}\n")
-        reviews.labels(str(outcome)).inc()
-        return web.Response(body=answer, content_type="application/json")
+    def answering(review: Callable[[bytes], Awaitable[tuple[bytes, ReviewOutcome]]]) -> Handler:
+        async def validate(request: web.Request) -> web.StreamResponse:
+            try:
+                answer, outcome = await review(await request.read())
+            except NotAReview as error:
+                return web.Response(status=400, text=f"{error}\n")
+            reviews.labels(str(outcome)).inc()
+            return web.Response(body=answer, content_type="application/json")
+
+        return validate
 
     app = web.Application(client_max_size=_LARGEST_BYTES)
-    app.add_routes([web.post(PATH, validate)])
+    app.add_routes([web.post(PATH, answering(admission.review)), web.post(OWN_PATH, answering(advice.review))])
     return app
 
 
