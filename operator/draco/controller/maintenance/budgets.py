@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 KEY = "all"
 COUNTING = Waiting(reason="CountingBudgets", message="Counting what MaintenanceBudgets allow.")
 _CATCH_UP_S = 0.2
+_DECIDE_EVERY_S = 0.05
 
 
 class MaintenanceAdmission:
@@ -59,6 +60,7 @@ class MaintenanceAdmission:
         self._looked_at: set[str] = set()
         self._limits: dict[str, _Remembered] = {}
         self._caught_up = False
+        self._next_at = float("-inf")
         self._wake_self: Callable[[str], None] = lambda _: None
         self._wake_request: Callable[[str], None] = lambda _: None
 
@@ -130,7 +132,13 @@ class MaintenanceAdmission:
         return {KEY}
 
     async def reconcile(self, _: str) -> float | None:
-        """Decide about all requests that would begin, and say on the budgets where they stand."""
+        """Decide about all requests that would begin, and say on the budgets where they stand.
+
+        Whatever happens within a moment is decided on at once: each decision is about all requests.
+        """
+        if (left_s := self._next_at - self._clock.monotonic()) > 0:
+            return left_s
+        self._next_at = self._clock.monotonic() + _DECIDE_EVERY_S
         if not self._caught_up:
             # Whoever led before may have let requests begin of which no watch has told yet.
             for request in await self._client.list(DEVICE_MAINTENANCES):

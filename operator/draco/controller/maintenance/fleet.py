@@ -11,6 +11,7 @@ from cachetools import LRUCache
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
+from draco.kube.watch.store import Change
 from draco.maintenance.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.rehearsal import ClassSupply, PoolSelection, Selected, tainted
 from draco.maintenance.selection import DeviceTest, test_of, test_of_class
@@ -34,6 +35,10 @@ class MaintenanceFleet:
         self._view = view
         self._clock = clock
         self._pools: dict[PoolKey, tuple[list[ResourceSlice], FleetPool]] = {}
+        self._change = 0
+        self._all: tuple[int, list[FleetPool]] = (0, [])
+        """All pools, as of a change of some slice."""
+        view.slices.subscribe(self._slice_changed)
         self._tests: dict[str, tuple[str, DeviceTest | str]] = {}
         self._of_class: dict[tuple[str, PoolKey], tuple[DeviceTest, FleetPool, frozenset[PhysicalGpu]]] = {}
         self._selected: LRUCache[str, tuple[float, Selected]] = LRUCache(_SELECTIONS)
@@ -50,6 +55,9 @@ class MaintenanceFleet:
 
     async def pools(self) -> list[FleetPool]:
         """All pools, some of which may have changed by the time that the last one is looked at."""
+        change = self._change
+        if self._all[0] == change:
+            return self._all[1]
         work = CooperativeWork(self._clock)
         keys = {item.pool for item in self._view.slices.store.values()}
         for gone in self._pools.keys() - keys:
@@ -60,7 +68,11 @@ class MaintenanceFleet:
         for key in sorted(keys):
             found.append(self.pool(key))
             await work.pause()
+        self._all = (change, found)
         return found
+
+    def _slice_changed(self, _: Change[ResourceSlice]) -> None:
+        self._change += 1
 
     def gpus(self, devices: Iterable[DeviceKey | MaintainedDevice]) -> frozenset[PhysicalGpu]:
         """The GPUs that devices are, or were when they were isolated."""
