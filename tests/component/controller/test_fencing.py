@@ -71,6 +71,11 @@ class FencedNodes:
             return bool((await self.lease(node)).spec.renew_time)
         return False
 
+    async def reported(self, node: SimulatedNode) -> bool:
+        with suppress(NotFound):
+            return bool(await self.client.get(GPU_NODES, ObjectKey("", node.name)))
+        return False
+
     async def fence(self, node: SimulatedNode) -> DeviceTaintRule | None:
         with suppress(NotFound):
             return await self.client.get(RULES, ObjectKey("", fence_name(PoolKey(NVIDIA_DRIVER, node.name))))
@@ -95,6 +100,7 @@ async def some_nodes(client: Client, namespace: str, count: int) -> AsyncIterato
             made.start(node)
         for node in made.nodes:
             await until(lambda node=node: made.renewing(node), what=f"a lease of {node.name}")
+            await until(lambda node=node: made.reported(node), what=f"the GpuNode of {node.name}")
         yield made
     finally:
         await made.kill(*(node for node in made.nodes if node.name in made._agents))
@@ -166,6 +172,37 @@ async def test_a_mass_outage_fences_nothing_and_is_a_trouble(
         for node in nodes.nodes[1:3]:
             await until(lambda node=node: nodes.fence(node), within_s=15, what="a fence")
         assert operator.troubles() == []
+
+
+# Two fences and their Events, or two that are lifted: a second operator finds any of them missing.
+@pytest.mark.parametrize("writes", [1, 2, 3])
+@pytest.mark.parametrize("back", [False, True])
+async def test_an_operator_that_dies_between_two_fences_leaves_none_undone(
+    served: ControlPlane, nodes: FencedNodes, settings: OperatorSettings, writes: int, back: bool
+) -> None:
+    lost, well = nodes.nodes[:2], nodes.nodes[2:]
+
+    async def fenced() -> bool:
+        return all([await nodes.fence(node) for node in lost])
+
+    async def are_open() -> bool:
+        return not any([await nodes.fence(node) for node in lost])
+
+    if back:
+        async with an_operator(served, settings) as (operator, _):
+            await until(lambda: leads(operator))
+            await nodes.kill(*lost)
+            await until(fenced, within_s=15, what="both fences")
+    async with an_operator(served, settings, dies_after_writes=writes) as (_, operating):
+        for node in lost if back else ():
+            nodes.start(node)
+        if not back:
+            await nodes.kill(*lost)
+        await asyncio.wait({operating}, timeout=30)
+        assert operating.done(), f"there are less than {writes} writes on the way"
+    async with an_operator(served, settings) as (operator, _):
+        await until(are_open if back else fenced, within_s=15, what="what the first one left out")
+        await nodes.never_fenced(*well, for_s=LEASE_S)
 
 
 async def test_fences_stay_through_a_mass_outage(

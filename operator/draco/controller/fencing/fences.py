@@ -7,6 +7,7 @@ watch, which may be behind. Where the cluster serves no taint rules nothing can 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 import structlog
 
@@ -30,6 +31,7 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR, NodeName
 
 log = structlog.get_logger(__name__)
 
+_Work = Callable[[], Awaitable[None]]
 AGENTS = "agents"
 """The one key."""
 AGENT_LOST = "AgentLost"
@@ -81,13 +83,13 @@ class FencingReconciler:
         if kind is None:
             return None
         wanted = {rule.metadata.name: rule for node in plan.keep if (rule := self._rule_for(node))}
-        changes: list[Awaitable[None]] = [self._fence(kind, node) for node in plan.fence]
+        changes: list[_Work] = [partial(self._fence, kind, node) for node in plan.fence]
         for rule in self._view.rule_store.by_index(FENCES, True):
             want = wanted.get(rule.metadata.name)
             if want is None:
-                changes.append(self._lift(kind, rule))
+                changes.append(partial(self._lift, kind, rule))
             elif not isolates_as(rule, want):  # somebody has changed it, or its owner was made again
-                changes.append(self._apply(kind, want))
+                changes.append(partial(self._apply, kind, want))
         await _all(changes)
         return None if plan.look_again_s is None else plan.look_again_s + _MARGIN_S
 
@@ -173,13 +175,13 @@ class FencingReconciler:
             look()
 
 
-async def _all(works: Iterable[Awaitable[None]]) -> None:
+async def _all(works: Iterable[_Work]) -> None:
     """Do all of it, some at a time. Raises the first ApiError when the rest is done."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(work: Awaitable[None]) -> None:
+    async def one(work: _Work) -> None:
         async with places:
-            await work
+            await work()
 
     done = await asyncio.gather(*map(one, works), return_exceptions=True)
     errors = [each for each in done if isinstance(each, BaseException)]
