@@ -73,7 +73,7 @@ class FencedNodes:
 
     async def reported(self, node: SimulatedNode) -> bool:
         with suppress(NotFound):
-            return bool(await self.client.get(GPU_NODES, ObjectKey("", node.name)))
+            return (await self.client.get(GPU_NODES, ObjectKey("", node.name))).metadata.uid != ""
         return False
 
     async def fence(self, node: SimulatedNode) -> DeviceTaintRule | None:

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -264,6 +265,34 @@ async def test_a_gpu_that_was_only_to_be_emptied_is_given_back_when_its_fault_is
             return (await lab.client.get(DEVICE_MAINTENANCES, request.metadata.key)).spec.finished
 
         await until(finished)
+
+
+async def test_after_so_many_repairs_that_did_not_last_a_person_has_to_look(served: ControlPlane, lab: Lab) -> None:
+    node = await lab.node([a_fault()], [])
+    async with an_operator(served) as (operator, _):
+        key = await lab.policy("p", {**FATAL, "remediation": {**RESET, "maxFailures": 2}})
+        for attempt in (1, 2):
+            name = ObjectKey("", f"health-{a_gpu_uuid(node, 0).lower()}-{attempt}")
+
+            async def opened(name: ObjectKey = name) -> DeviceMaintenance | None:
+                return next((each for each in await lab.requests() if each.metadata.key == name), None)
+
+            request = await lab.phase(await until(opened, what=str(name)), MaintenancePhase.IN_MAINTENANCE)
+            await lab.report(node, [], [])
+            by_word = {"finished": True, "verification": {"mode": "Person"}}
+            await lab.client.patch(DEVICE_MAINTENANCES, name, {"spec": by_word})
+            await lab.phase(request, MaintenancePhase.COMPLETED)
+            # The agent has had its time to say that the fault is over; nobody waits for that here.
+            earlier = (datetime.now(UTC) - timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            await lab.client.patch(
+                DEVICE_MAINTENANCES, name, {"status": {"completedAt": earlier}}, subresource="status"
+            )
+            await lab.says(key, "None of 2 GPUs has a fault")
+            await lab.report(node, [a_fault()], [])
+        said = await lab.says(key, "2 requests for gpu-0 of")
+        assert "failed in a row. Repair it; delete" in said.status.message
+        assert {each.status.phase for each in await lab.requests()} == {MaintenancePhase.COMPLETED}, "no third"
+        assert operator.metrics.registry.get_sample_value("draco_health_given_up", {"policy": key.name}) == 1
 
 
 async def test_a_request_whose_policy_is_deleted_goes_on_and_says_so(served: ControlPlane, lab: Lab) -> None:
