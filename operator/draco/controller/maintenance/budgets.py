@@ -13,10 +13,10 @@ import structlog
 
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.own_status import OwnStatus
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance.admission import BudgetLimit, FailedRequest, StartCandidate, StartDecision, admit, paused_by
 from draco.maintenance.budget_status import budget_status
@@ -36,7 +36,7 @@ from draco.resources.api.maintenance import (
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.kinds import DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS
-from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
+from draco.resources.names import PoolKey
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +51,7 @@ class MaintenanceAdmission:
 
     def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
         self._client = client
+        self._statuses = OwnStatus(client, MAINTENANCE_BUDGETS)
         self._view = view
         self._fleet = fleet
         self._clock = clock
@@ -262,16 +263,7 @@ class MaintenanceAdmission:
         )
         if status == budget.status or not await self._view.budgets.is_current(budget):
             return
-        meta = {"uid": budget.metadata.uid, "resourceVersion": budget.metadata.resource_version}
-        try:
-            await self._client.apply(
-                MAINTENANCE_BUDGETS,
-                budget.metadata.key,
-                {"metadata": meta, "status": status},
-                manager=FIELD_MANAGER_OPERATOR,
-                subresource="status",
-            )
-        except NotFound:
+        if await self._statuses.write(budget, status) is None:
             log.info("maintenance.budget_gone", budget=limit.name)
 
     def _request_changed(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:

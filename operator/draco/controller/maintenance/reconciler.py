@@ -15,11 +15,11 @@ from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.parts import Drains, RunsJobs, request_reference
 from draco.controller.maintenance.rehearsals import Rehearsals, Rehearsed
 from draco.controller.maintenance.sights import MaintenanceSights, publishes
+from draco.controller.own_status import OwnStatus
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.maintenance.admission import StartCandidate
@@ -91,7 +91,7 @@ class MaintenanceReconciler:
             jobs=jobs,
         )
         self._events = events
-        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+        self._statuses = OwnStatus(client, DEVICE_MAINTENANCES)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that a change may concern."""
@@ -121,8 +121,8 @@ class MaintenanceReconciler:
         if request is None:
             await self._clean_up_after(uid)
             return None
-        if self._superseded.get(uid) == request.metadata.resource_version:
-            return None  # our own write is still on its way to us; its arrival wakes us
+        if self._statuses.is_superseded(request):
+            return None
         try:
             rehearsed = await self._rehearse(request)
         finally:
@@ -145,7 +145,7 @@ class MaintenanceReconciler:
 
     async def _clean_up_after(self, uid: str) -> None:
         """Take away what a request that is gone has left."""
-        self._superseded.pop(uid, None)
+        self._statuses.forget(uid)
         if self._drains:
             self._drains.forget(uid)
         await self._carry_out(await self._plan_for_missing(uid), None)
@@ -228,26 +228,13 @@ class MaintenanceReconciler:
         """Write what the plan says of the request. Returns whether the request is still there."""
         if plan.status is None or request is None:
             return True
-        seen = request.metadata.resource_version
-        try:
-            written = await self._client.apply(
-                DEVICE_MAINTENANCES,
-                request.metadata.key,
-                {
-                    # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
-                    "metadata": {"uid": request.metadata.uid, "resourceVersion": seen},
-                    "status": plan.status,
-                },
-                manager=FIELD_MANAGER_OPERATOR,
-                subresource="status",
-            )
-        except NotFound:
+        written = await self._statuses.write(request, plan.status)
+        if written is None:
             log.info("maintenance.gone", request=plan.request)
             return False
-        if written.metadata.resource_version != seen:
-            self._superseded[request.metadata.uid] = seen
-            if plan.status.phase != request.status.phase:
-                self._announce(request, plan.status)
+        is_new = written.metadata.resource_version != request.metadata.resource_version
+        if is_new and plan.status.phase != request.status.phase:
+            self._announce(request, plan.status)
         return True
 
     def _announce(self, request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> None:

@@ -1,0 +1,126 @@
+"""Writes the status of objects of Draco's own kinds, only on top of what was seen.
+
+Owns the write, and the memory of which version it has replaced: until that has come back on the watch the object is not looked at
+again. `PolicyStatuses` adds the pace of what is counted over the whole fleet. What a status says is for others to find.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
+
+from draco.controller.loop_watch import CooperativeWork
+from draco.controller.own_kinds import OwnKind
+from draco.controller.view import BY_UID
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.kube.watch.store import ApiObject
+from draco.resources.api.base import ApiStruct
+from draco.resources.kinds import Kind
+from draco.resources.names import FIELD_MANAGER_OPERATOR
+
+log = structlog.get_logger(__name__)
+
+_REST = 30.0
+"""How much longer than it takes to count for all policies each is then let be. To ask for what is decided takes half as long
+again, so a twentieth of the time is spent on both. Deciding is not counted: it is done once for each change, for all callers."""
+_LONGEST_REST_S = 10.0
+"""People wait for what a status says, and no longer than this however large the fleet is."""
+
+
+class Policy(ApiObject, Protocol):
+    """A policy, whose status is counted over the fleet."""
+
+    @property
+    def status(self) -> Any:
+        """What it says, with `observed_generation` and `message`."""
+        ...
+
+
+T = TypeVar("T", bound=ApiObject)
+P = TypeVar("P", bound=Policy)
+
+
+class OwnStatus(Generic[T]):
+    """The statuses of one kind."""
+
+    def __init__(self, client: Client, kind: Kind[T]) -> None:
+        self._client = client
+        self._kind = kind
+        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+
+    def is_superseded(self, obj: T) -> bool:
+        """Whether our own write is still on its way to us; its arrival wakes whoever follows the kind."""
+        return self._superseded.get(obj.metadata.uid) == obj.metadata.resource_version
+
+    def forget(self, uid: str) -> None:
+        """The object is gone."""
+        self._superseded.pop(uid, None)
+
+    async def write(self, obj: T, status: ApiStruct) -> T | None:
+        """Write the status of an object that is as it was seen; None if it is gone. Raises Conflict and other ApiErrors."""
+        meta = obj.metadata
+        try:
+            written = await self._client.apply(
+                self._kind,
+                meta.key,
+                {
+                    # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+                    "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+                    "status": status,
+                },
+                manager=FIELD_MANAGER_OPERATOR,
+                subresource="status",
+            )
+        except NotFound:
+            return None
+        if written.metadata.resource_version != meta.resource_version:
+            self._superseded[meta.uid] = meta.resource_version
+        return written
+
+
+class PolicyStatuses(Generic[P]):
+    """The statuses of all policies of a kind.
+
+    A change anywhere in the fleet may concern every policy, so each is looked at only so often (`pace_s`), and less often the
+    longer that takes and the more policies there are.
+    """
+
+    def __init__(self, client: Client, policies: OwnKind[P], *, clock: Clock, pace_s: float) -> None:
+        self._policies = policies
+        self._statuses = OwnStatus(client, policies.kind)
+        self._clock = clock
+        self._pace_s = pace_s
+        self._due_s: dict[str, float] = {}
+
+    def uids(self) -> set[str]:
+        """Of every policy there is."""
+        return {policy.metadata.uid for policy in self._policies.store.values()}
+
+    async def bring(self, uid: str, count: Callable[[P, CooperativeWork], Awaitable[Any]]) -> float | None:
+        """Bring a policy's status to what `count` finds; None there leaves it. Returns when to come again, if it is too soon."""
+        policy = next(iter(self._policies.store.by_index(BY_UID, uid)), None)
+        if policy is None or policy.metadata.deletion_timestamp is not None:
+            self._due_s.pop(uid, None)
+            self._statuses.forget(uid)
+            return None
+        if self._statuses.is_superseded(policy):
+            return None
+        now_s = self._clock.monotonic()
+        wait_s = self._due_s.get(uid, now_s) - now_s
+        if wait_s > 0 and policy.status.observed_generation == policy.metadata.generation:
+            return wait_s
+        work = CooperativeWork(self._clock)
+        status = await count(policy, work)
+        if status is None:
+            return None
+        rest_s = min(_LONGEST_REST_S, _REST * work.work_s * len(self.uids()))
+        self._due_s[uid] = self._clock.monotonic() + max(self._pace_s, rest_s)
+        if status != policy.status and await self._policies.is_current(policy):
+            named = {"kind": self._policies.kind.kind, "policy": policy.metadata.name}
+            if status.message != policy.status.message:
+                log.info("policy.stands", message=status.message, **named)
+            if await self._statuses.write(policy, status) is None:
+                log.info("policy.gone", **named)
+        return None
