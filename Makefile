@@ -43,7 +43,7 @@ e2e: setup ## Only the tests on a whole cluster (PROVIDER=kind for one of kind's
 	@DRACO_TEST_PROVIDER=$(PROVIDER) IMAGE_ARGS="$(IMAGE_ARGS)" scripts/test tests/e2e $(PYTEST_ARGS)
 
 .PHONY: e2e-versions
-e2e-versions: setup ## The same on simulated nodes with each supported Kubernetes (builds the older ones once: many minutes)
+e2e-versions: setup ## The same on simulated nodes with each supported Kubernetes (builds the other ones once: many minutes)
 	@for version in $(VERSIONS); do echo "Kubernetes $$version"; \
 	  DRACO_TEST_KUBERNETES=$$version scripts/test tests/e2e --ignore tests/e2e/real_nodes $(PYTEST_ARGS); done
 

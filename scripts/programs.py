@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--real-nodes", choices=["yes", "no"], default="no", help="also what runs on a real node")
     parser.add_argument("--kind", choices=["yes", "no"], default="no", help="what clusters of kind need, instead")
     parser.add_argument(
-        "--older", choices=["yes", "no"], default="no", help="also the API server of each older version"
+        "--others", choices=["yes", "no"], default="no", help="also the API server of each other version"
     )
     asked = parser.parse_args()
     wanted: tuple[str, ...]
@@ -32,7 +32,7 @@ def main() -> None:
     try:
         with gocache.shared(binaries.cache_folder()):  # what one build downloads and compiles, the next one finds
             binaries.find(*wanted, progress=LineProgress())
-            for version in KUBERNETES_VERSIONS if asked.older == "yes" else ():
+            for version in KUBERNETES_VERSIONS if asked.others == "yes" else ():
                 binaries.find("kube-apiserver", kubernetes=version, progress=LineProgress())
     except DracoError as error:
         sys.exit(f"Error: {error}")

@@ -11,6 +11,7 @@ MISSING = {
     34: {"partitionable devices"},  # its counters have to be in the slice of their devices
     35: set[str](),
     36: set[str](),
+    37: set[str](),
 }
 """By minor version, with every feature gate on that it knows."""
 

@@ -6,7 +6,7 @@ holds the lease. Losing the lease ends the process, since another replica may be
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
@@ -27,6 +27,7 @@ from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.draining import PodDrains
+from draco.controller.maintenance.eviction_requests import EvictionRequests
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.nodes import NodeConditionReconciler
@@ -51,7 +52,7 @@ from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connect
 from draco.kube.connect.retry import retry
-from draco.kube.discovery import Features, discover, kubernetes_minor
+from draco.kube.discovery import Features, discover_for_operator, kubernetes_minor
 from draco.kube.election import LeaderElection, LeaseTerms
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
@@ -61,7 +62,7 @@ from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import OWN_KINDS
-from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR
+from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR, DeviceKey
 from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
@@ -91,7 +92,7 @@ async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: as
     clock = SystemClock()
     async with await connect() as connection:
         client = Client(connection, manager=FIELD_MANAGER_OPERATOR)
-        features = await retry(lambda: discover(client), clock=clock)
+        features = await retry(lambda: discover_for_operator(client), clock=clock)
         if not features.dra:
             (without,) = features.missing
             raise NoDynamicResourceAllocation(f"{without.consequence} {without.remedy}")
@@ -140,6 +141,9 @@ class Operator:
         )
         fleet = MaintenanceFleet(self.view, clock)
         admission = MaintenanceAdmission(client, self.view, fleet, clock=clock)
+        self._eviction_requests = _eviction_requests(
+            client, self.view, features, clock=clock, paused=lambda devices: admission.paused(fleet.gpus(devices))
+        )
         maintenance = MaintenanceReconciler(
             client,
             self.view,
@@ -147,13 +151,19 @@ class Operator:
             settle_s=settings.settle_s,
             fleet=fleet,
             admission=admission,
-            drains=PodDrains(client, self.view, self._happenings, clock=clock, count=self.metrics.evictions),
+            drains=PodDrains(
+                client,
+                self.view,
+                self._happenings,
+                clock=clock,
+                count=self.metrics.evictions,
+                requests=self._eviction_requests,
+            ),
             jobs=self._jobs,
             events=self._happenings,
         )
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         health = HealthDecisions(self.view, clock=clock)
-        layouts = MigLayoutReconciler(client, self.view, decisions, health)
         advice = notes(repair.EVENT_REASON, repair.EVENT_ACTION)
         self.reach = RuleReach(self.view, clock=clock)
         self._reports = TaintRuleReports(
@@ -167,7 +177,6 @@ class Operator:
             clock=clock,
             opened=self.metrics.remediations_opened,
         )
-        health_policies = HealthPolicyReconciler(client, self.view, health, remediation, clock=clock)
         releases = ClaimReleases(
             client,
             self.view,
@@ -188,7 +197,6 @@ class Operator:
         repairs = RepairReconciler(
             self.view, MovableClaims(self.view, decisions), advice, releases, self.workers, clock=clock
         )
-        policies = MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
         self._pending_claims = PendingClaims(
             self.view,
             notes(EVENT_REASON, EVENT_ACTION),
@@ -208,6 +216,8 @@ class Operator:
             return made
 
         self.maintenance: Reconciling[str] = working("maintenance", maintenance)
+        if self._eviction_requests:
+            working("eviction-requests", self._eviction_requests)
         self.node_conditions: Reconciling[str] = working(
             "node-conditions", NodeConditionReconciler(client, self.view, clock=clock)
         )
@@ -216,11 +226,17 @@ class Operator:
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
-        self.layouts: Reconciling[str] = working("mig-layouts", layouts)
-        self.policies: Reconciling[str] = working("mig-policies", policies)
+        self.layouts: Reconciling[str] = working(
+            "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health)
+        )
+        self.policies: Reconciling[str] = working(
+            "mig-policies", MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
+        )
         self.repairs: Reconciling[str] = working("mig-repair", repairs)
         self.remediation: Reconciling[str] = working("health-remediation", remediation)
-        self.health_policies: Reconciling[str] = working("health-policies", health_policies)
+        self.health_policies: Reconciling[str] = working(
+            "health-policies", HealthPolicyReconciler(client, self.view, health, remediation, clock=clock)
+        )
         self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)
         self.election = self._election()
         warn_of_wide_rules(self.view)
@@ -241,6 +257,8 @@ class Operator:
         ):
             tasks = [group.create_task(each.run(), name=name) for name, each in self.view.collections.items()]
             tasks.append(group.create_task(self.agent_leases.informer.run(), name="agent leases"))
+            if self._eviction_requests:
+                tasks.append(group.create_task(self._eviction_requests.informer.run(), name="eviction requests"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
@@ -330,14 +348,16 @@ class Operator:
     async def _follow_features(self) -> None:
         """Stores, versions and rights are chosen by what the cluster can do: when that changes, so must the whole process."""
         now = await until_changed(
-            lambda: discover(self._client),
+            lambda: discover_for_operator(self._client),
             self._features,
             clock=self._clock,
             every_s=self._settings.rediscover_s,
             confirm_s=self._settings.confirm_s,
             # Without rules nothing can be isolated or given back: the next process that has them does it.
             hint=lambda: (
-                self._features.taint_rules is None or any(each.unserved_s for each in self.view.collections.values())
+                self._features.taint_rules is None
+                or any(each.unserved_s for each in self.view.collections.values())
+                or bool(self._eviction_requests and self._eviction_requests.informer.unserved_s)
             ),
         )
         raise ClusterChanged("; ".join(differences(self._features, now)))
@@ -353,6 +373,8 @@ class Operator:
 
     async def _lead_when_ready(self) -> None:
         await self._all_synced()
+        if self._eviction_requests:
+            await self._eviction_requests.known(within_s=self._settings.unserved_after_s)
         log.info(
             "operator.synced",
             seconds=round(self._clock.monotonic() - self._started, 2),
@@ -431,3 +453,16 @@ class Operator:
         for feature in features.missing:
             self.metrics.missing_feature.labels(feature.name).set(1)
             log.warning("feature.missing", feature=feature.name, consequence=feature.consequence, remedy=feature.remedy)
+
+
+def _eviction_requests(
+    client: Client,
+    view: ClusterView,
+    features: Features,
+    *,
+    clock: Clock,
+    paused: Callable[[Collection[DeviceKey]], str],
+) -> EvictionRequests | None:
+    """What asks the cluster to make pods leave, where the cluster takes such requests."""
+    kind = features.eviction_requests
+    return EvictionRequests(client, kind, view, clock=clock, paused=paused) if kind else None

@@ -73,7 +73,8 @@ class OperatorMetrics:
         )
         self.evictions = Counter(
             "draco_pod_evictions_total",
-            "Pods on devices under maintenance that were asked to leave: evicted, or refused (and asked again later).",
+            "Pods on devices under maintenance that were asked to leave: evicted, refused (and asked again later), or "
+            "requested of the cluster by EvictionRequest.",
             ["outcome"],
             registry=self.registry,
         )

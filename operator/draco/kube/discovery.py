@@ -13,9 +13,10 @@ import msgspec
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
+from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.foreign import read, read_plain
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import SLICES, TAINT_RULES, Kind
+from draco.resources.kinds import EVICTION_REQUESTS, SLICES, TAINT_RULES, Kind
 from draco.resources.names import Autoscaler
 
 _PROBE = "draco-dev-feature-probe"
@@ -58,6 +59,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """Taints of devices in slices are kept."""
     device_status: bool | None
     """Claims have status.devices. That it is served is known, that it is kept only where binding conditions are."""
+    eviction_requests: Kind[EvictionRequest] | None = None
+    """EvictionRequest, where it is served and these credentials may do with it what maintenance needs. Only the operator asks."""
 
     @property
     def missing(self) -> list[MissingFeature]:
@@ -138,7 +141,7 @@ async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_
         "bindingFailureConditions": ["draco.dev/probe-failed"],
         "taints": [{"key": "draco.dev/probe", "effect": "NoSchedule"}],
     }
-    probes = await _may_create_slices(client)
+    probes = await _may(client, SLICES, "create")
     kept = await _kept(client, node_name, driver, {"devices": [device]}) if probes else None
     kept_device = None if kept is None else next(iter(kept.get("devices") or [{}]))
     binding = None if kept_device is None else bool(kept_device.get("bindingConditions"))
@@ -154,6 +157,19 @@ async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_
         # The server keeps binding conditions only when it keeps device status too.
         device_status=binding or await _serves_device_status(client),
     )
+
+
+_EVICTION_REQUEST_VERBS = ("create", "delete", "list", "watch")
+
+
+async def discover_for_operator(client: Client) -> Features:
+    """The same with what only the operator makes use of."""
+    features = await discover(client)
+    kind = EVICTION_REQUESTS
+    if not features.dra or not await serves(client, kind):
+        return features
+    permitted = [await _may(client, kind, verb) for verb in _EVICTION_REQUEST_VERBS]
+    return msgspec.structs.replace(features, eviction_requests=kind if all(permitted) else None)
 
 
 _SIGNS = {
@@ -187,9 +203,9 @@ async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
     return {resource["name"] for resource in read_plain(answer)["resources"]}
 
 
-async def _may_create_slices(client: Client) -> bool:
+async def _may(client: Client, kind: Kind[Any], verb: str) -> bool:
     """Asked first: whoever watches the audit log need not wonder about requests that are refused."""
-    resource = {"group": SLICES.group, "resource": SLICES.plural, "verb": "create"}
+    resource = {"group": kind.group, "resource": kind.plural, "verb": verb}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",

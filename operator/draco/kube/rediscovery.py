@@ -59,6 +59,8 @@ def differences(known: Features, now: Features) -> list[str]:
     if known.taint_rules != now.taint_rules:
         before, after = (kind.api_version if kind else "no version" for kind in (known.taint_rules, now.taint_rules))
         changes.append(f"DeviceTaintRule is now served in {after} instead of {before}")
+    if known.eviction_requests != now.eviction_requests:
+        changes.append(f"EvictionRequests may {'now' if now.eviction_requests else 'no longer'} be made")
     for field, name in _FIELDS.items():
         before, after = getattr(known, field), getattr(now, field)
         if before is not None and after is not None and before != after:

@@ -55,6 +55,14 @@ def why_refused(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> tuple[list[
     return [], ""
 
 
+def what_blocks(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> tuple[list[ObjectKey], str]:
+    """The budgets by which the pod's eviction would be refused at this moment, and the reason; no budget and "" if none would."""
+    found = covering(pod, budgets)
+    if len(found) == 1 and found[0].status.disruptions_allowed > 0:
+        return [], ""
+    return why_refused(pod, found)
+
+
 def _wants(budget: PodDisruptionBudget) -> str:
     """What of it cannot be met."""
     if budget.spec.max_unavailable is not None and budget.spec.min_available is None:

@@ -1,9 +1,11 @@
 """How pods leave devices that are taken out of service: whom to ask now, what is waited for, and whether NoExecute comes.
 
 Pods have `drain.wait` to end by themselves. Then each pod that holds one of the devices is evicted by the Eviction API, so that
-PodDisruptionBudgets are heeded; one that is refused is asked again, at growing intervals. NoExecute comes last, and only if the
-request asks for it. Owns these decisions and their sentences. It touches only pods that a claim on the devices is reserved for,
-and it never decides by itself that a pod is gone: a claim holds a device until Kubernetes releases it.
+PodDisruptionBudgets are heeded; one that is refused is asked again, at growing intervals. Where the cluster takes
+EvictionRequests it is asked first to make the pod leave, which the pod's own eviction responders hear of; a pod that it does not
+take on, or gives up, is evicted as anywhere else. NoExecute comes last, and only if the request asks for it. Owns these decisions
+and their sentences. It touches only pods that a claim on the devices is reserved for, and it never decides by itself that a pod
+is gone: a claim holds a device until Kubernetes releases it.
 
 Sources: the Eviction API and the device taint eviction controller of Kubernetes 1.36, KEP-5055.
 """
@@ -14,7 +16,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from draco.maintenance.disruption import ENDS_BY_ITSELF, why_refused
+from draco.maintenance.disruption import ENDS_BY_ITSELF, what_blocks, why_refused
+from draco.maintenance.eviction_requests import RequestedEviction, RequestStanding, asks_by_request
 from draco.maintenance.impact import reserved_pods, tolerated_for
 from draco.maintenance.progress import DrainState, RefusedEviction
 from draco.resources.api.claims import ResourceClaim
@@ -34,6 +37,10 @@ _PAUSES = tuple(timedelta(seconds=seconds) for seconds in (5, 10, 20, 40, 60))
 """Between two tries to evict one pod; the last one for all further tries."""
 _ACCEPTED = timedelta(seconds=30)
 """After so long a pod that was evicted, and is not terminating, is asked again."""
+TAKEN_ON_WITHIN = timedelta(seconds=10)
+"""So long the cluster has to take an EvictionRequest on. One that has a controller for them does it in a moment."""
+_ENTRUSTED_EVERY = timedelta(seconds=10)
+"""How often it is looked at what holds up a pod that the cluster makes leave."""
 _SETTLED = timedelta(seconds=10)
 """So long after a rule was written the cluster's eviction may not have begun yet, though its status says that it is over."""
 _OVERDUE = timedelta(seconds=30)
@@ -58,7 +65,8 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when it is decided.
 
     `claims` hold one of `devices`, `pods` use these claims (others do no harm), `rules` are the request's, `budgets` those of the
-    pods' namespaces, `asked` is by UID of pods. `paused` names what stops all evictions, `forbidden` says why the operator may
+    pods' namespaces, `asked` is by UID of pods, and so is `requested`, which is None where the cluster takes no EvictionRequests.
+    `paused` names what stops all evictions, `forbidden` says why the operator may
     not evict.
     """
 
@@ -69,6 +77,7 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
     rules: Sequence[DeviceTaintRule] = ()
     budgets: Sequence[PodDisruptionBudget] = ()
     asked: Mapping[str, AskedPod] = _NOBODY
+    requested: Mapping[str, RequestedEviction] | None = None
     paused: str = ""
     forbidden: str = ""
 
@@ -93,6 +102,8 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
     }
     state = DrainState(
         evict=tuple(finding.evict),
+        request=tuple(finding.request),
+        entrusted=tuple(finding.entrusted),
         leaving=tuple(sorted(finding.leaving)),
         refused=tuple(sorted(finding.refused)),
         stays=tuple(sorted(finding.stays)),
@@ -113,6 +124,9 @@ class _Finding:
         taint = request.spec.taint
         self._taint = DeviceTaint(key=taint.key, value=taint.value, effect="NoExecute")
         self.evict: list[ObjectKey] = []
+        self.request: list[ObjectKey] = []
+        self.entrusted: dict[ObjectKey, list[str]] = {}
+        """Pods that the cluster makes leave, and the responders of their own that see to it first."""
         self.leaving: set[ObjectKey] = set()
         self.refused: list[RefusedEviction] = []
         self.stays: dict[ObjectKey, str] = {}
@@ -144,7 +158,7 @@ class _Finding:
         elif left > timedelta(0):
             self.leaving.add(key)
             self.looks.append(left)
-        else:
+        elif not self._is_with_the_cluster(pod):
             self._ask(pod, self._seen.asked.get(pod.metadata.uid), now)
 
     def _terminating(self, pod: Pod) -> None:
@@ -183,10 +197,38 @@ class _Finding:
                 return
         if self._seen.paused or self._seen.forbidden:
             return
-        if len(self.evict) < ASKED_AT_ONCE:
-            self.evict.append(key)
+        by_request = asked is None and self._may_request and pod.metadata.uid not in (self._seen.requested or ())
+        if len(self.evict) + len(self.request) < ASKED_AT_ONCE:
+            (self.request if by_request else self.evict).append(key)
         else:
             self.looks.append(timedelta(seconds=1))
+
+    @property
+    def _may_request(self) -> bool:
+        return self._seen.requested is not None and asks_by_request(self._request)
+
+    def _is_with_the_cluster(self, pod: Pod) -> bool:
+        """Whether the cluster was asked to make it leave, and it is to be left to that."""
+        uid, key = pod.metadata.uid, pod.metadata.key
+        found = (self._seen.requested or {}).get(uid) if self._may_request and uid not in self._seen.asked else None
+        if found is None or found.standing is RequestStanding.GIVEN_UP:
+            return False
+        if found.standing is RequestStanding.UNANSWERED:
+            rest = found.at + TAKEN_ON_WITHIN - self._seen.now
+            # A clock that was set back must not make it wait for hours.
+            if not timedelta(0) < rest <= TAKEN_ON_WITHIN:
+                return False
+            self.leaving.add(key)
+            self.looks.append(rest)
+            return True
+        self.entrusted[key] = [each.name for each in pod.spec.eviction_responders]
+        self.looks.append(_ENTRUSTED_EVERY)
+        budgets, reason = what_blocks(pod, self._seen.budgets)
+        if reason and not self.entrusted[key]:
+            self.refused.append(RefusedEviction(key, tuple(map(str, budgets)), reason))
+        else:
+            self.leaving.add(key)
+        return True
 
     def _refusal(self, pod: Pod, asked: AskedPod) -> RefusedEviction:
         if not asked.by_budget:
@@ -273,9 +315,12 @@ def _message(
         said.append(f"New pods came to claim {listed(sorted(finding.late))}: scale down what makes them.")
     if state.no_execute and is_eviction_over(seen.rules, seen.now) and not (overlooked or finding.stays):
         said.append("NoExecute has deleted the pods that it deletes.")
-    waited = len(state.leaving) + len(state.evict)
+    responding = {key: names for key, names in finding.entrusted.items() if names}
+    if responding and len(said) < _SENTENCES:
+        said.append(_left_to_responders(responding))
+    waited = len({*state.leaving, *state.evict, *state.request} - responding.keys())
     if waited and len(said) < _SENTENCES:
-        said.append(f"{counted(waited, 'pod')} {agreeing(waited, 'is', 'are')} leaving: {_pods(state)}.")
+        said.append(f"{counted(waited, 'pod')} {agreeing(waited, 'is', 'are')} leaving: {_pods(state, responding)}.")
     if without and len(said) < _SENTENCES:
         said.append(_without_pods(without))
     return " ".join(said[:_SENTENCES])
@@ -292,8 +337,15 @@ def _is_transient(refused: RefusedEviction) -> bool:
     return refused.reason.endswith(ENDS_BY_ITSELF)
 
 
-def _pods(state: DrainState) -> str:
-    return listed(sorted({*state.leaving, *state.evict}))
+def _pods(state: DrainState, but: Collection[ObjectKey]) -> str:
+    return listed(sorted({*state.leaving, *state.evict, *state.request}.difference(but)))
+
+
+def _left_to_responders(responding: Mapping[ObjectKey, Sequence[str]]) -> str:
+    """Pods with eviction responders of their own: the cluster goes from one to the next, and evicts the pod in the end."""
+    key = min(responding)
+    more = f" (and {len(responding) - 1} more)" if len(responding) > 1 else ""
+    return f"Pod {key} is left to {listed(responding[key])}, which its spec names to see to its eviction{more}."
 
 
 def _without_pods(claims: Sequence[ResourceClaim]) -> str:

@@ -26,12 +26,15 @@ class RefusedEviction(msgspec.Struct, frozen=True, order=True):
 class DrainState(msgspec.Struct, frozen=True, kw_only=True):
     """How emptying the devices goes.
 
-    `evict` are pods to be asked to leave now, `leaving` those that were asked or are ending, `stays` those that nothing makes
-    leave, `unheld` claims that hold a device and have no pod that could be evicted. While `no_execute` is true the taint is one
-    that deletes pods. `waits_for` is how long pods may still end by themselves.
+    `evict` are pods to be asked to leave now, `request` those that the cluster is to be asked to make leave. `entrusted` are the
+    ones that it makes leave, which are `leaving` or `refused`. `leaving` are those that were asked or are ending, `stays` those
+    that nothing makes leave, `unheld` claims that hold a device and have no pod that could be evicted. While `no_execute` is true
+    the taint is one that deletes pods. `waits_for` is how long pods may still end by themselves.
     """
 
     evict: tuple[ObjectKey, ...] = ()
+    request: tuple[ObjectKey, ...] = ()
+    entrusted: tuple[ObjectKey, ...] = ()
     leaving: tuple[ObjectKey, ...] = ()
     refused: tuple[RefusedEviction, ...] = ()
     stays: tuple[ObjectKey, ...] = ()
@@ -44,7 +47,7 @@ class DrainState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def begun(self) -> bool:
         """Whether pods are being made to leave."""
-        return bool(self.evict or self.leaving or self.refused or self.no_execute)
+        return bool(self.evict or self.request or self.leaving or self.refused or self.no_execute)
 
 
 class Purpose(StrEnum):

@@ -10,6 +10,7 @@ import msgspec
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Event, Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
@@ -53,6 +54,7 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
 
 PODS = Kind("", "v1", "pods", "Pod", True, Pod)
 POD_DISRUPTION_BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", True, PodDisruptionBudget)
+EVICTION_REQUESTS = Kind("lifecycle.k8s.io", "v1alpha1", "evictionrequests", "EvictionRequest", True, EvictionRequest)
 JOBS = Kind("batch", "v1", "jobs", "Job", True, Job)
 CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob", True, CronJob)
 JOB_PODS = Kind("", "v1", "pods", "Pod", True, JobPod)

@@ -335,7 +335,7 @@ THEFTS = [
         "releasing",
         "an allocation moved",
         merged_status_of("idle", allocation=an_allocation(OTHER, [a_result(OTHER)])),
-        "not make or change one|field is immutable",
+        "not make or change one|field is immutable|cannot be modified once set",
     ),
     Theft(
         "releasing",

@@ -20,7 +20,7 @@ from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import discover, kubernetes_minor
+from draco.kube.discovery import discover_for_operator, kubernetes_minor
 from draco.kube.errors import ApiStatus, Unreachable, from_status
 from draco_local.cluster.controlplane import ControlPlane
 from tests.doubles import nursery
@@ -131,7 +131,7 @@ async def an_operator(
         connection = ObservedConnection(connection, before_requests)
     async with connection:
         client = Client(connection, manager="draco-operator")
-        features = await discover(client)
+        features = await discover_for_operator(client)
         if without_taint_rules:
             features = msgspec.structs.replace(features, taint_rules=None)
 

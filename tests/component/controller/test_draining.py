@@ -1,6 +1,6 @@
 """Evictions from devices under maintenance, on a real API server: it decides by itself what PodDisruptionBudgets allow."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,14 +23,18 @@ RAW_BUDGETS: Kind[Any] = Kind("policy", "v1", "poddisruptionbudgets", "PodDisrup
 class DrainLab(Lab):
     """The same, with pods that hold devices; the tests do what kubelet and kube-controller-manager would."""
 
-    async def pod(self, name: str, claim: str, *, grace_s: int = 0, **metadata: Any) -> str:
+    async def pod(
+        self, name: str, claim: str, *, grace_s: int = 0, responders: Sequence[str] = (), **metadata: Any
+    ) -> str:
         """A running pod that holds the claim. Returns its UID."""
-        spec = {
+        spec: dict[str, Any] = {
             "nodeName": self.pool,
             "terminationGracePeriodSeconds": grace_s,
             "containers": [{"name": "main", "image": "none"}],
             "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
         }
+        if responders:
+            spec["evictionResponders"] = [{"name": each, "priority": 10000} for each in responders]
         key = ObjectKey(self.namespace, name)
         labels = {"app": name, **metadata.pop("labels", {})}
         body = {"metadata": {"name": name, "namespace": self.namespace, "labels": labels, **metadata}, "spec": spec}
@@ -67,9 +71,9 @@ class DrainLab(Lab):
         released = {"status": {"allocation": None, "reservedFor": None}}
         await self.client.patch(CLAIMS, key, released, subresource="status")
 
-    async def drain(self, name: str = "swap-fan", **drain: Any) -> ObjectKey:
+    async def drain(self, name: str = "swap-fan", *, device: str = "gpu-3", **drain: Any) -> ObjectKey:
         key = ObjectKey("", f"{name}-{self.pool}")
-        selector = {"driver": DRIVER, "pool": self.pool, "device": "gpu-3"}
+        selector = {"driver": DRIVER, "pool": self.pool, "device": device}
         spec = {"deviceSelector": selector, "drain": {"policy": "Evict", **drain}}
         await self.client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": spec})
         self.requests.append(key.name)

@@ -76,10 +76,10 @@ class Lab:
 
         await until(look, within_s=within_s, what="the deletion of all rules")
 
-    async def hold(self, name: str, device: str) -> ObjectKey:
+    async def hold(self, name: str, *devices: str) -> ObjectKey:
         """A claim, allocated as a scheduler would."""
         key = ObjectKey(self.namespace, name)
-        held = a_claim(name, namespace=self.namespace, on=[f"{DRIVER}/{self.pool}/{device}"])
+        held = a_claim(name, namespace=self.namespace, on=[f"{DRIVER}/{self.pool}/{each}" for each in devices])
         await self.client.create(CLAIMS, {"metadata": {"name": name, "namespace": self.namespace}, "spec": held.spec})
         await self.client.patch(CLAIMS, key, {"status": as_json(held.status)}, subresource="status")
         return key

@@ -1,6 +1,6 @@
-"""Versions in which older API servers serve DeviceTaintRule: maintenance and `draco taint` work with them as with the newest.
+"""Versions in which other API servers serve DeviceTaintRule: maintenance and `draco taint` work with each of them.
 
-The newest is what all other tests use, and a cluster without the kind has tests of its own among those of whole clusters.
+v1beta2 is what all other tests use, and a cluster without the kind has tests of its own among those of whole clusters.
 """
 
 import asyncio
@@ -24,13 +24,12 @@ from tests.conftest import DIES_WITH_THE_TESTS
 
 pytestmark = pytest.mark.usefixtures("crds")
 
-OLDER = KUBERNETES_VERSIONS[1:]
-VERSION = "v1alpha3"
-"""What these serve."""
+OTHERS = KUBERNETES_VERSIONS[1:]
+SERVED = {"1.37.2": "v1", "1.35.4": "v1alpha3", "1.34.4": "v1alpha3"}
 
 
-@pytest.fixture(scope="module", params=OLDER)
-def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+@pytest.fixture(scope="module", params=OTHERS)
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     programs = binaries.find(*STORE, kubernetes=request.param)
     folder = tmp_path_factory.mktemp(f"rules-{request.param}") / "state"
     plane = ControlPlane(folder, Settings(programs=programs, kubernetes=request.param, enter=DIES_WITH_THE_TESTS))
@@ -43,16 +42,16 @@ def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def served(older: ControlPlane) -> ControlPlane:
+def served(other: ControlPlane) -> ControlPlane:
     """What `client`, `namespace` and `crds` are about here."""
-    return older
+    return other
 
 
 @pytest.fixture
-async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
+async def lab(client: Client, namespace: str, served: ControlPlane) -> AsyncIterator[Lab]:
     rules = (await discover(client)).taint_rules
     assert rules is not None
-    assert rules.version == VERSION
+    assert rules.version == SERVED[served.settings.kubernetes]
     made = Lab(client, namespace, rules=rules)
     await made.publish()
     yield made

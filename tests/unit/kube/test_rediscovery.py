@@ -9,7 +9,7 @@ import pytest
 from draco.kube.discovery import Features
 from draco.kube.errors import Unreachable
 from draco.kube.rediscovery import differences, until_changed
-from draco.resources.kinds import TAINT_RULES
+from draco.resources.kinds import EVICTION_REQUESTS, TAINT_RULES
 from tests.doubles.clock import ManualClock
 
 BEFORE = Features(
@@ -94,3 +94,9 @@ def test_changes_are_told_in_words() -> None:
         "partitionable devices are kept",
         "taints of devices are no longer kept",
     ]
+
+
+def test_eviction_requests_that_may_be_made_now_or_no_longer_are_a_change() -> None:
+    served = msgspec.structs.replace(BEFORE, eviction_requests=EVICTION_REQUESTS)
+    assert differences(BEFORE, served) == ["EvictionRequests may now be made"]
+    assert differences(served, BEFORE) == ["EvictionRequests may no longer be made"]

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 from draco_local.cluster.errors import MissingRequirement
 
 DEFAULT_KUBERNETES = "1.36.3"
-KUBERNETES_VERSIONS = ("1.36.3", "1.35.4", "1.34.4")
-"""The reference version first, then the ones that modules are pinned for."""
+KUBERNETES_VERSIONS = ("1.36.3", "1.37.2", "1.35.4", "1.34.4")
+"""The reference version first, then the others that modules are pinned for, the newest first."""
 
 
 Features = Literal["all", "default"]
@@ -53,6 +53,11 @@ _MINORS: Mapping[tuple[int, int], MinorVersion] = {
     (1, 36): MinorVersion(
         gates={**_SINCE_1_34, "DRADeviceTaintRules": True},
         runtime_config=("resource.k8s.io/v1beta2=true", "resource.k8s.io/v1alpha3=true"),
+    ),
+    # DeviceTaintRule is in v1 and on by itself. What evicts pods on request is not DRA's, and no peer of it: Draco asks it.
+    (1, 37): MinorVersion(
+        gates={**_SINCE_1_34, "DRADeviceTaintRules": True, "EvictionRequestAPI": True},
+        runtime_config=("resource.k8s.io/v1alpha3=true", "lifecycle.k8s.io/v1alpha1=true"),
     ),
 }
 

@@ -2,7 +2,8 @@
 
 Owns the evictions, their Events, and what is remembered of them: when each pod was asked last, and what stood in the way. That is
 lost with the process, and nothing depends on it but the pace. Every eviction names the UID of the pod that was seen, so that one
-of the same name that came since is not touched. No pod is ever deleted but by the Eviction API.
+of the same name that came since is not touched. No pod is ever deleted but by the Eviction API, or by the cluster that was asked
+to make it leave.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
+from draco.controller.maintenance.eviction_requests import EvictionRequests
 from draco.controller.maintenance.parts import request_reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -33,7 +35,9 @@ from draco.maintenance.drain import AskedPod, DrainInput, plan_drain
 from draco.maintenance.progress import DrainState
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
+from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
+from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS
 from draco.resources.names import DeviceKey
@@ -42,6 +46,7 @@ from draco.resources.texts import listed, shown
 log = structlog.get_logger(__name__)
 
 EVICTED_REASON = "PodEvicted"
+REQUESTED_REASON = "PodEvictionRequested"
 EVENT_ACTION = "DrainingDevice"
 
 NOT_PERMITTED = "Draco may not evict pods: set the chart's value operator.evictPods to true, or delete them yourself."
@@ -58,13 +63,22 @@ class PodDrains:
     """What is asked of pods, for all requests: a pod that holds devices of two is asked once."""
 
     def __init__(
-        self, client: Client, view: ClusterView, events: EventRecorder, *, clock: Clock, count: Counter
+        self,
+        client: Client,
+        view: ClusterView,
+        events: EventRecorder,
+        *,
+        clock: Clock,
+        count: Counter,
+        requests: EvictionRequests | None = None,
     ) -> None:
+        """`requests` are None where the cluster takes none: then every pod is evicted."""
         self._client = client
         self._view = view
         self._events = events
         self._clock = clock
         self._count = count
+        self._requests = requests
         self._asked: dict[str, AskedPod] = {}  # by the pod's UID
         self._asked_by: dict[str, set[str]] = {}  # by the request's UID
         self._in_flight: set[str] = set()
@@ -74,6 +88,8 @@ class PodDrains:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that may have to look at a pod."""
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        if self._requests:
+            self._requests.informer.subscribe(lambda change: self._wake_for_eviction_request(change, wake))
 
     def look(
         self,
@@ -101,28 +117,39 @@ class PodDrains:
                 rules=rules,
                 budgets=[each for name in namespaces for each in self._budgets.get(name, (0.0, []))[1]],
                 asked=self._asked,
+                requested=self._requests.of(pods.values()) if self._requests else None,
                 paused=paused,
                 forbidden=NOT_PERMITTED if self._clock.monotonic() < self._forbidden_until_s else "",
             ),
         )
 
     async def carry_out(self, request: DeviceMaintenance, state: DrainState) -> float | None:
-        """Ask the pods of `state.evict` to leave. Returns in how many seconds to look again.
+        """Ask the pods of `state.evict` to leave, and the cluster to make those of `state.request` leave.
 
-        Raises ApiError where the request itself cannot be read: then nobody is asked.
+        Returns in how many seconds to look again. Raises ApiError where the request itself cannot be read, and then nobody is
+        asked, and where the cluster did not answer and is to be asked again.
         """
-        pods = [pod for key in state.evict if (pod := self._view.pods.store.get(key)) is not None]
+        read = await self._read_budgets({key.namespace for key in state.entrusted})
+        pods = [pod for key in (*state.evict, *state.request) if (pod := self._view.pods.store.get(key)) is not None]
         pods = [pod for pod in pods if pod.metadata.uid not in self._in_flight and not pod.is_over]
         if not pods or not await self._view.maintenances.is_current(request):
-            return None
+            return 0.1 if read else None
         self._in_flight |= {pod.metadata.uid for pod in pods}
         limit = asyncio.Semaphore(_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
-                for pod in pods:
-                    group.create_task(self._evict(request, pod, limit), name=f"evict {pod.metadata.key}")
+                tasks = [
+                    group.create_task(
+                        (self._ask_for if pod.metadata.key in state.request else self._evict)(request, pod, limit),
+                        name=f"evict {pod.metadata.key}",
+                    )
+                    for pod in pods
+                ]
         finally:
             self._in_flight -= {pod.metadata.uid for pod in pods}
+        for again in (task.result() for task in tasks):
+            if again is not None:
+                raise again
         await self._read_budgets({pod.metadata.namespace for pod in pods if self._was_refused_by_budget(pod)})
         return 1.0
 
@@ -131,6 +158,23 @@ class PodDrains:
         pods = self._asked_by.pop(uid, set())
         for pod in pods - {each for others in self._asked_by.values() for each in others}:
             self._asked.pop(pod, None)
+
+    async def _ask_for(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> ApiError | None:
+        """Have the cluster make the pod leave. Returns why it is to be asked again."""
+        async with limit:
+            if self._requests is None:
+                return None
+            try:
+                made = await self._requests.make(pod)
+            except ApiError as error:
+                return error
+        if made:
+            self._count.labels("requested").inc()
+            log.info("drain.requested", pod=str(pod.metadata.key), request=request.metadata.name)
+            held = self._what_it_holds(request, pod)
+            note = f"Asked to leave, because it holds {held}, in maintenance for {request.metadata.name}."
+            self._record(_pod_reference(pod), "Normal", note, reason=REQUESTED_REASON)
+        return None
 
     async def _evict(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> None:
         async with limit:
@@ -173,8 +217,9 @@ class PodDrains:
         asked = self._asked.get(pod.metadata.uid)
         return asked is not None and asked.by_budget
 
-    async def _read_budgets(self, namespaces: Iterable[str]) -> None:
-        now_s = self._clock.monotonic()
+    async def _read_budgets(self, namespaces: Iterable[str]) -> bool:
+        """Read those that were not read lately. Returns whether any was."""
+        now_s, found = self._clock.monotonic(), False
         for namespace in sorted(namespaces):
             read_s, _ = self._budgets.get(namespace, (float("-inf"), []))
             if now_s - read_s < _BUDGETS_EVERY_S:
@@ -186,27 +231,39 @@ class PodDrains:
                 log.info("drain.budgets_not_read", namespace=namespace, error=str(error))
                 continue
             self._budgets[namespace] = (now_s, budgets)
+            found = True
+        return found
 
     def _announce_eviction(self, request: DeviceMaintenance, pod: Pod) -> None:
-        meta = request.metadata
-        devices = sorted({each.key for each in request.status.devices if self._holds(pod, each.key)})
-        held = listed(f"{each.device} of {each.pool}" for each in devices) or "a device"
+        meta, held = request.metadata, self._what_it_holds(request, pod)
         self._record(
             _pod_reference(pod), "Normal", f"Evicted, because it holds {held}, in maintenance for {meta.name}."
         )
         self._record(request_reference(request), "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
 
+    def _what_it_holds(self, request: DeviceMaintenance, pod: Pod) -> str:
+        devices = sorted({each.key for each in request.status.devices if self._holds(pod, each.key)})
+        return listed(f"{each.device} of {each.pool}" for each in devices) or "a device"
+
     def _holds(self, pod: Pod, device: DeviceKey) -> bool:
         claims = (self._view.claims.store.get(key) for key in pod.claims)
         return any(device in claim.devices_held for claim in claims if claim is not None)
 
-    def _record(self, regarding: ObjectReference, type_: EventType, note: str) -> None:
-        self._events.record(regarding, type=type_, reason=EVICTED_REASON, action=EVENT_ACTION, note=note)
+    def _record(self, regarding: ObjectReference, type_: EventType, note: str, *, reason: str = EVICTED_REASON) -> None:
+        self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
+
+    def _wake_for_eviction_request(self, change: Change[EvictionRequest], wake: Callable[[str], None]) -> None:
+        for request in change.versions[:1]:
+            target = request.spec.target.pod
+            pod = self._view.pods.store.get(ObjectKey(change.key.namespace, target.name)) if target else None
+            self._wake_for_claims(pod.claims if pod else [], wake)
 
     def _wake_for_pod(self, change: Change[Pod], wake: Callable[[str], None]) -> None:
         if not change.differs(lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.finalizers)):
             return
-        keys = {key for pod in change.versions for key in pod.claims}
+        self._wake_for_claims({key for pod in change.versions for key in pod.claims}, wake)
+
+    def _wake_for_claims(self, keys: Iterable[ObjectKey], wake: Callable[[str], None]) -> None:
         held = {device for key in keys if (claim := self._view.claims.store.get(key)) for device in claim.devices_held}
         for request in self._view.maintenances.store.values() if held else ():
             if _drains(request) and any(each.key in held for each in request.status.devices):

@@ -72,6 +72,12 @@ class Toleration(ApiStruct, frozen=True, kw_only=True):
     effect: str = ""
 
 
+class EvictionResponder(ApiStruct, frozen=True, kw_only=True):
+    """Who sees to a pod's eviction before it is evicted, from Kubernetes 1.37 with the feature gate EvictionRequestAPI."""
+
+    name: str
+
+
 class PodSpec(ApiStruct, frozen=True, kw_only=True):
     """What decides where a pod runs and which claims it uses."""
 
@@ -84,6 +90,7 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     tolerations: list[Toleration] = []
     resource_claims: list[PodResourceClaim] = []
     termination_grace_period_seconds: int | None = None
+    eviction_responders: list[EvictionResponder] = []
 
 
 class PodCondition(ApiStruct, frozen=True, kw_only=True):

@@ -1,0 +1,179 @@
+"""Asks the cluster to make pods leave, and withdraws what is no longer wanted.
+
+Owns the EvictionRequests: where they are served they are followed, one per pod is made, and one that no maintenance wants any
+more is deleted, no matter which process made it. Nothing of this is remembered but when the cluster was asked first, which is
+lost with the process and costs a pause. What a request says and when it is wanted is `maintenance.eviction_requests`' to decide.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock, wait_for
+from draco.kube.connect.client import Client
+from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.maintenance.eviction_requests import (
+    RequestedEviction,
+    RequestStanding,
+    eviction_request_for,
+    is_draco_request,
+    is_wanted,
+    pod_uid,
+    request_key,
+    standing_of,
+)
+from draco.maintenance.rules import MANAGED_BY
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.evictions import EvictionRequest
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import DEVICE_MAINTENANCES, Kind
+from draco.resources.names import LABEL_MANAGED_BY, DeviceKey
+
+log = structlog.get_logger(__name__)
+
+_TRANSIENT = (TooManyRequests, ServerError, Unreachable)
+"""Worth asking again for: everything else is an answer, and the pod is evicted."""
+
+
+class EvictionRequests:
+    """What the cluster was asked for, for all maintenances: a pod that several want gone is asked for once.
+
+    It reconciles each request that there is, by its key: one that is not wanted is withdrawn.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        kind: Kind[EvictionRequest],
+        view: ClusterView,
+        *,
+        clock: Clock,
+        paused: Callable[[Collection[DeviceKey]], str],
+    ) -> None:
+        """`paused` names what stops evictions from these devices."""
+        self._client = client
+        self._kind = kind
+        self._view = view
+        self._clock = clock
+        self._paused = paused
+        self._first_asked: dict[str, datetime] = {}  # by the pod's UID
+        self._refused: set[str] = set()  # UIDs of pods
+        self.informer: Informer[EvictionRequest] = Informer(
+            client, kind, label_selector=f"{LABEL_MANAGED_BY}={MANAGED_BY}", clock=clock
+        )
+
+    async def known(self, within_s: float) -> None:
+        """Return once it is known what the cluster was asked for: before that, pods that it sees to would be evicted."""
+        await wait_for(self.informer.synced, self._clock, within_s)
+
+    def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
+        """Have `wake` called with the key of every request that may have to be withdrawn."""
+        self.informer.subscribe(lambda change: wake(change.key))
+        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        self._view.claims.subscribe(lambda change: self._wake_all(wake) if change.differs(_held) else None)
+        self._view.maintenances.subscribe(lambda change: self._wake_all(wake) if change.differs(_decisive) else None)
+        self._view.budgets.subscribe(lambda change: self._wake_all(wake) if change.differs(_limits) else None)
+
+    def all_keys(self) -> set[ObjectKey]:
+        """Every request that there is."""
+        return {each.metadata.key for each in self.informer.store.values()}
+
+    def of(self, pods: Iterable[Pod]) -> Mapping[str, RequestedEviction] | None:
+        """What was asked for these pods, by their UIDs. None as long as it is not known."""
+        if not self.informer.synced.is_set() or self.informer.unserved_s:
+            return None
+        found = {}
+        for pod in pods:
+            uid = pod.metadata.uid
+            request = self.informer.store.get(request_key(pod))
+            if request is None and uid not in self._first_asked:
+                continue
+            standing = standing_of(request, pod) if request else RequestStanding.UNANSWERED
+            found[uid] = RequestedEviction(
+                at=self._first_asked.setdefault(uid, self._clock.now()),
+                standing=RequestStanding.GIVEN_UP if uid in self._refused else standing,
+            )
+        return found
+
+    async def make(self, pod: Pod) -> bool:
+        """Ask for the pod. Returns whether nobody had before. Raises ApiError where it is to be tried again."""
+        uid = pod.metadata.uid
+        made = True
+        try:
+            await self._client.create(self._kind, eviction_request_for(pod))
+        except AlreadyExists:
+            made = False  # by the process before this one, and on its way to the store
+        except _TRANSIENT:
+            raise
+        except ApiError as error:
+            # Not served any more, not permitted, a quota, a webhook: the pod is evicted as it is elsewhere.
+            log.info("drain.request_refused", pod=str(pod.metadata.key), error=str(error))
+            self._refused.add(uid)
+            made = False
+        self._first_asked.setdefault(uid, self._clock.now())
+        return made
+
+    async def reconcile(self, key: ObjectKey) -> None:
+        """Withdraw this request if nobody wants it."""
+        request = self.informer.store.get(key)
+        if request is None or not is_draco_request(request) or request.metadata.deletion_timestamp is not None:
+            return
+        uid, target = pod_uid(request), request.spec.target.pod
+        pod = self._view.pods.store.get(ObjectKey(key.namespace, target.name)) if target else None
+        pod = pod if pod and pod.metadata.uid == uid else None
+        held = self._held_by(pod)
+        if is_wanted(pod, held, self._view.maintenances.store.values(), self._is_paused):
+            return
+        # Another replica may lead by now and know of maintenances that this one does not.
+        if pod and is_wanted(pod, held, await self._client.list(DEVICE_MAINTENANCES), self._is_paused):
+            return
+        try:
+            await self._client.delete(self._kind, key, uid=request.metadata.uid)
+        except (NotFound, Conflict):
+            pass  # it is gone, or another one, which wakes us
+        else:
+            log.info("drain.request_withdrawn", request=str(key), pod=target.name if target else "")
+        self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        self._first_asked.pop(uid, None)
+        self._refused.discard(uid)
+
+    def _held_by(self, pod: Pod | None) -> frozenset[DeviceKey]:
+        claims = [self._view.claims.store.get(key) for key in pod.claims] if pod else []
+        return frozenset(device for claim in claims if claim is not None for device in claim.devices_held)
+
+    def _is_paused(self, maintenance: DeviceMaintenance) -> bool:
+        return bool(self._paused([each.key for each in maintenance.status.devices]))
+
+    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[ObjectKey], None]) -> None:
+        if change.after is None and change.before is not None:
+            self._forget(change.before.metadata.uid)
+        for pod in change.versions[:1]:
+            if self.informer.store.get(request_key(pod)) is not None:
+                wake(request_key(pod))
+
+    def _wake_all(self, wake: Callable[[ObjectKey], None]) -> None:
+        for key in self.all_keys():
+            wake(key)
+
+
+def _held(claim: ResourceClaim) -> object:
+    return claim.devices_held
+
+
+def _limits(budget: MaintenanceBudget) -> object:
+    return budget.spec
+
+
+def _decisive(maintenance: DeviceMaintenance) -> tuple[Any, ...]:
+    """What of it decides whether pods are to leave."""
+    meta, spec, status = maintenance.metadata, maintenance.spec, maintenance.status
+    return meta.deletion_timestamp, spec.drain, spec.cancelled, spec.finished, status.phase, status.devices
