@@ -15,7 +15,7 @@ from draco.controller.reviews import MOST_WARNINGS, ReviewOutcome, answer_to, ch
 from draco.health.policy import ready
 from draco.kube.clock import Clock
 from draco.maintenance.schedule import schedule_problem
-from draco.maintenance.selection import test_of
+from draco.maintenance.selecting.selectors import test_of
 from draco.mig_policy.matching import rules_of
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import MigPolicy

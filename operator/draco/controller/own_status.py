@@ -29,7 +29,7 @@ _LONGEST_REST_S = 10.0
 """People wait for what a status says, and no longer than this however large the fleet is."""
 
 
-class Policy(ApiObject, Protocol):
+class CountedPolicy(ApiObject, Protocol):
     """A policy, whose status is counted over the fleet."""
 
     @property
@@ -39,7 +39,7 @@ class Policy(ApiObject, Protocol):
 
 
 T = TypeVar("T", bound=ApiObject)
-P = TypeVar("P", bound=Policy)
+P = TypeVar("P", bound=CountedPolicy)
 
 
 class OwnStatus(Generic[T]):

@@ -19,7 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
-from draco.maintenance.fences import is_fence
+from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod

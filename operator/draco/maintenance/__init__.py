@@ -3,7 +3,9 @@
 Owns the state machine of DeviceMaintenance as one function from what is seen to a plan. Must not read a clock, write a log or
 talk to the API server: the controller carries the plans out.
 
-Rooms: `rules` (the exact taint rule of one device, and a rule on one device put on all that is the same hardware), `matching`
-(which devices a request concerns), `plan` (the state machine, from `plan_input`), `readiness` (whether work may start), `wording`
-(what it says of itself), `isolation` (what agents are notified of it).
+`plan` is the state machine, made from a `plan_input`, and `phases` the same as a table; `readiness` says whether work may start,
+`gate` and `schedule` whether a request may begin, `wording` what it says of itself. `rules` is the taint rule of one device.
+
+Rooms: `selecting` (which devices a request means, and what taking them would do), `budgets` (how many at once, and whose turn it
+is), `isolating` (what keeps claims off), `draining` (how pods leave), `working` (Jobs, and verification).
 """

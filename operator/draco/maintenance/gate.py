@@ -1,7 +1,7 @@
 """What holds a request back from isolating its devices, the first thing first.
 
-Owns the order of these checks and their reasons. Whether budgets let it begin is `admission`'s to say, whether the selection can
-be meant is `selection`'s; both are told here.
+Owns the order of these checks and their reasons. Whether budgets let it begin is `budgets`' to say, whether the selection can
+be meant is `selecting`'s; both are told here.
 """
 
 from collections.abc import Collection, Sequence

@@ -15,7 +15,7 @@ from draco.maintenance.conditions import (
     CONDITION_VERIFIED,
     REASON_RETURNING,
 )
-from draco.maintenance.matching import OVER
+from draco.maintenance.selecting.matching import OVER
 from draco.resources.api.maintenance import DeviceMaintenanceStatus, MaintenancePhase
 
 

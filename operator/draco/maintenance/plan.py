@@ -25,7 +25,7 @@ from draco.maintenance.conditions import (
     says,
 )
 from draco.maintenance.gate import Waiting, what_holds_up
-from draco.maintenance.matching import OVER, has_begun
+from draco.maintenance.isolating.standing import listed_devices, replaced_boards, standing_of
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import JobsState
 from draco.maintenance.readiness import (
@@ -38,8 +38,8 @@ from draco.maintenance.readiness import (
 )
 from draco.maintenance.rules import maintained_device
 from draco.maintenance.schedule import time_left
-from draco.maintenance.standing import listed_devices, replaced_boards, standing_of
-from draco.maintenance.verification import VerificationVerdict, verdict_of
+from draco.maintenance.selecting.matching import OVER, has_begun
+from draco.maintenance.working.verification import VerificationVerdict, verdict_of
 from draco.resources.api.maintenance import DeadlineAction, DeviceMaintenance, DeviceMaintenanceStatus, MaintenancePhase
 from draco.resources.api.meta import Condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 import msgspec
 
 from draco.maintenance.gate import Admitted, SelectionProblem, Waiting
-from draco.maintenance.matching import MaintenanceScope, MaintenanceSelection, fixed_selection
 from draco.maintenance.progress import DrainState, JobsState
-from draco.maintenance.verification import AgentVerdict
+from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, fixed_selection
+from draco.maintenance.working.verification import AgentVerdict
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal
 from draco.resources.api.meta import ObjectKey

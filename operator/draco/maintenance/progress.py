@@ -1,6 +1,6 @@
 """How draining and the Jobs of a request go, as the state machine is told of it.
 
-Owns the structs only: who is evicted is `drain`'s to plan, which Jobs are made is that of `jobs`.
+Owns the structs only: who is evicted is `draining`'s to plan, which Jobs are made is that of `working`.
 """
 
 from datetime import timedelta

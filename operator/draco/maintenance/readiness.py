@@ -11,9 +11,9 @@ import msgspec
 
 from draco.maintenance import wording
 from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, says
+from draco.maintenance.isolating.standing import Standing
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import overlapped
-from draco.maintenance.standing import Standing
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, timed
 from draco.resources.api.taints import BLOCKING_EFFECTS

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from draco.maintenance.matching import OVER
+from draco.maintenance.selecting.matching import OVER
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.maintenances import phase_of, pods_using
 from draco.overview.status import natural

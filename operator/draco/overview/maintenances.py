@@ -6,7 +6,7 @@ stands is the operator's to say; nothing is decided here, and nothing read.
 
 from collections.abc import Iterable, Mapping
 
-from draco.maintenance.matching import OVER
+from draco.maintenance.selecting.matching import OVER
 from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import (

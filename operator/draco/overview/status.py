@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from draco.maintenance.fences import fenced_node
-from draco.maintenance.matching import OVER
+from draco.maintenance.isolating.fences import fenced_node
+from draco.maintenance.selecting.matching import OVER
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
 from draco.overview.installation import troubles

@@ -14,7 +14,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.events.events import EventRecorder
 from draco.logs import configure_log
-from draco.maintenance.fleet import CLIQUE_LABEL
+from draco.maintenance.selecting.fleet import CLIQUE_LABEL
 from draco.resources.names import NodeName
 from draco_local.simulator.kubelet.node_object import NodeShape
 from draco_local.simulator.kubelet.podfeed import PodFeed

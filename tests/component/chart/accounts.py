@@ -19,7 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
 from draco.kube.events.events import EventRecorder
-from draco.maintenance.fences import fence_name
+from draco.maintenance.isolating.fences import fence_name
 from draco.options import MetricsSettings
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from draco.kube.errors import ApiError
-from draco.maintenance.eviction_requests import eviction_request_for, request_key
+from draco.maintenance.draining.eviction_requests import eviction_request_for, request_key
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import EVICTION_REQUESTS

@@ -19,8 +19,8 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover_for_operator
 from draco.kube.errors import ApiStatus, NotFound, from_status
-from draco.maintenance import drain
-from draco.maintenance.eviction_requests import REQUESTER, request_key
+from draco.maintenance.draining import drain
+from draco.maintenance.draining.eviction_requests import REQUESTER, request_key
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from draco.maintenance.standing import LISTED_DEVICES
+from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase, MaintenanceTaint

@@ -15,8 +15,8 @@ from draco.controller.taints import reach as rule_reach
 from draco.controller.taints.reach import NAMED_RULES, OTHERS, RuleReach, register_reach
 from draco.controller.view import ClusterView
 from draco.kube.watch.informer import Informer
-from draco.maintenance.impact import TaintAmounts
 from draco.maintenance.rules import plan_extensions, rule_for
+from draco.maintenance.selecting.impact import TaintAmounts
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import a_claim, a_device_key, a_maintenance, a_pod, a_rule, a_slice

@@ -9,13 +9,13 @@ import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.conditions import is_returning
-from draco.maintenance.fleet import FleetPool, PhysicalGpu, gpus_of
-from draco.maintenance.matching import MaintenanceScope, has_begun
 from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
-from draco.maintenance.rehearsal import PoolSelection, Selected
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
-from draco.maintenance.selection import test_of
-from draco.maintenance.verification import AgentVerdict
+from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu, gpus_of
+from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
+from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
+from draco.maintenance.selecting.selectors import test_of
+from draco.maintenance.working.verification import AgentVerdict
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
 from draco.resources.api.maintenance import (
     Approval,

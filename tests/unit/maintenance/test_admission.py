@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.maintenance.admission import BudgetLimit, FailedRequest, StartCandidate, StartDecision, admit
-from draco.maintenance.fleet import PhysicalGpu
+from draco.maintenance.budgets.admission import BudgetLimit, FailedRequest, StartCandidate, StartDecision, admit
+from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.resources.api.maintenance import BudgetScope, MaintenanceBudgetSpec
 from draco.resources.names import NVIDIA_DRIVER
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
-from draco.maintenance.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.gate import POOL_INCOMPLETE
-from draco.maintenance.matching import MaintenanceSelection, incomplete_pools, scope_of
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.rehearsal import PoolSelection
-from draco.maintenance.selection import test_of as asked_by
+from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.selecting.matching import MaintenanceSelection, incomplete_pools, scope_of
+from draco.maintenance.selecting.rehearsal import PoolSelection
+from draco.maintenance.selecting.selectors import test_of as asked_by
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.maintenance import BudgetScope, MaintenanceBudgetSpec, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.slices import ResourceSlice

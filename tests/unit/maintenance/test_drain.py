@@ -7,8 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.disruption import covering, never_allows, why_refused
-from draco.maintenance.drain import ANNOTATION_MIRROR, ASKED_AT_ONCE, AskedPod, DrainInput, is_eviction_over, plan_drain
+from draco.maintenance.draining.disruption import covering, never_allows, why_refused
+from draco.maintenance.draining.drain import (
+    ANNOTATION_MIRROR,
+    ASKED_AT_ONCE,
+    AskedPod,
+    DrainInput,
+    is_eviction_over,
+    plan_drain,
+)
 from draco.maintenance.progress import DrainState
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodExtendedResourceClaimStatus, PodStatus

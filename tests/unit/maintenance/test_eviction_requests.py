@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.drain import ASKED_AT_ONCE, TAKEN_ON_WITHIN, AskedPod, DrainInput, plan_drain
-from draco.maintenance.eviction_requests import (
+from draco.maintenance.draining.drain import ASKED_AT_ONCE, TAKEN_ON_WITHIN, AskedPod, DrainInput, plan_drain
+from draco.maintenance.draining.eviction_requests import (
     RequestedEviction,
     RequestStanding,
     eviction_request_for,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from draco.maintenance.impact import (
+from draco.maintenance.selecting.impact import (
     BudgetImpact,
     EvictedPod,
     TaintAmounts,

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from draco.cel import compile_selector, device_view
-from draco.maintenance.job_manifests import DEFAULT_DEADLINE_S, claim_manifest, device_class_for, job_manifest
-from draco.maintenance.jobs import JobTarget, is_own_claim, job_name, jobs_state, targets_of
 from draco.maintenance.progress import JobsState, Purpose
+from draco.maintenance.working.jobs import JobTarget, is_own_claim, job_name, jobs_state, targets_of
+from draco.maintenance.working.manifests import DEFAULT_DEADLINE_S, claim_manifest, device_class_for, job_manifest
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import (
     DeviceMaintenance,

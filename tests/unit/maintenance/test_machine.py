@@ -25,33 +25,30 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
-from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
-from draco.maintenance.fleet import gpus_of
+from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
+from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
-from draco.maintenance.matching import OVER, MaintenanceSelection, fixed_selection, has_begun, is_exact, scope_of
 from draco.maintenance.phases import row_of
 from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
-from draco.maintenance.rehearsal import scope_devices
-from draco.maintenance.rules import isolated_board, isolated_boards, maintained_device, maintenance_uid
-from draco.maintenance.schedule import start_time
+from draco.maintenance.rules import isolated_boards, maintained_device, maintenance_uid
+from draco.maintenance.selecting.fleet import gpus_of
+from draco.maintenance.selecting.matching import MaintenanceSelection, fixed_selection, has_begun, scope_of
+from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.maintenance import (
-    Approval,
     DeviceMaintenance,
     MaintenanceBudgetSpec,
-    MaintenancePhase,
     MaintenanceSelector,
     MaintenanceTaint,
-    VerificationMode,
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import MOMENT, a_claim, a_maintenance, a_rule
 from tests.side_by_side import REPORTS
+from tests.unit.maintenance.machine_rest import judge_at_rest
 from tests.unit.maintenance.machine_world import (
     KINDS,
     POOL,
@@ -67,7 +64,6 @@ from tests.unit.maintenance.machine_world import (
     jobs_of,
     kept_out,
     key,
-    made,
     number,
     out_of_service,
     rivals,
@@ -518,7 +514,14 @@ class Maintenance(RuleBasedStateMachine):
         for uid in {maintenance_uid(each) for each in self.ours()}:
             assert uid in self.world.requests, "a rule without an owner"
         for request in self.world.requests.values():
-            self.judge_at_rest(request)
+            judge_at_rest(
+                request,
+                self.world,
+                [each for each in self.ours() if maintenance_uid(each) == request.metadata.uid],
+                now=self.now,
+                tolerated=self.tolerant,
+                work=self.heard_of_jobs(request),
+            )
         self.change(requests={})
         self.come_to_rest()
         assert list(self.world.rules) == [FOREIGN.metadata.name], "requests are gone, and not all is given back"
@@ -534,67 +537,6 @@ class Maintenance(RuleBasedStateMachine):
             if self.world is before:
                 return
         pytest.fail("the operator does not come to rest")
-
-    def judge_at_rest(self, request: DeviceMaintenance) -> None:
-        rules = [each for each in self.ours() if maintenance_uid(each) == request.metadata.uid]
-        devices = {device.device: rule for rule in rules if (device := maintained_device(rule))}
-        assert len(devices) == len(rules), "a rule that is not exact survived"
-        phase = request.status.phase
-        if phase in OVER:
-            assert not devices
-            return
-        assert not request.spec.cancelled
-        if not has_begun(request):
-            assert not any(rule.spec.taint.effect in BLOCKING_EFFECTS for rule in devices.values())
-            waits = request.spec.approval is Approval.REQUIRED and not request.spec.approved
-            waits = waits or self.world.paused or self.world.limit is not None or self.world.percent is not None
-            assert phase is not MaintenancePhase.REHEARSED or waits or not start_time(request, self.now).is_now
-            return
-        if request.spec.finished or says(request, CONDITION_WORKED):
-            # Only what is not verified stays: a GPU is sick, or a Job goes on or has failed.
-            assert phase in {MaintenancePhase.VERIFYING, MaintenancePhase.FAILED}
-            assert self.world.sick or request.spec.verification.mode is VerificationMode.JOB
-            return
-        self.judge_extent(request, devices)
-        boards = dict(self.world.devices)
-        boards |= {
-            number(name): uuid for name, uuid in boards.items()
-        }  # also of a whole GPU that is published in parts
-        swapped = any(
-            isolated_board(each) not in {"", boards.get(name, "")} for name, each in devices.items() if name in boards
-        )
-        if phase is MaintenancePhase.FAILED:
-            late = request.spec.deadline is not None and request.status.started_at is None
-            assert late or self.heard_of_jobs(request) == "failed"
-        elif not devices or request.spec.taint.effect not in BLOCKING_EFFECTS:
-            assert phase is MaintenancePhase.PENDING
-        elif not in_use(request, self.world) and not swapped and not self.tolerant:
-            others = [
-                each
-                for each in rivals(request, self.world)
-                if each.spec.taint.effect in BLOCKING_EFFECTS and not each.spec.finished
-            ]
-            works = any(each.status.phase is MaintenancePhase.IN_MAINTENANCE for each in others)
-            if phase is MaintenancePhase.IN_MAINTENANCE:
-                assert not works
-            else:  # who was ready before an older one came to isolate anything keeps the device
-                assert phase is MaintenancePhase.ISOLATED
-                assert works or any(made(each) < made(request) for each in others)
-        else:
-            assert phase in {MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING}
-
-    def judge_extent(self, request: DeviceMaintenance, devices: dict[str, DeviceTaintRule]) -> None:
-        """Everything that is meant, and is there, has a rule."""
-        asked, boards = request.spec.device_selector.device, dict(self.world.devices)
-        if not is_exact(request.spec.device_selector):  # what it means was fixed when it began
-            meant = {each.device for each in request.status.devices if not each.overlaps}
-            assert boards.keys() & meant <= devices.keys()
-        elif not asked or asked in boards or any(number(name) == asked for name in boards):
-            assert {name for name in boards if not asked or same(name, asked)} <= devices.keys()
-        elif asked in devices:  # it went elsewhere with its board, or into what the board is divided into now
-            board, part = isolated_board(devices[asked]), asked.removeprefix(number(asked))
-            there = {name for name, uuid in boards.items() if uuid == board}
-            assert {name for name in there if same(number(name) + part, name)} <= devices.keys()
 
     # -- the model's own bookkeeping
 

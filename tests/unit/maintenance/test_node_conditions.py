@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.node_conditions import node_conditions, timed_conditions
+from draco.maintenance.isolating.node_conditions import node_conditions, timed_conditions
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import MOMENT, a_maintenance, a_slice

@@ -10,13 +10,13 @@ import pytest
 
 from draco.maintenance.conditions import is_returning
 from draco.maintenance.gate import SelectionProblem, Waiting
-from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.phases import PHASES, row_of
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, FailedJob, JobsState
 from draco.maintenance.rules import rule_for
-from draco.maintenance.verification import AgentVerdict
+from draco.maintenance.selecting.matching import MaintenanceScope
+from draco.maintenance.working.verification import AgentVerdict
 from draco.resources.api.maintenance import (
     Approval,
     DeadlineAction,

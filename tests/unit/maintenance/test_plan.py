@@ -8,11 +8,11 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK
-from draco.maintenance.matching import MaintenanceScope, scope_of
+from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
-from draco.maintenance.standing import LISTED_DEVICES
+from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
 from draco.resources.api.meta import Condition
 from draco.resources.api.slices import ResourceSlice

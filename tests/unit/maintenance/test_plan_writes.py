@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, says
-from draco.maintenance.matching import MaintenanceScope, has_begun
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import rule_for
+from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
 from draco.resources.api.maintenance import MaintainedDevice
 from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.fleet import PhysicalGpu
-from draco.maintenance.rehearsal import (
+from draco.maintenance.selecting.fleet import PhysicalGpu
+from draco.maintenance.selecting.rehearsal import (
     NAMED,
     ClassSupply,
     RehearsedObjects,

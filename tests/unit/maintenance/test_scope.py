@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.matching import MaintenanceScope, scope_of
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import isolated_board, maintained_device, rule_for
+from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey

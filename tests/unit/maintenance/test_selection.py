@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from draco.maintenance.fleet import FleetPool
-from draco.maintenance.rehearsal import PoolSelection, Selected
-from draco.maintenance.selection import MOST_DEVICES, DeviceTest
-from draco.maintenance.selection import test_of as selector_test
-from draco.maintenance.selection import test_of_class as class_test
+from draco.maintenance.selecting.fleet import FleetPool
+from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
+from draco.maintenance.selecting.selectors import MOST_DEVICES, DeviceTest
+from draco.maintenance.selecting.selectors import test_of as selector_test
+from draco.maintenance.selecting.selectors import test_of_class as class_test
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.maintenance import MaintenanceSelector
 from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice

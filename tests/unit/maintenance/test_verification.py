@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from draco.maintenance.conditions import CONDITION_VERIFIED
-from draco.maintenance.matching import MaintenanceScope
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import FailedJob, JobsState
 from draco.maintenance.rules import rule_for
-from draco.maintenance.verification import AgentVerdict, VerificationVerdict, agents_say, verdict_of
+from draco.maintenance.selecting.matching import MaintenanceScope
+from draco.maintenance.working.verification import AgentVerdict, VerificationVerdict, agents_say, verdict_of
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import FaultFamily, GpuFaultStatus, HealthEffect
 from draco.resources.api.maintenance import (

@@ -7,11 +7,11 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.conditions import CONDITION_ISOLATED
-from draco.maintenance.isolation import isolated_gpus, not_heeded, not_reached
-from draco.maintenance.matching import scope_of
+from draco.maintenance.isolating.entries import isolated_gpus, not_heeded, not_reached
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import isolated_boards
+from draco.maintenance.selecting.matching import scope_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint

@@ -8,7 +8,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.pools import SliceState
 from draco.allocation.fleet.supply import SupplyState, count_supply
-from draco.maintenance.matching import scope_of
+from draco.maintenance.selecting.matching import scope_of
 from draco.resources.api.maintenance import MaintenanceSelector
 from draco.resources.api.slices import (
     Device,

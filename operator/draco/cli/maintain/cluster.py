@@ -18,7 +18,7 @@ from draco.kube.connect.client import Client, decode
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
 from draco.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
-from draco.maintenance.rehearsal import RehearsedObjects
+from draco.maintenance.selecting.rehearsal import RehearsedObjects
 from draco.overview.installation import OPERATORS, leading
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget

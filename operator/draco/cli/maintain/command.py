@@ -1,7 +1,7 @@
 """`draco maintain`: take devices out of service, see how far that is, and give them back.
 
 Owns the options, what is asked before pods are evicted, and the order of reading, showing and writing. What was written on the
-command line means is `requests`', what may be done in which phase `changes`', what a request would do `maintenance.rehearsal`'s.
+command line means is `requests`', what may be done in which phase `changes`', what a request would do `maintenance.selecting`'s.
 """
 
 import sys
@@ -19,7 +19,7 @@ from draco.cli.maintain.following import follow
 from draco.cli.maintain.requests import DURATION_HELP, MaintainError, StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
 from draco.cli.output import echo, print_document, print_yaml
-from draco.maintenance.rehearsal import Rehearsal, rehearse
+from draco.maintenance.selecting.rehearsal import Rehearsal, rehearse
 from draco.overview.maintenances import PAUSE, maintenance_view, pause_warning
 from draco.overview.status_schema import MaintenanceView
 from draco.resources.api.base import OutputStruct

@@ -1,7 +1,7 @@
 """What people write on the command line of `draco maintain start`, as a DeviceMaintenance.
 
 Owns these short forms, the names that requests get, and what is said of options that make no sense. Reads nothing and knows no
-clock: the time is an argument. What the request would do is `maintenance.rehearsal`'s to say.
+clock: the time is an argument. What the request would do is `maintenance.selecting`'s to say.
 """
 
 import re

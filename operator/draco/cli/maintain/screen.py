@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draco.cli.output import echo, visible
-from draco.maintenance.rehearsal import Rehearsal
+from draco.maintenance.selecting.rehearsal import Rehearsal
 from draco.overview.maintenances import pause_warning
 from draco.overview.status_schema import ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.maintenance import (

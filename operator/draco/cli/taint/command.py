@@ -24,7 +24,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
 from draco.kube.errors import NotFound
-from draco.maintenance.impact import TaintImpact, sentences
+from draco.maintenance.selecting.impact import TaintImpact, sentences
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.overview.taint_rules import TaintedCluster, rule_views, view_of

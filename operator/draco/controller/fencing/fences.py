@@ -20,7 +20,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
 from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
-from draco.maintenance.fences import fence_for, fenced_node, is_fence
+from draco.maintenance.isolating.fences import fence_for, fenced_node, is_fence
 from draco.maintenance.rules import isolates_as
 from draco.resources.api.core import ObjectReference
 from draco.resources.api.draco import GpuNode

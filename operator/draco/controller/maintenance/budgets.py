@@ -18,14 +18,21 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.store import Change
-from draco.maintenance.admission import BudgetLimit, FailedRequest, StartCandidate, StartDecision, admit, paused_by
-from draco.maintenance.budget_status import budget_status
+from draco.maintenance.budgets.admission import (
+    BudgetLimit,
+    FailedRequest,
+    StartCandidate,
+    StartDecision,
+    admit,
+    paused_by,
+)
+from draco.maintenance.budgets.status import budget_status
 from draco.maintenance.conditions import is_returning
-from draco.maintenance.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
 from draco.maintenance.gate import Admitted, Waiting
-from draco.maintenance.matching import OVER, has_begun
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
+from draco.maintenance.selecting.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
+from draco.maintenance.selecting.matching import OVER, has_begun
 from draco.resources.api.maintenance import (
     BudgetScope,
     DeviceMaintenance,

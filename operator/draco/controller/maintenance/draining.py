@@ -1,4 +1,4 @@
-"""Evicts the pods that hold devices under maintenance, as `maintenance.drain` decides.
+"""Evicts the pods that hold devices under maintenance, as `maintenance.draining` decides.
 
 Owns the evictions, their Events, and what is remembered of them: when each pod was asked last, and what stood in the way. That is
 lost with the process, and nothing depends on it but the pace. Every eviction names the UID of the pod that was seen, so that one
@@ -31,7 +31,7 @@ from draco.kube.errors import (
 )
 from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
-from draco.maintenance.drain import AskedPod, DrainInput, plan_drain
+from draco.maintenance.draining.drain import AskedPod, DrainInput, plan_drain
 from draco.maintenance.progress import DrainState
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget

@@ -2,7 +2,7 @@
 
 Owns the EvictionRequests: where they are served they are followed, one per pod is made, and one that no maintenance wants any
 more is deleted, no matter which process made it. Nothing of this is remembered but when the cluster was asked first, which is
-lost with the process and costs a pause. What a request says and when it is wanted is `maintenance.eviction_requests`' to decide.
+lost with the process and costs a pause. What a request says and when it is wanted is `maintenance.draining`'s to decide.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +17,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.maintenance.eviction_requests import (
+from draco.maintenance.draining.eviction_requests import (
     RequestedEviction,
     RequestStanding,
     eviction_request_for,

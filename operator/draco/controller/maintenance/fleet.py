@@ -12,9 +12,9 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
-from draco.maintenance.fleet import FleetPool, PhysicalGpu
-from draco.maintenance.rehearsal import ClassSupply, PoolSelection, Selected, tainted
-from draco.maintenance.selection import DeviceTest, test_of, test_of_class
+from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.selecting.rehearsal import ClassSupply, PoolSelection, Selected, tainted
+from draco.maintenance.selecting.selectors import DeviceTest, test_of, test_of_class
 from draco.resources.api.maintenance import MaintainedDevice, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice

@@ -1,4 +1,4 @@
-"""Runs the Jobs of requests for maintenance, in Draco's own namespace, as `maintenance.jobs` decides.
+"""Runs the Jobs of requests for maintenance, in Draco's own namespace, as `maintenance.working` decides.
 
 Owns the watch of these Jobs and their pods, and the writes: Jobs, and the claims by which those for verification hold a GPU. They
 are made from suspended CronJobs that an administrator keeps there. Nothing outside that namespace is read or written, so that no
@@ -20,9 +20,17 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.maintenance.job_manifests import claim_manifest, device_class_for, job_manifest
-from draco.maintenance.jobs import JobTarget, cron_job_of, is_own, is_own_claim, job_name, jobs_state, targets_of
 from draco.maintenance.progress import JobsState, Purpose
+from draco.maintenance.working.jobs import (
+    JobTarget,
+    cron_job_of,
+    is_own,
+    is_own_claim,
+    job_name,
+    jobs_state,
+    targets_of,
+)
+from draco.maintenance.working.manifests import claim_manifest, device_class_for, job_manifest
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey

@@ -1,4 +1,4 @@
-"""Says on Nodes that all their devices are in maintenance, as `maintenance.node_conditions` decides.
+"""Says on Nodes that all their devices are in maintenance, as `maintenance.isolating` decides.
 
 Owns the wake-ups and these conditions, and nothing else of a Node: no label, no taint, not whether pods may come. Keys are names
 of nodes.
@@ -13,7 +13,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
-from draco.maintenance.node_conditions import REASON, TYPES, node_conditions, timed_conditions
+from draco.maintenance.isolating.node_conditions import REASON, TYPES, node_conditions, timed_conditions
 from draco.resources.api.core import Node, NodeCondition
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey

@@ -22,17 +22,17 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.maintenance.admission import StartCandidate
+from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
-from draco.maintenance.fleet import PhysicalGpu
 from draco.maintenance.gate import POOL_INCOMPLETE, Admitted, Waiting, what_holds_up
-from draco.maintenance.matching import OVER, fixed_selection, has_begun
 from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
-from draco.maintenance.rehearsal import scope_devices
 from draco.maintenance.rules import maintenance_uid
+from draco.maintenance.selecting.fleet import PhysicalGpu
+from draco.maintenance.selecting.matching import OVER, fixed_selection, has_begun
+from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode

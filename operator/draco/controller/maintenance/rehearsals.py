@@ -15,8 +15,8 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden
 from draco.maintenance.gate import SelectionProblem
-from draco.maintenance.matching import MaintenanceSelection, is_exact, scope_of
-from draco.maintenance.rehearsal import rehearsal_of, scope_devices, takes_most
+from draco.maintenance.selecting.matching import MaintenanceSelection, is_exact, scope_of
+from draco.maintenance.selecting.rehearsal import rehearsal_of, scope_devices, takes_most
 from draco.resources.api.core import PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS

@@ -16,8 +16,11 @@ from draco.controller.maintenance.parts import Drains, RunsJobs
 from draco.controller.maintenance.rehearsals import Rehearsed
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
-from draco.maintenance.isolation import not_heeded, not_reached
-from draco.maintenance.matching import (
+from draco.maintenance.isolating.entries import not_heeded, not_reached
+from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.progress import DrainState, Purpose
+from draco.maintenance.rules import isolated_boards
+from draco.maintenance.selecting.matching import (
     OVER,
     MaintenanceScope,
     MaintenanceSelection,
@@ -26,10 +29,7 @@ from draco.maintenance.matching import (
     incomplete_pools,
     scope_of,
 )
-from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.progress import DrainState, Purpose
-from draco.maintenance.rules import isolated_boards
-from draco.maintenance.verification import AgentVerdict, agents_say
+from draco.maintenance.working.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import DeviceMaintenance

@@ -19,8 +19,8 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
-from draco.maintenance.isolation import isolated_gpus
-from draco.maintenance.matching import has_begun, is_exact
+from draco.maintenance.isolating.entries import isolated_gpus
+from draco.maintenance.selecting.matching import has_begun, is_exact
 from draco.mig_policy.decide import NodeDecision
 from draco.mig_policy.promises import promises
 from draco.resources.api.claims import DeviceClass, ResourceClaim

@@ -17,8 +17,8 @@ from draco.kube.connect.retry import attempted
 from draco.kube.errors import Forbidden
 from draco.kube.events.notes import Notes
 from draco.kube.watch.store import Change
-from draco.maintenance.impact import TaintImpact, impact_of, sentences, with_budgets
 from draco.maintenance.rules import is_draco_own, means
+from draco.maintenance.selecting.impact import TaintImpact, impact_of, sentences, with_budgets
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
 from draco.resources.api.slices import ResourceSlice

@@ -1,6 +1,6 @@
 """EvictionRequest: asking the cluster to make a pod leave, rather than evicting it oneself.
 
-Owns the struct only. What a request says, and what its status means, is `maintenance.eviction_requests`' to know.
+Owns the struct only. What a request says, and what its status means, is `maintenance.draining`'s to know.
 """
 
 from draco.resources.api.base import ApiStruct

@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from draco.maintenance.disruption import ENDS_BY_ITSELF, what_blocks, why_refused
-from draco.maintenance.eviction_requests import RequestedEviction, RequestStanding, asks_by_request
-from draco.maintenance.impact import reserved_pods, tolerated_for
+from draco.maintenance.draining.disruption import ENDS_BY_ITSELF, what_blocks, why_refused
+from draco.maintenance.draining.eviction_requests import RequestedEviction, RequestStanding, asks_by_request
 from draco.maintenance.progress import DrainState, RefusedEviction
+from draco.maintenance.selecting.impact import reserved_pods, tolerated_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy

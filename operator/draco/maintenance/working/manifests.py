@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Final
 
-from draco.maintenance.jobs import JobTarget, job_name, labels_of
 from draco.maintenance.progress import Purpose
+from draco.maintenance.working.jobs import JobTarget, job_name, labels_of
 from draco.resources.api.jobs import CronJob
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import OwnerReference

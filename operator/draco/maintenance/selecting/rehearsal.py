@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from draco.maintenance.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.gate import SelectionProblem
-from draco.maintenance.impact import budget_impacts, impact_of
-from draco.maintenance.matching import MaintenanceScope, MaintenanceSelection, is_exact, scope_of
 from draco.maintenance.schedule import schedule_problem
-from draco.maintenance.selection import (
+from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.selecting.impact import budget_impacts, impact_of
+from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, is_exact, scope_of
+from draco.maintenance.selecting.selectors import (
     MOST_DEVICES,
     RequestTest,
     most_of_class,

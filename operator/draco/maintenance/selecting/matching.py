@@ -1,7 +1,7 @@
 """Which devices a request for maintenance concerns: those it names, and all that are the same hardware.
 
 Owns the matching of a selection against published devices, for any driver, and when a selection is fixed. What node, class and
-CEL select is `selection`'s to find, what is the same hardware `allocation.hardware`'s to say.
+CEL select is `selectors`' to find, what is the same hardware `allocation.hardware`'s to say.
 """
 
 from collections.abc import Iterable, Mapping

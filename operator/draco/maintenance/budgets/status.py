@@ -7,8 +7,8 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Final
 
-from draco.maintenance.admission import BudgetLimit
-from draco.maintenance.fleet import PhysicalGpu
+from draco.maintenance.budgets.admission import BudgetLimit
+from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.resources.api.maintenance import MaintenanceBudget, MaintenanceBudgetStatus
 from draco.resources.api.meta import Condition, timed
 from draco.resources.texts import agreeing, counted

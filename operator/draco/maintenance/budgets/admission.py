@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from draco.maintenance.fleet import PhysicalGpu
 from draco.maintenance.gate import Waiting
+from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.resources.api.maintenance import BudgetScope, MaintenanceBudgetSpec
 from draco.resources.names import PoolKey
 from draco.resources.texts import counted, listed

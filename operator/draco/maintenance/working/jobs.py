@@ -2,7 +2,7 @@
 
 Each physical GPU of a request has one Job of each purpose, by a name that follows from both, so that an operator that died
 between any two writes makes none twice. Owns the names and the reading of Jobs and their pods, in sentences. What is written into
-a Job is `job_manifests`' business.
+a Job is `manifests`' business.
 """
 
 import hashlib

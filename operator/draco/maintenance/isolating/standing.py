@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
-from draco.maintenance.matching import MaintenanceScope, MaintenanceSelection
 from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
+from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintainedDevice
 from draco.resources.api.meta import ObjectKey

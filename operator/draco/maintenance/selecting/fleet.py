@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.selection import DeviceTest
+from draco.maintenance.selecting.selectors import DeviceTest
 from draco.resources.api.maintenance import MaintainedDevice
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.names import DeviceKey, PoolKey, read_partition_name

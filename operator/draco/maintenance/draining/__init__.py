@@ -1,0 +1,1 @@
+"""How pods leave devices that are taken out of service."""

@@ -1,0 +1,1 @@
+"""Which devices a request means, and what taking them out of service would do."""

@@ -1,0 +1,1 @@
+"""The Jobs that do the work, and how it is verified."""
