@@ -29,7 +29,15 @@ from draco.maintenance.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, CONDITION_WORKED, is_returning, says
 from draco.maintenance.fleet import gpus_of
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
-from draco.maintenance.matching import OVER, MaintenanceSelection, fixed_selection, has_begun, is_exact, scope_of
+from draco.maintenance.matching import (
+    OVER,
+    MaintenanceSelection,
+    fixed_selection,
+    has_begun,
+    is_exact,
+    scope_of,
+    vanished,
+)
 from draco.maintenance.phases import row_of
 from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
@@ -357,6 +365,7 @@ class Maintenance(RuleBasedStateMachine):
             others=tuple(each for uid, each in seen.requests.items() if uid != request.metadata.uid),
             claims=claims,
             tolerant=tolerant,
+            vanished=tuple(vanished(isolated_boards(request, rules), {POOL: hardware})),
             settle=timedelta(seconds=SETTLE),
             drain=draining(request, scope, claims, self.now),
             work=jobs_of(request, Purpose.WORK, seen),

@@ -25,6 +25,7 @@ from draco.maintenance.matching import (
     has_begun,
     incomplete_pools,
     scope_of,
+    vanished,
 )
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, Purpose
@@ -108,6 +109,7 @@ class MaintenanceSights:
             tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in own)),
             rules_served=served,
             unheeded=tuple(not_heeded(request, scope, pools, nodes, idle)),
+            vanished=tuple(vanished(isolated, pools)),
             beyond=() if served else tuple(not_reached(scope, pools, nodes)),
             informed=()
             if served
