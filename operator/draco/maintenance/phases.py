@@ -103,6 +103,12 @@ PHASES: Final = (
     _row(_P.ISOLATED, "Obtainable", "a claim waits that tolerates the taint", _KEEP),
     _row(_P.ISOLATED, "Publishing", "an agent is still to publish a device with the taint", _KEEP),
     _row(_P.ISOLATED, "Settling", "isolated and free, but only just", _KEEP),
+    _row(
+        _P.IN_MAINTENANCE,
+        "NotPublished",
+        "isolated and free, and of some device's GPU nothing is published: its node, its driver or the board is away",
+        f"{_KEEP}; Jobs that do the work",
+    ),
     _row(_P.IN_MAINTENANCE, "Free", "isolated and free", f"{_KEEP}; Jobs that do the work"),
     # finished, or all Jobs that do the work have succeeded
     _row(

@@ -24,7 +24,8 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     `scope` is what the request concerns, `selection` what it is about (None: what its selector names), `problem` why that cannot
     be begun with. `rules` are the rules of this request, `others` further requests, `claims` at least those that hold or watch
     one of its devices, `own_claims` those of its Jobs. `tolerant` are claims that wait and may be allocated one in spite of the
-    taint. `unheeded` are devices that agents are still to publish with the taint. `settle` is how long devices stay isolated and
+    taint. `unheeded` are devices that agents are still to publish with the taint, `vanished` those that were isolated and of
+    whose GPU nothing is published now. `settle` is how long devices stay isolated and
     free before work may start: a scheduler learns of a taint a moment late.
 
     `incomplete` are the pools of its devices of which slices are still to come: nothing is begun with then.
@@ -50,6 +51,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     tolerant: tuple[ObjectKey, ...] = ()
     rules_served: bool = True
     unheeded: tuple[DeviceKey, ...] = ()
+    vanished: tuple[DeviceKey, ...] = ()
     beyond: tuple[DeviceKey, ...] = ()
     informed: tuple[str, ...] = ()
     settle: timedelta = timedelta(seconds=2)

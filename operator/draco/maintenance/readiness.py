@@ -80,6 +80,9 @@ def ready_condition(
     elif found.settled_in:
         status, reason = "False", "Settling"
         message = wording.settling(count)
+    elif seen.vanished:
+        status, reason = "True", "NotPublished"
+        message = wording.not_published(seen.vanished, count)
     else:
         status, reason = "True", "Free"
         message = wording.free(count, found.watchers)

@@ -202,6 +202,13 @@ def free(number: int, watchers: Sequence[str]) -> str:
     return f"{said} Only monitoring, with administrative access: {listed(watchers)}." if watchers else said
 
 
+def not_published(devices: Sequence[DeviceKey], number: int) -> str:
+    """Work may begin, or goes on, on what the driver does not publish: it was pulled out, or its node or driver is down."""
+    names = listed([f"{device.device} of {device.pool}" for device in devices])
+    back = agreeing(len(devices), "stays isolated when it comes", "stay isolated when they come")
+    return f"{free(number, ())} {names} {are(len(devices))} not published now, and {back} back."
+
+
 def in_use(held: Mapping[DeviceKey, list[str]], number: int) -> str:
     """Which are held, and by which claims."""
     examples = [

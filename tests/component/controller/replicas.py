@@ -16,7 +16,7 @@ import msgspec
 
 from draco.controller.app import Operator
 from draco.controller.settings import OperatorSettings
-from draco.kube.clock import SystemClock
+from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.kubeconfig import connect
@@ -119,9 +119,10 @@ async def an_operator(
     events_fail_with: list[int] | None = None,
     without_taint_rules: bool = False,
     before_requests: Callable[[str, str], Awaitable[None]] | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
     """A running operator and its task; stopped at the end, unless it died."""
-    clock, stop = SystemClock(), asyncio.Event()
+    clock, stop = clock or SystemClock(), asyncio.Event()
     connection = await connect(served.kubeconfig)
     if dies_after_writes:
         connection = MortalConnection(connection, dies_after_writes)

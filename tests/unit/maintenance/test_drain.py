@@ -87,6 +87,10 @@ def test_pods_have_the_time_to_end_by_themselves_and_are_evicted_then() -> None:
     assert drain(request, [holds("pod")], [runs()], after=timedelta(minutes=10)).evict == keys("pod")
 
 
+def test_pods_are_not_waited_for_because_another_clock_was_ahead() -> None:
+    assert drain(asks(), [holds("pod")], [runs()], after=timedelta(minutes=-10)).evict == keys("pod")
+
+
 def test_only_pods_that_a_claim_on_the_device_is_reserved_for_are_asked() -> None:
     """One may wait for the claim, use another one, or have the name of a pod that it was reserved for."""
     claim = holds("pod", "gone")

@@ -35,7 +35,7 @@ from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_boards, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import gpus_of
-from draco.maintenance.selecting.matching import MaintenanceSelection, fixed_selection, has_begun, scope_of
+from draco.maintenance.selecting.matching import MaintenanceSelection, fixed_selection, has_begun, scope_of, vanished
 from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.maintenance import (
     DeviceMaintenance,
@@ -353,6 +353,7 @@ class Maintenance(RuleBasedStateMachine):
             others=tuple(each for uid, each in seen.requests.items() if uid != request.metadata.uid),
             claims=claims,
             tolerant=tolerant,
+            vanished=tuple(vanished(isolated_boards(request, rules), {POOL: hardware})),
             settle=timedelta(seconds=SETTLE),
             drain=draining(request, scope, claims, self.now),
             work=jobs_of(request, Purpose.WORK, seen),

@@ -68,6 +68,7 @@ SEEN: list[dict[str, Any]] = [
     {"others": (requests()[1],)},
     {"tolerant": (ObjectKey("default", "tolerant"),)},
     {"unheeded": (GPU,)},
+    {"vanished": (GPU,)},
     {"rules_served": False, "beyond": (GPU,)},
     {"work": JobsState(wanted=1, running=("swap-fan-0",))},
     {"work": JobsState(wanted=1, succeeded=("swap-fan-0",))},

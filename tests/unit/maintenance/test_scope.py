@@ -10,7 +10,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import isolated_board, maintained_device, rule_for
-from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
+from draco.maintenance.selecting.matching import MaintenanceScope, scope_of, vanished
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
@@ -271,3 +271,48 @@ def test_a_gpu_that_is_made_whole_on_another_board_is_left_alone() -> None:
 
 def test_a_held_part_of_a_gpu_that_is_published_no_more_is_isolated_with_it() -> None:
     assert names(scope("gpu-0", hardware([]), held=[PARTS[0]], gpu_0="GPU-a").overlapping) == {PARTS[0]}
+
+
+GONE = hardware([a_whole(1, "GPU-b")], generation=2)
+
+
+@pytest.mark.parametrize(
+    ("device", "uuid", "pool", "is_gone"),
+    [
+        ("gpu-0", "GPU-a", DIVIDED, False),
+        ("gpu-0", "GPU-a", GONE, True),
+        ("gpu-0", "", GONE, True),
+        ("gpu-0", "GPU-a", PoolHardware(()), True),
+        ("gpu-0", "GPU-a", hardware([a_part(PARTS[0], "GPU-a")]), False),  # it was divided
+        (PARTS[0], "GPU-a", hardware([a_whole(0, "GPU-a")]), False),  # it was made whole
+        (PARTS[0], "GPU-a", hardware([a_part(PARTS[1], "GPU-a")]), False),  # and divided otherwise
+        ("gpu-0", "GPU-a", hardware([a_whole(7, "GPU-a")]), False),  # it goes by another name
+        ("gpu-0", "", hardware([a_whole(0, "")]), False),
+        (PARTS[0], "GPU-a", GONE, True),
+    ],
+)
+def test_a_device_has_vanished_once_nothing_of_its_gpu_is_published(
+    device: str, uuid: str, pool: PoolHardware, is_gone: bool
+) -> None:
+    assert vanished({key(device): uuid}, {POOL: pool}) == [key(device)] * is_gone
+
+
+def test_what_a_driver_has_not_replaced_yet_has_not_vanished() -> None:
+    before = a_slice("node-1", [a_whole(0, "GPU-a")], name="one", of=2)
+    newer = a_slice("node-1", [a_whole(1, "GPU-b")], name="two", generation=2, of=2)
+    assert vanished({key("gpu-0"): "GPU-a"}, {POOL: PoolHardware([before, newer])}) == []
+    assert vanished({key("gpu-0"): "GPU-a"}, {}) == [key("gpu-0")]
+
+
+def test_work_goes_on_without_the_device_and_its_rule_stays() -> None:
+    request, rules = isolated(a_request("gpu-1"), scope("gpu-1"))
+    seen = PlanInput(now=MOMENT + 2 * LATER, rules=rules, vanished=(key("gpu-1"),))
+    plan = plan_maintenance(request, seen)
+    assert (plan.apply, plan.delete) == ((), ())
+    gone = carried_out(request, plan)
+    assert gone.status.phase is MaintenancePhase.IN_MAINTENANCE
+    assert " ".join(ready(gone)) == (
+        "True NotPublished "
+        "1 device is isolated and no claim holds it: work can start. "
+        "gpu-1 of node-1 is not published now, and stays isolated when it comes back."
+    )

@@ -25,3 +25,8 @@ def test_a_condition_whose_time_is_not_known_gets_one() -> None:
 
 def test_a_condition_keeps_the_generation_it_speaks_of() -> None:
     assert timed(Condition(type="A", status="True", observed_generation=2), [], MOMENT).observed_generation == 2
+
+
+def test_a_time_that_is_yet_to_come_is_another_clocks_and_is_put_right() -> None:
+    ahead = [Condition(type="A", status="True", last_transition_time=MOMENT + timedelta(minutes=10))]
+    assert timed(Condition(type="A", status="True"), ahead, MOMENT).last_transition_time == MOMENT

@@ -242,7 +242,12 @@ def cancel(name: str, kubeconfig: Path | None, context: str | None) -> None:
 @click.option(
     "-w", "--watch", is_flag=True, help="Say each change of NAME until it is over; fails unless it completes."
 )
-@click.option("--timeout", default="0", metavar="DURATION", help="With --watch: give up after so long, such as 30m.")
+@click.option(
+    "--timeout",
+    default="0s",
+    metavar="DURATION",
+    help="With --watch: give up after so long, such as 30m; 0s is no limit.",
+)
 @with_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
 def status(*, name: str, watch: bool, timeout: str, kubeconfig: Path | None, context: str | None, output: str) -> None:

@@ -27,7 +27,8 @@ _SILENT_S: Final = 90.0
 async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None:
     """Say each change of the request's phase and message, until it is Completed.
 
-    `limit` is a duration, "0" for none. Raises MaintainError when it is cancelled, fails, is deleted, or takes longer.
+    `limit` is a duration; 0s is no limit, as with kubectl. Raises MaintainError when it is cancelled, fails, is deleted, or takes
+    longer.
     """
     name, said = request.metadata.name, ""
     try:
@@ -80,6 +81,7 @@ async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator
 
 
 def _seconds(limit: str) -> float | None:
+    """None: without limit."""
     if limit == "0":
         return None
     if not limit or not (found := _DURATION.fullmatch(limit)):
@@ -87,4 +89,4 @@ def _seconds(limit: str) -> float | None:
             f"'{limit}' is not a duration for --timeout: write such as 90s, 45m or 2h30m; 0 is no limit."
         )
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return 3600.0 * hours + 60.0 * minutes + seconds
+    return 3600.0 * hours + 60.0 * minutes + seconds or None

@@ -28,6 +28,7 @@ from draco.maintenance.selecting.matching import (
     has_begun,
     incomplete_pools,
     scope_of,
+    vanished,
 )
 from draco.maintenance.working.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import DeviceClass, ResourceClaim
@@ -108,6 +109,7 @@ class MaintenanceSights:
             tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in own)),
             rules_served=served,
             unheeded=tuple(not_heeded(request, scope, pools, nodes, idle)),
+            vanished=tuple(vanished(isolated, pools)),
             beyond=() if served else tuple(not_reached(scope, pools, nodes)),
             informed=()
             if served

@@ -17,6 +17,7 @@ from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 
 _NO_BOARDS: Mapping[DeviceKey, str] = MappingProxyType({})
+_NOTHING: Final = PoolHardware(())
 
 
 OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
@@ -99,6 +100,19 @@ def incomplete_pools(
         )
         or (not hardware.expected and not selection.by_device and any(map(selection.matches, held_in.get(pool, ()))))
     ]
+
+
+def vanished(isolated: Mapping[DeviceKey, str], pools: Mapping[PoolKey, PoolHardware]) -> list[DeviceKey]:
+    """The devices of `isolated` (each with its GPU) of whose GPU nothing is published any more, by whatever name."""
+    found = []
+    for device, uuid in sorted(isolated.items()):
+        hardware = pools.get(PoolKey(device.driver, device.pool), _NOTHING)
+        part = read_partition_name(device.device)
+        gpu = part.parent if part else device.device
+        alike = {device.device, gpu, *hardware.overlapping(gpu), *(hardware.of_board(uuid) if uuid else ())}
+        if alike.isdisjoint(hardware.expected):
+            found.append(device)
+    return found
 
 
 class MaintenanceScope(msgspec.Struct, frozen=True, kw_only=True):

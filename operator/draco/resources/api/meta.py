@@ -121,10 +121,13 @@ def _holds(wanted: NodeSelectorRequirement, value: str | None) -> bool:
 def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, generation: int | None = None) -> Condition:
     """Return the condition with the time at which its status became what it is; `before` is what was reported so far.
 
-    `generation` is that of the spec which it is about, where it says one.
+    `generation` is that of the spec which it is about, where it says one. A time that is yet to come is that of another clock,
+    or of this one before it was set: whoever waits from it on would wait for as long as they differ, so it is put right.
     """
     known = next((each for each in before if each.type == wanted.type), None)
     since = known.last_transition_time if known is not None and known.status == wanted.status else None
+    if since is not None and since > now:
+        since = None
     return msgspec.structs.replace(
         wanted,
         observed_generation=wanted.observed_generation if generation is None else generation,

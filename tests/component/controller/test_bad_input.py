@@ -1,0 +1,197 @@
+"""What cannot be meant, and what goes wrong around a request, on a real API server.
+
+Each is said in a condition with a reason and a sentence, nothing is lost, and nothing keeps the request from being deleted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.meta import Condition, ObjectKey
+from draco.resources.kinds import DEVICE_MAINTENANCES, SLICES
+from draco_local.cluster.controlplane import ControlPlane
+from tests.builders import a_slice
+from tests.component.controller.replicas import an_operator, until
+from tests.component.controller.test_maintenance import DRIVER, RULES, Lab
+from tests.component.controller.test_maintenance_gates import GatedLab
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+NIGHT = {"start": "22:00", "duration": "2h"}
+
+
+@pytest.fixture
+async def lab(client: Client, namespace: str) -> AsyncIterator[GatedLab]:
+    made = GatedLab(client, namespace)
+    await made.publish()
+    yield made
+    await made.clean()
+
+
+class WrongClock(SystemClock):
+    """A machine's clock that is wrong by some minutes."""
+
+    def __init__(self, minutes: int) -> None:
+        self._off = timedelta(minutes=minutes)
+
+    def now(self) -> datetime:
+        return super().now() + self._off
+
+
+def said(request: DeviceMaintenance, type_: str) -> Condition:
+    return next(each for each in request.status.conditions if each.type == type_)
+
+
+async def deleted(lab: Lab, key: ObjectKey) -> None:
+    """Delete the request, which nothing holds up."""
+    await lab.client.delete(DEVICE_MAINTENANCES, key)
+    with pytest.raises(NotFound):
+        await lab.client.get(DEVICE_MAINTENANCES, key)
+    await lab.no_rules()
+
+
+@pytest.mark.parametrize(
+    ("selector", "spec", "reason", "sentence"),
+    [
+        ({"device": "gpu-99"}, {}, "NoDevices", "No published device has driver gpu.example.com, pool node-"),
+        ({"selectors": [{"cel": {"expression": "false"}}]}, {}, "NoDevices", "what 1 selector asks for"),
+        ({"selectors": [{"cel": {"expression": "true"}}]}, {}, "MostOfClass", "set spec.allowMostOfClass to true"),
+        ({}, {}, "MostOfClass", "This takes 8 of 8 GPUs of DeviceClass class-node-"),
+        (
+            {"device": "gpu-3"},
+            {"schedule": {"windows": [NIGHT, {**NIGHT, "timeZone": "Mars/Olympus"}]}},
+            "InvalidSchedule",
+            "Mars/Olympus is not a time zone; names are such as UTC",
+        ),
+        (
+            {"device": "gpu-3"},
+            {"schedule": {"windows": [{**NIGHT, "duration": "0m"}]}},
+            "InvalidSchedule",
+            "spec.schedule.windows[0] is open for no time",
+        ),
+        ({"device": "gpu-3"}, {"deadline": {"after": "0m"}}, "InvalidSchedule", "spec.deadline.after is no time"),
+    ],
+)
+async def test_what_cannot_be_meant_is_said_taints_nothing_and_can_be_deleted(
+    served: ControlPlane, lab: GatedLab, selector: dict[str, Any], spec: dict[str, Any], reason: str, sentence: str
+) -> None:
+    await lab.a_class()
+    async with an_operator(served):
+        key = await lab.ask("wrong", {"driver": DRIVER, "pool": lab.pool, **selector}, **spec)
+        waits = await lab.reason(key, reason)
+        assert waits.status.phase is MaintenancePhase.PENDING
+        assert sentence in waits.status.message == said(waits, "Isolated").message
+        assert (waits.metadata.finalizers, await lab.rules()) == ([], [])
+        await deleted(lab, key)
+
+
+async def test_a_schedule_that_is_put_right_is_kept_to(served: ControlPlane, lab: GatedLab) -> None:
+    async with an_operator(served):
+        windows = [{**NIGHT, "timeZone": "Mars/Olympus"}]
+        key = await lab.ask_for("wrong", "gpu-3", schedule={"windows": windows})
+        await lab.reason(key, "InvalidSchedule")
+        right = [{"start": "00:00", "duration": "24h", "timeZone": "Europe/Berlin"}]
+        await lab.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"schedule": {"windows": right}}})
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+
+
+async def test_a_start_that_is_past_holds_up_nobody(served: ControlPlane, lab: GatedLab) -> None:
+    async with an_operator(served):
+        key = await lab.ask_for("late", "gpu-3", schedule={"start": "2020-01-01T00:00:00Z"})
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+
+
+async def test_a_rule_that_is_deleted_during_the_work_comes_back_and_the_work_is_held_up_until_then(
+    served: ControlPlane, lab: GatedLab
+) -> None:
+    mended = asyncio.Event()
+    mended.set()
+
+    async def wait(method: str, path: str) -> None:
+        if method == "PATCH" and f"/{RULES.plural}/" in path:
+            await mended.wait()
+
+    async with an_operator(served, before_requests=wait):
+        key = await lab.ask_for("work", "gpu-3")
+        begun = await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        (rule,) = await lab.rules()
+        mended.clear()
+        await lab.client.delete(RULES, rule.metadata.key)
+        open_again = await lab.reason(key, "Isolating")
+        assert said(open_again, "Isolated").message == "0 of 1 device is isolated."
+        assert said(open_again, "ReadyForWork").status == "False"
+        mended.set()
+        again = await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        assert again.status.started_at == begun.status.started_at
+        assert [each.metadata.name for each in await lab.rules()] == [rule.metadata.name]
+        await lab.client.delete(RULES, rule.metadata.key)
+        await deleted(lab, key)
+
+
+@pytest.mark.parametrize("end", ["finished", "cancelled", "deleted"])
+async def test_a_device_that_vanishes_during_the_work_is_said_until_it_is_back_and_holds_up_no_end(
+    served: ControlPlane, lab: GatedLab, end: str
+) -> None:
+    async with an_operator(served):
+        key = await lab.ask_for("work", "gpu-3")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.client.delete(SLICES, ObjectKey("", lab.pool))
+        gone = await lab.reason(key, "NotPublished")
+        assert gone.status.phase is MaintenancePhase.IN_MAINTENANCE
+        assert f"gpu-3 of {lab.pool} is not published now" in gone.status.message
+        assert len(await lab.rules()) == 1
+        await lab.publish()
+        await lab.reason(key, "Free")
+        await lab.client.delete(SLICES, ObjectKey("", lab.pool))
+        await lab.reason(key, "NotPublished")
+        if end == "deleted":
+            await deleted(lab, key)
+            return
+        await lab.client.patch(DEVICE_MAINTENANCES, key, {"spec": {end: True}})
+        await lab.phase(key, MaintenancePhase.COMPLETED if end == "finished" else MaintenancePhase.CANCELLED)
+        assert await lab.rules() == []
+
+
+async def test_a_device_that_moves_within_its_pool_has_not_vanished(served: ControlPlane, lab: GatedLab) -> None:
+    """A driver that replaces its slices one by one has it in an older one for a moment."""
+    async with an_operator(served):
+        key = await lab.ask_for("work", "gpu-3")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        newer = a_slice(lab.pool, ["gpu-0"], driver=DRIVER, name=f"{lab.pool}-1", generation=2, of=2)
+        lab.made.append((SLICES, ObjectKey("", newer.metadata.name)))
+        await lab.client.create(SLICES, newer)
+        busy = await lab.hold("train", "gpu-3")  # what comes after it is known with it
+        await lab.reason(key, "InUse")
+        await lab.let_go(busy)
+        assert (await lab.reason(key, "Free")).status.phase is MaintenancePhase.IN_MAINTENANCE
+
+
+async def test_clocks_of_operators_may_be_wrong_by_minutes(served: ControlPlane, lab: GatedLab) -> None:
+    """Each goes on where the one before stopped, however far apart they think that they are."""
+    busy = await lab.hold("train", "gpu-3")
+    async with an_operator(served, clock=WrongClock(10)):
+        key = await lab.ask_for("work", "gpu-3")
+        isolated = await lab.phase(key, MaintenancePhase.ISOLATED)
+        assert isolated.status.isolated_at is not None
+    async with an_operator(served):
+        await lab.let_go(busy)
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+    async with an_operator(served, clock=WrongClock(-10)):
+        (rule,) = await lab.rules()
+        await lab.client.delete(RULES, rule.metadata.key)
+        await until(lambda: has_another(lab, rule.metadata.uid), what="the rule again")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.finish(key)
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+        assert await lab.rules() == []
+
+
+async def has_another(lab: Lab, uid: str) -> bool:
+    return any(each.metadata.uid != uid for each in await lab.rules())
