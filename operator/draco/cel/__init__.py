@@ -8,7 +8,7 @@ and their charges) beside `checking` (types, literals, estimated cost), `functio
 """
 
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment, new_expressions
-from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError
+from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError, one_line
 from draco.cel.paths import AttributePath
 from draco.cel.selector import Selector, compile_selector
 from draco.cel.values.device import DeviceVariable, device_view
@@ -25,4 +25,5 @@ __all__ = [
     "compile_selector",
     "device_view",
     "new_expressions",
+    "one_line",
 ]

@@ -50,6 +50,13 @@ def refusal(expression: str, issues: Iterable[Issue]) -> CompileError:
     return CompileError("compilation failed: " + "\n".join(shown))
 
 
+def one_line(error: CompileError) -> str:
+    """What is wrong, on one line, for conditions and warnings: places in numbers, and without the drawing below them."""
+    lines = [line for line in str(error).splitlines() if not line.startswith(" | ")]
+    said = " ".join(" ".join(lines).split()).removeprefix("compilation failed: ").rstrip(".")
+    return said.replace("ERROR: <input>:-1:0: ", "").replace("ERROR: <input>:", "at ")
+
+
 def _line_and_column(expression: str, position: int | None) -> tuple[int, int]:
     """Line from 1 and column from 0; -1 twice where there is no place."""
     if position is None:

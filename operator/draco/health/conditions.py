@@ -21,6 +21,7 @@ from draco.cel.checking.check import CheckedExpression, check, runtime_name
 from draco.cel.checking.environment import Environment, expressions_over
 from draco.cel.checking.validate import validate
 from draco.cel.errors import Issue, refusal
+from draco.cel.errors import one_line as mistake_on_one_line
 from draco.cel.syntax.ast import Call, Comprehension, Expr, ListExpr, Literal, MapExpr, Select, children, dotted, walk
 from draco.cel.syntax.parse import parse
 from draco.cel.values import types
@@ -164,10 +165,8 @@ def check_condition(expression: str) -> CheckedExpression:
 
 
 def one_line(error: CompileError) -> str:
-    """What is wrong, on one line: without the drawing below it, and with a field that may have been meant."""
-    lines = [line for line in str(error).splitlines() if not line.startswith(" | ")]
-    said = " ".join(" ".join(lines).split()).rstrip(".")
-    said = said.removeprefix("compilation failed: ").replace("ERROR: <input>:", "at ")
+    """What is wrong, on one line, with a field that may have been meant."""
+    said = mistake_on_one_line(error)
     unknown = said.partition("undefined field '")[2].partition("'")[0]
     meant = most_like(unknown, {*FAULT_FIELDS, *GPU_FIELDS}, at_least=0.6) if unknown else ""
     return f"{said} (did you mean {meant}?)" if meant else said

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
-from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view, one_line
 from draco.resources.api.draco import GpuStatus, MigPolicy
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.windows import unknown_zones
@@ -62,13 +62,7 @@ def _compiled(expression: str) -> Selector | str:
     try:
         return compile_selector(expression)
     except CompileError as error:
-        return _one_line(str(error))
-
-
-def _one_line(text: str) -> str:
-    # The compiler draws an arrow below the expression, which says nothing on one line; where it points is said in numbers, too.
-    lines = (line for line in text.splitlines() if not line.startswith(" | "))
-    return " ".join(" ".join(lines).split()).rstrip(".")
+        return one_line(error)
 
 
 _OF_PARTITIONS = frozenset({"type", "uuid", "parentUUID", "profile"})

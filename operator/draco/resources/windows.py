@@ -39,8 +39,8 @@ def openness(windows: Iterable[TimeWindow], now: datetime) -> Openness:
 
 
 def unknown_zones(windows: Iterable[TimeWindow]) -> list[str]:
-    """Time zones of the windows that do not exist."""
-    return sorted({window.time_zone for window in windows if _zone(window.time_zone) is None})
+    """Time zones of the windows that do not exist, as one shows them: none at all as "" in quotes."""
+    return sorted({window.time_zone or '""' for window in windows if _zone(window.time_zone) is None})
 
 
 def lasting(text: str) -> timedelta:

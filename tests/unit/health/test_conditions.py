@@ -99,6 +99,10 @@ def test_a_mistake_is_found_when_the_condition_is_written(expression: str, said:
     assert said in refused(expression)
 
 
+def test_what_is_wrong_with_all_of_it_has_no_place() -> None:
+    assert refused("fault.xid") == "a condition is true or false; this is int"
+
+
 def test_what_has_no_answer_for_a_fault_says_so() -> None:
     with pytest.raises(ConditionError, match="divide"):
         made("1 / fault.xid == 1").holds(a_fault(code=None), a_sick_gpu())

@@ -68,7 +68,16 @@ def test_all_that_is_asked_must_be_so(selector: MaintenanceSelector, names: list
     [
         (asked(device_class_name="gone"), "NoDeviceClass", "There is no DeviceClass gone"),
         (asked(device_class_name="broken"), "InvalidSelector", "A selector of DeviceClass broken does not compile"),
-        (asked("true", "device.drivr == 1"), "InvalidSelector", "selectors[1] does not compile"),
+        (
+            asked("true", "device.drivr == 1"),
+            "InvalidSelector",
+            "selectors[1] does not compile: at 1:7: undefined field 'drivr'.",
+        ),
+        (
+            asked("(" * 300 + "true" + ")" * 300),
+            "InvalidSelector",
+            "selectors[0] does not compile: expression recursion",
+        ),
         (asked(IS_A100), "SelectorFails", "have no answer for gpu-0 of node-2"),
         (asked(node_name="node-9"), "NoDevices", "node node-9"),
     ],

@@ -103,3 +103,4 @@ def test_a_time_zone_that_does_not_exist_never_opens_and_is_named() -> None:
         "../etc/passwd"
     ]
     assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="Europe")).windows) == ["Europe"]
+    assert unknown_zones(windows(TimeWindow(start="00:00", duration="1h", time_zone="")).windows) == ['""']

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view, one_line
 from draco.maintenance.gate import SelectionProblem
 from draco.resources.api.claims import DeviceClass, DeviceSelector
 from draco.resources.api.maintenance import MaintenanceSelector
@@ -157,13 +157,8 @@ def _compile(expression: str) -> Selector | str:
     try:
         return compile_selector(expression)
     except CompileError as error:
-        return _short(str(error))
+        return _short(one_line(error))
 
 
 def _short(text: str) -> str:
-    # The compiler draws an arrow below the expression, which says nothing on one line; where it points is said in numbers, too.
-    lines = [line for line in text.splitlines() if not line.startswith(" | ")]
-    said = shown(
-        " ".join(" ".join(lines).split()).removeprefix("compilation failed: ").replace("ERROR: <input>:", "at ")
-    )
-    return said.rstrip(".")[:_LONGEST_ERROR]
+    return shown(" ".join(text.split())).rstrip(".")[:_LONGEST_ERROR]
