@@ -8,18 +8,22 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.maintenance.rules import maintenance_uid
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, ObjectKey
-from draco.resources.kinds import DEVICE_MAINTENANCES, SLICES
+from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, NODES, SLICES
+from draco.resources.names import NVIDIA_DRIVER
 from draco_local.cluster.controlplane import ControlPlane
-from tests.builders import a_slice
+from tests.builders import a_fault, a_gpu_uuid, a_sick_node, a_slice
 from tests.component.controller.replicas import an_operator, until
-from tests.component.controller.test_maintenance import DRIVER, RULES, Lab
+from tests.component.controller.test_health_policies import Lab as HealthLab
+from tests.component.controller.test_maintenance import DRIVER, RULES, Lab, as_json
 from tests.component.controller.test_maintenance_gates import GatedLab
 
 pytestmark = pytest.mark.usefixtures("crds")
@@ -35,14 +39,33 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[GatedLab]:
     await made.clean()
 
 
+class Nodes(HealthLab):
+    """Nodes with an agent of Draco."""
+
+    async def report_only(self, name: str, minor: int) -> None:
+        """What the agent says when NVML lists no other GPU than this."""
+        status = a_sick_node(name, [], []).status
+        well = [*status.conditions, Condition(type="Published", status="True")]
+        changed = {"gpus": [status.gpus[minor]], "conditions": well, "driver_version": "580.65.06"}
+        seen = as_json(msgspec.structs.replace(status, **changed))
+        await self.client.apply(GPU_NODES, ObjectKey("", name), {"status": seen}, manager="agent", subresource="status")
+
+
+@pytest.fixture
+async def nodes(client: Client) -> AsyncIterator[Nodes]:
+    made = Nodes(client)
+    yield made
+    await made.clean()
+
+
 class WrongClock(SystemClock):
     """A machine's clock that is wrong by some minutes."""
 
     def __init__(self, minutes: int) -> None:
-        self._off = timedelta(minutes=minutes)
+        self.off = timedelta(minutes=minutes)
 
     def now(self) -> datetime:
-        return super().now() + self._off
+        return super().now() + self.off
 
 
 def said(request: DeviceMaintenance, type_: str) -> Condition:
@@ -157,6 +180,61 @@ async def test_a_device_that_vanishes_during_the_work_is_said_until_it_is_back_a
         await lab.client.patch(DEVICE_MAINTENANCES, key, {"spec": {end: True}})
         await lab.phase(key, MaintenancePhase.COMPLETED if end == "finished" else MaintenancePhase.CANCELLED)
         assert await lab.rules() == []
+
+
+async def test_a_gpu_that_did_not_come_back_is_not_given_back_until_somebody_says_so(
+    served: ControlPlane, nodes: Nodes
+) -> None:
+    node = await nodes.node([], [])
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    await nodes.client.patch(NODES, ObjectKey("", node), ready, subresource="status")
+    key = ObjectKey("", f"{node}-swap")
+    selector = {"driver": NVIDIA_DRIVER, "pool": node, "device": "gpu-0"}
+    await nodes.client.create(
+        DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": {"deviceSelector": selector}}
+    )
+    clock = WrongClock(0)
+    async with an_operator(served, clock=clock):
+        request = await nodes.client.get(DEVICE_MAINTENANCES, key)
+        await nodes.phase(request, MaintenancePhase.IN_MAINTENANCE)
+        await nodes.report_only(node, 1)
+        await nodes.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
+        waits = await nodes.phase(request, MaintenancePhase.VERIFYING)
+        assert said(waits, "Verified").reason == "NotReadYet"
+        sentence = f"GPU gpu-0 of {node} ({a_gpu_uuid(node, 0)}) is not reported by its node's agent."
+        assert sentence in said(waits, "Verified").message
+        clock.off = timedelta(minutes=2)  # the agent has had its time to report
+        await nodes.report(node, [], [a_fault("Xid63")])
+        await nodes.report_only(node, 1)
+        failed = await nodes.phase(request, MaintenancePhase.FAILED)
+        assert (said(failed, "Failed").reason, sentence in failed.status.message) == ("GpuUnhealthy", True)
+        await nodes.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
+        await nodes.phase(request, MaintenancePhase.CANCELLED)
+        assert [each for each in await nodes.client.list(RULES) if maintenance_uid(each) == request.metadata.uid] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ("Wait", "1 of 1 device is still in use: gpu-3 of {pool} by {namespace}/left"),
+        (
+            "Evict",
+            "Claim {namespace}/left holds a device and no pod uses it: `kubectl delete resourceclaim -n {namespace} left`",
+        ),
+    ],
+)
+async def test_a_claim_without_a_pod_is_named_and_holds_up_the_work_until_it_is_gone(
+    served: ControlPlane, lab: GatedLab, policy: str, sentence: str
+) -> None:
+    claim = await lab.hold("left", "gpu-3")
+    async with an_operator(served):
+        key = await lab.ask_for("work", "gpu-3", drain={"policy": policy})
+        waits = await lab.reason(key, "InUse")
+        assert sentence.format(pool=lab.pool, namespace=lab.namespace) in said(waits, "ReadyForWork").message
+        assert waits.status.phase is MaintenancePhase.ISOLATED
+        await lab.let_go(claim)
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await deleted(lab, key)
 
 
 async def test_a_device_that_moves_within_its_pool_has_not_vanished(served: ControlPlane, lab: GatedLab) -> None:

@@ -10,10 +10,12 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, EVENTS, JOB_PODS, JOBS, Kind
+from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, EVENTS, JOB_PODS, JOBS, SLICES, Kind
+from draco.resources.names import ANNOTATION_DEVICE_CLASS
 from draco_local.cluster.controlplane import ControlPlane
+from tests.builders import a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
-from tests.component.controller.test_maintenance import DRIVER, Lab, name_of
+from tests.component.controller.test_maintenance import DRIVER, Lab, as_json, name_of
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -27,10 +29,12 @@ class JobLab(Lab):
     def operator(self) -> OperatorSettings:
         return settings_for_test(namespace=self.namespace, run_jobs=True)
 
-    async def template(self, name: str = "reset", *, suspend: bool = True) -> None:
+    async def template(self, name: str = "reset", *, suspend: bool = True, device_class: str = "") -> None:
         pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
         spec = {"schedule": "0 0 31 2 *", "suspend": suspend, "jobTemplate": {"spec": {"template": {"spec": pod}}}}
-        await self.client.apply(CRON_JOBS, ObjectKey(self.namespace, name), {"spec": spec}, manager="tests")
+        annotations = {ANNOTATION_DEVICE_CLASS: device_class} if device_class else {}
+        manifest = {"metadata": {"annotations": annotations}, "spec": spec}
+        await self.client.apply(CRON_JOBS, ObjectKey(self.namespace, name), manifest, manager="tests")
 
     async def work(self, device: str | None = "gpu-3", **spec: Any) -> ObjectKey:
         key = ObjectKey("", f"reset-{self.pool}")
@@ -44,6 +48,25 @@ class JobLab(Lab):
         await self.client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": body})
         self.requests.append(key.name)
         return key
+
+    async def publish_with_uuids(self) -> None:
+        """What a probe can claim a single device by."""
+        pool = as_json(a_slice(self.pool, [f"gpu-{i}" for i in range(8)], driver=DRIVER, generation=2).spec)
+        for device in pool["devices"]:
+            device["attributes"] = {"uuid": {"string": f"GPU-{self.pool}-{device['name']}"}}
+        await self.client.patch(SLICES, ObjectKey("", self.pool), {"spec": pool})
+
+    async def never_starts(self, job: dict[str, Any]) -> None:
+        """The Job's pod, as kubelet reports it while its image cannot be pulled."""
+        template, meta = job["spec"]["template"], job["metadata"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+        pod = ObjectKey(self.namespace, "probe-1")
+        metadata = {**template["metadata"], "name": pod.name, "namespace": pod.namespace, "ownerReferences": [owner]}
+        await self.client.create(JOB_PODS, {"metadata": metadata, "spec": template["spec"]})
+        waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "none"'}
+        state = {"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
+        states = [{**state, "state": {"waiting": waiting}}]
+        await self.client.patch(JOB_PODS, pod, {"status": {"containerStatuses": states}}, subresource="status")
 
     async def jobs(self, number: int = 1) -> list[dict[str, Any]]:
         async def look() -> list[dict[str, Any]] | None:
@@ -151,17 +174,33 @@ async def test_an_image_that_never_comes_is_said(served: ControlPlane, lab: JobL
     async with an_operator(served, lab.operator):
         key = await lab.work()
         (job,) = await lab.jobs()
-        template, meta = job["spec"]["template"], job["metadata"]
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
-        pod = ObjectKey(lab.namespace, "probe-1")
-        metadata = {**template["metadata"], "name": pod.name, "namespace": pod.namespace, "ownerReferences": [owner]}
-        await lab.client.create(JOB_PODS, {"metadata": metadata, "spec": template["spec"]})
-        waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "none"'}
-        states = [{"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0}]
-        states[0]["state"] = {"waiting": waiting}
-        await lab.client.patch(JOB_PODS, pod, {"status": {"containerStatuses": states}}, subresource="status")
+        await lab.never_starts(job)
         await lab.says(key, "container main waits (ImagePullBackOff)")
         assert job["spec"]["activeDeadlineSeconds"] == 1800
+
+
+async def test_a_probe_that_never_starts_is_said_keeps_the_gpu_and_holds_up_no_cancelling(
+    served: ControlPlane, lab: JobLab
+) -> None:
+    await lab.template(device_class="gpus")
+    await lab.publish_with_uuids()
+    async with an_operator(served, lab.operator):
+        key = await lab.work(work=None, verification={"mode": "Job", "fromCronJob": "reset"})
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.finish(key)
+        (job,) = await lab.jobs()
+        await lab.never_starts(job)
+        waits = await lab.says(key, "container main waits (ImagePullBackOff)")
+        assert waits.status.phase is MaintenancePhase.VERIFYING
+        verified = next(each for each in waits.status.conditions if each.type == "Verified")
+        assert (verified.status, verified.reason, verified.message) == ("False", "Verifying", waits.status.message)
+        await lab.end(job, "Failed", "DeadlineExceeded")
+        failed = await lab.phase(key, MaintenancePhase.FAILED)
+        assert ("Failed", "VerificationFailed") in {(each.type, each.reason) for each in failed.status.conditions}
+        assert len(await lab.rules()) == 1
+        await lab.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
+        await lab.phase(key, MaintenancePhase.CANCELLED)
+        assert await lab.rules() == []
 
 
 async def test_what_the_administrator_has_to_put_right_is_said_and_then_goes_on(
