@@ -14,7 +14,7 @@ import pytest
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.maintenance.rules import maintenance_uid
+from draco.maintenance.rules import isolates_as, maintenance_uid
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, NODES, SLICES
@@ -155,6 +155,36 @@ async def test_a_rule_that_is_deleted_during_the_work_comes_back_and_the_work_is
         assert again.status.started_at == begun.status.started_at
         assert [each.metadata.name for each in await lab.rules()] == [rule.metadata.name]
         await lab.client.delete(RULES, rule.metadata.key)
+        await deleted(lab, key)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"spec": {"taint": {"effect": "None"}}},
+        {"spec": {"taint": {"key": "example.com/mine"}}},
+        {"spec": {"deviceSelector": {"device": "gpu-5"}}},
+        {"metadata": {"labels": None}},
+        {"metadata": {"ownerReferences": None}},
+    ],
+)
+async def test_a_rule_that_is_edited_during_the_work_is_put_right(
+    served: ControlPlane, lab: GatedLab, edit: dict[str, Any]
+) -> None:
+    """What a person writes belongs to them by the API server's books; a rule of a request is the operator's all the same."""
+    async with an_operator(served):
+        key = await lab.ask_for("work", "gpu-3")
+        request = await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        (rule,) = await lab.rules()
+        await lab.client.patch(RULES, rule.metadata.key, edit)
+
+        async def put_right() -> bool:
+            found = await lab.rules()
+            return [each.metadata.uid for each in found if isolates_as(each, rule)] == [rule.metadata.uid]
+
+        await until(put_right, what="the rule as it was")
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        assert request.metadata.uid == maintenance_uid((await lab.rules())[0])
         await deleted(lab, key)
 
 
