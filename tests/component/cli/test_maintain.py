@@ -173,6 +173,7 @@ def test_following_gives_up_after_the_time_that_it_is_given(api_server: ControlP
     assert f"{node}-gpu-1 is not completed after 1s: Pending" in ended
     assert "is not a duration" in refused(maintain(api_server, "status", f"{node}-gpu-1", "-w", "--timeout", "soon"))
     assert "give its NAME" in refused(maintain(api_server, "status", "-w"))
+    assert "add --watch" in refused(maintain(api_server, "status", f"{node}-gpu-1", "--timeout", "1s"))
 
 
 def test_the_manifest_that_is_printed_is_the_one_that_would_be_made(api_server: ControlPlane, node: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from draco.cli.maintain import changes, screen
 from draco.cli.maintain.cluster import NO_OPERATOR, MaintainedCluster, change, create, published, run
-from draco.cli.maintain.following import follow
+from draco.cli.maintain.following import NO_LIMIT, follow
 from draco.cli.maintain.requests import DURATION_HELP, MaintainError, StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
 from draco.cli.output import echo, print_document, print_yaml
@@ -244,7 +244,7 @@ def cancel(name: str, kubeconfig: Path | None, context: str | None) -> None:
 )
 @click.option(
     "--timeout",
-    default="0s",
+    default=NO_LIMIT,
     metavar="DURATION",
     help="With --watch: give up after so long, such as 30m; 0s is no limit.",
 )
@@ -254,6 +254,8 @@ def status(*, name: str, watch: bool, timeout: str, kubeconfig: Path | None, con
     """List the requests, or say all about one: its devices, claims, pods, conditions, and what to do next."""
     if watch and (not name or output == "json"):
         raise MaintainError("--watch follows one request as text: give its NAME, and leave -o json out.")
+    if not watch and timeout != NO_LIMIT:
+        raise MaintainError("--timeout limits --watch: add --watch, or leave it out.")
 
     async def work(cluster: MaintainedCluster) -> None:
         if watch:

@@ -17,6 +17,7 @@ from draco.overview.maintenances import maintenance_view
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.kinds import DEVICE_MAINTENANCES
 
+NO_LIMIT: Final = "0s"
 _DURATION: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
 _OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED, MaintenancePhase.FAILED})
 _WATCH_S: Final = 240.0
