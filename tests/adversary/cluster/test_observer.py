@@ -16,6 +16,7 @@ import pytest
 from draco_local.cluster.controlplane import ControlPlane
 from tests.adversary.cluster.cluster import access_of
 from tests.adversary.cluster.observer import hardware, laws
+from tests.adversary.cluster.observer.api import Api
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.observer import Node, Observer
@@ -484,6 +485,19 @@ def observer(api_server: ControlPlane, crds: None, tmp_path: Path) -> Iterator[O
     found.start()
     yield found
     found.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_observer_that_cannot_take_an_answer_says_so_instead_of_waiting(
+    api_server: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def too_deep(*_: Any, **__: Any) -> Any:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(Api, "call", too_deep)
+    found = Observer(access_of(api_server), {"node": Node(tmp_path / "cdi", tmp_path / "gpus.json")})
+    with pytest.raises(RuntimeError, match="the observer failed"):
+        found.start()
 
 
 def create(plane: ControlPlane, path: str, document: Document, *, status: Document | None = None) -> Document:

@@ -227,9 +227,7 @@ class Observer:
             tasks = [asyncio.create_task(each.run(), name=f"watch of {each.kind}") for each in self._watching]
             tasks += [asyncio.create_task(self._files()), asyncio.create_task(self._twin(api))]
             tasks.append(asyncio.create_task(self._look(api)))
-            for each in self._watching:
-                await each.listed.wait()
-            self.ready.set()
+            tasks.append(asyncio.create_task(self._all_listed()))
             try:
                 while not self._stop.is_set():
                     await asyncio.sleep(LOOK_EVERY_S)
@@ -240,6 +238,11 @@ class Observer:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _all_listed(self) -> None:
+        for each in self._watching:
+            await each.listed.wait()
+        self.ready.set()
 
     async def _look(self, api: Api) -> None:
         """Judge everything, again and again; what has lasted too long is looked at afresh."""
