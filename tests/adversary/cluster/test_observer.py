@@ -507,10 +507,26 @@ def create(plane: ControlPlane, path: str, document: Document, *, status: Docume
     return call(plane, "PUT", f"{path}/{made['metadata']['name']}/status", {**made, "status": status})
 
 
+RESOURCE, RULES = "/apis/resource.k8s.io/v1", "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
+
+
+@pytest.fixture
+def field(api_server: ControlPlane, namespace: str) -> Iterator[ControlPlane]:
+    """An API server on which nothing is left afterwards that an operator of another test would work at."""
+    yield api_server
+    planted = [f"{RULES}/draco-{namespace}-{each}" for each in ("orphan", "owned")]
+    planted += [f"{RESOURCE}/resourceslices/{namespace}-{number}" for number in (0, 1)]
+    planted += [f"{REQUESTS}/{namespace}", "/apis/coordination.k8s.io/v1/namespaces/draco-system/leases/draco-operator"]
+    for each in planted:
+        call(api_server, "DELETE", each)
+    call(api_server, "DELETE", f"{RESOURCE}/namespaces/{namespace}/resourceclaims")
+
+
 def test_what_is_planted_on_a_real_api_server_is_found(
-    observer: Observer, api_server: ControlPlane, namespace: str, tmp_path: Path
+    field: ControlPlane, observer: Observer, namespace: str, tmp_path: Path
 ) -> None:
-    plane, resource, pool = api_server, "/apis/resource.k8s.io/v1", namespace
+    plane, resource, pool = field, RESOURCE, namespace
     devices = [partition("half", 0, 3), partition("part", 2, 5), whole("gpu-0"), whole("gpu-1", OTHER)]
     published = a_slice(*({**each, "consumesCounters": []} for each in devices), pool=pool)["spec"]
     for device, slices in zip(published["devices"], ("0123", "2345", "01234567", ""), strict=True):
@@ -544,14 +560,12 @@ def test_what_is_planted_on_a_real_api_server_is_found(
     ready = {"type": "ReadyForWork", "status": "True"}
     document = {"apiVersion": "draco.dev/v1alpha1", "kind": "DeviceMaintenance"}
     document |= {"metadata": {"name": pool}, "spec": {"deviceSelector": selector}}
-    path = "/apis/draco.dev/v1alpha1/devicemaintenances"
-    made = create(plane, path, document, status={"conditions": [ready]})
+    made = create(plane, REQUESTS, document, status={"conditions": [ready]})
     taint = {"key": "draco.dev/maintenance", "effect": "NoSchedule"}
-    rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
     for name, uid in {f"draco-{pool}-orphan": "nobody", f"draco-{pool}-owned": made["metadata"]["uid"]}.items():
         owner = {"apiVersion": "draco.dev/v1alpha1", "kind": "DeviceMaintenance", "name": pool, "uid": uid}
         spec = {"deviceSelector": {**selector, "device": "nothing"}, "taint": taint}
-        create(plane, rules, {"metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec})
+        create(plane, RULES, {"metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec})
     for number in (1, 2):
         edits = {"env": [f"DRACO_DEVICE={GPU}"], "deviceNodes": [{"path": "/dev/nvidia0"}]}
         document = {"devices": [{"name": "d", "containerEdits": edits}]}
