@@ -23,7 +23,7 @@ from draco.agent.hardware.nvml_errors import (
     GpuUnknown,
     NotSupported,
 )
-from draco.health.ledger import LinkReading
+from draco.health.ledger import GpuReading, LinkReading
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus.boards import BOARDS
@@ -80,7 +80,7 @@ def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path)
         numa_node=1,
         mig_capable=True,
         addressing_mode="None",
-        links=LinkReading(up=(1 << 18) - 1),
+        seen=GpuReading(gpu=_uuids(path)[4], links=LinkReading(up=(1 << 18) - 1)),
     )
     assert (gpus[4].memory_bytes >> 20, gpus[4].cuda_compute_capability) == (81559, "9.0.0")
 

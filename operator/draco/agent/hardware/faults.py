@@ -11,7 +11,7 @@ import msgspec
 
 from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault, GpuHealth, HealthState
 from draco.health.judgement import JudgedFault, judge, whole_blocking
-from draco.health.ledger import FAMILIES, FaultLedger, LedgerEntry, Sign
+from draco.health.ledger import FAMILIES, FaultLedger, GpuReading, LedgerEntry, Sign
 from draco.health.table import kind_of
 from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
 
@@ -63,13 +63,14 @@ def with_fault(gpu: Gpu, fault: GpuFault) -> Gpu:
 
 def with_sign(gpu: Gpu, sign: Sign) -> Gpu:
     """A GPU that a reading has shown one thing more of."""
-    return msgspec.structs.replace(gpu, signs=(*gpu.signs, sign))
+    before = gpu.reading
+    return msgspec.structs.replace(gpu, seen=msgspec.structs.replace(before, signs=(*before.signs, sign)))
 
 
 def only_sign(gpu: Gpu, sign: Sign) -> Gpu:
     """A GPU of which a reading has shown this, and nothing of the rest."""
     unasked = FAMILIES - {kind_of(sign.name).family, FaultFamily.UNREADABLE}
-    return msgspec.structs.replace(gpu, signs=(sign,), unasked=unasked, hidden=frozenset(), links=None)
+    return msgspec.structs.replace(gpu, seen=GpuReading(gpu=gpu.uuid, signs=(sign,), unasked=unasked))
 
 
 def _health(faults: Sequence[JudgedFault], worst: JudgedFault | None) -> GpuHealth:

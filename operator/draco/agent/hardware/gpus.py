@@ -10,10 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from draco.health.judgement import JudgedFault
-from draco.health.ledger import GpuReading, LinkReading, Sign
+from draco.health.ledger import GpuReading
 from draco.mig.board import Board, PlacementId, unit_mask
 from draco.resources.api.draco import InstanceUse, MigState
-from draco.resources.api.health import FaultFamily
 from draco.resources.names import GpuUuid
 
 Use = InstanceUse
@@ -146,8 +145,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One whole GPU, with what is published about it.
 
     `board` is what it can be divided into, None where it cannot be; `instances` are those that it had when it was read.
-    `faults` is its ledger, the worst first, and `fault` the worst of those that keep new work away from all of it. `signs`,
-    `unasked`, `hidden` and `links` are what the last reading said, before the ledger was asked.
+    `faults` is its ledger, the worst first, and `fault` the worst of those that keep new work away from all of it. `seen`
+    is what the last reading said, before the ledger was asked.
     `device` is the name it is published under, which stays with its UUID (`device_names`); "" for one that has none yet.
     """
 
@@ -171,15 +170,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     health: GpuHealth = HEALTHY
     fault: GpuFault | None = None  # it takes no new work while there is one; claims that have it keep it
     faults: tuple[JudgedFault, ...] = ()
-    signs: tuple[Sign, ...] = ()
-    unasked: frozenset[FaultFamily] = frozenset()
-    hidden: frozenset[FaultFamily] = frozenset()
-    links: LinkReading | None = None
+    seen: GpuReading | None = None
 
     @property
     def reading(self) -> GpuReading:
-        """What the last reading said of its health."""
-        return GpuReading(gpu=self.uuid, signs=self.signs, unasked=self.unasked, hidden=self.hidden, links=self.links)
+        """What the last reading said of its health: nothing is wrong, where it said nothing."""
+        return self.seen or GpuReading(gpu=self.uuid)
 
     @property
     def absent(self) -> bool:

@@ -196,7 +196,6 @@ class Nvml:
         mode = self.optional("nvmlDeviceGetMigMode", handle)
         self._handles[uuid] = handle
         divided = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-        health = self._health.read(uuid, handle, divided=divided)
         return Gpu(
             uuid=uuid,
             index=index,
@@ -212,10 +211,7 @@ class Nvml:
             mig_capable=mode is not None,
             mig_enabled=divided,
             addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
-            signs=health.signs,
-            unasked=health.unasked,
-            hidden=health.hidden,
-            links=health.links,
+            seen=self._health.read(uuid, handle, divided=divided),
         )
 
     def _numa_node(self, handle: Any) -> int | None:

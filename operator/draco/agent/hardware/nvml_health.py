@@ -9,13 +9,12 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pynvml
 
 from draco.agent.hardware import faults
 from draco.agent.hardware.faults import Recovery
 from draco.agent.hardware.nvml_errors import RECOVERY_ACTIONS, CallError, NotSupported
-from draco.health.ledger import LinkReading, Sign
+from draco.health.ledger import GpuReading, LinkReading, Sign
 from draco.resources.api.health import FaultFamily
 from draco.resources.names import GpuUuid
 
@@ -37,15 +36,6 @@ _LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 Call = Callable[..., Any]
 
 
-class HealthReading(msgspec.Struct, frozen=True):
-    """What one reading says. `unasked` are the families of which it says nothing, `hidden` those because the GPU is divided."""
-
-    signs: tuple[Sign, ...]
-    unasked: frozenset[FaultFamily]
-    hidden: frozenset[FaultFamily]
-    links: LinkReading | None
-
-
 class HealthReader:
     """Reads the health of one session's GPUs. `call` raises what `nvml_errors` knows."""
 
@@ -58,7 +48,7 @@ class HealthReader:
         """A new session begins: the driver may be another one."""
         self._slowdown_c, self._links = {}, {}
 
-    def read(self, uuid: GpuUuid, handle: Any, *, divided: bool) -> HealthReading:
+    def read(self, uuid: GpuUuid, handle: Any, *, divided: bool) -> GpuReading:
         """Ask about one GPU. CallError when an answer says that the GPU itself is in trouble."""
         signs: list[Sign] = []
         unasked: set[FaultFamily] = set()
@@ -75,7 +65,9 @@ class HealthReader:
             unasked.add(FaultFamily.NVLINK)
         else:
             links = self._link_reading(uuid, values)
-        return HealthReading(tuple(signs), frozenset(unasked), frozenset(hidden), links)
+        return GpuReading(
+            gpu=uuid, signs=tuple(signs), unasked=frozenset(unasked), hidden=frozenset(hidden), links=links
+        )
 
     def _values(self, uuid: GpuUuid, handle: Any) -> dict[object, int]:
         """The field values that there are. Those of links are asked for by link, as soon as it is known how many there are."""

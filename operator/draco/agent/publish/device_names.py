@@ -158,10 +158,7 @@ def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
         health=HEALTHY,
         fault=None,
         faults=(),
-        signs=(),
-        unasked=frozenset(),
-        hidden=frozenset(),
-        links=None,
+        seen=None,
     )
     return msgspec.structs.replace(known, last=lasting, pcie_root=located.pcie_root, numa_node=located.numa_node)
 
