@@ -3,11 +3,12 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +23,9 @@ from draco.kube.connect.connection import Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover_for_operator, kubernetes_minor
 from draco.kube.errors import ApiStatus, Unreachable, from_status
-from draco_local.cluster.controlplane import ControlPlane
+from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
+from tests.conftest import DIES_WITH_THE_TESTS
 from tests.doubles import nursery
 
 R = TypeVar("R")
@@ -108,6 +111,19 @@ class ObservedConnection(Connection):
     async def request(self, method: str, path: str, **rest: Any) -> bytes:
         await self._before(method, path)
         return await super().request(method, path, **rest)
+
+
+@contextmanager
+def an_api_server_of(version: str, folder: Path) -> Iterator[ControlPlane]:
+    """An API server of another version of Kubernetes, with its store in `folder`, which is emptied afterwards."""
+    programs = binaries.find(*STORE, kubernetes=version)
+    plane = ControlPlane(folder, Settings(programs=programs, kubernetes=version, enter=DIES_WITH_THE_TESTS))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+        shutil.rmtree(folder / "etcd", ignore_errors=True)
 
 
 @asynccontextmanager

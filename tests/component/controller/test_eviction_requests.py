@@ -4,7 +4,6 @@ No controller of 1.37 acts on them; where a test needs one, it does what such a 
 """
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -25,14 +24,12 @@ from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES, EVENTS, EVICTION_REQUESTS, MAINTENANCE_BUDGETS, PODS
-from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
-from draco_local.cluster.programs import binaries
+from draco_local.cluster.controlplane import ControlPlane
 from tests.component.chart.rendering import render
-from tests.component.controller.replicas import an_operator, until
+from tests.component.controller.replicas import an_api_server_of, an_operator, until
 from tests.component.controller.test_draining import DrainLab
 from tests.component.controller.test_rights import SUBJECTS, USER
 from tests.component.controller.test_rights import kind as rbac
-from tests.conftest import DIES_WITH_THE_TESTS
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -45,15 +42,8 @@ SOON = timedelta(seconds=1)
 
 @pytest.fixture(scope="module")
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    programs = binaries.find(*STORE, kubernetes=VERSION)
-    folder = tmp_path_factory.mktemp("eviction-requests") / "state"
-    plane = ControlPlane(folder, Settings(programs=programs, kubernetes=VERSION, enter=DIES_WITH_THE_TESTS))
-    try:
-        plane.start()
+    with an_api_server_of(VERSION, tmp_path_factory.mktemp("eviction-requests") / "state") as plane:
         yield plane
-    finally:
-        plane.stop()
-        shutil.rmtree(folder / "etcd", ignore_errors=True)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ v1beta2 is what all other tests use, and a cluster without the kind has tests of
 """
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -15,12 +14,10 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.maintenance.rules import maintenance_uid
 from draco.resources.api.maintenance import MaintenancePhase
-from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
-from draco_local.cluster.programs import binaries
+from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
-from tests.component.controller.replicas import an_operator
+from tests.component.controller.replicas import an_api_server_of, an_operator
 from tests.component.controller.test_maintenance import DRIVER, Lab
-from tests.conftest import DIES_WITH_THE_TESTS
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -30,15 +27,8 @@ SERVED = {"1.37.2": "v1", "1.35.4": "v1alpha3", "1.34.4": "v1alpha3"}
 
 @pytest.fixture(scope="module", params=OTHERS)
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    programs = binaries.find(*STORE, kubernetes=request.param)
-    folder = tmp_path_factory.mktemp(f"rules-{request.param}") / "state"
-    plane = ControlPlane(folder, Settings(programs=programs, kubernetes=request.param, enter=DIES_WITH_THE_TESTS))
-    try:
-        plane.start()
+    with an_api_server_of(request.param, tmp_path_factory.mktemp(f"rules-{request.param}") / "state") as plane:
         yield plane
-    finally:
-        plane.stop()
-        shutil.rmtree(folder / "etcd", ignore_errors=True)
 
 
 @pytest.fixture
