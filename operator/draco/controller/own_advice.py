@@ -14,6 +14,7 @@ import structlog
 from draco.controller.reviews import MOST_WARNINGS, ReviewOutcome, answer_to, changes_spec, fit, read_review
 from draco.health.policy import ready
 from draco.kube.clock import Clock
+from draco.maintenance.budgets.status import no_class
 from draco.maintenance.schedule import schedule_problem
 from draco.maintenance.selecting.selectors import test_of
 from draco.mig_policy.matching import rules_of
@@ -71,7 +72,7 @@ def _of_budget(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> I
     if not spec.paused and all(each is None for each in limits):
         yield "This budget limits nothing: give spec.maxDevices, spec.maxPercent or spec.maxFailed."
     if (name := spec.device_class_name) and name not in classes:
-        yield f"There is no DeviceClass {name}, so this budget limits nothing until it is made."
+        yield no_class(name)
 
 
 def _of_health_policy(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:

@@ -51,7 +51,7 @@ class OwnStatus(Generic[T]):
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
 
     def is_superseded(self, obj: T) -> bool:
-        """Whether our own write is still on its way to us; its arrival wakes whoever follows the kind."""
+        """Whether our own write is still on its way to us; its arrival wakes those who follow the kind."""
         return self._superseded.get(obj.metadata.uid) == obj.metadata.resource_version
 
     def forget(self, uid: str) -> None:

@@ -221,6 +221,11 @@ class ClusterView:
         found = [*self.claims.store.by_index(BY_POOL, pool), *self.claims.store.by_index(BY_POOL_WATCHED, pool)]
         return list({claim.metadata.key: claim for claim in found}.values())
 
+    def devices_held(self, claims: Iterable[ObjectKey]) -> frozenset[DeviceKey]:
+        """What these claims hold, as far as they are known."""
+        known = filter(None, map(self.claims.store.get, claims))
+        return frozenset(device for claim in known for device in claim.devices_held)
+
     def tolerant_claims(self, taint: DeviceTaint) -> dict[ObjectKey, set[str]]:
         """Claims that wait for devices and may be given some in spite of the taint, and the classes of these devices."""
         claims = self.claims.store.by_index(TOLERANT, True)

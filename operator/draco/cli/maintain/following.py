@@ -13,13 +13,14 @@ from draco.cli.output import echo, visible
 from draco.kube.connect.client import Client
 from draco.kube.errors import Expired, NotFound
 from draco.kube.watch.watching import Removal, StreamBroken, Upsert, watch
+from draco.maintenance.selecting.matching import OVER
 from draco.overview.maintenances import maintenance_view
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.kinds import DEVICE_MAINTENANCES
 
 NO_LIMIT: Final = "0s"
 _DURATION: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
-_OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED, MaintenancePhase.FAILED})
+_ENDS: Final = OVER | {MaintenancePhase.FAILED}
 _WATCH_S: Final = 240.0
 _SILENT_S: Final = 90.0
 """The server says each minute that nothing has happened."""
@@ -38,7 +39,7 @@ async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None
                 view = visible(maintenance_view(now, {}))
                 if said != (said := f"{view.phase}: {view.message}" if view.message else view.phase):
                     echo(said)
-                if now.status.phase in _OVER and now.status.observed_generation == now.metadata.generation:
+                if now.status.phase in _ENDS and now.status.observed_generation == now.metadata.generation:
                     if now.status.phase is not MaintenancePhase.COMPLETED:
                         raise MaintainError(f"{name} is {now.status.phase}, and not completed.")
                     return

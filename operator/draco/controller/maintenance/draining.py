@@ -242,12 +242,8 @@ class PodDrains:
         self._record(request_reference(request), "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
 
     def _what_it_holds(self, request: DeviceMaintenance, pod: Pod) -> str:
-        devices = sorted({each.key for each in request.status.devices if self._holds(pod, each.key)})
+        devices = sorted(self._view.devices_held(pod.claims).intersection(each.key for each in request.status.devices))
         return listed(f"{each.device} of {each.pool}" for each in devices) or "a device"
-
-    def _holds(self, pod: Pod, device: DeviceKey) -> bool:
-        claims = (self._view.claims.store.get(key) for key in pod.claims)
-        return any(device in claim.devices_held for claim in claims if claim is not None)
 
     def _record(self, regarding: ObjectReference, type_: EventType, note: str, *, reason: str = EVICTED_REASON) -> None:
         self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
@@ -264,7 +260,7 @@ class PodDrains:
         self._wake_for_claims({key for pod in change.versions for key in pod.claims}, wake)
 
     def _wake_for_claims(self, keys: Iterable[ObjectKey], wake: Callable[[str], None]) -> None:
-        held = {device for key in keys if (claim := self._view.claims.store.get(key)) for device in claim.devices_held}
+        held = self._view.devices_held(keys)
         for request in self._view.maintenances.store.values() if held else ():
             if _drains(request) and any(each.key in held for each in request.status.devices):
                 wake(request.metadata.uid)

@@ -128,7 +128,7 @@ class EvictionRequests:
         uid, target = pod_uid(request), request.spec.target.pod
         pod = self._view.pods.store.get(ObjectKey(key.namespace, target.name)) if target else None
         pod = pod if pod and pod.metadata.uid == uid else None
-        held = self._held_by(pod)
+        held = self._view.devices_held(pod.claims if pod else ())
         if is_wanted(pod, held, self._view.maintenances.store.values(), self._is_paused):
             return
         # Another replica may lead by now and know of maintenances that this one does not.
@@ -145,10 +145,6 @@ class EvictionRequests:
     def _forget(self, uid: str) -> None:
         self._first_asked.pop(uid, None)
         self._refused.discard(uid)
-
-    def _held_by(self, pod: Pod | None) -> frozenset[DeviceKey]:
-        claims = [self._view.claims.store.get(key) for key in pod.claims] if pod else []
-        return frozenset(device for claim in claims if claim is not None for device in claim.devices_held)
 
     def _is_paused(self, maintenance: DeviceMaintenance) -> bool:
         return bool(self._paused([each.key for each in maintenance.status.devices]))

@@ -31,7 +31,7 @@ def budget_status(
     number = used.total()
     if not has_class:
         status, reason = "False", "NoDeviceClass"
-        message = f"There is no DeviceClass {limit.spec.device_class_name}, so this budget limits nothing."
+        message = no_class(limit.spec.device_class_name or "")
     elif limit.spec.paused:
         status, reason = "False", "Paused"
         message = f"Paused: nothing more is taken out of service, and {counted(number, 'GPU')} {_stay(number)} so."
@@ -54,6 +54,11 @@ def budget_status(
         message=message,
         conditions=[timed(wanted, budget.status.conditions, now, generation=budget.metadata.generation)],
     )
+
+
+def no_class(name: str) -> str:
+    """The class that a budget is about does not exist."""
+    return f"There is no DeviceClass {name}, so this budget limits nothing."
 
 
 def _allowed(limit: BudgetLimit) -> dict[str, int]:

@@ -238,7 +238,7 @@ class _Finding:
 
 
 def _isolated_at(request: DeviceMaintenance, now: datetime) -> datetime:
-    """Since when it is isolated. Whoever wrote that may have had a clock that was ahead of ours."""
+    """Since when it is isolated. Who wrote that may have had a clock that was ahead of ours."""
     return min(request.status.isolated_at or now, now)
 
 

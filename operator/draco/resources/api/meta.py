@@ -122,7 +122,7 @@ def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, gene
     """Return the condition with the time at which its status became what it is; `before` is what was reported so far.
 
     `generation` is that of the spec which it is about, where it says one. A time that is yet to come is that of another clock,
-    or of this one before it was set: whoever waits from it on would wait for as long as they differ, so it is put right.
+    or of this one before it was set: one who waits from it on would wait for as long as they differ, so it is put right.
     """
     known = next((each for each in before if each.type == wanted.type), None)
     since = known.last_transition_time if known is not None and known.status == wanted.status else None
