@@ -125,10 +125,15 @@ async def client(served: ControlPlane) -> AsyncIterator["Client"]:
 
 
 @pytest.fixture
-def namespace(served: ControlPlane) -> Iterator[str]:
-    """A new namespace, deleted afterwards."""
+def namespace(request: pytest.FixtureRequest, served: ControlPlane) -> Iterator[str]:
+    """A new namespace, in which pods can be made, deleted afterwards."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     call(served, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    if "control_plane" in request.fixturenames:  # there pods need the account that kube-controller-manager makes
+        deadline = time.monotonic() + 60
+        while not call(served, "GET", f"/api/v1/namespaces/{name}/serviceaccounts")["items"]:
+            assert time.monotonic() < deadline, f"no service account in {name}"
+            time.sleep(0.02)
     yield name
     # Nobody empties a namespace here, and a pod that waits is a pod that waits, also for the tests that come after.
     call(served, "DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")

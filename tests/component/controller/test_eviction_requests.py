@@ -237,6 +237,37 @@ async def test_a_replica_that_no_longer_leads_withdraws_nothing_that_is_wanted(
     assert [each.metadata.uid for each in await lab.eviction_requests()] == [request.metadata.uid]
 
 
+async def test_a_request_that_was_withdrawn_counts_no_more_though_the_watch_has_not_told_of_it(
+    client: Client, lab: RequestLab
+) -> None:
+    """Else the pod counts as asked for ever since, nobody asks again, and it is evicted without a request."""
+    await lab.pod("web", "claim")
+    clock = SystemClock()
+    view = ClusterView(client, None, clock=clock)
+    requests = EvictionRequests(client, EVICTION_REQUESTS, view, clock=clock, paused=lambda _: "")
+    followed = (view.pods, requests.informer)
+    tasks = [asyncio.create_task(each.run()) for each in followed]
+    try:
+        for each in followed:
+            await each.synced.wait()
+        pod = await client.get(PODS, ObjectKey(lab.namespace, "web"))
+        assert await requests.make(pod)
+
+        async def followed_so_far() -> bool:
+            return requests.informer.store.get(request_key(pod)) is not None and pod in view.pods.store.values()
+
+        await until(followed_so_far, what="the request in the store")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await requests.reconcile(request_key(pod))  # no maintenance wants it
+    await lab.no_requests()
+    assert requests.of([pod]) == {}
+    assert await requests.make(pod)
+    assert set(requests.of([pod]) or ()) == {pod.metadata.uid}
+
+
 async def test_two_maintenances_make_one_request_which_goes_with_the_second(
     served: ControlPlane, lab: RequestLab
 ) -> None:

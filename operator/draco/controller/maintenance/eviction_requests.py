@@ -65,6 +65,7 @@ class EvictionRequests:
         self._paused = paused
         self._first_asked: dict[str, datetime] = {}  # by the pod's UID
         self._refused: set[str] = set()  # UIDs of pods
+        self._withdrawn: dict[str, str] = {}  # by the pod's UID: the request of ours that may still be in the store
         self.informer: Informer[EvictionRequest] = Informer(
             client, kind, label_selector=f"{LABEL_MANAGED_BY}={MANAGED_BY}", clock=clock
         )
@@ -92,7 +93,7 @@ class EvictionRequests:
         found = {}
         for pod in pods:
             uid = pod.metadata.uid
-            request = self.informer.store.get(request_key(pod))
+            request = self._standing(pod)
             if request is None and uid not in self._first_asked:
                 continue
             standing = standing_of(request, pod) if request else RequestStanding.UNANSWERED
@@ -141,6 +142,13 @@ class EvictionRequests:
         else:
             log.info("drain.request_withdrawn", request=str(key), pod=target.name if target else "")
         self._forget(uid)
+        if pod:
+            self._withdrawn[uid] = request.metadata.uid
+
+    def _standing(self, pod: Pod) -> EvictionRequest | None:
+        """The request for this pod, unless it is withdrawn and the store has not heard of that."""
+        request = self.informer.store.get(request_key(pod))
+        return request if request and request.metadata.uid != self._withdrawn.get(pod.metadata.uid) else None
 
     def _forget(self, uid: str) -> None:
         self._first_asked.pop(uid, None)
@@ -152,6 +160,7 @@ class EvictionRequests:
     def _wake_for_pod(self, change: Change[Pod], wake: Callable[[ObjectKey], None]) -> None:
         if change.after is None and change.before is not None:
             self._forget(change.before.metadata.uid)
+            self._withdrawn.pop(change.before.metadata.uid, None)
         for pod in change.versions[:1]:
             if self.informer.store.get(request_key(pod)) is not None:
                 wake(request_key(pod))
