@@ -166,7 +166,8 @@ def crds(served: ControlPlane, _served_as: dict[tuple[str, str], str]) -> None:
 
 @functools.cache
 def _definitions() -> list[dict[str, Any]]:
-    found = [document for file in sorted(CRDS.glob("*.yaml")) for document in yaml.safe_load_all(file.read_text())]
+    texts = [file.read_text() for file in sorted(CRDS.glob("*.yaml"))]
+    found = [document for text in texts for document in yaml.load_all(text, yaml.CSafeLoader)]
     assert found, f"no definitions in {CRDS}"
     return found
 

@@ -80,6 +80,7 @@ def audited(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.exhaustive
 def test_all_that_is_locked_is_asked_about(osv: Osv) -> None:
     status, said = audited("--osv-url", osv.url)
     assert (status, said.count(" 0 findings")) == (0, 3), said

@@ -161,6 +161,7 @@ def disturb(random: Random, node: MigNode, board: Board, claims: Claims) -> None
             return
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(10))
 def test_an_agent_does_what_is_foreseen_by_its_report(tmp_path: Path, seed: int) -> None:
     random = Random(seed)

@@ -131,6 +131,7 @@ class Life:
         assert set(uuids) == {one.instance.uuid for one in division.held if one.use is Use.CLAIM}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_every_instance_is_explained(tmp_path: Path, seed: int) -> None:
     life = Life(tmp_path, seed)

@@ -19,6 +19,7 @@ def doubled(times: int, operation: str, first: str, asked: str) -> str:
     return expression + asked.replace("@", f"v{times}") + ")" * (times + 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
@@ -50,6 +51,7 @@ def test_what_grows_beyond_all_bounds_is_stopped_in_little_memory(expression: st
     assert most < 60 * 2**20
 
 
+@pytest.mark.exhaustive
 def test_values_that_hold_one_another_many_times_over_are_not_formatted() -> None:
     selector = compile_selector(doubled(30, "[@, @]", "[1]", "'%s'.format([@]) == ''"))
     with pytest.raises(EvaluationError, match=f"a text of more than {MAX_TEXT} characters"):

@@ -33,7 +33,7 @@ KINDS: list[tuple[Kind[Any], type[msgspec.Struct]]] = [
 
 
 def definition(kind: Kind[Any]) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((CRDS / f"{kind.plural}.yaml").read_text())
+    loaded: dict[str, Any] = yaml.load((CRDS / f"{kind.plural}.yaml").read_text(), yaml.CSafeLoader)
     return loaded
 
 

@@ -352,6 +352,7 @@ SEEDS_THAT_FAILED = (2833,)
 """A node saw a whole pool, of which there was a newer generation elsewhere."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(4))
 def test_whatever_is_told_lets_the_claims_fit_once_it_is_done(part: int) -> None:
     kinds = set()

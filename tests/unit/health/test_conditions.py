@@ -123,6 +123,7 @@ def test_a_costly_condition_is_refused_and_the_costliest_that_is_not_takes_a_mom
     assert time.perf_counter() - began < 2  # 0.1 s here
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "grow",
     [

@@ -109,6 +109,7 @@ def essence(status: DeviceMaintenanceStatus) -> tuple[object, ...]:
     return status.phase, *(each is not None for each in times), tuple(each.type for each in status.conditions)
 
 
+@pytest.mark.exhaustive
 def test_every_plan_stands_on_a_row_of_the_table_and_every_row_is_taken() -> None:
     everything = list(sights())
     reached = {essence(DeviceMaintenanceStatus()): DeviceMaintenanceStatus()}

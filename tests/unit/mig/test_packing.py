@@ -56,6 +56,7 @@ def test_the_closed_form_of_seven_slices_is_right_at_the_border_on_three_gpus() 
     assert wrong_at_the_border(board, fitting, 3, sorted(fitting)) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "gpus", "sample"),
     [

@@ -79,6 +79,7 @@ def outcome(nvml: Any, name: str) -> Any:
     return answer, [plain(each._obj) for each in given.values() if hasattr(each, "_obj")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("board", "mig"), [("H100-80GB", 0), ("H100-80GB", 1), ("T4", 0)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_function_answers_over_ctypes_what_it_answers_in_process(

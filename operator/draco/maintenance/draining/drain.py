@@ -303,7 +303,7 @@ def _message(
     if overlooked:
         first = min(overlooked)
         said.append(
-            f"NoExecute overlooks {counted(len(overlooked), 'pod')} with GPUs as extended resources: "
+            f"Before Kubernetes 1.37, NoExecute overlooks {counted(len(overlooked), 'pod')} with GPUs as extended resources: "
             f"`kubectl delete pod -n {first.namespace} {first.name}`."
         )
     if state.refused:

@@ -57,8 +57,8 @@ class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
     """What a taint hits: published `devices`, `claims` on any that it means, the `pods` that these are reserved for.
 
     `evicted` are those of the pods that the effect NoExecute deletes or would delete, `budgets` those that cover any of them.
-    `overlooked` are pods that it should delete and does not: the controller knows no claims for extended resources. `totals` are
-    the numbers where they are all that is known.
+    `overlooked` are pods that it should delete and, before Kubernetes 1.37, does not: the controller knows no claims for extended
+    resources there. `totals` are the numbers where they are all that is known.
     """
 
     devices: tuple[DeviceKey, ...] = ()
@@ -156,7 +156,9 @@ def sentences(rule: DeviceTaintRule, impact: TaintImpact) -> list[str]:
     if effect != "NoSchedule" and impact.overlooked:
         number, pods = len(impact.overlooked), listed(impact.overlooked)
         have = agreeing(number, "has its GPU as an extended resource", "have their GPUs as extended resources")
-        said.append(f"NoExecute overlooks {counted(number, 'pod')} that {have}: delete {pods} yourself.")
+        said.append(
+            f"Before Kubernetes 1.37, NoExecute overlooks {counted(number, 'pod')} that {have}: delete {pods} yourself."
+        )
     return said
 
 
