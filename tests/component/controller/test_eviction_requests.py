@@ -405,7 +405,7 @@ async def test_an_operator_that_dies_after_any_write_leaves_one_request_and_then
         await until(over, what="its death, or the eviction")
     assert {each.metadata.key for each in await lab.eviction_requests()} <= {request_key(pod)}
     async with an_operator(served):
-        await lab.gone("web")
+        await lab.evicted("web")
         await lab.no_requests()
         await lab.let_go(ObjectKey(lab.namespace, "claim"))
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
