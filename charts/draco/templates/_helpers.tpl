@@ -54,6 +54,11 @@ matchConditions:
     expression: request.userInfo.username == 'system:serviceaccount:{{ .root.Release.Namespace }}:{{ .account }}'
 {{- end -}}
 
+{{/* Whether a request tolerates the taint of what Draco allocates, in CEL. */}}
+{{- define "draco.toleratesItsWayIn" -}}
+{{ . }}.?tolerations.orValue([]).exists(one, one.?effect.orValue('') in ['', 'NoSchedule'] && (one.?key.orValue('') == 'draco.dev/operator-allocated' || one.?key.orValue('') == '' && one.?operator.orValue('') == 'Exists'))
+{{- end -}}
+
 {{/* The node that an agent's token was issued for. */}}
 {{- define "draco.agentNode" -}}
 - name: node

@@ -81,6 +81,18 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     help="Run Jobs for maintenance, in the operator's namespace: work on a GPU, and its verification.",
 )
 @_setting(
+    "--allocate",
+    "allocate",
+    is_flag=True,
+    help="Allocate the GPUs that MigPolicies hand over to Draco (spec.allocator: Operator).",
+)
+@_setting(
+    "--handover-settle",
+    "handover_settle_s",
+    type=Seconds(min=0),
+    help="Seconds after which every API server and scheduler acts by what was written, when a GPU is handed over.",
+)
+@_setting(
     "--mass-outage",
     "mass_outage_percent",
     type=click.FloatRange(min=0, max=100),

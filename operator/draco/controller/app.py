@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.claims import repair
 from draco.controller.claims.admission import Admission
 from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, PendingSubject
@@ -34,9 +35,11 @@ from draco.controller.maintenance.nodes import NodeConditionReconciler
 from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.metrics import OperatorMetrics, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
+from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.mig.register import RegisterStore
 from draco.controller.own_advice import OwnAdvice
 from draco.controller.reconciling import Reconciling
 from draco.controller.settings import OperatorSettings
@@ -62,7 +65,7 @@ from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import OWN_KINDS
-from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR, DeviceKey
+from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR, OPERATOR_REGISTER, DeviceKey
 from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
@@ -164,7 +167,6 @@ class Operator:
         )
         self._decisions = decisions = MigDecisions(self.view, clock=clock)
         health = HealthDecisions(self.view, clock=clock)
-        advice = notes(repair.EVENT_REASON, repair.EVENT_ACTION)
         self.reach = RuleReach(self.view, clock=clock)
         self._reports = TaintRuleReports(
             client, self.view, self.reach, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
@@ -195,7 +197,12 @@ class Operator:
         )
         self.workers = Workers(self.view.followed, clock=clock, settings=settings.worker)
         repairs = RepairReconciler(
-            self.view, MovableClaims(self.view, decisions), advice, releases, self.workers, clock=clock
+            self.view,
+            MovableClaims(self.view, decisions),
+            notes(repair.EVENT_REASON, repair.EVENT_ACTION),
+            releases,
+            self.workers,
+            clock=clock,
         )
         self._pending_claims = PendingClaims(
             self.view,
@@ -226,8 +233,9 @@ class Operator:
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
+        self._handover = self._handing_over(working, decisions) if settings.allocate else None
         self.layouts: Reconciling[str] = working(
-            "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health)
+            "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health, self._handover)
         )
         self.policies: Reconciling[str] = working(
             "mig-policies", MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
@@ -284,6 +292,8 @@ class Operator:
             kind.kind for kind, own in self.view.own_kinds.items() if own.unwatched_s > self._settings.unserved_after_s
         ]
         found = [*self.metrics.certificates.troubles.values(), *self._fences.troubles()]
+        if self._handover and self._handover.trouble:
+            found.append(self._handover.trouble)
         if (
             not self.agent_leases.informer.synced.is_set()
             and self._clock.monotonic() - self._started > self._settings.unserved_after_s
@@ -416,6 +426,25 @@ class Operator:
             ),
             notes=lambda: {ANNOTATION_TROUBLES: "\n".join(self.troubles())},
         )
+
+    def _handing_over(self, working: Callable[[str, Any], object], decisions: MigDecisions) -> HandoverReconciler:
+        """What makes Draco the allocator of the GPUs that policies hand over to it."""
+        store = RegisterStore(self._client, ObjectKey(self._settings.namespace, OPERATOR_REGISTER))
+        handover = HandoverReconciler(
+            self._client, self.view, decisions, store, clock=self._clock, settle_s=self._settings.handover_settle_s
+        )
+        allocations = ClaimAllocations(
+            self._client,
+            self.view,
+            handover,
+            self.workers,
+            self._happenings,
+            clock=self._clock,
+            count=self.metrics.claims_allocated,
+        )
+        working("handover", handover)
+        working("allocation", allocations)
+        return handover
 
     def _export(self) -> None:
         register_view(self.metrics, self.view)

@@ -59,6 +59,9 @@ class OperatorMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.claims_allocated = Counter(
+            "draco_claims_allocated_total", "Claims that Draco allocated.", registry=self.registry
+        )
         self.claims_released = Counter(
             "draco_claims_released_total",
             "Idle claims whose allocation was taken back to make room for a pod, by the MigPolicy that permits it.",

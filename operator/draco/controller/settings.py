@@ -37,6 +37,10 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a claim must have been seen idle before repair releases it, where its policy permits that."""
     run_jobs: bool = False
     """Whether Jobs are made for maintenance, in `namespace`; that takes rights there which not everybody gives."""
+    allocate: bool = False
+    """Whether Draco allocates the GPUs that MigPolicies hand over to it (`spec.allocator`). It takes rights and a register."""
+    handover_settle_s: float = 5.0
+    """After how long every API server and scheduler acts by what was written when a GPU is handed over."""
     workers: int = 4
     """Workers of each reconciler."""
     stalled_after_s: float = 120.0

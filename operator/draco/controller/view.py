@@ -52,6 +52,8 @@ BY_POOL_WATCHED = "pool watched"
 """Claims by the pools in which they have administrative access."""
 TOLERANT = "tolerant"
 """Claims that are not allocated and tolerate something, all under one value."""
+UNALLOCATED = "unallocated"
+"""Claims that are not allocated and not being deleted, all under one value."""
 BY_CLAIM = "claim"
 BY_UID = "uid"
 BY_EXTENDED = "extended"
@@ -149,6 +151,7 @@ class ClusterView:
             lambda claim: dict.fromkeys(PoolKey(each.driver, each.pool) for each in claim.devices_watched),
         )
         self.claims.store.add_index(TOLERANT, lambda claim: [True] if claim.waits_tolerantly else [])
+        self.claims.store.add_index(UNALLOCATED, lambda claim: [True] if claim.waits else [])
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
+from draco.allocation.ownership.claims import as_judged
 from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
@@ -47,7 +48,7 @@ def explain(
     Without a pod the claims are looked at as those of one that asks nothing of its node. `scheduler` is what kube-scheduler says
     of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
-    explanation = _explain(fleet, claims, pod)
+    explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
     explanation = replace(
         explanation,
         claims=[str(claim.metadata.key) for claim in claims],

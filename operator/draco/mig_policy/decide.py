@@ -18,6 +18,7 @@ from draco.mig_policy.boards import boards_of, profile_names
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules, verdict
 from draco.resources.api.draco import (
+    Allocator,
     GpuMig,
     GpuNode,
     GpuStatus,
@@ -42,13 +43,14 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One GPU. `policy` has it ("" for none); `verdicts` is what each policy says to it."""
+    """One GPU. `policy` has it ("" for none) and says who allocates it; `verdicts` is what each policy says to it."""
 
     uuid: str
     device: str
     board: str = ""
     policy: str = ""
     wanted: WantedGpu | None = None
+    allocator: Allocator = Allocator.SCHEDULER
     condition: GpuCondition = GpuCondition(LayoutState.APPLIED)
     verdicts: Mapping[str, MatchVerdict] = {}
 
@@ -112,7 +114,11 @@ def _gpu(
     if hindered is None and wanted is not None:
         hindered = condition_of(seen.gpu_node, gpu, wanted, owner.policy.spec.reset.permit)
     return msgspec.structs.replace(
-        plain, policy=owner.name, wanted=wanted, condition=hindered or GpuCondition(LayoutState.CHANGING)
+        plain,
+        policy=owner.name,
+        wanted=wanted,
+        allocator=owner.policy.spec.allocator,
+        condition=hindered or GpuCondition(LayoutState.CHANGING),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import Event, Lease, Node, Pod, PodDisruptionBudget
+from draco.resources.api.core import ConfigMap, Event, Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.health import HealthPolicy
@@ -59,6 +59,7 @@ JOBS = Kind("batch", "v1", "jobs", "Job", True, Job)
 CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob", True, CronJob)
 JOB_PODS = Kind("", "v1", "pods", "Pod", True, JobPod)
 """Pods of Draco's own Jobs, with more of their status than is kept of all pods."""
+CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", True, ConfigMap)
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
 EVENTS = Kind("", "v1", "events", "Event", True, Event)

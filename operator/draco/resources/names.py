@@ -20,6 +20,8 @@ FIELD_MANAGER_AGENT = "draco-agent"
 OPERATOR_LEASE = "draco-operator"
 """The name of the Lease by which one replica of the operator leads."""
 
+OPERATOR_REGISTER = "draco-operator-allocated"
+"""The name of the ConfigMap that says which GPUs only Draco may allocate."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_MAINTENANCE = f"{DRACO_DOMAIN}/maintenance"
 """On a DeviceTaintRule, and on a Job, its pods and its claim: the UID of the DeviceMaintenance it serves."""
@@ -37,6 +39,13 @@ ANNOTATION_EXTEND = f"{DRACO_DOMAIN}/extend"
 """On a DeviceTaintRule: "false" keeps Draco from putting its taint on the rest of the device's hardware."""
 ANNOTATION_UUID = f"{DRACO_DOMAIN}/uuid"
 """On a DeviceTaintRule of a DeviceMaintenance: the GPU that its device was or was a part of when the rule was made."""
+LABEL_ALLOCATOR = f"{DRACO_DOMAIN}/allocator"
+"""On a DeviceClass: with ALLOCATED_BY_OPERATOR the claims of this class are Draco's to allocate."""
+ALLOCATED_BY_OPERATOR = "operator"
+ATTRIBUTE_ALLOCATOR = f"{DRACO_DOMAIN}/allocator"
+"""Of a device that Draco allocates: ALLOCATED_BY_OPERATOR. A selector cannot see taints."""
+TAINT_OPERATOR_ALLOCATED = f"{DRACO_DOMAIN}/operator-allocated"
+"""On a device that Draco allocates: it keeps kube-scheduler from giving it to anybody."""
 LABEL_SIMULATED = f"{DRACO_DOMAIN}/simulated"
 """On a Node: it is simulated, and no container ever runs there."""
 TAINT_MAINTENANCE = f"{DRACO_DOMAIN}/maintenance"
@@ -117,6 +126,12 @@ class PartitionName(NamedTuple):
 
 
 _PARTITION = re.compile(r"(gpu-[0-9]+)-mig-[a-z0-9.+-]+-([0-9]+)-([0-9]+)")
+
+
+def gpu_name(device: str) -> str:
+    """The name of the whole GPU that a device is, or is a part of: gpu-0 of gpu-0-mig-1g10gb-19-4."""
+    part = read_partition_name(device)
+    return part.parent if part else device
 
 
 def read_partition_name(device: str) -> PartitionName | None:

@@ -159,8 +159,10 @@ class Cluster:
         path.write_text(yaml.safe_dump(config))
         return path
 
-    async def claim(self, name: str, *, count: int = 1, profile: str = "") -> None:
-        exactly: dict[str, Any] = {"deviceClassName": "gpu.nvidia.com", "count": count}
+    async def claim(
+        self, name: str, *, count: int = 1, profile: str = "", device_class: str = "gpu.nvidia.com"
+    ) -> None:
+        exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
         if profile:
             cel = {"expression": f'device.attributes["gpu.nvidia.com"].profile == "{profile}"'}
             exactly |= {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": cel}]}
@@ -385,6 +387,28 @@ async def a_gpu_is_partitioned_and_an_idle_claim_gives_way(cluster: Cluster) -> 
     await until(whole_again, what="a GPU without partitions")
 
 
+async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
+    client, node = cluster.client, NODE_NAMES[0]
+    spec = {
+        "mode": "Disabled",
+        "allocator": "Operator",
+        "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
+    }
+    await client.create(MIG_POLICIES, {"metadata": {"name": "handed-over"}, "spec": spec})
+    await cluster.claim("dracos", device_class="gpu.draco.dev")
+    await cluster.pod("with-dracos", "dracos")
+    await until(lambda: cluster.running("with-dracos"), what="a pod with a claim that Draco allocated")
+    await cluster.gone(PODS, ObjectKey(TENANT, "with-dracos"))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, "dracos"))
+    await cluster.gone(MIG_POLICIES, ObjectKey("", "handed-over"))
+
+    async def handed_back() -> bool:
+        slices = await client.list(SLICES)
+        return not any(d.taints for each in slices if each.spec.node_name == node for d in each.spec.devices)
+
+    await until(handed_back, what="the GPUs are the scheduler's again")
+
+
 async def metrics_are_scraped(cluster: Cluster) -> None:
     """With a token of whoever: that it may not read them is what the operator and the agents have to find out."""
     tls = ssl.create_default_context()
@@ -447,6 +471,7 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_fault_opens_a_request_and_old_ones_are_cleared_away,
     a_taint_rule_is_reported,
     a_gpu_is_partitioned_and_an_idle_claim_gives_way,
+    a_claim_is_allocated_by_draco,
     metrics_are_scraped,
     an_agent_is_lost,
     a_report_is_deleted,

@@ -26,7 +26,7 @@ from tests.conftest import DIES_WITH_THE_TESTS
 from tests.requests import call
 from tests.side_by_side import REPORTS
 
-VALUES = ("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.replicas=1")
+VALUES = ("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.allocate=true,operator.replicas=1")
 """Everything that can be switched on and takes a right."""
 ASKED_BY_THE_SERVER = {
     audit.Right("resource.k8s.io", "resourceclaims/driver", "associated-node:patch", "gpu.nvidia.com"),
@@ -89,6 +89,9 @@ async def test_each_right_is_used_and_none_is_missing(plane: ControlPlane, clien
                 "--idle-grace",
                 "0.2",
                 "--run-jobs",
+                "--allocate",
+                "--handover-settle",
+                "0.5",
             )
             metrics = (
                 *("--metrics-listen", f"127.0.0.1:{cluster.metrics_ports[0]}"),

@@ -76,11 +76,12 @@ async def make_claim(client: Client, namespace: str, name: str) -> ResourceClaim
     return await client.create(CLAIMS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 
 
-async def make_pod(client: Client, namespace: str, name: str, claim: str) -> None:
+async def make_pod(client: Client, namespace: str, name: str, claim: str, **spec_of_its_own: Any) -> None:
     spec = {
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
         "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
         "terminationGracePeriodSeconds": 1,
+        **spec_of_its_own,
     }
     await client.create(PODS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 

@@ -292,7 +292,8 @@ class Lab:
             want=lambda devices, _counters: self.told.append([one.name for one in devices])
         )
         dividing: Any = SimpleNamespace(
-            keeper=SimpleNamespace(known=self.known, wanted={}, promised={}, isolated=()), offered=lambda _gpus: {}
+            keeper=SimpleNamespace(known=self.known, wanted={}, promised={}, isolated=(), operator_allocated=()),
+            offered=lambda _gpus: {},
         )
         self.view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))
         self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock)

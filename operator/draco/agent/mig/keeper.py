@@ -40,7 +40,7 @@ class MigKeeper:
 
     `promised` is what claims have been allocated beside that, `forgotten` are GPUs that a person says are gone for good.
     `divisions` tells how the GPUs stand; `changed` is called after every work on one, `gone` when somebody deleted the GpuNode,
-    `isolation` when `isolated`, what is under maintenance, has changed.
+    `isolation` when `isolated`, what is under maintenance, or `operator_allocated`, which GPUs Draco allocates, has changed.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class MigKeeper:
     ) -> None:
         self.wanted: Mapping[GpuUuid, WantedGpu] | None = None
         self.promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = {}
-        self.isolated: Sequence[IsolatedGpu] = ()
-        self.health: Sequence[FaultOverride] = ()
+        self.isolated: Sequence[IsolatedGpu] = []
+        self.operator_allocated: Sequence[str] = []
+        self.health: Sequence[FaultOverride] = []
         self.forgotten: frozenset[GpuUuid] = frozenset()
         self.known = asyncio.Event()
         self._client = client
@@ -135,9 +136,10 @@ class MigKeeper:
         promised = _by_gpu(found.spec.promised if found else ())
         kept, self.promised = self.promised, promised
         # Together with what is wanted: nothing is ever offered by the one without the taints of the other.
-        isolated, self.isolated = self.isolated, found.spec.isolated if found else ()
-        health, self.health = self.health, found.spec.health if found else ()
-        if list(isolated) != list(self.isolated) or list(health) != list(self.health):
+        isolated, self.isolated = self.isolated, found.spec.isolated if found else []
+        allocated, self.operator_allocated = self.operator_allocated, found.spec.operator_allocated if found else []
+        health, self.health = self.health, found.spec.health if found else []
+        if (isolated, allocated, health) != (self.isolated, self.operator_allocated, self.health):
             self._isolation()
         for uuid in {*fresh, *(before or {}), *promised, *kept, *(() if before is not None else self._divisions())}:
             if before is None or before.get(uuid) != fresh.get(uuid) or kept.get(uuid) != promised.get(uuid):

@@ -10,14 +10,14 @@ devices it finds in the slices, so a device dropped too early would free its cou
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import structlog
 
-from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, position
+from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, device_name, position
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.publish import partitions, slices
@@ -29,9 +29,17 @@ from draco.kube.queue import WorkQueue, run_workers
 from draco.mig.board import Board, Placement
 from draco.mig.keeping import KeptInstances, keeping, layout_of
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
-from draco.resources.api.slices import CounterSet, Device
+from draco.resources.api.slices import CounterSet, Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
+from draco.resources.names import (
+    ALLOCATED_BY_OPERATOR,
+    ATTRIBUTE_ALLOCATOR,
+    TAINT_FOREIGN_INSTANCE,
+    TAINT_OPERATOR_ALLOCATED,
+    TAINT_UNSETTLED,
+    GpuUuid,
+    gpu_name,
+)
 
 PACE_S = 2.0
 """At least so long between two publications that differ in their order only. A stale order is legal, it is only worse."""
@@ -66,11 +74,13 @@ class Offering:
         wanted: Mapping[GpuUuid, WantedGpu],
         promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
         isolated: Sequence[IsolatedGpu] = (),
+        operator_allocated: Collection[str] = (),
         now_s: float,
     ) -> DeviceOffer:
         """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
-        `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance.
+        `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance,
+        `operator_allocated` the GPUs that Draco gives to claims.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -85,6 +95,9 @@ class Offering:
                 divisible.append(msgspec.structs.replace(made, isolated=concerned))
         again_in_s = self._reorder(divisible, now_s)
         devices = plain + partitions.devices(divisible, driver, self._order)
+        if operator_allocated:
+            names = {device_name(each.gpu) for each in gpus if each.gpu.uuid in operator_allocated}
+            devices = [_kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
         if not self.partitionable:
             return DeviceOffer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
         return DeviceOffer(devices, partitions.counters(divisible), again_in_s)
@@ -134,6 +147,16 @@ def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
         Placement(profile, key.start)
         for key in (*held, *mig.missing)
         if (profile := board.by_id(key.profile_id)) is not None
+    )
+
+
+def _kept_from_scheduler(device: Device) -> Device:
+    """The device as one that Draco allocates: selectors see it, and kube-scheduler passes it by."""
+    taint = DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")
+    return msgspec.structs.replace(
+        device,
+        attributes=device.attributes | {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)},
+        taints=as_many_as_fit([taint, *device.taints]),
     )
 
 
@@ -212,6 +235,7 @@ class Offers:
             wanted=self._dividing.keeper.wanted or {},
             promised=self._dividing.keeper.promised,
             isolated=self._dividing.keeper.isolated,
+            operator_allocated=self._dividing.keeper.operator_allocated,
             now_s=self._clock.monotonic(),
         )
         self._publisher.want(offer.devices, offer.counters)

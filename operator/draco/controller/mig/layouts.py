@@ -13,6 +13,7 @@ import structlog
 
 from draco.controller.health.decisions import HealthDecisions, said_by
 from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.policy import MOST_OVERRIDES, in_order
 from draco.kube.connect.client import Client
@@ -42,11 +43,20 @@ _MOST_ISOLATED = 1024
 class MigLayoutReconciler:
     """One node at a time, from what is decided to what stands in its spec."""
 
-    def __init__(self, client: Client, view: ClusterView, decisions: MigDecisions, health: HealthDecisions) -> None:
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: MigDecisions,
+        health: HealthDecisions,
+        handover: HandoverReconciler | None = None,
+    ) -> None:
+        """`handover` says which GPUs Draco allocates; None: no one hands any over."""
         self._client = client
         self._view = view
         self._decisions = decisions
         self._health = health
+        self._handover = handover
         self._superseded: dict[str, str] = {}  # by node: the version that our last write replaced
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -59,6 +69,8 @@ class MigLayoutReconciler:
         self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
         self._view.health_policies.subscribe(lambda change: self._wake_for_health_policy(change, wake))
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
+        if self._handover:
+            self._handover.when_to_taint(wake)
 
     def all_keys(self) -> set[str]:
         """Every node that has a GpuNode."""
@@ -83,6 +95,7 @@ class MigLayoutReconciler:
             promised=self._promised(gpu_node, decision),
             isolated=isolated,
             health=overrides,
+            operator_allocated=self._handover.to_taint(gpu_node) if self._handover else [],
         )
         if wanted != _in_order(gpu_node):
             kept = [f"{each.device} for claim {each.claim}" for each in wanted.promised]
@@ -156,6 +169,8 @@ class MigLayoutReconciler:
             spec["isolated"] = wanted.isolated
         if wanted.health:
             spec["health"] = wanted.health
+        if wanted.operator_allocated:
+            spec["operatorAllocated"] = wanted.operator_allocated
         written = await self._client.apply(
             GPU_NODES, key, {"metadata": seen, "spec": spec}, manager=FIELD_MANAGER_OPERATOR
         )
@@ -167,6 +182,7 @@ class MigLayoutReconciler:
         )
         seen["resourceVersion"] = written.metadata.resource_version
         spec |= {"promised": wanted.promised, "isolated": wanted.isolated, "health": wanted.health}
+        spec |= {"operatorAllocated": wanted.operator_allocated}
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
@@ -216,6 +232,7 @@ def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
         promised=sorted(spec.promised, key=lambda each: each.device),
         isolated=sorted(spec.isolated, key=_place),
         health=in_order(spec.health),
+        operator_allocated=sorted(spec.operator_allocated),
     )
 
 

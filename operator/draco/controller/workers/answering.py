@@ -23,6 +23,7 @@ from draco.controller.workers import messages
 from draco.explanation.explain import explain
 from draco.explanation.problems.claims import problems_of
 from draco.mig_policy.releases import Searches, plan_release
+from draco.placing.place import place
 from draco.resources.api.claims import (
     DeviceClaim,
     DeviceClass,
@@ -61,6 +62,8 @@ def answer(fleet: Fleet, question: messages.Question) -> messages.Answer:
         return _why_waiting(fleet, question)
     if isinstance(question, messages.CheckClaim):
         return messages.ClaimProblems(problems_of(fleet, [question.claim]))
+    if isinstance(question, messages.PlaceClaims):
+        return messages.PlacementAnswer(place(fleet, question.groups, question.held))
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
     if found is None:

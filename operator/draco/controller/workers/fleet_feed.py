@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
+from draco.allocation.ownership.claims import is_operators
 from draco.controller.workers.messages import Changes, PutObject, Remove, SkippedObject
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import ApiObject, Change
@@ -66,7 +67,7 @@ class FollowedFleet:
         if rules:
             self._follow(rules, lambda rule: rule.spec)
         self._follow(nodes, _of_node)
-        self._follow(classes, lambda item: item.spec)
+        self._follow(classes, lambda item: (item.spec, is_operators(item)))
         self._follow(claims, _of_claim)
 
     def _count_devices(self, change: Change[ResourceSlice]) -> None:
@@ -146,7 +147,7 @@ def _slim(obj: Any) -> Any:
         uid=meta.uid,
         creation_timestamp=meta.creation_timestamp,
         deletion_timestamp=meta.deletion_timestamp,
-        labels=meta.labels if isinstance(obj, Node) else {},
+        labels=meta.labels if isinstance(obj, Node | DeviceClass) else {},
     )
     return msgspec.structs.replace(obj, metadata=named)
 

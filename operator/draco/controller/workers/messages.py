@@ -11,6 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from draco.explanation.model import Problem
+from draco.placing.groups import ClaimGroup, GroupPlacement
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -58,12 +59,34 @@ class FindRelease(Message, frozen=True):
     searches: int
 
 
-Question: TypeAlias = ExplainPending | CheckClaim | FindRelease
+class PlaceClaims(Message, frozen=True):
+    """Where groups of claims go, each after those before it. `held` are claims as they count, whatever the cluster says."""
+
+    groups: list[ClaimGroup]
+    held: list[ResourceClaim]
+
+
+Question: TypeAlias = ExplainPending | CheckClaim | FindRelease | PlaceClaims
 
 
 def claims_of(question: Question) -> list[ResourceClaim]:
     """The claims that a question is about."""
-    return [question.claim] if isinstance(question, CheckClaim) else question.claims
+    match question:
+        case CheckClaim():
+            return [question.claim]
+        case PlaceClaims():
+            return [claim for group in question.groups for claim in group.claims]
+    return question.claims
+
+
+def pods_of(question: Question) -> list[Pod]:
+    """The pods that the claims are for, as far as there are any."""
+    match question:
+        case CheckClaim():
+            return []
+        case PlaceClaims():
+            return [group.pod for group in question.groups if group.pod is not None]
+    return [question.pod]
 
 
 class PendingAnswer(Message, frozen=True):
@@ -95,6 +118,12 @@ class ReleaseAnswer(Message, frozen=True):
     searches_left: int
 
 
+class PlacementAnswer(Message, frozen=True):
+    """The answer to PlaceClaims, a placement for each group."""
+
+    placements: list[GroupPlacement]
+
+
 class CostlySelector(Message, frozen=True):
     """The selector that costs most: number `number`, counted from 0, of a request, or of a class where there is none."""
 
@@ -122,7 +151,7 @@ class Failed(Message, frozen=True):
     why: str
 
 
-Answer: TypeAlias = PendingAnswer | ClaimProblems | ReleaseAnswer | OverBudget | OutOfMemory | Failed
+Answer: TypeAlias = PendingAnswer | ClaimProblems | ReleaseAnswer | PlacementAnswer | OverBudget | OutOfMemory | Failed
 
 
 class PutObject(Message, frozen=True):

@@ -24,7 +24,6 @@ from draco.controller.workers.messages import (
     Answer,
     AskQuestion,
     Changes,
-    CheckClaim,
     Failed,
     OutOfMemory,
     Outward,
@@ -33,6 +32,7 @@ from draco.controller.workers.messages import (
     Reply,
     SkippedObject,
     claims_of,
+    pods_of,
 )
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded, WorkerProcess
 from draco.kube.clock import Clock, wait_for
@@ -367,10 +367,9 @@ class Workers:
             if asked is not None
         }
         classes = [self._followed.class_spec(name) for name in sorted(names)]
-        spec = None if isinstance(question, CheckClaim) else question.pod.spec
-        of_pod = () if spec is None else (spec.node_selector, spec.affinity, spec.tolerations)
+        of_pods = [(pod.spec.node_selector, pod.spec.affinity, pod.spec.tolerations) for pod in pods_of(question)]
         kind = type(question).__name__
-        whole = msgspec.msgpack.encode((kind, [claim.spec for claim in claims], classes, of_pod))
+        whole = msgspec.msgpack.encode((kind, [claim.spec for claim in claims], classes, of_pods))
         return hashlib.blake2b(whole, digest_size=16).digest()
 
 

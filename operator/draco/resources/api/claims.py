@@ -204,11 +204,11 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
     @property
     def waits_tolerantly(self) -> bool:
         """Whether it waits for devices and tolerates any taint at all: it may be given one that is tainted."""
-        return self._waits and any(each.tolerations for each in self._asked)
+        return self.waits and any(each.tolerations for each in self._asked)
 
     def classes_in_spite_of(self, taint: DeviceTaint) -> set[str]:
         """Return the classes of devices that it waits for and that this taint would not keep from it."""
-        if not self._waits:
+        if not self.waits:
             return set()
         return {
             asked.device_class_name
@@ -217,7 +217,8 @@ class ResourceClaim(ApiStruct, frozen=True, kw_only=True):
         }
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
+        """Whether it is there to stay and is not allocated."""
         return self.status.allocation is None and self.metadata.deletion_timestamp is None
 
     @property

@@ -179,13 +179,15 @@ class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
 
-    `promised` stays published and free for its claims.
+    `promised` stays published and free for its claims. `operator_allocated` are the UUIDs of GPUs whose devices are kept from
+    kube-scheduler, because Draco allocates them.
     """
 
     gpus: list[WantedGpu] = []
     promised: list[PromisedDevice] = []
     isolated: list[IsolatedGpu] = []
     health: list[FaultOverride] = []
+    operator_allocated: list[str] = []
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
@@ -259,10 +261,18 @@ class MigReset(ApiStruct, frozen=True, kw_only=True):
     windows: list[TimeWindow] = []
 
 
+class Allocator(StrEnum):
+    """Who gives devices to claims."""
+
+    SCHEDULER = "Scheduler"
+    OPERATOR = "Operator"
+
+
 class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     """Which GPUs, and how they are to be partitioned."""
 
     mode: MigMode
+    allocator: Allocator = Allocator.SCHEDULER
     node_selector: LabelSelector | None = None
     device_selectors: list[DeviceSelector] = []
     exclude: list[str] = []

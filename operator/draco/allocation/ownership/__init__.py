@@ -1,0 +1,1 @@
+"""What Draco allocates instead of kube-scheduler: which claims, and from when to when which GPUs."""

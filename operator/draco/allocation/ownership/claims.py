@@ -1,0 +1,97 @@
+"""Which claims are Draco's to allocate, and what they are searched for with.
+
+Owns the rule: a claim is Draco's if every DeviceClass that it asks for has the label draco.dev/allocator=operator. No other claim
+is ever allocated here. Owns also what the search adds to such a claim, and takes out of the result again: a toleration of the
+taint by which kube-scheduler is kept away, and a selector for the devices that have it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from draco.resources.api.claims import (
+    AllocationResult,
+    CelSelector,
+    DeviceClass,
+    DeviceSelector,
+    DeviceSubRequest,
+    ExactDeviceRequest,
+    ResourceClaim,
+)
+from draco.resources.api.taints import DeviceToleration
+from draco.resources.names import (
+    ALLOCATED_BY_OPERATOR,
+    ATTRIBUTE_ALLOCATOR,
+    DRACO_DOMAIN,
+    LABEL_ALLOCATOR,
+    TAINT_OPERATOR_ALLOCATED,
+)
+
+Asked = TypeVar("Asked", ExactDeviceRequest, DeviceSubRequest)
+
+_TOLERATION = DeviceToleration(key=TAINT_OPERATOR_ALLOCATED, operator="Exists", effect="NoSchedule")
+_NAME = ATTRIBUTE_ALLOCATOR.partition("/")[2]
+ONLY_OPERATOR_ALLOCATED = f'device.attributes["{DRACO_DOMAIN}"].?{_NAME}.orValue("") == "{ALLOCATED_BY_OPERATOR}"'
+"""The selector of devices that Draco allocates. Their DeviceClasses need it, so that no other claim waits for them in vain."""
+_SELECTOR = DeviceSelector(cel=CelSelector(expression=ONLY_OPERATOR_ALLOCATED))
+
+
+def is_operators(device_class: DeviceClass) -> bool:
+    """Whether the claims of this class are Draco's to allocate."""
+    return device_class.metadata.labels.get(LABEL_ALLOCATOR) == ALLOCATED_BY_OPERATOR
+
+
+def is_for_operator(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> bool:
+    """Whether the claim is Draco's to allocate. One with administrative access is not: it takes nothing."""
+    asked = list(_asked(claim))
+    return bool(asked) and all(
+        not getattr(each, "admin_access", None)
+        and (found := classes.get(each.device_class_name)) is not None
+        and is_operators(found)
+        for each in asked
+    )
+
+
+def as_judged(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> ResourceClaim:
+    """The claim as its allocator judges taints: what keeps kube-scheduler away does not keep Draco from its own claims."""
+    return _opened(claim, []) if is_for_operator(claim, classes) else claim
+
+
+def as_searched(claim: ResourceClaim) -> ResourceClaim:
+    """The claim as the search sees it: open to the devices that Draco allocates, and to no others."""
+    return _opened(claim, [_SELECTOR])
+
+
+def _opened(claim: ResourceClaim, selectors: Sequence[DeviceSelector]) -> ResourceClaim:
+    def opened(asked: Asked) -> Asked:
+        return msgspec.structs.replace(
+            asked, selectors=[*asked.selectors, *selectors], tolerations=[*asked.tolerations, _TOLERATION]
+        )
+
+    requests = [
+        msgspec.structs.replace(
+            request,
+            exactly=opened(request.exactly) if request.exactly is not None else None,
+            first_available=[opened(each) for each in request.first_available],
+        )
+        for request in claim.spec.devices.requests
+    ]
+    devices = msgspec.structs.replace(claim.spec.devices, requests=requests)
+    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+
+
+def as_allocated(result: AllocationResult) -> AllocationResult:
+    """The result as it is written: with the tolerations that the claim has itself."""
+    results = [
+        msgspec.structs.replace(each, tolerations=[one for one in each.tolerations if one != _TOLERATION])
+        for each in result.devices.results
+    ]
+    return msgspec.structs.replace(result, devices=msgspec.structs.replace(result.devices, results=results))
+
+
+def _asked(claim: ResourceClaim) -> Iterator[ExactDeviceRequest | DeviceSubRequest]:
+    for request in claim.spec.devices.requests:
+        if request.exactly is not None:
+            yield request.exactly
+        yield from request.first_available

@@ -1,0 +1,82 @@
+"""Handing GPUs over from kube-scheduler to Draco and back, so that at no time two of them may allocate one.
+
+Owns the order of the steps. The register is a list in the cluster that an admission policy reads: what stands there only Draco
+may allocate, everything else anybody but Draco. To Draco: the agent taints the GPU's devices, the register takes the GPU in, and
+once whatever was written before must have been seen, Draco may give it out. Back: Draco stops, the register lets the GPU go, and
+only then the taint. A claim that holds a device keeps it throughout. Pure: the caller reads, writes and tells the time.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+
+class GpuPlace(NamedTuple):
+    """A GPU by where it is published. `gpu` is the name of the whole device: its partitions are meant, too."""
+
+    driver: str
+    pool: str
+    gpu: str
+
+
+class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What is now: GPUs that policies give to Draco, those whose published devices are all tainted, and those in the register."""
+
+    wanted: frozenset[GpuPlace]
+    tainted: frozenset[GpuPlace]
+    registered: frozenset[GpuPlace]
+
+
+class HandoverPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be: in the register, tainted, and given out by Draco. Look again after so many seconds at the latest."""
+
+    register: frozenset[GpuPlace]
+    taint: frozenset[GpuPlace]
+    owned: frozenset[GpuPlace]
+    look_again_s: float | None = None
+
+
+class Handovers:
+    """Remembers since when each step was seen to be done. What is forgotten with the process costs a pause, and no more."""
+
+    def __init__(self, settle_s: float) -> None:
+        """`settle_s`: after so long every API server and scheduler acts by what was written."""
+        self._settle_s = settle_s
+        self._tainted: dict[GpuPlace, float] = {}
+        self._registered: dict[GpuPlace, float] = {}
+        self._let_go: dict[GpuPlace, float] = {}
+
+    def plan(self, seen: HandoverInput, now_s: float) -> HandoverPlan:
+        """What comes next for each GPU."""
+        _note(self._tainted, seen.tainted, now_s)
+        for place in self._registered.keys() - seen.registered:
+            self._let_go[place] = now_s
+        _note(self._registered, seen.registered, now_s)
+        for place in list(self._let_go):
+            if place in seen.registered or now_s - self._let_go[place] >= self._settle_s:
+                del self._let_go[place]
+        ready = seen.wanted & seen.tainted
+        register = {
+            place for place in ready if place in seen.registered or self._is_settled(self._tainted, place, now_s)
+        }
+        owned = {place for place in register & seen.registered if self._is_settled(self._registered, place, now_s)}
+        rests = [self._tainted[place] for place in ready - register]
+        rests += [self._registered[place] for place in (register & seen.registered) - owned]
+        rests += self._let_go.values()
+        return HandoverPlan(
+            register=frozenset(register),
+            taint=seen.wanted | seen.registered | self._let_go.keys(),
+            owned=frozenset(owned),
+            look_again_s=min((since_s + self._settle_s - now_s for since_s in rests), default=None),
+        )
+
+    def _is_settled(self, since: dict[GpuPlace, float], place: GpuPlace, now_s: float) -> bool:
+        return now_s - since[place] >= self._settle_s
+
+
+def _note(since: dict[GpuPlace, float], places: Collection[GpuPlace], now_s: float) -> None:
+    for place in since.keys() - set(places):
+        del since[place]
+    for place in places:
+        since.setdefault(place, now_s)

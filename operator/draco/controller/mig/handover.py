@@ -1,0 +1,217 @@
+"""Hands GPUs over to Draco and back, as policies say, step by step.
+
+Owns the looking and the writing: what policies want, which devices are published with the taint, the register, and whether all
+that was allocated before has been seen. Which step comes when is `allocation.ownership.handover`'s. There is one key, as there is
+one register. What agents are to taint is asked of this by whoever writes the spec of GpuNodes.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+import structlog
+
+from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.register import RegisterMissing, RegisterStore
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.watch.store import Change
+from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device, ResourceSlice, current_slices
+from draco.resources.kinds import CLAIMS
+from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name
+
+log = structlog.get_logger(__name__)
+
+KEY = ""
+_MISSING_S = 30.0
+"""How soon to look again for a register that is not there."""
+_BEHIND_S = 0.2
+"""How soon to look again whether the watch has brought what was written before."""
+
+
+class HandoverReconciler:
+    """All GPUs at once."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: MigDecisions,
+        store: RegisterStore,
+        *,
+        clock: Clock,
+        settle_s: float,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._store = store
+        self._clock = clock
+        self._handovers = Handovers(settle_s)
+        self._owned: frozenset[GpuPlace] = frozenset()
+        self._tainted: frozenset[GpuPlace] = frozenset()
+        self._to_taint: frozenset[GpuPlace] | None = None
+        self._trouble = ""
+        self._when_owned: list[Callable[[], None]] = []
+        self._when_to_taint: list[Callable[[str], None]] = []
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is handed over; "" if nothing is in the way."""
+        return self._trouble
+
+    @property
+    def owned(self) -> frozenset[GpuPlace]:
+        """The GPUs that Draco may give out now."""
+        return self._owned
+
+    def not_owned(self) -> list[DeviceKey]:
+        """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
+        return [
+            DeviceKey(place.driver, place.pool, device.name)
+            for place in self._tainted - self._owned
+            for device in self._devices(PoolKey(place.driver, place.pool))
+            if gpu_name(device.name) == place.gpu
+        ]
+
+    def to_taint(self, gpu_node: GpuNode) -> list[str]:
+        """UUIDs of the node's GPUs that are to be kept from kube-scheduler. As it stands, as long as that is not known."""
+        if self._to_taint is None:
+            return gpu_node.spec.operator_allocated
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        return sorted(uuid for uuid, name in self._names(gpu_node).items() if GpuPlace(*pool, name) in self._to_taint)
+
+    def when_owned(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called when Draco may give out other GPUs than before."""
+        self._when_owned.append(wake)
+
+    def when_to_taint(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the name of a node when other GPUs of it are to be tainted."""
+        self._when_to_taint.append(wake)
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called when something may have to be handed over."""
+
+        def gpu_node_changed(change: Change[GpuNode]) -> None:
+            if change.differs(lambda node: (node.spec.operator_allocated, node.status.driver, node.status.gpus)):
+                wake(KEY)
+
+        def policy_changed(change: Change[MigPolicy]) -> None:
+            if change.differs(lambda policy: (policy.spec, policy.metadata.deletion_timestamp)):
+                wake(KEY)
+
+        def slice_changed(change: Change[ResourceSlice]) -> None:
+            if change.differs(_with_the_taint):
+                wake(KEY)
+
+        self._view.gpu_nodes.subscribe(gpu_node_changed)
+        self._view.mig_policies.subscribe(policy_changed)
+        self._view.slices.subscribe(slice_changed)
+        self._view.nodes.subscribe(
+            lambda change: wake(KEY) if change.differs(lambda node: node.metadata.labels) else None
+        )
+
+    def all_keys(self) -> set[str]:
+        """The one key."""
+        return {KEY}
+
+    async def reconcile(self, _: str) -> float | None:
+        """Take the next step for each GPU. Raises ApiError."""
+        try:
+            register = await self._store.read()
+        except RegisterMissing as error:
+            self._say(str(error))
+            self._take_up(frozenset(), frozenset())
+            return _MISSING_S
+        self._say("")
+        wanted = await self._wanted()
+        self._tainted = frozenset(self._find_tainted(wanted | register.places))
+        now_s = self._clock.monotonic()
+        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=register.places)
+        plan = self._handovers.plan(seen, now_s)
+        # What Draco stops giving out, it stops before anybody else may begin.
+        self._take_up(plan.owned & self._owned, plan.taint)
+        if plan.register != register.places:
+            register = await self._store.write(register, plan.register)
+            log.info("handover.registered", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(plan.register)])
+            seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=register.places)
+            plan = self._handovers.plan(seen, self._clock.monotonic())
+        if not await self._has_seen_all(plan.owned - self._owned):
+            return _BEHIND_S
+        self._take_up(plan.owned, plan.taint)
+        return plan.look_again_s
+
+    def _take_up(self, owned: frozenset[GpuPlace], to_taint: frozenset[GpuPlace]) -> None:
+        before, self._to_taint = self._to_taint, to_taint
+        if owned != self._owned:
+            self._owned = owned
+            log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
+            for call in self._when_owned:
+                call()
+        changed = to_taint if before is None else before ^ to_taint
+        for node in (
+            {each.pool for each in changed} if before is not None else {key.name for key in self._view.gpu_nodes.store}
+        ):
+            for tell in self._when_to_taint:
+                tell(node)
+
+    async def _wanted(self) -> frozenset[GpuPlace]:
+        found = set()
+        for decision in await self._decisions.all():
+            uuids = {each.uuid for each in decision.gpus if each.allocator is Allocator.OPERATOR and each.policy}
+            gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if uuids else None
+            if gpu_node is not None:
+                names = self._names(gpu_node)
+                driver = gpu_node.status.driver
+                found |= {GpuPlace(driver, decision.node, names[uuid]) for uuid in uuids & names.keys()}
+        return frozenset(found)
+
+    def _names(self, gpu_node: GpuNode) -> dict[str, str]:
+        """The names of the node's GPUs by UUID, as reported, or else as published."""
+        driver = gpu_node.status.driver
+        names = {}
+        for device in self._devices(PoolKey(driver, gpu_node.metadata.name)):
+            for name in ("uuid", "parentUUID"):
+                attribute = device.attributes.get(name)
+                if attribute is not None and attribute.string:
+                    names[attribute.string] = gpu_name(device.name)
+        return names | {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
+
+    def _find_tainted(self, places: Collection[GpuPlace]) -> Iterable[GpuPlace]:
+        """Those of the GPUs all devices of which are published with the taint."""
+        by_gpu: dict[GpuPlace, bool] = {}
+        for pool in {PoolKey(each.driver, each.pool) for each in places}:
+            for device in self._devices(pool):
+                place = GpuPlace(pool.driver, pool.pool, gpu_name(device.name))
+                by_gpu[place] = by_gpu.get(place, True) and _is_tainted(device)
+        return (place for place in places if by_gpu.get(place))
+
+    def _devices(self, pool: PoolKey) -> Iterable[Device]:
+        current = current_slices(self._view.slices_of(pool)).get(pool, [])
+        return (device for each in current for device in each.spec.devices)
+
+    async def _has_seen_all(self, places: Collection[GpuPlace]) -> bool:
+        """Whether the watch has brought all that was allocated of these GPUs while others still might."""
+        if not places:
+            return True
+        for claim in await self._client.list(CLAIMS):
+            if any(GpuPlace(each.driver, each.pool, gpu_name(each.device)) in places for each in claim.devices_held):
+                known = self._view.claims.store.get(claim.metadata.key)
+                if known is None or known.devices_held != claim.devices_held:
+                    return False
+        return True
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            log.warning("handover.impossible", error=trouble)
+        self._trouble = trouble
+
+
+def _is_tainted(device: Device) -> bool:
+    return any(each.key == TAINT_OPERATOR_ALLOCATED for each in device.taints)
+
+
+def _with_the_taint(item: ResourceSlice) -> object:
+    return item.pool, item.spec.pool.generation, [(each.name, _is_tainted(each)) for each in item.spec.devices]

@@ -1,0 +1,1 @@
+"""Where the claims go that Draco allocates."""

@@ -1,0 +1,146 @@
+"""kube-scheduler and Draco allocate side by side while GPUs go back and forth, and the operator dies again and again.
+
+What is checked is the API server's history of claims: at no version do two claims hold one device.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.election import LeadershipLost
+from draco.kube.errors import NotFound
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, MIG_POLICIES, PODS
+from draco.resources.names import DeviceKey
+from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, make_claim, until_allocated
+from tests.component.controller.replicas import an_operator, until
+from tests.component.simulator.test_nodes import make_pod, running
+from tests.side_by_side import REPORTS
+
+LASTS_S = float(os.environ.get("DRACO_RACE_SECONDS", "20"))
+EACH = 10
+"""Claims of each kind that are there at a time: more than are free while a node is handed over."""
+WRITES = (100, 300)
+"""After how many writes an operator dies."""
+
+
+class Observer:
+    """Follows every version of every claim."""
+
+    def __init__(self, client: Client) -> None:
+        self.informer: Informer[ResourceClaim] = Informer(client, CLAIMS, clock=SystemClock())
+        self.informer.subscribe(self._look)
+        self._holders: dict[DeviceKey, ObjectKey] = {}
+        self.doubles: list[str] = []
+        self.allocated: Counter[str] = Counter()
+
+    def _look(self, change: Change[ResourceClaim]) -> None:
+        before = set(change.before.devices_held) if change.before else set()
+        after = set(change.after.devices_held) if change.after else set()
+        for device in before - after:
+            if self._holders.get(device) == change.key:
+                del self._holders[device]
+        for device in after - before:
+            other = self._holders.setdefault(device, change.key)
+            if other != change.key:
+                self.doubles.append(f"{device} was allocated to {change.key} and to {other}")
+        if after and not before and change.after is not None:
+            (request,) = change.after.spec.devices.requests
+            self.allocated[request.exactly.device_class_name if request.exactly else ""] += 1
+
+
+async def churn(client: Client, namespace: str, name: str, device_class: str, *, pod: bool) -> None:
+    """Claim one GPU after the other, each for a moment."""
+    number = 0
+    while True:
+        key = ObjectKey(namespace, f"{name}-{number}")
+        number += 1
+        request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+        spec = {"devices": {"requests": [request]}}
+        await client.create(CLAIMS, {"metadata": {"name": key.name, "namespace": namespace}, "spec": spec})
+        if pod:
+            await make_pod(client, namespace, key.name, key.name)
+        for _ in range(100):
+            if (await client.get(CLAIMS, key)).status.allocation:
+                break
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(random.Random(f"{name} {number}").uniform(0, 0.3))
+        if pod:
+            await client.delete(PODS, ObjectKey(namespace, key.name), grace_period_s=0)
+        await client.delete(CLAIMS, key)
+
+
+async def hand_back_and_forth(client: Client) -> None:
+    policy = ObjectKey("", "draco")
+    while True:
+        for allocator in ("Scheduler", "Operator"):
+            await asyncio.sleep(4)
+            await client.patch(MIG_POLICIES, policy, {"spec": {"allocator": allocator}})
+
+
+async def live_and_die(guarded: Guarded) -> int:
+    """One operator after the other. Returns never."""
+    deaths = random.Random(1)
+    while True:
+        try:
+            async with an_operator(guarded, ALLOCATING, dies_after_writes=deaths.randint(*WRITES)) as (_, task):
+                await asyncio.wait([task])
+        except* LeadershipLost:  # on a machine that is too busy to renew it, which is one more death
+            pass
+
+
+async def nothing_is_stuck(client: Client, guarded: Guarded, namespace: str) -> None:
+    """Whatever was left undone, every claim can be deleted, and the next operator allocates."""
+    await client.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"allocator": "Operator"}})
+    for pod in await client.list(PODS, namespace=namespace):
+        await client.delete(PODS, pod.metadata.key, grace_period_s=0)
+    for claim in await client.list(CLAIMS, namespace=namespace):
+        with contextlib.suppress(NotFound):
+            await client.delete(CLAIMS, claim.metadata.key)
+    async with an_operator(guarded, ALLOCATING):
+
+        async def all_gone() -> bool:
+            return not await client.list(CLAIMS, namespace=namespace)
+
+        await until(all_gone, what="the end of all claims")
+        await make_claim(client, namespace, "after-all")
+        await until_allocated(client, namespace, "after-all")
+
+
+async def test_no_device_is_allocated_twice(
+    guarded: Guarded,
+    handed_over: Client,
+    namespace: str,
+    folder: Path,
+) -> None:
+    observer = Observer(handed_over)
+    watching = asyncio.create_task(observer.informer.run())
+    await observer.informer.synced.wait()
+    try:
+        async with running(handed_over, folder):
+            work = [live_and_die(guarded), hand_back_and_forth(handed_over)]
+            work += [churn(handed_over, namespace, f"s{each}", "gpu.nvidia.com", pod=True) for each in range(EACH)]
+            work += [churn(handed_over, namespace, f"d{each}", CLASS, pod=False) for each in range(EACH)]
+            tasks = [asyncio.create_task(each) for each in work]
+            done, _ = await asyncio.wait(tasks, timeout=LASTS_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert not done, ended
+            await nothing_is_stuck(handed_over, guarded, namespace)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert observer.doubles == []
+    by_scheduler, by_draco = observer.allocated["gpu.nvidia.com"], observer.allocated[CLASS]
+    REPORTS.append(f"race: {by_scheduler} claims allocated by kube-scheduler, {by_draco} by Draco, none twice")
+    assert by_scheduler
+    assert by_draco

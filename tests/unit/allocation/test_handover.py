@@ -1,0 +1,110 @@
+"""The order of the steps by which a GPU goes from kube-scheduler to Draco and back."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from draco.allocation.ownership.handover import GpuPlace, HandoverInput, HandoverPlan, Handovers
+
+SETTLE_S = 5.0
+GPU = GpuPlace("gpu.nvidia.com", "node-1", "gpu-0")
+ONE, NONE = frozenset({GPU}), frozenset[GpuPlace]()
+
+
+def plan(handovers: Handovers, now_s: float, *, wanted: bool, tainted: bool, registered: bool) -> HandoverPlan:
+    seen = HandoverInput(
+        wanted=ONE if wanted else NONE, tainted=ONE if tainted else NONE, registered=ONE if registered else NONE
+    )
+    return handovers.plan(seen, now_s)
+
+
+def test_a_gpu_is_tainted_then_registered_then_given_out_with_a_pause_after_each_step() -> None:
+    handovers = Handovers(SETTLE_S)
+    first = plan(handovers, 0.0, wanted=True, tainted=False, registered=False)
+    assert (first.taint, first.register, first.owned, first.look_again_s) == (ONE, NONE, NONE, None)
+    tainted = plan(handovers, 10.0, wanted=True, tainted=True, registered=False)
+    assert (tainted.register, tainted.look_again_s) == (NONE, 5.0)
+    assert plan(handovers, 14.9, wanted=True, tainted=True, registered=False).register == NONE
+    assert plan(handovers, 15.0, wanted=True, tainted=True, registered=False).register == ONE
+    registered = plan(handovers, 16.0, wanted=True, tainted=True, registered=True)
+    assert (registered.register, registered.owned, registered.look_again_s) == (ONE, NONE, 5.0)
+    assert plan(handovers, 21.0, wanted=True, tainted=True, registered=True).owned == ONE
+
+
+def test_on_the_way_back_draco_stops_at_once_and_the_taint_goes_last() -> None:
+    handovers = Handovers(SETTLE_S)
+    plan(handovers, 0.0, wanted=True, tainted=True, registered=True)
+    assert plan(handovers, 5.0, wanted=True, tainted=True, registered=True).owned == ONE
+    stops = plan(handovers, 6.0, wanted=False, tainted=True, registered=True)
+    assert (stops.owned, stops.register, stops.taint) == (NONE, NONE, ONE)
+    let_go = plan(handovers, 7.0, wanted=False, tainted=True, registered=False)
+    assert (let_go.taint, let_go.look_again_s) == (ONE, 5.0)
+    assert plan(handovers, 12.0, wanted=False, tainted=True, registered=False).taint == NONE
+
+
+def test_a_gpu_whose_taint_is_gone_is_let_go_and_comes_back_by_all_steps() -> None:
+    """An agent of an older version has come, or somebody has published something else."""
+    handovers = Handovers(SETTLE_S)
+    plan(handovers, 0.0, wanted=True, tainted=True, registered=True)
+    assert plan(handovers, 5.0, wanted=True, tainted=True, registered=True).owned == ONE
+    bare = plan(handovers, 6.0, wanted=True, tainted=False, registered=True)
+    assert (bare.owned, bare.register, bare.taint) == (NONE, NONE, ONE)
+    assert plan(handovers, 7.0, wanted=True, tainted=True, registered=False).register == NONE
+
+
+def test_a_new_leader_gives_nothing_out_before_the_pause() -> None:
+    """The one before it may have written something a moment ago."""
+    assert plan(Handovers(SETTLE_S), 100.0, wanted=True, tainted=True, registered=True).owned == NONE
+
+
+class TwoWriters(RuleBasedStateMachine):
+    """What is written is seen by everybody within the pause, and at any moment of it; operators die at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.wanted = False
+        self.taint_wanted = False
+        self.register = False
+        self.tainted = False
+        self.changed_s = dict.fromkeys(("taint", "register"), float("-inf"))
+        self.handovers = Handovers(SETTLE_S)
+        self.owned = False
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 5.0, 60.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule()
+    def a_policy_changes(self) -> None:
+        self.wanted = not self.wanted
+
+    @rule()
+    def the_operator_plans(self) -> None:
+        made = plan(self.handovers, self.now_s, wanted=self.wanted, tainted=self.tainted, registered=self.register)
+        self.owned = bool(made.owned)
+        self.taint_wanted = bool(made.taint)
+        if bool(made.register) != self.register:
+            self.register, self.changed_s["register"] = bool(made.register), self.now_s
+
+    @precondition(lambda self: self.tainted != self.taint_wanted)
+    @rule()
+    def the_agent_publishes(self) -> None:
+        self.tainted, self.changed_s["taint"] = self.taint_wanted, self.now_s
+
+    @rule()
+    def the_operator_dies(self) -> None:
+        self.handovers, self.owned = Handovers(SETTLE_S), False
+
+    @invariant()
+    def who_gives_out_is_alone(self) -> None:
+        """Some API server may still act by the register before, and some scheduler by the slices before."""
+        register_is_seen = self.now_s - self.changed_s["register"] >= SETTLE_S
+        others_may_write = not self.register or not register_is_seen
+        draco_may_write = self.owned and (self.register or not register_is_seen)
+        assert not (others_may_write and draco_may_write and not self._scheduler_is_away())
+
+    def _scheduler_is_away(self) -> bool:
+        return self.tainted and self.now_s - self.changed_s["taint"] >= SETTLE_S
+
+
+TestTwoWriters = TwoWriters.TestCase

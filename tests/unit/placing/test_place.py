@@ -1,0 +1,95 @@
+"""Where groups of claims go, one after the other."""
+
+import msgspec
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.explanation.explain import explain
+from draco.placing.groups import ClaimGroup
+from draco.placing.place import place
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.api.taints import DeviceTaint
+from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
+
+CLASS = "gpu.draco.dev"
+TAINT = DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")
+
+
+def ours(name: str) -> Device:
+    attribute = DeviceAttribute(string="operator")
+    return Device(name=name, attributes={"draco.dev/allocator": attribute}, taints=[TAINT])
+
+
+def a_fleet(*claims: ResourceClaim, nodes: int = 2) -> Fleet:
+    """Nodes with one GPU of Draco's and one of the scheduler's each."""
+    device_class = a_device_class(CLASS)
+    labels = {"draco.dev/allocator": "operator"}
+    device_class = msgspec.structs.replace(
+        device_class, metadata=msgspec.structs.replace(device_class.metadata, labels=labels)
+    )
+    names = [f"node-{number}" for number in range(nodes)]
+    return Fleet.of(
+        nodes=[a_node(name) for name in names],
+        slices=[a_slice(name, [ours("gpu-0"), "gpu-1"]) for name in names],
+        classes=[device_class, a_device_class()],
+        claims=claims,
+    )
+
+
+def devices(fleet: Fleet, *groups: ClaimGroup, held: tuple[ResourceClaim, ...] = ()) -> list[list[str]]:
+    return [
+        [f"{each.pool}/{each.device}" for result in placement.results for each in result.devices.results]
+        for placement in place(fleet, groups, held)
+    ]
+
+
+def group(name: str, **more: object) -> ClaimGroup:
+    return msgspec.structs.replace(ClaimGroup([a_claim(name, device_class=CLASS)]), **more)
+
+
+def test_each_group_gets_what_those_before_it_have_left_and_only_what_is_dracos() -> None:
+    fleet = a_fleet()
+    found = devices(fleet, group("a"), group("b"), group("c"))
+    assert found == [["node-0/gpu-0"], ["node-1/gpu-0"], []]
+    assert "on any of 2 nodes" in place(fleet, [group("a"), group("b"), group("c")], [])[2].why_not
+
+
+def test_afterwards_the_fleet_is_as_it_was() -> None:
+    fleet = a_fleet(a_claim("theirs", on=["gpu.nvidia.com/node-0/gpu-0"]))
+    held = a_claim("on-its-way", device_class=CLASS, on=["gpu.nvidia.com/node-1/gpu-0"])
+    assert devices(fleet, group("a"), held=(held,)) == [[]]
+    assert devices(fleet, group("a")) == [["node-1/gpu-0"]]
+    assert list(fleet.claims) == [a_claim("theirs").metadata.key]
+
+
+def test_a_pod_says_on_which_nodes_its_claims_may_be() -> None:
+    pod = a_pod("pod")
+    pod = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_selector={"zone": "b"}))
+    fleet = a_fleet()
+    assert devices(fleet, group("a", pod=pod)) == [[]]
+    node = a_node("node-1")
+    fleet.put_node(msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, labels={"zone": "b"})))
+    assert devices(fleet, group("a", pod=pod)) == [["node-1/gpu-0"]]
+
+
+def test_nodes_that_are_out_are_passed_by() -> None:
+    assert devices(a_fleet(), group("a", without=["node-0"])) == [["node-1/gpu-0"]]
+
+
+def test_claims_of_a_group_are_on_one_node_or_nowhere() -> None:
+    pair = ClaimGroup([a_claim("one", device_class=CLASS), a_claim("two", device_class=CLASS)])
+    assert devices(a_fleet(), pair, group("after")) == [[], ["node-0/gpu-0"]]
+
+
+def test_a_class_that_is_gone_is_said() -> None:
+    fleet = a_fleet()
+    fleet.remove_class(CLASS)
+    (placement,) = place(fleet, [group("a")], [])
+    assert "could not retrieve device class gpu.draco.dev" in placement.why_not
+
+
+def test_what_keeps_kube_scheduler_away_is_no_cause_for_a_claim_of_dracos_and_is_for_others() -> None:
+    fleet = a_fleet(*(a_claim(f"holder-{n}", on=[f"gpu.nvidia.com/node-{n}/gpu-0"]) for n in range(2)))
+    assert "operator-allocated" not in str(explain(fleet, [a_claim("a", device_class=CLASS)]))
+    fleet = a_fleet(*(a_claim(f"holder-{n}", on=[f"gpu.nvidia.com/node-{n}/gpu-1"]) for n in range(2)))
+    assert "operator-allocated" in str(explain(fleet, [a_claim("b")]))
