@@ -1,0 +1,197 @@
+"""Writes allocations, and remembers those that are on their way: until the watch has delivered them, nobody else would know.
+
+Owns the two writes of an allocation: the finalizer that every allocated claim has, and the allocation itself, each on top of just
+the version that was seen. A write that is not answered may be made at any time yet, so its devices stay taken, and it is made
+again on top of the same version until the API server says what came of it: only one of them can be the one that is made.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+import structlog
+from prometheus_client import Counter
+
+from draco.controller.claims.release import reference
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
+from draco.kube.events.events import EventRecorder
+from draco.placing.groups import allocated
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS
+from draco.resources.texts import listed
+
+log = structlog.get_logger(__name__)
+
+FINALIZER: Final = "resource.kubernetes.io/delete-protection"
+"""On every claim that is allocated; kube-controller-manager takes it away with the allocation."""
+ALLOCATED_REASON = "Allocated"
+EVENT_ACTION = "Allocating"
+REMEDY = (
+    "set the chart's value operator.allocate to true, which gives the operator the rights and the admission policies"
+)
+
+_REFUSED_S = 5.0
+"""How long nothing is written after the API server refused: a role is mended by a person, but a policy may only be late."""
+_LONGEST_S = 10.0
+"""Between two tries of a write that is not answered."""
+_IN_TRANSIT_S = 60.0
+"""After so long the API server gives up on a request, whoever still waits for it."""
+
+
+class _Write:
+    """An allocation on its way: the claim with it, and the versions that it replaces."""
+
+    def __init__(self, claim: ResourceClaim, planned: ResourceClaim, at_s: float) -> None:
+        self.planned = planned
+        self.finalizers = claim.metadata.finalizers
+        self.version = claim.metadata.resource_version
+        self.replaced = {self.version}
+        self.at_s = at_s
+        self.tries = 0
+        self.again_s: float | None = None
+        """When to make it again; None where it needs no more tries."""
+
+    @property
+    def key(self) -> ObjectKey:
+        return self.planned.metadata.key
+
+    @property
+    def seen(self) -> dict[str, str]:
+        return {"uid": self.planned.metadata.uid, "resourceVersion": self.version}
+
+
+class AllocationWrites:
+    """By claim. What is here counts as allocated, whatever the watch says."""
+
+    def __init__(
+        self, client: Client, view: ClusterView, events: EventRecorder, *, clock: Clock, count: Counter
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._events = events
+        self._clock = clock
+        self._count = count
+        self._writes: dict[ObjectKey, _Write] = {}
+        self._refused_until_s = float("-inf")
+
+    def __contains__(self, key: ObjectKey) -> bool:
+        return key in self._writes
+
+    @property
+    def claims(self) -> list[ResourceClaim]:
+        """The claims as they are once all is written."""
+        return [each.planned for each in self._writes.values()]
+
+    @property
+    def refused_s(self) -> float:
+        """How long nothing is to be written yet."""
+        return max(0.0, self._refused_until_s - self._clock.monotonic())
+
+    def next_s(self) -> float:
+        """In how many seconds a write is to be made again; infinite where all are answered."""
+        now_s = self._clock.monotonic()
+        return min(
+            (max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None),
+            default=float("inf"),
+        )
+
+    def unanswered(self) -> Iterable[ObjectKey]:
+        """What is to be made again now."""
+        now_s = self._clock.monotonic()
+        return [key for key, each in self._writes.items() if each.again_s is not None and each.again_s <= now_s]
+
+    def settle(self) -> None:
+        """Forget what the watch has delivered, or what is older than it."""
+        self._writes = {key: each for key, each in self._writes.items() if not self._is_delivered(each)}
+
+    async def write(self, claim: ResourceClaim, result: AllocationResult) -> None:
+        """Allocate the claim so. Raises nothing: what became of it is seen by whether it is here."""
+        now_s = self._clock.monotonic()
+        stamped = msgspec.structs.replace(result, allocation_timestamp=self._clock.now())
+        self._writes[claim.metadata.key] = _Write(claim, allocated(claim, stamped), now_s)
+        await self.again(claim.metadata.key)
+
+    async def again(self, key: ObjectKey) -> None:
+        """Make the write, for the first time or once more."""
+        write = self._writes.get(key)
+        if write is None:
+            return
+        write.tries += 1
+        try:
+            await self._make(write)
+        except NotFound:
+            self._drop(write, "it is gone")
+        except (Conflict, Forbidden, Invalid) as error:
+            await self._refused(write, error)
+        except ApiError as error:
+            self._postpone(write, error)
+        else:
+            self._announce(write)
+
+    async def _make(self, write: _Write) -> None:
+        if FINALIZER not in write.finalizers:
+            finalizers = [*write.finalizers, FINALIZER]
+            fresh = await self._client.patch(CLAIMS, write.key, {"metadata": {**write.seen, "finalizers": finalizers}})
+            write.finalizers, write.version = finalizers, fresh.metadata.resource_version
+            write.replaced.add(write.version)
+        status = {"allocation": write.planned.status.allocation}
+        await self._client.patch(CLAIMS, write.key, {"metadata": write.seen, "status": status}, subresource="status")
+
+    async def _refused(self, write: _Write, error: Conflict | Forbidden | Invalid) -> None:
+        """An answer, unless an earlier try that was not answered is what it is about, or may still be made."""
+        if write.tries > 1:
+            try:
+                if await self._is_made(write):
+                    self._announce(write)
+                    return
+            except ApiError as unknown:
+                self._postpone(write, unknown)
+                return
+            if not isinstance(error, Conflict) and self._clock.monotonic() - write.at_s < _IN_TRANSIT_S:
+                self._postpone(write, error)
+                return
+        self._drop(write, str(error))
+        if not isinstance(error, Conflict):
+            # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
+            self._refused_until_s = self._clock.monotonic() + _REFUSED_S
+            log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY)
+
+    async def _is_made(self, write: _Write) -> bool:
+        found = await self._client.list(
+            CLAIMS, namespace=write.key.namespace, field_selector=f"metadata.name={write.key.name}"
+        )
+        return any(
+            each.metadata.uid == write.planned.metadata.uid and each.results == write.planned.results for each in found
+        )
+
+    def _drop(self, write: _Write, why: str) -> None:
+        log.info("allocation.dropped", claim=str(write.key), why=why)
+        self._writes.pop(write.key, None)
+
+    def _postpone(self, write: _Write, error: ApiError) -> None:
+        pause_s = min(2.0 ** (write.tries - 1), _LONGEST_S)
+        write.again_s = self._clock.monotonic() + pause_s
+        log.info("allocation.unanswered", claim=str(write.key), error=str(error), again_in_s=pause_s)
+
+    def _announce(self, write: _Write) -> None:
+        write.again_s = None
+        self._count.inc()
+        devices = listed(f"{each.device} of {each.pool}" for each in write.planned.results)
+        log.info("allocation.written", claim=str(write.key), devices=devices)
+        self._events.record(
+            reference(write.planned),
+            type="Normal",
+            reason=ALLOCATED_REASON,
+            action=EVENT_ACTION,
+            note=f"Draco allocated {devices}.",
+        )
+
+    def _is_delivered(self, write: _Write) -> bool:
+        claim = self._view.claims.store.get(write.key)
+        if claim is None or claim.metadata.uid != write.planned.metadata.uid:
+            return write.again_s is None or claim is not None
+        return claim.metadata.resource_version not in write.replaced
