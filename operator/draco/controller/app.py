@@ -107,6 +107,8 @@ async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: as
 class Operator:
     """The parts of one replica, made but not started. `minor` is that of Kubernetes 1, None where it is not known."""
 
+    _allocation_troubles: tuple[Callable[[], str], ...] = ()
+
     def __init__(
         self,
         settings: OperatorSettings,
@@ -233,9 +235,9 @@ class Operator:
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
-        self._handover = self._handing_over(working, decisions) if settings.allocate else None
+        handover = self._handing_over(working, decisions) if settings.allocate else None
         self.layouts: Reconciling[str] = working(
-            "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health, self._handover)
+            "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health, handover)
         )
         self.policies: Reconciling[str] = working(
             "mig-policies", MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
@@ -292,8 +294,7 @@ class Operator:
             kind.kind for kind, own in self.view.own_kinds.items() if own.unwatched_s > self._settings.unserved_after_s
         ]
         found = [*self.metrics.certificates.troubles.values(), *self._fences.troubles()]
-        if self._handover and self._handover.trouble:
-            found.append(self._handover.trouble)
+        found += filter(None, (say() for say in self._allocation_troubles))
         if (
             not self.agent_leases.informer.synced.is_set()
             and self._clock.monotonic() - self._started > self._settings.unserved_after_s
@@ -444,6 +445,7 @@ class Operator:
         )
         working("handover", handover)
         working("allocation", allocations)
+        self._allocation_troubles = (lambda: handover.trouble, lambda: allocations.writes.trouble)
         return handover
 
     def _export(self) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import MIG_POLICIES
+from draco.resources.kinds import CONFIG_MAPS, MIG_POLICIES
 from draco_local.cluster.controlplane import ControlPlane
-from tests.component.allocation.lab import Guarded
+from tests.component.allocation.lab import REGISTER, Guarded
 from tests.component.chart.rendering import NAMESPACE, render
 from tests.component.simulator import test_nodes
 from tests.requests import call
@@ -29,9 +29,12 @@ PATHS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def guarded(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """The chart's part for the operator, its Deployment apart; and none of it afterwards."""
+    """The chart's part for the operator, its Deployment apart, for as long as the server is used.
+
+    Once its last policy with ConfigMaps as parameters is deleted, an API server (1.36.3) never reads a ConfigMap for one again.
+    """
     made = []
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     call(control_plane, "PATCH", f"/api/v1/namespaces/{NAMESPACE}?fieldManager=tests", namespace)
@@ -60,3 +63,4 @@ async def handed_over(guarded: Guarded, cluster: Client) -> AsyncIterator[Client
     await cluster.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
     yield cluster
     await cluster.delete(MIG_POLICIES, ObjectKey("", "draco"))
+    await cluster.patch(CONFIG_MAPS, REGISTER, {"data": None})

@@ -84,7 +84,7 @@ class ClaimAllocations:
         self._handover = handover
         self._workers = workers
         self._clock = clock
-        self._writes = AllocationWrites(client, view, events, clock=clock, count=count)
+        self.writes = AllocationWrites(client, view, events, clock=clock, count=count)
         self._refusals = NodeRefusals(view, events, clock=clock)
         self._without_place: dict[str, _NoPlace] = {}  # by group
         self._alone: dict[str, int] = {}  # groups that are to be asked about alone, and how often there was no answer
@@ -101,20 +101,20 @@ class ClaimAllocations:
 
     async def reconcile(self, _: str) -> float | None:
         """Allocate what can be. Returns in how many seconds to look again."""
-        self._writes.settle()
-        await self._at_once(self._writes.again(key) for key in self._writes.unanswered())
+        self.writes.settle()
+        await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
         groups = dict(self._groups())
         self._without_place = {uid: each for uid, each in self._without_place.items() if uid in groups}
         self._alone = {uid: times for uid, times in self._alone.items() if uid in groups}
         if not groups or not self._handover.owned:
-            return _or_none(self._writes.next_s())
-        if self._writes.refused_s:
-            return self._writes.refused_s
+            return _or_none(self.writes.next_s())
+        if self.writes.refused_s:
+            return self.writes.refused_s
         now_s, basis = self._clock.monotonic(), (self._view.followed.version, self._handover.owned)
         waits = {uid: self._waits_s(uid, group, basis, now_s) for uid, group in groups.items()}
         batch = self._batch({uid: group for uid, group in groups.items() if waits[uid] == 0.0})
         if not batch:
-            return _or_none(min(*waits.values(), self._writes.next_s()))  # a change of what is known wakes us
+            return _or_none(min(*waits.values(), self.writes.next_s()))  # a change of what is known wakes us
         placements = await self._ask(batch)
         if placements is not None:
             await self._take_up(batch, placements, basis)
@@ -126,7 +126,7 @@ class ClaimAllocations:
         mine = {
             claim.metadata.key: claim
             for claim in self._view.claims.store.by_index(UNALLOCATED, True)
-            if claim.metadata.key not in self._writes and is_for_operator(claim, classes)
+            if claim.metadata.key not in self.writes and is_for_operator(claim, classes)
         }
         done: set[ObjectKey] = set()
         for key, claim in sorted(mine.items(), key=lambda one: (str(one[1].metadata.creation_timestamp), one[0])):
@@ -144,7 +144,7 @@ class ClaimAllocations:
             together = [mine[each.metadata.key] for each in known if each.metadata.key in mine]
             done |= {each.metadata.key for each in together}
             # One that is on its way decides where the others go, and counts once it has been delivered.
-            if len(known) == len(pod.claims) and not any(each in self._writes for each in pod.claims):
+            if len(known) == len(pod.claims) and not any(each in self.writes for each in pod.claims):
                 beside = [each for each in known if each.status.allocation]
                 yield pod.metadata.uid, ClaimGroup(together, pod, beside, self._refusals.nodes(pod.metadata.uid))
 
@@ -177,7 +177,7 @@ class ClaimAllocations:
     async def _ask(self, batch: dict[str, ClaimGroup]) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
         groups = list(batch.values())
-        question = PlaceClaims(groups, [*self._writes.claims, *self._not_given_out()])
+        question = PlaceClaims(groups, [*self.writes.claims, *self._not_given_out()])
         namespace, alone = groups[0].claims[0].metadata.namespace, len(groups) == 1
         within_s = _PATIENCE_ALONE_S if alone else _PATIENCE_S
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, within_s)
@@ -213,7 +213,7 @@ class ClaimAllocations:
             if placement.results:
                 self._without_place.pop(uid, None)
                 pairs = zip(group.claims, placement.results, strict=True)
-                writes += [self._writes.write(claim, result) for claim, result in pairs]
+                writes += [self.writes.write(claim, result) for claim, result in pairs]
                 continue
             if uid not in self._without_place:
                 claims = [str(each.metadata.key) for each in group.claims]

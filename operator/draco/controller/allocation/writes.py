@@ -31,7 +31,8 @@ FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 ALLOCATED_REASON = "Allocated"
 EVENT_ACTION = "Allocating"
 REMEDY = (
-    "set the chart's value operator.allocate to true, which gives the operator the rights and the admission policies"
+    "set the chart's value operator.allocate to true; if it is, and Draco was installed again, restart kube-apiserver, which "
+    "goes on with an old register after its policies were deleted"
 )
 
 _REFUSED_S = 5.0
@@ -77,6 +78,12 @@ class AllocationWrites:
         self._count = count
         self._writes: dict[ObjectKey, _Write] = {}
         self._refused_until_s = float("-inf")
+        self._refusal = ""
+
+    @property
+    def trouble(self) -> str:
+        """What keeps Draco from allocating, and what to do; "" if nothing does, as far as is known."""
+        return self._refusal
 
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._writes
@@ -158,6 +165,7 @@ class AllocationWrites:
         if not isinstance(error, Conflict):
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
             self._refused_until_s = self._clock.monotonic() + _REFUSED_S
+            self._refusal = f"The API server does not let Draco allocate claims: {REMEDY} ({error})."
             log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY)
 
     async def _is_made(self, write: _Write) -> bool:
@@ -178,7 +186,7 @@ class AllocationWrites:
         log.info("allocation.unanswered", claim=str(write.key), error=str(error), again_in_s=pause_s)
 
     def _announce(self, write: _Write) -> None:
-        write.again_s = None
+        write.again_s, self._refusal = None, ""
         self._count.inc()
         devices = listed(f"{each.device} of {each.pool}" for each in write.planned.results)
         log.info("allocation.written", claim=str(write.key), devices=devices)
