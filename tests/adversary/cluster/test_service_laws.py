@@ -217,6 +217,16 @@ def test_a_request_that_waits_takes_no_pod() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
+def test_a_pod_whose_claim_is_heard_to_be_free_first_held_it_all_the_same(device: str) -> None:
+    drained = Takes(device)
+    drained.law.request_changed(asks("Draining", drain={"policy": "Evict"}), 5.0)
+    free = held_by_the_pod(device)
+    del free["status"]
+    drained.law.claim_changed(learn(drained.world, "claim", free), 9.9)
+    assert bool(drained.goes()) is (device == "gpu-1")
+
+
+@pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
 def test_a_taint_takes_the_pods_of_its_own_devices_only(device: str) -> None:
     taken = Takes(device)
     taken.law.rule_changed(a_rule(effect="NoExecute", **ON_0), 5.0)

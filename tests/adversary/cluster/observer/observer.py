@@ -402,6 +402,8 @@ class Observer:
                 self.budgets.slices_changed(now)
             if kind == "budget":
                 self.budgets.budget_changed(before, after, datetime.now(UTC))
+            if kind == "claim":
+                self.bystanders.claim_changed(before, now)
             if kind == "pod":
                 self.bystanders.pod_changed(before, after, now)
                 self.counts["pods taken by drains and taints"] = self.bystanders.taken

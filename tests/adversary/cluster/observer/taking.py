@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from tests.adversary.cluster.observer.service import part_now, phase_of, taken
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name
+from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name, results
 
 WEIGHED_AFTER_S = 3.0
 REMEMBERED_S = 120.0
 """So long after a drain or a taint is over a pod may still go because of it: grace periods, and controllers that were killed."""
+WATCHES_DIFFER_BY_S = 10.0
+"""A claim's end may be heard of before that of its pod, which came first: so long what a pod held counts as held."""
 DRAINS = frozenset({"Evict", "NoExecute"})
 
 
@@ -36,6 +38,7 @@ class Bystanders:
         self._asked: set[str] = set()
         self._may_go: dict[str, tuple[float, Callable[[], list[Part]]]] = {}
         self._gone: list[Gone] = []
+        self._had: dict[str, list[tuple[float, Part]]] = {}  # by pod
         self._seen: set[str] = set()
         self.taken = 0
 
@@ -66,6 +69,15 @@ class Bystanders:
                 part = part_now(self._world, key)
                 self._may_go[f"slice {key}"] = (now, lambda part=part: [part] if part else [])
 
+    def claim_changed(self, before: Object | None, now: float) -> None:
+        """A claim was written or is gone: its pods had until now what it had before."""
+        status = (before or {}).get("status") or {}
+        keys = [DeviceName(one["driver"], one["pool"], one["device"]) for one in results(before or {})]
+        parts = [part for key in keys if (part := part_now(self._world, key))]
+        for pod in status.get("reservedFor") or []:
+            if parts:
+                self._had.setdefault(pod["uid"], []).extend((now, part) for part in parts)
+
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A pod was written or is gone."""
         one = after or before
@@ -82,11 +94,13 @@ class Bystanders:
         held = tuple(
             holding.part for holding in self._world.holdings() if holding.part and self._uses(holding.uid, uid)
         )
+        held += tuple(part for at, part in self._had.get(uid, ()) if now - at < WATCHES_DIFFER_BY_S)
         self._gone.append(Gone(now, uid, name(one), held, _why(one)))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
         """The pods that went without a cause."""
         self._may_go = {key: (at, parts) for key, (at, parts) in self._may_go.items() if self._lives(key, at, now)}
+        self._had = {uid: had for uid, had in self._had.items() if now - had[-1][0] < WATCHES_DIFFER_BY_S}
         for one in [each for each in self._gone if now - each.at >= WEIGHED_AFTER_S]:
             self._gone.remove(one)
             causes = [part for _, parts in self._may_go.values() for part in parts()]
