@@ -176,7 +176,7 @@ class ClusterView:
     def published(self, device: DeviceKey) -> tuple[Device, str] | None:
         """A device as its pool publishes it now, and the node it is for ("" if that is not one)."""
         pool = PoolKey(device.driver, device.pool)
-        for item in current_slices(self.slices.store.by_index(BY_POOL, pool)).get(pool, []):
+        for item in self.current_slices_of(pool):
             for each in item.spec.devices:
                 if each.name == device.device:
                     return each, item.spec.node_name or each.node_name or ""
@@ -210,6 +210,10 @@ class ClusterView:
     def slices_of(self, pool: PoolKey) -> list[ResourceSlice]:
         """All slices of the pool, of whichever generation."""
         return self.slices.store.by_index(BY_POOL, pool)
+
+    def current_slices_of(self, pool: PoolKey) -> list[ResourceSlice]:
+        """The slices of the pool that count, complete or not."""
+        return current_slices(self.slices_of(pool)).get(pool, [])
 
     def request(self, uid: str) -> DeviceMaintenance | None:
         """The maintenance request with this UID."""

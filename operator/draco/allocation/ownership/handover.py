@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from draco.resources.names import DeviceKey, gpu_name
+
 
 class GpuPlace(NamedTuple):
     """A GPU by where it is published. `gpu` is the name of the whole device: its partitions are meant, too."""
@@ -18,6 +20,11 @@ class GpuPlace(NamedTuple):
     driver: str
     pool: str
     gpu: str
+
+    @classmethod
+    def of(cls, device: DeviceKey) -> "GpuPlace":
+        """The GPU that a device is, or is a part of."""
+        return cls(device.driver, device.pool, gpu_name(device.device))
 
 
 class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):

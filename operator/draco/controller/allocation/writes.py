@@ -40,7 +40,7 @@ _REFUSED_S = 5.0
 _LONGEST_S = 10.0
 """Between two tries of a write that is not answered."""
 _IN_TRANSIT_S = 60.0
-"""After so long the API server gives up on a request, whoever still waits for it."""
+"""After so long the API server gives up on a request, even if nobody waits for it any more."""
 
 
 class _Write:

@@ -24,7 +24,7 @@ from draco.maintenance.isolating.fences import fence_name, is_fence
 from draco.resources.api.core import Lease, LeaseSpec, Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import ResourceSlice, current_slices
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import LEASES
 from draco.resources.names import AGENT_LEASE_PREFIX, LABEL_AGENT_LEASE, NodeName, PoolKey
 
@@ -109,7 +109,7 @@ class AgentLeases:
 
     def _signs(self, node: NodeName, pool: PoolKey) -> AgentSigns:
         seen = self._seen.get(node)
-        parts = current_slices(self._view.slices.store.by_index(BY_POOL, pool)).get(pool, [])
+        parts = self._view.current_slices_of(pool)
         gpu_node = self.gpu_node(node)
         offers = bool(parts) and gpu_node is not None and self._exists(node)
         fenced = self.is_fenced(pool)

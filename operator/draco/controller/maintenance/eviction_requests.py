@@ -93,7 +93,7 @@ class EvictionRequests:
         found = {}
         for pod in pods:
             uid = pod.metadata.uid
-            request = self._standing(pod)
+            request = self._request_for(pod)
             if request is None and uid not in self._first_asked:
                 continue
             standing = standing_of(request, pod) if request else RequestStanding.UNANSWERED
@@ -145,7 +145,7 @@ class EvictionRequests:
         if pod:
             self._withdrawn[uid] = request.metadata.uid
 
-    def _standing(self, pod: Pod) -> EvictionRequest | None:
+    def _request_for(self, pod: Pod) -> EvictionRequest | None:
         """The request for this pod, unless it is withdrawn and the store has not heard of that."""
         request = self.informer.store.get(request_key(pod))
         return request if request and request.metadata.uid != self._withdrawn.get(pod.metadata.uid) else None

@@ -2,11 +2,12 @@
 
 Owns the looking and the writing: what policies want, which devices are published with the taint, the register, and whether all
 that was allocated before has been seen. Which step comes when is `allocation.ownership.handover`'s. There is one key, as there is
-one register. What agents are to taint is asked of this by whoever writes the spec of GpuNodes.
+one register. What agents are to taint is asked of this by what writes the spec of GpuNodes.
 """
 
 from collections.abc import Callable, Collection, Iterable
 
+import msgspec
 import structlog
 
 from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
@@ -18,7 +19,7 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.store import Change
 from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import Device, ResourceSlice, current_slices
+from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.kinds import CLAIMS
 from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name
 
@@ -69,12 +70,9 @@ class HandoverReconciler:
 
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
-        return [
-            DeviceKey(place.driver, place.pool, device.name)
-            for place in self._tainted - self._owned
-            for device in self._devices(PoolKey(place.driver, place.pool))
-            if gpu_name(device.name) == place.gpu
-        ]
+        withheld = self._tainted - self._owned
+        pools = {PoolKey(place.driver, place.pool) for place in withheld}
+        return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in withheld]
 
     def to_taint(self, gpu_node: GpuNode) -> list[str]:
         """UUIDs of the node's GPUs that are to be kept from kube-scheduler. As it stands, as long as that is not known."""
@@ -128,15 +126,14 @@ class HandoverReconciler:
         self._say("")
         wanted = await self._wanted()
         self._tainted = frozenset(self._find_tainted(wanted | register.places))
-        now_s = self._clock.monotonic()
         seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=register.places)
-        plan = self._handovers.plan(seen, now_s)
+        plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
         self._take_up(plan.owned & self._owned, plan.taint)
         if plan.register != register.places:
             register = await self._store.write(register, plan.register)
             log.info("handover.registered", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(plan.register)])
-            seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=register.places)
+            seen = msgspec.structs.replace(seen, registered=register.places)
             plan = self._handovers.plan(seen, self._clock.monotonic())
         if not await self._has_seen_all(plan.owned - self._owned):
             return _BEHIND_S
@@ -150,10 +147,9 @@ class HandoverReconciler:
             log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
             for call in self._when_owned:
                 call()
-        changed = to_taint if before is None else before ^ to_taint
-        for node in (
-            {each.pool for each in changed} if before is not None else {key.name for key in self._view.gpu_nodes.store}
-        ):
+        every = {key.name for key in self._view.gpu_nodes.store}
+        nodes = every if before is None else {each.pool for each in before ^ to_taint}
+        for node in nodes:
             for tell in self._when_to_taint:
                 tell(node)
 
@@ -170,34 +166,30 @@ class HandoverReconciler:
 
     def _names(self, gpu_node: GpuNode) -> dict[str, str]:
         """The names of the node's GPUs by UUID, as reported, or else as published."""
-        driver = gpu_node.status.driver
-        names = {}
-        for device in self._devices(PoolKey(driver, gpu_node.metadata.name)):
-            for name in ("uuid", "parentUUID"):
-                attribute = device.attributes.get(name)
-                if attribute is not None and attribute.string:
-                    names[attribute.string] = gpu_name(device.name)
-        return names | {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
+        hardware = self._view.hardware(PoolKey(gpu_node.status.driver, gpu_node.metadata.name))
+        published = {board: gpu_name(name) for name in hardware.published if (board := hardware.board(name))}
+        return published | {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
 
     def _find_tainted(self, places: Collection[GpuPlace]) -> Iterable[GpuPlace]:
         """Those of the GPUs all devices of which are published with the taint."""
         by_gpu: dict[GpuPlace, bool] = {}
         for pool in {PoolKey(each.driver, each.pool) for each in places}:
-            for device in self._devices(pool):
-                place = GpuPlace(pool.driver, pool.pool, gpu_name(device.name))
+            for key, device in self._devices(pool):
+                place = GpuPlace.of(key)
                 by_gpu[place] = by_gpu.get(place, True) and _is_tainted(device)
         return (place for place in places if by_gpu.get(place))
 
-    def _devices(self, pool: PoolKey) -> Iterable[Device]:
-        current = current_slices(self._view.slices_of(pool)).get(pool, [])
-        return (device for each in current for device in each.spec.devices)
+    def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
+        for each in self._view.current_slices_of(pool):
+            for device in each.spec.devices:
+                yield DeviceKey(pool.driver, pool.pool, device.name), device
 
     async def _has_seen_all(self, places: Collection[GpuPlace]) -> bool:
         """Whether the watch has brought all that was allocated of these GPUs while others still might."""
         if not places:
             return True
         for claim in await self._client.list(CLAIMS):
-            if any(GpuPlace(each.driver, each.pool, gpu_name(each.device)) in places for each in claim.devices_held):
+            if any(GpuPlace.of(each) in places for each in claim.devices_held):
                 known = self._view.claims.store.get(claim.metadata.key)
                 if known is None or known.devices_held != claim.devices_held:
                     return False

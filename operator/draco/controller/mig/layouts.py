@@ -182,7 +182,7 @@ class MigLayoutReconciler:
         )
         seen["resourceVersion"] = written.metadata.resource_version
         spec |= {"promised": wanted.promised, "isolated": wanted.isolated, "health": wanted.health}
-        spec |= {"operatorAllocated": wanted.operator_allocated}
+        spec["operatorAllocated"] = wanted.operator_allocated
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from draco.allocation.ownership.handover import GpuPlace
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.resources.api.core import ConfigMap
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CONFIG_MAPS
@@ -44,11 +45,7 @@ class RegisterStore:
                 f"ConfigMap {self._key} is missing, so no GPU is handed over to Draco: "
                 "set the chart's value operator.allocate to true."
             ) from error
-        return Register(
-            places=frozenset(_places(found.data)),
-            resource_version=found.metadata.resource_version,
-            pools=frozenset(found.data),
-        )
+        return _register(found)
 
     async def write(self, seen: Register, places: Iterable[GpuPlace]) -> Register:
         """Have it say just `places`, if it is still as seen. Raises Conflict otherwise, or another ApiError."""
@@ -58,11 +55,15 @@ class RegisterStore:
             data[place.pool] = f"{said} {place.driver}/{place.gpu}" if said else f"{place.driver}/{place.gpu}"
         patch = {"metadata": {"resourceVersion": seen.resource_version}, "data": data}
         written = await self._client.patch(CONFIG_MAPS, self._key, patch)
-        return Register(
-            places=frozenset(_places(written.data)),
-            resource_version=written.metadata.resource_version,
-            pools=frozenset(written.data),
-        )
+        return _register(written)
+
+
+def _register(stored: ConfigMap) -> Register:
+    return Register(
+        places=frozenset(_places(stored.data)),
+        resource_version=stored.metadata.resource_version,
+        pools=frozenset(stored.data),
+    )
 
 
 def _places(data: dict[str, str]) -> Iterable[GpuPlace]:

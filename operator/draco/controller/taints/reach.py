@@ -23,7 +23,7 @@ from draco.maintenance.selecting.impact import TaintAmounts
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import ResourceSlice, current_slices
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import EFFECTS, DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import DeviceKey, PoolKey
 
@@ -170,7 +170,7 @@ class RuleReach:
         if selection.extended and selection.device:
             hardware = self._view.hardware(pool)
             return len(({selection.device} | hardware.overlapping(selection.device)) & hardware.published)
-        parts = current_slices(self._view.slices.store.by_index(BY_POOL, pool)).get(pool, ())
+        parts = self._view.current_slices_of(pool)
         if selection.device is None:
             return sum(len(part.spec.devices) for part in parts)
         return sum(device.name == selection.device for part in parts for device in part.spec.devices)

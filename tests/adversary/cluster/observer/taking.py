@@ -72,11 +72,11 @@ class Bystanders:
     def claim_changed(self, before: Object | None, now: float) -> None:
         """A claim was written or is gone: its pods had until now what it had before."""
         status = (before or {}).get("status") or {}
-        keys = [DeviceName(one["driver"], one["pool"], one["device"]) for one in results(before or {})]
+        held = [one for one in results(before or {}) if not one.get("adminAccess")]
+        keys = [DeviceName(one["driver"], one["pool"], one["device"]) for one in held]
         parts = [part for key in keys if (part := part_now(self._world, key))]
-        for pod in status.get("reservedFor") or []:
-            if parts:
-                self._had.setdefault(pod["uid"], []).extend((now, part) for part in parts)
+        for pod in status.get("reservedFor") or () if parts else ():
+            self._had.setdefault(pod["uid"], []).extend((now, part) for part in parts)
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A pod was written or is gone."""
