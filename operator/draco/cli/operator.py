@@ -93,6 +93,12 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     help="Seconds after which every API server and scheduler acts by what was written, when a GPU is handed over.",
 )
 @_setting(
+    "--overdue-after",
+    "overdue_s",
+    type=Seconds(min=0),
+    help="Seconds that a group of claims waits before devices that become free are kept for it.",
+)
+@_setting(
     "--mass-outage",
     "mass_outage_percent",
     type=click.FloatRange(min=0, max=100),

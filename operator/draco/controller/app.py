@@ -95,7 +95,7 @@ async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: as
     clock = SystemClock()
     async with await connect() as connection:
         client = Client(connection, manager=FIELD_MANAGER_OPERATOR)
-        features = await retry(lambda: discover_for_operator(client), clock=clock)
+        features = await retry(lambda: discover_for_operator(client, allocates=settings.allocate), clock=clock)
         if not features.dra:
             (without,) = features.missing
             raise NoDynamicResourceAllocation(f"{without.consequence} {without.remedy}")
@@ -126,7 +126,13 @@ class Operator:
         self._features = features
         self.metrics = OperatorMetrics()
         self._loop_watch = LoopWatch(clock)
-        self.view = ClusterView(client, features.taint_rules, clock=clock, supply_every_s=settings.supply_every_s)
+        self.view = ClusterView(
+            client,
+            features.taint_rules,
+            clock=clock,
+            supply_every_s=settings.supply_every_s,
+            pod_groups=features.pod_groups,
+        )
 
         def notes(reason: str, action: str) -> Notes:
             return Notes(
@@ -359,7 +365,7 @@ class Operator:
     async def _follow_features(self) -> None:
         """Stores, versions and rights are chosen by what the cluster can do: when that changes, so must the whole process."""
         now = await until_changed(
-            lambda: discover_for_operator(self._client),
+            lambda: discover_for_operator(self._client, allocates=self._settings.allocate),
             self._features,
             clock=self._clock,
             every_s=self._settings.rediscover_s,
@@ -442,6 +448,8 @@ class Operator:
             self._happenings,
             clock=self._clock,
             count=self.metrics.claims_allocated,
+            overdue_s=self._settings.overdue_s,
+            tell_after_s=self._settings.pending_after_s,
         )
         working("handover", handover)
         working("allocation", allocations)

@@ -41,6 +41,8 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether Draco allocates the GPUs that MigPolicies hand over to it (`spec.allocator`). It takes rights and a register."""
     handover_settle_s: float = 5.0
     """After how long every API server and scheduler acts by what was written when a GPU is handed over."""
+    overdue_s: float = 300.0
+    """How long a group waits before devices that become free are kept for it, so that smaller ones cannot pass it for ever."""
     workers: int = 4
     """Workers of each reconciler."""
     stalled_after_s: float = 120.0

@@ -21,12 +21,14 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
 from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
+from draco.placing.gangs import GangKey, gang_of
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.kinds import (
@@ -55,6 +57,8 @@ TOLERANT = "tolerant"
 UNALLOCATED = "unallocated"
 """Claims that are not allocated and not being deleted, all under one value."""
 BY_CLAIM = "claim"
+BY_GANG = "gang"
+"""Pods by the group that they start together with."""
 BY_UID = "uid"
 BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
@@ -80,6 +84,7 @@ class ClusterView:
         *,
         clock: Clock,
         supply_every_s: float = 1.0,
+        pod_groups: Kind[PodGroup] | None = None,
     ) -> None:
         shared = Shared()
 
@@ -103,6 +108,8 @@ class ClusterView:
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
         self.rule_store: Store[DeviceTaintRule] = self.rules.store if self.rules else Store()
         """The taint rules; empty for ever where the cluster does not serve them."""
+        self.pod_groups: Informer[PodGroup] | None = follow(pod_groups) if pod_groups else None
+        """Watched where Draco allocates and the cluster serves them."""
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {
             each.kind: each for each in (self.maintenances, self.budgets, self.health_policies, self.mig_policies)
         }
@@ -116,6 +123,7 @@ class ClusterView:
             self.gpu_nodes,
         ]
         followed += [*self.own_kinds.values(), *([self.rules] if self.rules else [])]
+        followed += [self.pod_groups] if self.pod_groups else []
         self.collections = {each.kind.kind: each for each in followed}
 
         self._add_indexes()
@@ -133,7 +141,7 @@ class ClusterView:
         self._supply: SupplyCounts | None = None
         self._supply_at = float("-inf")
         self._outdated = True
-        unrelated = (self.pods, *self.own_kinds.values(), self.gpu_nodes, self.classes)
+        unrelated = (self.pods, self.pod_groups, *self.own_kinds.values(), self.gpu_nodes, self.classes)
         for each in self.collections.values():
             if each not in unrelated:
                 each.subscribe(self._outdate)
@@ -154,6 +162,7 @@ class ClusterView:
         self.claims.store.add_index(UNALLOCATED, lambda claim: [True] if claim.waits else [])
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
+        self.pods.store.add_index(BY_GANG, lambda pod: [gang] if (gang := gang_of(pod)) else [])
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
         self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
         self.health_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
@@ -241,6 +250,10 @@ class ClusterView:
     def pods_of(self, claim: ObjectKey) -> list[Pod]:
         """Pods that use the claim."""
         return self.pods.store.by_index(BY_CLAIM, claim)
+
+    def pods_of_gang(self, gang: GangKey) -> list[Pod]:
+        """Pods that start together with the others of the group."""
+        return self.pods.store.by_index(BY_GANG, gang)
 
     def pending_pods(self, claim: ObjectKey) -> list[Pod]:
         """Pods that use the claim and have not started."""

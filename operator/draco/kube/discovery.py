@@ -15,8 +15,9 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.foreign import read, read_plain
+from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import EVICTION_REQUESTS, SLICES, TAINT_RULES, Kind
+from draco.resources.kinds import EVICTION_REQUESTS, POD_GROUPS, SLICES, TAINT_RULES, Kind
 from draco.resources.names import Autoscaler
 
 _PROBE = "draco-dev-feature-probe"
@@ -61,6 +62,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """Claims have status.devices. That it is served is known, that it is kept only where binding conditions are."""
     eviction_requests: Kind[EvictionRequest] | None = None
     """EvictionRequest, where it is served and these credentials may do with it what maintenance needs. Only the operator asks."""
+    pod_groups: Kind[PodGroup] | None = None
+    """The newest PodGroup that is served and that these credentials may watch. Only an operator that allocates asks."""
 
     @property
     def missing(self) -> list[MissingFeature]:
@@ -162,14 +165,25 @@ async def discover(client: Client, *, node_name: str = "", driver: str = _PROBE_
 _EVICTION_REQUEST_VERBS = ("create", "delete", "list", "watch")
 
 
-async def discover_for_operator(client: Client) -> Features:
-    """The same with what only the operator makes use of."""
+async def discover_for_operator(client: Client, *, allocates: bool = False) -> Features:
+    """The same with what only the operator makes use of; PodGroups where it allocates."""
     features = await discover(client)
+    if not features.dra:
+        return features
+    if allocates:
+        features = msgspec.structs.replace(features, pod_groups=await _pod_groups(client))
     kind = EVICTION_REQUESTS
-    if not features.dra or not await serves(client, kind):
+    if not await serves(client, kind):
         return features
     permitted = [await _may(client, kind, verb) for verb in _EVICTION_REQUEST_VERBS]
     return msgspec.structs.replace(features, eviction_requests=kind if all(permitted) else None)
+
+
+async def _pod_groups(client: Client) -> Kind[PodGroup] | None:
+    for kind in POD_GROUPS:
+        if await serves(client, kind):
+            return kind if all([await _may(client, kind, verb) for verb in ("list", "watch")]) else None
+    return None
 
 
 _SIGNS = {

@@ -61,6 +61,9 @@ def differences(known: Features, now: Features) -> list[str]:
         changes.append(f"DeviceTaintRule is now served in {after} instead of {before}")
     if known.eviction_requests != now.eviction_requests:
         changes.append(f"EvictionRequests may {'now' if now.eviction_requests else 'no longer'} be made")
+    if known.pod_groups != now.pod_groups:
+        before, after = (kind.api_version if kind else "no version" for kind in (known.pod_groups, now.pod_groups))
+        changes.append(f"PodGroup is now read in {after} instead of {before}")
     for field, name in _FIELDS.items():
         before, after = getattr(known, field), getattr(now, field)
         if before is not None and after is not None and before != after:

@@ -1,74 +1,97 @@
-"""Searches places for groups of claims: group after group, each on the first node by name that its pod may run on.
+"""Searches places for groups of claims, one group after the other, and says why one finds none.
 
 The fleet is left as it was found: what was placed counts for the groups that come after, and is the asker's to write and to say
 again. Evaluates what tenants write, so it belongs into a worker.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from typing import Final
 from uuid import uuid4
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.ownership.claims import as_allocated, as_searched
-from draco.allocation.search.allocate import first_fitting
-from draco.explanation.findings.allocated import reaching
-from draco.explanation.findings.placement import nodes_for
-from draco.placing.groups import ClaimGroup, GroupPlacement, allocated
+from draco.placing.first import FirstPlacer
+from draco.placing.gang_search import GangSearch, GroupFit
+from draco.placing.groups import ClaimGroup, GroupPlacement, holding
+from draco.placing.overdue import prospect
+from draco.placing.topology import SPREAD
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
+from draco.resources.texts import counted
+
+_KEPT: Final = "draco-kept"
+_NOW: Final = "now"
+_NEVER: Final = "even if nobody else had any, only"
+
+
+class _Counting:
+    """A placer that remembers what the fleet was before it."""
+
+    def __init__(self, fleet: Fleet, placer: FirstPlacer) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self.best = placer.best
+        self._before: dict[ObjectKey, ResourceClaim | None] = {}
+
+    def put(self, claim: ResourceClaim) -> None:
+        """Count the claim as it now is."""
+        self._before.setdefault(claim.metadata.key, self._fleet.claims.get(claim.metadata.key))
+        self._placer.put(claim)
+
+    def restore(self) -> None:
+        """Have the fleet be as before."""
+        for key, known in self._before.items():
+            if known is None:
+                self._fleet.remove_claim(key)
+            else:
+                self._fleet.put_claim(known)
 
 
 def place(fleet: Fleet, groups: Sequence[ClaimGroup], held: Sequence[ResourceClaim]) -> list[GroupPlacement]:
     """A placement for each group, as if those before it were allocated already."""
-    share_ids = (str(uuid4()) for _ in count())
-    placements = []
-    with _as_if(fleet, held) as put:
+    with _counting(fleet) as placer:
+        for claim in held:
+            placer.put(claim)
+        search, placements = GangSearch(fleet, placer), list[GroupPlacement]()
         for group in groups:
-            placement = _placed(fleet, group, share_ids)
-            for claim, result in zip(group.claims, placement.results, strict=False):
-                put(allocated(claim, result))
+            placement = _placed(fleet, placer, search, group)
+            if placement.kept:
+                placer.put(holding(f"{_KEPT}-{len(placements)}", placement.kept))
             placements.append(placement)
     return placements
 
 
-def _placed(fleet: Fleet, group: ClaimGroup, share_ids: Iterator[str]) -> GroupPlacement:
+@contextmanager
+def _counting(fleet: Fleet) -> Iterator[_Counting]:
+    placer = _Counting(fleet, FirstPlacer(fleet, share_ids=(str(uuid4()) for _ in count())))
     try:
-        nodes = _nodes(fleet, group)
-        found = first_fitting(fleet, [as_searched(each) for each in group.claims], nodes, share_ids=share_ids)
+        yield placer
+    finally:
+        placer.restore()
+
+
+def _placed(fleet: Fleet, placer: _Counting, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
+    try:
+        fit = search.place(group)
+        if fit.found >= group.needed:
+            return GroupPlacement(fit.results)
+        if not group.name and not group.is_overdue:
+            return GroupPlacement([], _too_few(group, fit, _NOW))
+        ahead = prospect(fleet, placer, group)
     except DracoError as error:
         return GroupPlacement([], str(error))
-    if found is None:
-        return GroupPlacement([], f"No device that Draco allocates is free for it on any of {len(nodes)} nodes.")
-    return GroupPlacement([as_allocated(each) for each in found[1]])
+    if ahead.fit.found < group.needed:
+        return GroupPlacement([], _too_few(group, ahead.fit, _NEVER), is_hopeless=True)
+    return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept if group.is_overdue else ())
 
 
-def _nodes(fleet: Fleet, group: ClaimGroup) -> list[Node]:
-    """The nodes that may be taken, by name."""
-    nodes: Mapping[str, Node] = nodes_for(fleet, group.pod).open
-    if group.beside:
-        nodes = reaching(group.beside, nodes)
-    return [nodes[name] for name in sorted(nodes.keys() - set(group.without))]
-
-
-@contextmanager
-def _as_if(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Iterator[Callable[[ResourceClaim], None]]:
-    """Have claims count as given, and afterwards as before."""
-    before: dict[ObjectKey, ResourceClaim | None] = {}
-
-    def put(claim: ResourceClaim) -> None:
-        before.setdefault(claim.metadata.key, fleet.claims.get(claim.metadata.key))
-        fleet.put_claim(claim)
-
-    try:
-        for claim in claims:
-            put(claim)
-        yield put
-    finally:
-        for key, known in before.items():
-            if known is None:
-                fleet.remove_claim(key)
-            else:
-                fleet.put_claim(known)
+def _too_few(group: ClaimGroup, fit: GroupFit, when: str) -> str:
+    if not group.name:
+        return f"No device that Draco allocates is free for it on any of {fit.nodes} nodes."
+    where = f" within one {group.topology}" if group.topology not in {"", SPREAD} else ""
+    return (
+        f"{group.name} needs devices for {counted(group.needed, 'pod')} at once{where}; {when} {fit.found} of "
+        f"{len(group.members)} get some, on {counted(fit.nodes, 'node')} where they may run."
+    )

@@ -16,6 +16,7 @@ from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reviews import SubjectAccessReview, TokenReview
+from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 
@@ -74,6 +75,11 @@ TAINT_RULES = tuple(
     for version in ("v1", "v1beta2", "v1alpha3")
 )
 """Preferred version first."""
+POD_GROUPS = tuple(
+    Kind("scheduling.k8s.io", version, "podgroups", "PodGroup", True, PodGroup)
+    for version in ("v1beta1", "v1alpha3", "v1alpha2")
+)
+"""Preferred version first; what is read is the same in all of them."""
 GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
 DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)
 MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)

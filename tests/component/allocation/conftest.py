@@ -30,7 +30,15 @@ PATHS = {
 
 
 @pytest.fixture(scope="session")
-def guarded(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def chart_options() -> tuple[str, ...]:
+    """What helm is given."""
+    return ("--set", "operator.allocate=true")
+
+
+@pytest.fixture(scope="session")
+def guarded(
+    control_plane: ControlPlane, chart_options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
     """The chart's part for the operator, its Deployment apart, for as long as the server is used.
 
     Once its last policy with ConfigMaps as parameters is deleted, an API server (1.36.3) never reads a ConfigMap for one again.
@@ -39,7 +47,7 @@ def guarded(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactor
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     call(control_plane, "PATCH", f"/api/v1/namespaces/{NAMESPACE}?fieldManager=tests", namespace)
     try:
-        for document in render("--set", "operator.allocate=true"):
+        for document in render(*chart_options):
             name, path = document["metadata"]["name"], PATHS.get(document["kind"])
             if path and "agent" not in name and not name.endswith(".nvidia.com"):
                 call(control_plane, "PATCH", f"{path}/{name}?fieldManager=tests&force=true", document)

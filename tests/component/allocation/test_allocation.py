@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draco.controller.allocation.refusals import nodes_of
+from draco.allocation.ownership.claims import nodes_of
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Invalid

@@ -398,6 +398,7 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await cluster.claim("dracos", device_class="gpu.draco.dev")
     await cluster.pod("with-dracos", "dracos")
     await until(lambda: cluster.running("with-dracos"), what="a pod with a claim that Draco allocated")
+    await _a_job_set_starts(cluster)
     await cluster.gone(PODS, ObjectKey(TENANT, "with-dracos"))
     await cluster.gone(CLAIMS, ObjectKey(TENANT, "dracos"))
     await cluster.gone(MIG_POLICIES, ObjectKey("", "handed-over"))
@@ -407,6 +408,32 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
         return not any(d.taints for each in slices if each.spec.node_name == node for d in each.spec.devices)
 
     await until(handed_back, what="the GPUs are the scheduler's again")
+
+
+async def _a_job_set_starts(cluster: Cluster) -> None:
+    """How many pods start together is read from the Jobs."""
+    client, name = cluster.client, "of-a-set"
+    await cluster.claim(name, device_class="gpu.draco.dev")
+    pod = {
+        "restartPolicy": "Never",
+        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+        "terminationGracePeriodSeconds": 0,
+    }
+    labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "1"}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    meta = {"name": name, "namespace": TENANT}
+    await client.create(JOBS, {"metadata": meta, "spec": {"parallelism": 1, "template": template}})
+
+    async def started() -> bool:
+        pods = await client.list(RAW_PODS, namespace=TENANT, label_selector=f"batch.kubernetes.io/job-name={name}")
+        return any(each["status"].get("phase") == "Running" for each in pods)
+
+    await until(started, what="a pod of a JobSet with a claim that Draco allocated")
+    await cluster.gone(JOBS, ObjectKey(TENANT, name))
+    for each in await client.list(RAW_PODS, namespace=TENANT, label_selector=f"batch.kubernetes.io/job-name={name}"):
+        await cluster.gone(PODS, ObjectKey(TENANT, each["metadata"]["name"]))
+    await cluster.gone(CLAIMS, ObjectKey(TENANT, name))
 
 
 async def metrics_are_scraped(cluster: Cluster) -> None:

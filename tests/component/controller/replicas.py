@@ -148,7 +148,7 @@ async def an_operator(
         connection = ObservedConnection(connection, before_requests)
     async with connection:
         client = Client(connection, manager="draco-operator")
-        features = await discover_for_operator(client)
+        features = await discover_for_operator(client, allocates=bool(settings and settings.allocate))
         if without_taint_rules:
             features = msgspec.structs.replace(features, taint_rules=None)
 

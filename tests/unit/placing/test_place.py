@@ -4,7 +4,7 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
-from draco.placing.groups import ClaimGroup
+from draco.placing.groups import ClaimGroup, GroupMember
 from draco.placing.place import place
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device, DeviceAttribute
@@ -38,13 +38,18 @@ def a_fleet(*claims: ResourceClaim, nodes: int = 2) -> Fleet:
 
 def devices(fleet: Fleet, *groups: ClaimGroup, held: tuple[ResourceClaim, ...] = ()) -> list[list[str]]:
     return [
-        [f"{each.pool}/{each.device}" for result in placement.results for each in result.devices.results]
+        [
+            f"{each.pool}/{each.device}"
+            for results in placement.results
+            for result in results
+            for each in result.devices.results
+        ]
         for placement in place(fleet, groups, held)
     ]
 
 
 def group(name: str, **more: object) -> ClaimGroup:
-    return msgspec.structs.replace(ClaimGroup([a_claim(name, device_class=CLASS)]), **more)
+    return ClaimGroup([msgspec.structs.replace(GroupMember([a_claim(name, device_class=CLASS)]), **more)])
 
 
 def test_each_group_gets_what_those_before_it_have_left_and_only_what_is_dracos() -> None:
@@ -66,18 +71,18 @@ def test_a_pod_says_on_which_nodes_its_claims_may_be() -> None:
     pod = a_pod("pod")
     pod = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_selector={"zone": "b"}))
     fleet = a_fleet()
-    assert devices(fleet, group("a", pod=pod)) == [[]]
+    assert devices(fleet, group("a", pods=[pod])) == [[]]
     node = a_node("node-1")
     fleet.put_node(msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, labels={"zone": "b"})))
-    assert devices(fleet, group("a", pod=pod)) == [["node-1/gpu-0"]]
+    assert devices(fleet, group("a", pods=[pod])) == [["node-1/gpu-0"]]
 
 
 def test_nodes_that_are_out_are_passed_by() -> None:
     assert devices(a_fleet(), group("a", without=["node-0"])) == [["node-1/gpu-0"]]
 
 
-def test_claims_of_a_group_are_on_one_node_or_nowhere() -> None:
-    pair = ClaimGroup([a_claim("one", device_class=CLASS), a_claim("two", device_class=CLASS)])
+def test_claims_of_a_member_are_on_one_node_or_nowhere() -> None:
+    pair = ClaimGroup([GroupMember([a_claim("one", device_class=CLASS), a_claim("two", device_class=CLASS)])])
     assert devices(a_fleet(), pair, group("after")) == [[], ["node-0/gpu-0"]]
 
 

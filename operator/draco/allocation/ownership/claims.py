@@ -90,6 +90,22 @@ def as_allocated(result: AllocationResult) -> AllocationResult:
     return msgspec.structs.replace(result, devices=msgspec.structs.replace(result.devices, results=results))
 
 
+def nodes_of(claim: ResourceClaim) -> list[str]:
+    """The nodes that an allocation names; none where its devices are reached from others too."""
+    selector = claim.status.allocation.node_selector if claim.status.allocation else None
+    if selector is None or len(selector.node_selector_terms) != 1:
+        return []
+    fields = selector.node_selector_terms[0].match_fields
+    return sorted(
+        name for each in fields if each.key == "metadata.name" and each.operator == "In" for name in each.values
+    )
+
+
+def classes_of(claim: ResourceClaim) -> list[str]:
+    """The names of the DeviceClasses that it asks for, in the order of its requests."""
+    return list(dict.fromkeys(each.device_class_name for each in _asked(claim)))
+
+
 def _asked(claim: ResourceClaim) -> Iterator[ExactDeviceRequest | DeviceSubRequest]:
     for request in claim.spec.devices.requests:
         if request.exactly is not None:

@@ -1,47 +1,48 @@
-"""Allocates the claims that are Draco's: as soon as they exist, or when their pod does.
+"""Allocates the claims that are Draco's: as soon as they exist, or when their pods do.
 
-Owns the order in which claims are served, and how long one tenant may keep the others waiting. Where claims go is asked of the
-workers, since what tenants write is evaluated there; how it is written is `writes`'s. There is one key: one decision follows the
-other, so that each knows those before it.
+Owns how long one tenant may keep the others waiting, and what is kept free for a group that has waited too long. What waits, and
+in which order, is `waiting`'s; where claims go is asked of the workers, since what tenants write is evaluated there; how it is
+written is `writes`'s. There is one key: one decision follows the other, so that each knows those before it.
 
-A claim whose pod is known goes where that pod may run, together with the pod's other claims of Draco's; a claim without a pod
-goes where there is room, and so is reserved for the pod to come.
+A group gets all that it needs or nothing. What a part of it has, because the operator died in between or a pod could not run
+where its claim was, is given back if the rest finds no place: nobody holds devices while waiting for more.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
+from draco.controller.allocation.returns import AllocationReturns
+from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
 from draco.controller.allocation.writes import AllocationWrites
+from draco.controller.claims.release import reference
 from draco.controller.mig.handover import HandoverReconciler
-from draco.controller.view import UNALLOCATED, ClusterView
+from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, PlaceClaims, PlacementAnswer, refusal
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
-from draco.placing.groups import ClaimGroup, GroupPlacement
-from draco.resources.api.claims import (
-    AllocationResult,
-    DeviceAllocationResult,
-    DeviceRequestAllocationResult,
-    ResourceClaim,
-    ResourceClaimStatus,
-)
-from draco.resources.api.core import Pod
-from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.placing.groups import GroupPlacement, holding
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import ObjectReference, Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import PODS
+from draco.resources.names import DeviceKey
 
 log = structlog.get_logger(__name__)
 
 KEY = ""
+WAITING_REASON = "GroupWaiting"
+EVENT_ACTION = "Allocating"
 
 _GROUPS_AT_ONCE = 32
 _WRITES_AT_ONCE = 8
@@ -53,9 +54,10 @@ _PATIENCE_ALONE_S = 3.0
 _LONGEST_S = 60.0
 """How long a group that got no answer is left alone: a second at first, then twice as long each time, up to this."""
 _NOT_GIVEN_OUT = "draco-not-given-out"
+_KEPT = "draco-kept"
 
-_Basis: TypeAlias = tuple[int, frozenset[GpuPlace]]
-"""What a placement rests on: the version of the fleet, and the GPUs that may be given out."""
+_Basis: TypeAlias = tuple[int, frozenset[GpuPlace], frozenset[DeviceKey]]
+"""What a placement rests on: the version of the fleet, the GPUs that may be given out, and what is kept for others."""
 
 
 class _NoPlace(msgspec.Struct, frozen=True):
@@ -64,6 +66,14 @@ class _NoPlace(msgspec.Struct, frozen=True):
     basis: _Basis | None
     at_s: float
     again_s: float
+    is_hopeless: bool = False
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What is kept free, and for which group."""
+
+    uid: str = ""
+    devices: frozenset[DeviceKey] = frozenset()
 
 
 class ClaimAllocations:
@@ -79,20 +89,33 @@ class ClaimAllocations:
         *,
         clock: Clock,
         count: Counter,
+        overdue_s: float,
+        tell_after_s: float,
     ) -> None:
         self._view = view
         self._handover = handover
         self._workers = workers
+        self._events = events
         self._clock = clock
+        self._overdue_s = overdue_s
+        self._tell_after_s = tell_after_s
         self.writes = AllocationWrites(client, view, events, clock=clock, count=count)
+        self._returns = AllocationReturns(client, view, events, clock=clock)
         self._refusals = NodeRefusals(view, events, clock=clock)
+        self._gangs = Gangs(client, view)
+        self._waiting = WaitingGroups(view, self._gangs, self._refusals, self._is_in_flight)
         self._without_place: dict[str, _NoPlace] = {}  # by group
         self._alone: dict[str, int] = {}  # groups that are to be asked about alone, and how often there was no answer
+        self._kept = _Kept()
+        self._said: dict[str, str] = {}  # why a group waits
+        self._unready_since: dict[str, float] = {}
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a claim may have to be allocated, or may be by now."""
         self._view.followed.subscribe(lambda: wake(KEY))
         self._view.pods.subscribe(lambda change: wake(KEY) if change.differs(_concern) else None)
+        if self._view.pod_groups is not None:
+            self._view.pod_groups.subscribe(lambda _: wake(KEY))
         self._handover.when_owned(lambda: wake(KEY))
 
     def all_keys(self) -> set[str]:
@@ -102,83 +125,82 @@ class ClaimAllocations:
     async def reconcile(self, _: str) -> float | None:
         """Allocate what can be. Returns in how many seconds to look again."""
         self.writes.settle()
+        self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
-        groups = dict(self._groups())
-        self._without_place = {uid: each for uid, each in self._without_place.items() if uid in groups}
-        self._alone = {uid: times for uid, times in self._alone.items() if uid in groups}
+        waiting = self._waiting.groups()
+        if await self._gangs.read():
+            return 0.0
+        self._forget_others({each.uid for each in waiting})
+        groups = {each.uid: each for each in waiting if not each.unready}
+        pause_s = min(self.writes.next_s(), self._returns.next_s(), self._tell_unready(waiting))
         if not groups or not self._handover.owned:
-            return _or_none(self.writes.next_s())
+            return _or_none(pause_s)
         if self.writes.refused_s:
             return self.writes.refused_s
-        now_s, basis = self._clock.monotonic(), (self._view.followed.version, self._handover.owned)
-        waits = {uid: self._waits_s(uid, group, basis, now_s) for uid, group in groups.items()}
-        batch = self._batch({uid: group for uid, group in groups.items() if waits[uid] == 0.0})
+        head = self._head(groups)
+        now_s, basis = self._clock.monotonic(), self._basis()
+        waits = {uid: self._waits_s(each, basis, now_s) for uid, each in groups.items()}
+        batch = self._batch({uid: each for uid, each in groups.items() if waits[uid] == 0.0})
         if not batch:
-            return _or_none(min(*waits.values(), self.writes.next_s()))  # a change of what is known wakes us
-        placements = await self._ask(batch)
+            return _or_none(min(*waits.values(), pause_s))  # a change of what is known wakes us
+        placements = await self._ask(batch, head)
         if placements is not None:
             await self._take_up(batch, placements, basis)
         return 0.0
 
-    def _groups(self) -> Iterator[tuple[str, ClaimGroup]]:
-        """What waits for Draco, oldest first."""
-        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
-        mine = {
-            claim.metadata.key: claim
-            for claim in self._view.claims.store.by_index(UNALLOCATED, True)
-            if claim.metadata.key not in self.writes and is_for_operator(claim, classes)
-        }
-        done: set[ObjectKey] = set()
-        for key, claim in sorted(mine.items(), key=lambda one: (str(one[1].metadata.creation_timestamp), one[0])):
-            if key in done:
-                continue
-            pod = self._pod_of(claim)
-            if pod is None and any(owner.kind == "Pod" for owner in claim.metadata.owner_references):
-                continue  # made for a pod that is not known yet, or needs it no more
-            if pod is None:
-                yield claim.metadata.uid, ClaimGroup([claim])
-                continue
-            if len(pod.claims) < len(pod.spec.resource_claims):
-                continue  # the others are being made
-            known = [found for each in pod.claims if (found := self._view.claims.store.get(each)) is not None]
-            together = [mine[each.metadata.key] for each in known if each.metadata.key in mine]
-            done |= {each.metadata.key for each in together}
-            # One that is on its way decides where the others go, and counts once it has been delivered.
-            if len(known) == len(pod.claims) and not any(each in self.writes for each in pod.claims):
-                beside = [each for each in known if each.status.allocation]
-                yield pod.metadata.uid, ClaimGroup(together, pod, beside, self._refusals.nodes(pod.metadata.uid))
+    def _is_in_flight(self, key: ObjectKey) -> bool:
+        return key in self.writes or key in self._returns
 
-    def _pod_of(self, claim: ResourceClaim) -> Pod | None:
-        """The pod that decides where the claim goes: the oldest of those that wait for it."""
-        pods = [each for each in self._view.pods_of(claim.metadata.key) if each.waits]
-        return min(pods, key=lambda pod: (str(pod.metadata.creation_timestamp), pod.metadata.key), default=None)
+    def _forget_others(self, uids: set[str]) -> None:
+        """Forget what is remembered of groups that do not wait any more."""
+        self._without_place = {uid: each for uid, each in self._without_place.items() if uid in uids}
+        self._alone = {uid: times for uid, times in self._alone.items() if uid in uids}
+        self._said = {uid: why for uid, why in self._said.items() if uid in uids}
 
-    def _waits_s(self, uid: str, group: ClaimGroup, basis: _Basis, now_s: float) -> float:
+    def _head(self, groups: dict[str, WaitingGroup]) -> str:
+        """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or ""."""
+        now = self._clock.now()
+        for uid, each in groups.items():
+            asked = self._without_place.get(uid)
+            if asked is not None and (asked.is_hopeless or asked.basis is None):
+                continue
+            overdue = each.since is not None and (now - each.since).total_seconds() >= self._overdue_s
+            head = uid if overdue else ""
+            break
+        else:
+            head = ""
+        if self._kept.uid != head:
+            self._kept = _Kept()
+        return head
+
+    def _basis(self) -> _Basis:
+        return self._view.followed.version, self._handover.owned, self._kept.devices
+
+    def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float) -> float:
         """In how many seconds to ask about the group; infinite as long as nothing changes."""
-        if not self._workers.may_ask(group.claims[0].metadata.namespace):
+        if not self._workers.may_ask(waiting.namespace):
             return _AGAIN_S
-        asked = self._without_place.get(uid)
+        asked = self._without_place.get(waiting.uid)
         if asked is None:
             return 0.0
         changed_s = float("inf") if asked.basis in {None, basis} else asked.at_s + _AGAIN_S
         return max(0.0, min(changed_s, asked.again_s) - now_s)
 
-    def _batch(self, due: dict[str, ClaimGroup]) -> dict[str, ClaimGroup]:
+    def _batch(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:
         """The oldest group with those of its namespace that come next: a batch is on one tenant's budget."""
         if not due:
             return {}
         oldest, first = next(iter(due.items()))
         if oldest in self._alone:
             return {oldest: first}
-        namespace = first.claims[0].metadata.namespace
-        same = [uid for uid, each in due.items() if each.claims[0].metadata.namespace == namespace]
+        same = [uid for uid, each in due.items() if each.namespace == first.namespace]
         return {uid: due[uid] for uid in [each for each in same if each not in self._alone][:_GROUPS_AT_ONCE]}
 
-    async def _ask(self, batch: dict[str, ClaimGroup]) -> list[GroupPlacement] | None:
+    async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
-        groups = list(batch.values())
-        question = PlaceClaims(groups, [*self.writes.claims, *self._not_given_out()])
-        namespace, alone = groups[0].claims[0].metadata.namespace, len(groups) == 1
+        groups = [msgspec.structs.replace(each.group, is_overdue=uid == head) for uid, each in batch.items()]
+        question = PlaceClaims(groups, [*self.writes.claims, *self._not_given_out(batch)])
+        namespace, alone = next(iter(batch.values())).namespace, len(groups) == 1
         within_s = _PATIENCE_ALONE_S if alone else _PATIENCE_S
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, within_s)
         match answered.answer if answered else None:
@@ -193,36 +215,67 @@ class ClaimAllocations:
             self._alone[uid] = self._alone.get(uid, 0) + alone
         return [GroupPlacement([], why)] if alone else None
 
-    def _not_given_out(self) -> list[ResourceClaim]:
-        """What is published as Draco's and is not to be given out, as a claim that has it all."""
-        devices = self._handover.not_owned()
-        if not devices:
-            return []
-        results = [
-            DeviceRequestAllocationResult(request="", driver=each.driver, pool=each.pool, device=each.device)
-            for each in devices
-        ]
-        taken = AllocationResult(devices=DeviceAllocationResult(results=results))
-        meta = ObjectMeta(name=_NOT_GIVEN_OUT)
-        return [ResourceClaim(metadata=meta, status=ResourceClaimStatus(allocation=taken))]
+    def _not_given_out(self, batch: Iterable[str]) -> list[ResourceClaim]:
+        """What is published as Draco's and is not to be given out, or not to these groups, as claims that have it all."""
+        kept = () if self._kept.uid in batch else self._kept.devices
+        named = {_NOT_GIVEN_OUT: self._handover.not_owned(), _KEPT: kept}
+        return [holding(name, devices) for name, devices in named.items() if devices]
 
-    async def _take_up(self, batch: dict[str, ClaimGroup], placements: list[GroupPlacement], basis: _Basis) -> None:
-        now_s = self._clock.monotonic()
-        writes = []
-        for (uid, group), placement in zip(batch.items(), placements, strict=True):
+    async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: _Basis) -> None:
+        writes: list[Coroutine[Any, Any, None]] = []
+        for (uid, waiting), placement in zip(batch.items(), placements, strict=True):
+            if self._kept.uid == uid or placement.kept:
+                self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
             if placement.results:
                 self._without_place.pop(uid, None)
-                pairs = zip(group.claims, placement.results, strict=True)
-                writes += [self.writes.write(claim, result) for claim, result in pairs]
+                for member, results in zip(waiting.group.members, placement.results, strict=True):
+                    if results:
+                        pairs = zip(member.claims, results, strict=True)
+                        writes += [self.writes.write(claim, result) for claim, result in pairs]
                 continue
-            if uid not in self._without_place:
-                claims = [str(each.metadata.key) for each in group.claims]
-                log.info("allocation.no_place", claims=claims, why=placement.why_not)
-            again_s = self._refusals.until_s(uid) if group.without else float("inf")
-            if uid in self._alone:
-                again_s = now_s + min(2.0 ** self._alone[uid], _LONGEST_S)
-            self._without_place[uid] = _NoPlace(None if uid in self._alone else basis, now_s, again_s)
+            self._remember_no_place(waiting, placement, basis)
+            if uid not in self._alone:
+                writes += [self._returns.give_back(each, waiting.group.name) for each in waiting.loose]
         await self._at_once(writes)
+
+    def _remember_no_place(self, waiting: WaitingGroup, placement: GroupPlacement, basis: _Basis) -> None:
+        now_s, uid, group = self._clock.monotonic(), waiting.uid, waiting.group
+        if uid not in self._without_place:
+            claims = [str(each.metadata.key) for each in group.claims]
+            log.info("allocation.no_place", claims=claims, why=placement.why_not)
+        out = [pod.metadata.uid for member in group.members if member.without for pod in member.pods]
+        again_s = min(map(self._refusals.until_s, out), default=float("inf"))
+        if uid in self._alone:
+            again_s = now_s + min(2.0 ** self._alone[uid], _LONGEST_S)
+        self._without_place[uid] = _NoPlace(
+            None if uid in self._alone else basis, now_s, again_s, placement.is_hopeless
+        )
+        if group.name:
+            self._tell(waiting, placement.why_not)
+
+    def _tell_unready(self, waiting: Iterable[WaitingGroup]) -> float:
+        """Say what has been missing of groups for a while. Returns in how many seconds there may be more to say."""
+        now_s = self._clock.monotonic()
+        unready = {each.uid: each for each in waiting if each.unready}
+        self._unready_since = {uid: self._unready_since.get(uid, now_s) for uid in unready}
+        next_s = float("inf")
+        for uid, each in unready.items():
+            left_s = self._unready_since[uid] + self._tell_after_s - now_s
+            if left_s <= 0:
+                self._tell(each, each.unready)
+            else:
+                next_s = min(next_s, left_s)
+        return next_s
+
+    def _tell(self, waiting: WaitingGroup, why: str) -> None:
+        """Say once why a group waits, at its first pod."""
+        if self._said.get(waiting.uid) == why:
+            return
+        self._said[waiting.uid] = why
+        member = waiting.group.members[0]
+        regarding = _reference(member.pods[0]) if member.pods else reference(member.claims[0])
+        log.info("allocation.group_waits", group=waiting.group.name, why=why)
+        self._events.record(regarding, type="Warning", reason=WAITING_REASON, action=EVENT_ACTION, note=why)
 
     async def _at_once(self, writes: Iterable[Coroutine[Any, Any, None]]) -> None:
         limit = asyncio.Semaphore(_WRITES_AT_ONCE)
@@ -242,3 +295,10 @@ def _or_none(seconds: float) -> float | None:
 
 def _concern(pod: Pod) -> object:
     return pod.waits, pod.claims
+
+
+def _reference(pod: Pod) -> ObjectReference:
+    meta = pod.metadata
+    return ObjectReference(
+        api_version=PODS.api_version, kind=PODS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
+    )

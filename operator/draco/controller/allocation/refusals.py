@@ -7,6 +7,7 @@ longer each time, since a node seldom changes as fast as an allocation. It is lo
 
 import structlog
 
+from draco.allocation.ownership.claims import nodes_of
 from draco.controller.claims.release import reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -75,14 +76,3 @@ class NodeRefusals:
         ):
             self._until_s.pop(change.before.metadata.uid, None)
             self._times.pop(change.before.metadata.uid, None)
-
-
-def nodes_of(claim: ResourceClaim) -> list[str]:
-    """The nodes that an allocation names; none where its devices are reached from others too."""
-    selector = claim.status.allocation.node_selector if claim.status.allocation else None
-    if selector is None or len(selector.node_selector_terms) != 1:
-        return []
-    fields = selector.node_selector_terms[0].match_fields
-    return sorted(
-        name for each in fields if each.key == "metadata.name" and each.operator == "In" for name in each.values
-    )

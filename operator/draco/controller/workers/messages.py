@@ -85,7 +85,7 @@ def pods_of(question: Question) -> list[Pod]:
         case CheckClaim():
             return []
         case PlaceClaims():
-            return [group.pod for group in question.groups if group.pod is not None]
+            return [pod for group in question.groups for member in group.members for pod in member.pods]
     return [question.pod]
 
 

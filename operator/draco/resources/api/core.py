@@ -78,6 +78,18 @@ class EvictionResponder(ApiStruct, frozen=True, kw_only=True):
     name: str
 
 
+class PodSchedulingGate(ApiStruct, frozen=True, kw_only=True):
+    """What keeps a pod from being scheduled until somebody removes it."""
+
+    name: str
+
+
+class PodSchedulingGroup(ApiStruct, frozen=True, kw_only=True):
+    """The PodGroup of its namespace that a pod belongs to, since Kubernetes 1.36."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(ApiStruct, frozen=True, kw_only=True):
     """What decides where a pod runs and which claims it uses."""
 
@@ -91,6 +103,9 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     resource_claims: list[PodResourceClaim] = []
     termination_grace_period_seconds: int | None = None
     eviction_responders: list[EvictionResponder] = []
+    priority: int = 0
+    scheduling_gates: list[PodSchedulingGate] = []
+    scheduling_group: PodSchedulingGroup | None = None
 
 
 class PodCondition(ApiStruct, frozen=True, kw_only=True):

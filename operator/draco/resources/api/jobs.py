@@ -37,10 +37,17 @@ class JobStatus(ApiStruct, frozen=True, kw_only=True):
     conditions: list[Condition] = []
 
 
+class JobSpec(ApiStruct, frozen=True, kw_only=True):
+    """How many pods run at once; 1 if it does not say."""
+
+    parallelism: int | None = None
+
+
 class Job(ApiStruct, frozen=True, kw_only=True):
     """A Job. Never written back: the struct has not all of it."""
 
     metadata: ObjectMeta = ObjectMeta()
+    spec: JobSpec = JobSpec()
     status: JobStatus = JobStatus()
 
 

@@ -1,0 +1,77 @@
+"""Gives allocations back that a group has no use for: it cannot start, and nobody else shall wait for that.
+
+Owns the one write, on top of just the version that was seen: a pod that reserves the claim now wins. What is on its way counts as
+allocated until the watch has delivered it.
+"""
+
+import structlog
+
+from draco.controller.claims.release import reference
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError
+from draco.kube.events.events import EventRecorder
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS
+from draco.resources.texts import listed
+
+log = structlog.get_logger(__name__)
+
+GIVEN_BACK_REASON = "AllocationGivenBack"
+EVENT_ACTION = "Allocating"
+_UNANSWERED_S = 10.0
+"""How long a write whose answer was lost may take to be seen, before it counts as not made."""
+
+
+class AllocationReturns:
+    """By claim, those that are on their way."""
+
+    def __init__(self, client: Client, view: ClusterView, events: EventRecorder, *, clock: Clock) -> None:
+        self._client = client
+        self._view = view
+        self._events = events
+        self._clock = clock
+        self._replaced: dict[ObjectKey, tuple[str, float]] = {}
+
+    def __contains__(self, key: ObjectKey) -> bool:
+        return key in self._replaced
+
+    def next_s(self) -> float:
+        """In how many seconds one that was not answered may be tried again; infinite where none is on its way."""
+        now_s = self._clock.monotonic()
+        return min((max(0.0, until_s - now_s) for _, until_s in self._replaced.values()), default=float("inf"))
+
+    def settle(self) -> None:
+        """Forget what the watch has delivered, or what is not answered for too long."""
+        now_s = self._clock.monotonic()
+        self._replaced = {
+            key: (version, until_s)
+            for key, (version, until_s) in self._replaced.items()
+            if until_s > now_s
+            and (claim := self._view.claims.store.get(key)) is not None
+            and claim.metadata.resource_version == version
+        }
+
+    async def give_back(self, claim: ResourceClaim, group: str) -> None:
+        """Take the allocation away. Raises nothing: what became of it is seen on the watch."""
+        meta = claim.metadata
+        self._replaced[meta.key] = (meta.resource_version, self._clock.monotonic() + _UNANSWERED_S)
+        seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        try:
+            await self._client.patch(
+                CLAIMS, meta.key, {"metadata": seen, "status": {"allocation": None}}, subresource="status"
+            )
+        except ApiError as error:
+            log.info("allocation.not_given_back", claim=str(meta.key), error=str(error))
+            return
+        devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
+        log.info("allocation.given_back", claim=str(meta.key), devices=devices, group=group)
+        self._events.record(
+            reference(claim),
+            type="Normal",
+            reason=GIVEN_BACK_REASON,
+            action=EVENT_ACTION,
+            note=f"Draco took back {devices}: {group} cannot start as a whole now, and others may use them meanwhile.",
+        )

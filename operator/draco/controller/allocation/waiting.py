@@ -1,0 +1,234 @@
+"""What waits for Draco's allocation: claims on their own, those of a pod, and those of pods that start together.
+
+Owns how the objects of the cluster become groups, and in which order groups are served: by priority, then by age. A group that
+is not whole yet (pods, claims or terms are missing, a write is on its way) is not among them. Decides no place, writes nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import reduce
+
+import msgspec
+
+from draco.allocation.ownership.claims import classes_of, is_for_operator
+from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.refusals import NodeRefusals
+from draco.controller.view import UNALLOCATED, ClusterView
+from draco.placing.gangs import GangKey, GangTerms, UnknownTerms, gang_of
+from draco.placing.groups import ClaimGroup, GroupMember
+from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.names import ANNOTATION_TOPOLOGY
+from draco.resources.texts import counted
+
+
+class WaitingGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that can be asked about. `loose` are claims that others of it have and no pod uses yet."""
+
+    uid: str
+    group: ClaimGroup
+    order: tuple[int, str, str]
+    """By priority, age and name."""
+    since: datetime | None = None
+    loose: Sequence[ResourceClaim] = ()
+    unready: str = ""
+    """Why it is not to be asked about yet: one sentence."""
+
+    @property
+    def namespace(self) -> str:
+        """Of all its claims."""
+        return self.group.members[0].claims[0].metadata.namespace
+
+
+class _GangPods(msgspec.Struct):
+    """The pods of a gang as they are sorted out."""
+
+    members: list[GroupMember] = []
+    settled: int = 0
+    """Pods that have their devices, or need none."""
+    bound: int = 0
+    """Those of them that have a node, too."""
+    placed: list[ResourceClaim] = []
+    loose: list[ResourceClaim] = []
+    unready: list[str] = []
+
+
+class WaitingGroups:
+    """Reads the view; keeps nothing."""
+
+    def __init__(
+        self, view: ClusterView, gangs: Gangs, refusals: NodeRefusals, in_flight: Callable[[ObjectKey], bool]
+    ) -> None:
+        self._view = view
+        self._gangs = gangs
+        self._refusals = refusals
+        self._in_flight = in_flight
+
+    def groups(self) -> list[WaitingGroup]:
+        """All of them, in the order in which they are to be served."""
+        return sorted(self._groups(), key=lambda each: each.order)
+
+    def _groups(self) -> Iterator[WaitingGroup]:
+        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        mine = {
+            claim.metadata.key: claim
+            for claim in self._view.claims.store.by_index(UNALLOCATED, True)
+            if not self._in_flight(claim.metadata.key) and is_for_operator(claim, classes)
+        }
+        done: set[ObjectKey | GangKey] = set()
+        for key, claim in mine.items():
+            if key in done:
+                continue
+            pods = self._pods_of(claim)
+            if not pods:
+                if not any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references):
+                    yield _alone(claim)
+                continue  # otherwise it was made for pods that are not known yet, or need it no more
+            gang = gang_of(pods[0])
+            if gang is not None and (terms := self._gangs.terms(gang)) is not None:
+                if gang not in done:
+                    done.add(gang)
+                    yield from self._gang(gang, terms, mine, classes)
+                continue
+            found = self._of_pod(pods[0], mine)
+            if isinstance(found, GroupMember):
+                done |= {each.metadata.key for each in found.claims}
+                yield WaitingGroup(
+                    uid=pods[0].metadata.uid,
+                    group=ClaimGroup([found]),
+                    order=_order(pods[:1], priority=pods[0].spec.priority),
+                    since=claim.metadata.creation_timestamp,
+                )
+
+    def _pods_of(self, claim: ResourceClaim) -> list[Pod]:
+        """The pods that wait for the claim, oldest first: that one decides where it goes."""
+        pods = [
+            each for each in self._view.pods_of(claim.metadata.key) if each.waits and not each.spec.scheduling_gates
+        ]
+        return sorted(pods, key=_age)
+
+    def _of_pod(self, pod: Pod, mine: Mapping[ObjectKey, ResourceClaim]) -> GroupMember | str:
+        """What of the pod is to be allocated, or why that is not known yet."""
+        if len(pod.claims) < len(pod.spec.resource_claims):
+            return f"the claims of pod {pod.metadata.name} are not all made yet"
+        known = [found for each in pod.claims if (found := self._view.claims.store.get(each)) is not None]
+        # One that is on its way decides where the others go, and counts once it has been delivered.
+        if len(known) < len(pod.claims) or any(map(self._in_flight, pod.claims)):
+            return f"a claim of pod {pod.metadata.name} is missing, or is being written"
+        together = [mine[each.metadata.key] for each in known if each.metadata.key in mine]
+        beside = [each for each in known if each.status.allocation]
+        return GroupMember(together, [pod], beside, self._refusals.nodes(pod.metadata.uid))
+
+    def _gang(
+        self,
+        gang: GangKey,
+        terms: GangTerms | UnknownTerms,
+        mine: Mapping[ObjectKey, ResourceClaim],
+        classes: Mapping[str, DeviceClass],
+    ) -> Iterator[WaitingGroup]:
+        pods = self._gangs.pods(gang)
+        found = self._sorted_out(pods, mine)
+        members = _sharing_together(found.members)
+        if not members:
+            return
+        known = terms if isinstance(terms, GangTerms) else GangTerms(size=1)
+        missing = known.size - found.settled - sum(len(each.pods) for each in members)
+        unready = ""
+        if isinstance(terms, UnknownTerms):
+            unready = terms.why
+        elif found.unready:
+            unready = f"Of {gang}, {found.unready[0]}."
+        elif missing > 0:
+            unready = f"{gang} waits for {counted(missing, 'more pod')}: {known.size} start together."
+        yield WaitingGroup(
+            uid=str(gang),
+            group=ClaimGroup(
+                members,
+                max(1, min(len(members), known.size - found.settled)),
+                known.topology or _default_topology(members, classes),
+                found.placed,
+                str(gang),
+            ),
+            order=_order(pods, priority=known.priority),
+            since=min(
+                filter(None, (claim.metadata.creation_timestamp for each in members for claim in each.claims)),
+                default=None,
+            ),
+            loose=found.loose if found.bound < known.size else (),
+            unready=unready,
+        )
+
+    def _sorted_out(self, pods: Iterable[Pod], mine: Mapping[ObjectKey, ResourceClaim]) -> _GangPods:
+        found = _GangPods()
+        for pod in pods:
+            if pod.status.phase == "Succeeded":
+                found.settled += 1
+                found.bound += 1
+            elif pod.is_over:
+                continue
+            elif pod.waits and pod.spec.scheduling_gates:
+                found.unready.append(f"pod {pod.metadata.name} has a scheduling gate")
+            elif isinstance(member := self._of_pod(pod, mine), str):
+                found.unready.append(member)
+            else:
+                self._take_in(found, pod, member)
+        return found
+
+    def _take_in(self, found: _GangPods, pod: Pod, member: GroupMember) -> None:
+        found.placed += member.beside
+        if member.claims:
+            found.members.append(member)
+        else:
+            found.settled += 1
+            found.bound += not pod.waits
+        if pod.waits:
+            found.loose += [each for each in member.beside if not each.status.reserved_for]
+
+
+def _alone(claim: ResourceClaim) -> WaitingGroup:
+    meta = claim.metadata
+    order = (0, str(meta.creation_timestamp), str(meta.key))
+    return WaitingGroup(
+        uid=meta.uid, group=ClaimGroup([GroupMember([claim])]), order=order, since=meta.creation_timestamp
+    )
+
+
+def _order(pods: Sequence[Pod], *, priority: int) -> tuple[int, str, str]:
+    """By priority, then by the age of the oldest pod."""
+    return (-priority, *min(map(_age, pods)))
+
+
+def _age(pod: Pod) -> tuple[str, str]:
+    return str(pod.metadata.creation_timestamp), str(pod.metadata.key)
+
+
+def _sharing_together(members: Iterable[GroupMember]) -> list[GroupMember]:
+    """The members, those that share a claim as one: they must be on one node."""
+    together: list[GroupMember] = []
+    for member in members:
+        keys = {claim.metadata.key for claim in member.claims}
+        sharing = [each for each in together if keys & {claim.metadata.key for claim in each.claims}]
+        together = [each for each in together if each not in sharing]
+        together.append(reduce(_joined, sharing, member))
+    return together
+
+
+def _joined(one: GroupMember, other: GroupMember) -> GroupMember:
+    claims = {claim.metadata.key: claim for claim in [*one.claims, *other.claims]}
+    return GroupMember(
+        list(claims.values()),
+        [*one.pods, *other.pods],
+        [*one.beside, *other.beside],
+        sorted({*one.without, *other.without}),
+    )
+
+
+def _default_topology(members: Iterable[GroupMember], classes: Mapping[str, DeviceClass]) -> str:
+    """That of the first DeviceClass that the group asks for and that has one."""
+    for member in members:
+        for claim in member.claims:
+            for name in classes_of(claim):
+                if (known := classes.get(name)) and (said := known.metadata.annotations.get(ANNOTATION_TOPOLOGY)):
+                    return said
+    return ""

@@ -1,0 +1,177 @@
+"""Finds devices for the members of a group at once: so many that the group can start, or for none of them.
+
+Owns the order in which members and parts of the cluster (topology domains) are tried, and the way back. Members are placed one
+after the other, what asks for most first; one that finds nothing is placed first in the next attempt, so that unlike members do
+not take each other's only devices. Which devices of a node a member gets is the placer's. Evaluates what tenants write.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.rowwise import unpacked
+from draco.allocation.ownership.claims import as_allocated, as_searched, nodes_of
+from draco.explanation.findings.allocated import reaching
+from draco.explanation.findings.placement import nodes_for
+from draco.placing.groups import ClaimGroup, GroupMember, allocated
+from draco.placing.topology import SPREAD, domains_of
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.core import Node
+
+ATTEMPTS: Final = 4
+"""Orders of the members that are tried in one domain."""
+
+
+class Placed(Protocol):
+    """Devices of one node."""
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+
+    @property
+    def results(self) -> list[AllocationResult]:
+        """One for each claim."""
+
+
+class Placer(Protocol):
+    """Chooses a node and its devices, and keeps count of what has been chosen."""
+
+    def best(self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Placed | None:
+        """Where claims go that belong on one node. Raises AllocationError."""
+
+    def put(self, claim: ResourceClaim) -> None:
+        """Count the claim as it now is."""
+
+
+class GroupFit(NamedTuple):
+    """What a search found: for each member its results, none where it found no place, and how many found one."""
+
+    results: list[list[AllocationResult]]
+    found: int
+    nodes: int
+    """On how many nodes the group may be."""
+
+
+class GangSearch:
+    """Searches for one group after the other; what is found counts from then on."""
+
+    def __init__(self, fleet: Fleet, placer: Placer) -> None:
+        self._fleet = fleet
+        self._placer = placer
+
+    def place(self, group: ClaimGroup) -> GroupFit:
+        """Place the group. If fewer members find devices than it needs, nothing of it counts.
+
+        Raises DracoError where it cannot be searched for: by its topology, or by what it asks for.
+        """
+        open_nodes = [self._nodes(member) for member in group.members]
+        every = {name: node for nodes in open_nodes for name, node in nodes.items()}
+        best = GroupFit([[] for _ in group.members], 0, len(every))
+        for domain in self._domains(group, every):
+            fit = self._attempt(group, open_nodes, domain)
+            if fit.found == len(group.members):
+                return fit._replace(nodes=len(every))
+            if fit.found > best.found:
+                best = fit._replace(nodes=len(every))
+        if best.found >= group.needed:
+            self._count(group, best)
+        return best
+
+    def undo(self, group: ClaimGroup, fit: GroupFit) -> None:
+        """Have what was found for a group count no more."""
+        for member, results in zip(group.members, fit.results, strict=True):
+            for claim in member.claims if results else ():
+                self._placer.put(claim)
+
+    def _domains(self, group: ClaimGroup, nodes: Mapping[str, Node]) -> Iterable[Mapping[str, Node]]:
+        """Parts of the cluster that the group may be in, those with least to spare first."""
+        domains = domains_of(group.topology, self._fleet, nodes, group.placed)
+        if len(domains) == 1:
+            return domains
+        free = unpacked(self._fleet.enough, self._fleet.inventory.columns.rows)
+        read = self._fleet.inventory.nodes.read
+        room = [(sum(sum(read(name, free)) for name in domain), index) for index, domain in enumerate(domains)]
+        return (domains[index] for size, index in sorted(room) if size)
+
+    def _attempt(
+        self, group: ClaimGroup, open_nodes: Sequence[Mapping[str, Node]], domain: Mapping[str, Node]
+    ) -> GroupFit:
+        """The best of some orders of the members. Counted as placed only if all are."""
+        order = sorted(range(len(group.members)), key=lambda index: (-_devices(group.members[index]), index))
+        best = GroupFit([[] for _ in group.members], 0, 0)
+        for _ in range(ATTEMPTS):
+            fit, failed = self._in_order(group, order, open_nodes, domain)
+            if not failed:
+                return fit
+            self.undo(group, fit)
+            if fit.found > best.found:
+                best = fit
+            if order[: len(failed)] == failed:
+                break
+            order = failed + [index for index in order if index not in set(failed)]
+        return best
+
+    def _in_order(
+        self,
+        group: ClaimGroup,
+        order: Sequence[int],
+        open_nodes: Sequence[Mapping[str, Node]],
+        domain: Mapping[str, Node],
+    ) -> tuple[GroupFit, list[int]]:
+        results: list[list[AllocationResult]] = [[] for _ in group.members]
+        taken = _nodes_of(group.placed) if group.topology == SPREAD else set()
+        failed = []
+        for index in order:
+            member = group.members[index]
+            nodes = _among(open_nodes[index], domain, taken)
+            found = self._placer.best([as_searched(each) for each in member.claims], nodes)
+            if found is None:
+                failed.append(index)
+                if len(order) - len(failed) < group.needed:
+                    break
+                continue
+            results[index] = [as_allocated(each) for each in found.results]
+            if group.topology == SPREAD:
+                taken = taken | {found.node}
+            self._put(member, results[index])
+        return GroupFit(results, sum(map(bool, results)), 0), failed
+
+    def _nodes(self, member: GroupMember) -> Mapping[str, Node]:
+        """The nodes that all pods of the member may run on, and that reach what they have."""
+        nodes = nodes_for(self._fleet, next(iter(member.pods), None)).open
+        for pod in member.pods[1:]:
+            others = nodes_for(self._fleet, pod).open
+            nodes = {name: node for name, node in nodes.items() if name in others}
+        if member.beside:
+            nodes = reaching(member.beside, nodes)
+        if member.without:
+            nodes = {name: node for name, node in nodes.items() if name not in set(member.without)}
+        return nodes
+
+    def _put(self, member: GroupMember, results: Sequence[AllocationResult]) -> None:
+        for claim, result in zip(member.claims, results, strict=True):
+            self._placer.put(allocated(claim, result))
+
+    def _count(self, group: ClaimGroup, fit: GroupFit) -> None:
+        for member, results in zip(group.members, fit.results, strict=True):
+            if results:
+                self._put(member, results)
+
+
+def _among(nodes: Mapping[str, Node], domain: Mapping[str, Node], taken: set[str]) -> Mapping[str, Node]:
+    if len(domain) < len(nodes):
+        nodes = {name: node for name, node in domain.items() if name in nodes}
+    if taken:
+        nodes = {name: node for name, node in nodes.items() if name not in taken}
+    return nodes
+
+
+def _devices(member: GroupMember) -> int:
+    """How much it asks for, as a measure of how hard it is to place."""
+    requests = [request for claim in member.claims for request in claim.spec.devices.requests]
+    return sum(max(1, request.exactly.count if request.exactly is not None else 1) for request in requests)
+
+
+def _nodes_of(claims: Iterable[ResourceClaim]) -> set[str]:
+    return {name for claim in claims for name in nodes_of(claim)}

@@ -1,0 +1,157 @@
+"""Which pods belong together, and on what terms: read off a PodGroup, or the labels by which Kueue, LWS and JobSet say it.
+
+Owns the order of these sources (a PodGroup first), the names that each of them uses, and what is said of a group whose terms
+contradict each other. A group is never written to. Where its claims go is `gang_search`'s.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from draco.resources.api.core import Pod
+from draco.resources.api.scheduling import PodGroup
+from draco.resources.names import ANNOTATION_GROUP_SIZE, ANNOTATION_TOPOLOGY
+from draco.resources.texts import listed
+
+_KUEUE_NAME: Final = "kueue.x-k8s.io/pod-group-name"
+_KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
+_LWS_NAME: Final = "leaderworkerset.sigs.k8s.io/name"
+_LWS_INDEX: Final = "leaderworkerset.sigs.k8s.io/group-index"
+_LWS_SIZE: Final = "leaderworkerset.sigs.k8s.io/size"
+_JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_JOBS: Final = "jobset.sigs.k8s.io/global-replicas"
+JOB_NAME: Final = "batch.kubernetes.io/job-name"
+_SIZE: Final = re.compile("[1-9][0-9]{0,5}")
+_SHOWN: Final = 40
+
+
+class GangSource(StrEnum):
+    """Where it is said that pods belong together, as it is named to people."""
+
+    POD_GROUP = "PodGroup"
+    KUEUE = "Kueue pod group"
+    LWS = "LeaderWorkerSet group"
+    JOB_SET = "JobSet"
+    RESERVATION = "DeviceReservation"
+
+
+class GangKey(NamedTuple):
+    """One group."""
+
+    source: GangSource
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.namespace}/{self.name}"
+
+
+class GangTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wanted of a group. `size` pods must have their devices before any has."""
+
+    size: int
+    topology: str = ""
+    priority: int = 0
+
+
+class UnknownTerms(msgspec.Struct, frozen=True):
+    """Why nothing can be done for a group yet: one sentence."""
+
+    why: str
+
+
+def gang_of(pod: Pod) -> GangKey | None:
+    """The group that the pod belongs to. One that several sources name goes by the first."""
+    namespace, labels = pod.metadata.namespace, pod.metadata.labels
+    if pod.spec.scheduling_group is not None and pod.spec.scheduling_group.pod_group_name:
+        return GangKey(GangSource.POD_GROUP, namespace, pod.spec.scheduling_group.pod_group_name)
+    if name := labels.get(_KUEUE_NAME):
+        return GangKey(GangSource.KUEUE, namespace, name)
+    if (name := labels.get(_LWS_NAME)) and (index := labels.get(_LWS_INDEX)):
+        return GangKey(GangSource.LWS, namespace, f"{name}-{index}")
+    if name := labels.get(_JOBSET_NAME):
+        return GangKey(GangSource.JOB_SET, namespace, name)
+    return None
+
+
+def terms_of(
+    key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None, parallelism: Mapping[str, int]
+) -> GangTerms | UnknownTerms | None:
+    """What is wanted of the group of these pods; None if they are not to be started together.
+
+    `parallelism` has the pods of each Job, by name, as far as that is known; only a JobSet's matters.
+    """
+    size = _size(key, pods, pod_group, parallelism)
+    if size is None or isinstance(size, UnknownTerms):
+        return size
+    topology = _topology(pods, pod_group)
+    if isinstance(topology, UnknownTerms):
+        return topology
+    priority = pod_group.spec.priority if pod_group is not None else None
+    if priority is None:
+        priority = max((pod.spec.priority for pod in pods), default=0)
+    return GangTerms(size=size, topology=topology, priority=priority)
+
+
+def _size(
+    key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None, parallelism: Mapping[str, int]
+) -> int | UnknownTerms | None:
+    if key.source is GangSource.POD_GROUP:
+        if pod_group is None:
+            return UnknownTerms(f"{key} does not exist, so it is not known how many pods start together.")
+        gang = pod_group.spec.scheduling_policy.gang
+        return None if gang is None else max(1, gang.min_count)
+    if said := _annotated(pods, ANNOTATION_GROUP_SIZE):
+        return _number(key, ANNOTATION_GROUP_SIZE, said)
+    if key.source is GangSource.JOB_SET:
+        return _size_of_job_set(key, pods, parallelism)
+    where = _KUEUE_COUNT if key.source is GangSource.KUEUE else _LWS_SIZE
+    return _number(key, where, _annotated(pods, where))
+
+
+def _number(key: GangKey, where: str, said: Collection[str]) -> int | UnknownTerms:
+    if not said:
+        return UnknownTerms(f"No pod of {key} has the annotation {where}, so its size is not known.")
+    if len(said) > 1:
+        return UnknownTerms(f"Pods of {key} say different sizes in the annotation {where}: {listed(sorted(said))}.")
+    (text,) = said
+    if not _SIZE.fullmatch(text):
+        return UnknownTerms(f"Annotation {where} of {key} is {text[:_SHOWN]!r}: write a number of pods, such as 8.")
+    return int(text)
+
+
+def _size_of_job_set(key: GangKey, pods: Sequence[Pod], parallelism: Mapping[str, int]) -> int | UnknownTerms:
+    jobs = {name for pod in pods if (name := pod.metadata.labels.get(JOB_NAME))}
+    said = {pod.metadata.labels.get(JOBSET_JOBS, "") for pod in pods}
+    text = said.pop() if len(said) == 1 else ""
+    if not _SIZE.fullmatch(text):
+        return UnknownTerms(
+            f"The pods of {key} do not have one label {JOBSET_JOBS}, so its size is not known: annotate them with "
+            f"{ANNOTATION_GROUP_SIZE}."
+        )
+    if len(jobs) < int(text):
+        return UnknownTerms(f"{key} has {text} Jobs, and pods of {len(jobs)} exist.")
+    if missing := sorted(jobs - parallelism.keys()):
+        return UnknownTerms(f"Job {missing[0]} of {key} has not been read yet.")
+    return sum(parallelism[job] for job in jobs)
+
+
+def _topology(pods: Sequence[Pod], pod_group: PodGroup | None) -> str | UnknownTerms:
+    said = _annotated(pods, ANNOTATION_TOPOLOGY)
+    if pod_group is not None:
+        if text := pod_group.metadata.annotations.get(ANNOTATION_TOPOLOGY):
+            said = {text}
+        constraints = pod_group.spec.scheduling_constraints
+        if constraints is not None and not said:
+            said = {each.key for each in constraints.topology}
+    if len(said) > 1:
+        return UnknownTerms(f"The group is to be in several topologies at once: {listed(sorted(said))}. Choose one.")
+    return next(iter(said), "")
+
+
+def _annotated(pods: Iterable[Pod], annotation: str) -> set[str]:
+    """What the pods say there, as far as they say anything."""
+    return {text for pod in pods if (text := pod.metadata.annotations.get(annotation))}

@@ -1,0 +1,74 @@
+"""The parts of a cluster that a group may be in as a whole: its topology domains.
+
+Owns the words for topologies and what each means. Chooses none of the domains.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.ownership.claims import nodes_of
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.errors import DracoError
+from draco.resources.names import NVIDIA_DRIVER, PoolKey
+from draco.resources.texts import listed
+
+SAME_NODE: Final = "sameNode"
+SAME_NVLINK_DOMAIN: Final = "sameNVLinkDomain"
+SPREAD: Final = "spread"
+"""No two members on one node."""
+_CLUSTER: Final = "clusterUUID"
+_CLIQUE: Final = "cliqueID"
+
+
+class TopologyError(DracoError):
+    """The topology has no domain that the group could be in."""
+
+
+def domains_of(
+    topology: str, fleet: Fleet, nodes: Mapping[str, Node], placed: Sequence[ResourceClaim]
+) -> list[Mapping[str, Node]]:
+    """The domains within these nodes; only those of the claims that are `placed` already, if there are any.
+
+    Raises TopologyError if there is none, or if these claims are in several.
+    """
+    if topology in {"", SPREAD}:
+        return [nodes]
+    by_value: dict[str, dict[str, Node]] = {}
+    for name, node in nodes.items():
+        if (value := _value(topology, fleet, node)) is not None:
+            by_value.setdefault(value, {})[name] = node
+    if topology not in {SAME_NODE, SAME_NVLINK_DOMAIN} and not by_value:
+        raise TopologyError(f"No node that the group may run on has the label {topology}, which is its topology.")
+    homes = [home for claim in placed for name in nodes_of(claim) if (home := fleet.nodes.get(name)) is not None]
+    taken = {value for home in homes if (value := _value(topology, fleet, home)) is not None}
+    if len(taken) > 1:
+        raise TopologyError(
+            f"Other members of the group are in several domains of its topology {topology}: {listed(sorted(taken))}."
+        )
+    return [domain for value, domain in by_value.items() if not taken or value in taken]
+
+
+def _value(topology: str, fleet: Fleet, node: Node) -> str | None:
+    """The domain that a node is in; None if it is in none."""
+    if topology == SAME_NODE:
+        return node.metadata.name
+    if topology == SAME_NVLINK_DOMAIN:
+        return _nvlink_domain(fleet, node.metadata.name)
+    return node.metadata.labels.get(topology)
+
+
+def _nvlink_domain(fleet: Fleet, name: str) -> str:
+    """The NVLink fabric that the node's GPUs are in; the node itself, where they are in none or in several."""
+    found = set(_fabrics(fleet, name))
+    return found.pop() if len(found) == 1 else name
+
+
+def _fabrics(fleet: Fleet, name: str) -> Iterable[str]:
+    pool = fleet.inventory.pool(PoolKey(NVIDIA_DRIVER, name))
+    for entry in pool.entries if pool is not None else ():
+        for device in entry.spec.devices:
+            cluster, clique = (device.attributes.get(each) for each in (_CLUSTER, _CLIQUE))
+            if cluster is not None and clique is not None:
+                yield f"{cluster.value}.{clique.value}"

@@ -1,0 +1,54 @@
+"""Gangs of pods, each of which asks for some of Draco's GPUs by a template."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from draco.kube.connect.client import Client
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, POD_GROUPS, PODS
+from tests.component.allocation.lab import ALLOCATING, CLASS
+
+GANGS = msgspec.structs.replace(ALLOCATING, lease_duration_s=15, renew_deadline_s=10.0)
+(POD_GROUP,) = [kind for kind in POD_GROUPS if kind.version == "v1alpha2"]
+
+
+async def make_template(client: Client, namespace: str, name: str, *, gpus: int, device_class: str = CLASS) -> None:
+    exactly = {"deviceClassName": device_class, "count": gpus}
+    spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
+    await client.create(CLAIM_TEMPLATES, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+
+
+async def make_pod_group(
+    client: Client, namespace: str, name: str, *, least: int, annotations: Mapping[str, str] = {}
+) -> None:
+    meta = {"name": name, "namespace": namespace, "annotations": dict(annotations)}
+    spec = {"schedulingPolicy": {"gang": {"minCount": least}}}
+    await client.create(POD_GROUP, {"metadata": meta, "spec": spec})
+
+
+async def make_member(
+    client: Client,
+    namespace: str,
+    name: str,
+    *,
+    template: str,
+    pod_group: str = "",
+    labels: Mapping[str, str] = {},
+    annotations: Mapping[str, str] = {},
+    **spec_of_its_own: Any,
+) -> None:
+    spec = {
+        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}],
+        "terminationGracePeriodSeconds": 1,
+        **({"schedulingGroup": {"podGroupName": pod_group}} if pod_group else {}),
+        **spec_of_its_own,
+    }
+    meta = {"name": name, "namespace": namespace, "labels": dict(labels), "annotations": dict(annotations)}
+    await client.create(PODS, {"metadata": meta, "spec": spec})
+
+
+async def allocated_claims(client: Client, namespace: str) -> list[ResourceClaim]:
+    return [each for each in await client.list(CLAIMS, namespace=namespace) if each.status.allocation]

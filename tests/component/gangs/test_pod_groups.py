@@ -1,0 +1,72 @@
+"""PodGroups whose pods ask for Draco's GPUs: all of a gang's claims are allocated or none, and kube-scheduler binds the gang."""
+
+from pathlib import Path
+
+from draco.kube.connect.client import Client
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import EVENTS, PODS
+from tests.component.allocation.lab import Guarded
+from tests.component.controller.replicas import an_operator, until
+from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_pod_group, make_template
+from tests.component.simulator.test_nodes import running, until_running
+
+
+async def test_a_gang_of_two_whole_nodes_runs_at_once(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+        await make_template(all_dracos, namespace, "eight", gpus=8)
+        await make_pod_group(all_dracos, namespace, "train", least=2)
+        for name in ("a", "b"):
+            await make_member(all_dracos, namespace, name, template="eight", pod_group="train")
+        await until_running(all_dracos, namespace, "a", "b")
+        nodes = {(await all_dracos.get(PODS, ObjectKey(namespace, name))).spec.node_name for name in ("a", "b")}
+        assert len(nodes) == 2
+
+
+async def test_a_gang_that_never_fits_gets_nothing_and_says_what_is_missing(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+        await make_template(all_dracos, namespace, "eight", gpus=8)
+        await make_pod_group(all_dracos, namespace, "huge", least=4)
+        for number in range(4):
+            await make_member(all_dracos, namespace, f"huge-{number}", template="eight", pod_group="huge")
+
+        async def said() -> str | None:
+            notes = [
+                each.message
+                for each in await all_dracos.list(EVENTS, namespace=namespace)
+                if each.reason == "GroupWaiting"
+            ]
+            return next((each for each in notes if "even if" in each), None)
+
+        assert "3 of 4" in await until(said, what="the Event")
+        assert await allocated_claims(all_dracos, namespace) == []
+
+
+async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_until_it_can(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+        await make_template(all_dracos, namespace, "eight", gpus=8)
+        gangs = {gang: [f"{gang}-{number}" for number in range(2)] for gang in ("one", "two")}
+        for gang in gangs:
+            await make_pod_group(all_dracos, namespace, gang, least=2)
+        for names in zip(*gangs.values(), strict=True):  # by turns
+            for gang, name in zip(gangs, names, strict=True):
+                await make_member(all_dracos, namespace, name, template="eight", pod_group=gang)
+
+        async def started() -> str | None:
+            pods = {each.metadata.name: each for each in await all_dracos.list(PODS, namespace=namespace)}
+            return next(
+                (gang for gang, names in gangs.items() if all(pods[name].status.phase == "Running" for name in names)),
+                None,
+            )
+
+        first = await until(started, what="the first gang")
+        (second,) = gangs.keys() - {first}
+        assert len(await allocated_claims(all_dracos, namespace)) == 2
+        for name in gangs[first]:
+            await all_dracos.delete(PODS, ObjectKey(namespace, name))
+        await until_running(all_dracos, namespace, *gangs[second])

@@ -1,0 +1,188 @@
+"""Groups get devices for all members that they need at once, within their topology, or none."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import pytest
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement
+from draco.placing.place import place
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.slices import Device, DeviceAttribute
+from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
+from tests.unit.placing.test_place import CLASS, ours
+
+GPUS = 2
+
+
+def labelled(name: str, labels: dict[str, str]) -> Node:
+    node = a_node(name)
+    return msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, labels=labels))
+
+
+def a_fleet(*claims: ResourceClaim, racks: Sequence[str] = ("a", "a", "b"), fabrics: Sequence[str] = ()) -> Fleet:
+    """Nodes node-0, ... in these racks and NVLink fabrics, with two GPUs of Draco's each."""
+    device_class = a_device_class(CLASS)
+    labels = {"draco.dev/allocator": "operator"}
+    device_class = msgspec.structs.replace(
+        device_class, metadata=msgspec.structs.replace(device_class.metadata, labels=labels)
+    )
+    names = [f"node-{number}" for number in range(len(racks))]
+    return Fleet.of(
+        nodes=[labelled(name, {"rack": rack, name: "yes"}) for name, rack in zip(names, racks, strict=True)],
+        slices=[
+            a_slice(name, [in_fabric(ours(f"gpu-{index}"), fabric) for index in range(GPUS)])
+            for name, fabric in zip(names, fabrics or [""] * len(names), strict=True)
+        ],
+        classes=[device_class],
+        claims=claims,
+    )
+
+
+def in_fabric(device: Device, fabric: str) -> Device:
+    if not fabric:
+        return device
+    cluster, _, clique = fabric.partition(".")
+    attributes = {"clusterUUID": DeviceAttribute(string=cluster), "cliqueID": DeviceAttribute(string=clique)}
+    return msgspec.structs.replace(device, attributes={**device.attributes, **attributes})
+
+
+def asking(name: str, count: int = 1) -> ResourceClaim:
+    claim = a_claim(name, device_class=CLASS)
+    (request,) = claim.spec.devices.requests
+    assert request.exactly is not None
+    request = msgspec.structs.replace(request, exactly=msgspec.structs.replace(request.exactly, count=count))
+    return msgspec.structs.replace(
+        claim,
+        spec=msgspec.structs.replace(
+            claim.spec, devices=msgspec.structs.replace(claim.spec.devices, requests=[request])
+        ),
+    )
+
+
+def member(name: str, count: int = 1, *, only: str = "") -> GroupMember:
+    pod = a_pod(name)
+    if only:
+        pod = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_selector={only: "yes"}))
+    return GroupMember([asking(name, count)], [pod])
+
+
+def a_group(members: Iterable[GroupMember], *, needed: int = 0, topology: str = "", **more: object) -> ClaimGroup:
+    members = list(members)
+    group = ClaimGroup(members, needed or len(members), topology, name="PodGroup default/train")
+    return msgspec.structs.replace(group, **more)
+
+
+def nodes(placement: GroupPlacement) -> list[str]:
+    """The node of each member; "" for those that got none."""
+    return [results[0].devices.results[0].pool if results else "" for results in placement.results]
+
+
+def holder(name: str, node: str, gpu: int) -> ResourceClaim:
+    return a_claim(name, device_class=CLASS, on=[f"gpu.nvidia.com/{node}/gpu-{gpu}"])
+
+
+def test_all_members_get_devices_or_none_and_those_after_the_group_get_what_it_leaves() -> None:
+    fleet = a_fleet()
+    huge, fitting = a_group(member(f"h{n}", 2) for n in range(4)), a_group(member(f"f{n}", 2) for n in range(3))
+    found = place(fleet, [huge, fitting], [])
+    assert (nodes(found[0]), sorted(nodes(found[1]))) == ([], ["node-0", "node-1", "node-2"])
+    assert found[0].is_hopeless
+    assert "3 of 4" in found[0].why_not
+    assert fleet.claims == {}
+
+
+def test_a_group_that_needs_fewer_than_it_has_takes_as_many_as_find_devices() -> None:
+    (found,) = place(a_fleet(), [a_group((member(f"m{n}", 2) for n in range(5)), needed=2)], [])
+    assert sorted(filter(None, nodes(found))) == ["node-0", "node-1", "node-2"]
+    assert len(found.results) == 5
+
+
+def test_unlike_members_do_not_take_each_others_only_devices() -> None:
+    """The first of equal size would take the only node on which the second may run."""
+    fleet = a_fleet(racks=("a", "b"))
+    (found,) = place(fleet, [a_group([member("anywhere", 2), member("bound", 2, only="node-0")])], [])
+    assert nodes(found) == ["node-1", "node-0"]
+
+
+def test_what_asks_for_most_is_placed_first() -> None:
+    fleet = a_fleet(holder("taken", "node-0", 0), racks=("a", "b"))
+    (found,) = place(fleet, [a_group([member("small"), member("large", 2)])], [])
+    assert nodes(found) == ["node-0", "node-1"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "members", "where"),
+    [
+        ("sameNode", 2, {1}),
+        ("sameNode", 3, set()),
+        ("rack", 4, {2}),
+        ("rack", 5, set()),
+        ("spread", 3, {3}),
+        ("spread", 4, set()),
+    ],
+)
+def test_a_group_keeps_to_its_topology(topology: str, members: int, where: set[int]) -> None:
+    (found,) = place(a_fleet(), [a_group((member(f"m{n}") for n in range(members)), topology=topology)], [])
+    assert {len(set(nodes(found)))} - {0} == where
+    if topology == "rack":
+        assert set(nodes(found)) <= {"node-0", "node-1"}
+
+
+def test_nodes_of_one_nvlink_fabric_are_one_domain_and_others_one_each() -> None:
+    fleet = a_fleet(fabrics=("u.1", "", "u.1"))
+    (found,) = place(fleet, [a_group((member(f"m{n}", 2) for n in range(2)), topology="sameNVLinkDomain")], [])
+    assert sorted(nodes(found)) == ["node-0", "node-2"]
+    (three,) = place(fleet, [a_group((member(f"m{n}", 2) for n in range(3)), topology="sameNVLinkDomain")], [])
+    assert three.is_hopeless
+
+
+def test_the_domain_with_least_to_spare_is_taken() -> None:
+    (found,) = place(a_fleet(), [a_group((member(f"m{n}") for n in range(2)), topology="rack")], [])
+    assert set(nodes(found)) == {"node-2"}
+
+
+def test_members_that_come_later_go_where_the_others_are() -> None:
+    placed = placed_on("node-0")
+    (found,) = place(a_fleet(placed), [a_group([member("late")], topology="rack", placed=[placed])], [])
+    assert set(nodes(found)) <= {"node-0", "node-1"}
+    (spread,) = place(a_fleet(placed), [a_group([member("late")], topology="spread", placed=[placed])], [])
+    assert nodes(spread) == ["node-1"]
+
+
+def test_members_that_are_in_two_domains_already_are_said() -> None:
+    placed = [placed_on("node-0"), placed_on("node-2")]
+    (found,) = place(a_fleet(), [a_group([member("late")], topology="rack", placed=placed)], [])
+    assert "several domains of its topology rack: a, b" in found.why_not
+
+
+def placed_on(node: str) -> ResourceClaim:
+    (found,) = place(a_fleet(), [a_group([member("m", only=node)])], [])
+    (result,) = found.results[0]
+    claim = a_claim("placed", device_class=CLASS)
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=result))
+
+
+def test_a_topology_that_no_node_has_is_said() -> None:
+    (found,) = place(a_fleet(), [a_group([member("m")], topology="zone")], [])
+    assert "No node that the group may run on has the label zone" in found.why_not
+
+
+def test_for_an_overdue_group_what_is_free_is_kept_and_later_groups_do_not_get_it() -> None:
+    fleet = a_fleet(holder("a", "node-0", 0), holder("b", "node-1", 0), holder("c", "node-1", 1), racks=("a", "b"))
+    gang = a_group((member(f"m{n}", 2) for n in range(1)), is_overdue=True)
+    small = a_group([member("small")])
+    found = place(fleet, [gang, small], [])
+    assert [f"{each.pool}/{each.device}" for each in found[0].kept] == ["node-0/gpu-1"]
+    assert found[1].results == []
+    assert nodes(place(fleet, [msgspec.structs.replace(gang, is_overdue=False), small], [])[1]) == ["node-0"]
+
+
+def test_small_claims_go_ahead_of_an_overdue_group_where_that_does_not_delay_it() -> None:
+    fleet = a_fleet(holder("a", "node-0", 0), racks=("a", "b", "c"))
+    gang = a_group((member(f"m{n}", 2) for n in range(3)), is_overdue=True)
+    only = a_group((member(f"m{n}", 2, only="node-0") for n in range(1)), is_overdue=True)
+    assert place(fleet, [gang, a_group([member("small")])], [])[1].results == []
+    assert nodes(place(fleet, [only, a_group([member("small")])], [])[1]) == ["node-1"]
