@@ -12,6 +12,7 @@ from cachetools import LRUCache
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.supply import SupplyCounts, count_supply
+from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.controller.own_kinds import OwnKind
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.kube.clock import Clock
@@ -21,7 +22,6 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
 from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
-from draco.placing.gangs import GangKey, gang_of
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import GpuNode, MigPolicy

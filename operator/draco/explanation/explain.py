@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
-from draco.allocation.ownership.claims import as_judged
+from draco.allocation.ownership.claims import as_judged, is_for_operator
+from draco.allocation.ownership.gangs import gang_of
 from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
@@ -49,8 +50,12 @@ def explain(
     of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
     explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
+    by_draco = bool(claims) and all(is_for_operator(claim, fleet.classes) for claim in claims)
+    group = gang_of(pod) if pod is not None and by_draco else None
     explanation = replace(
         explanation,
+        by_draco=by_draco,
+        group="" if group is None else str(group),
         claims=[str(claim.metadata.key) for claim in claims],
         pod="" if pod is None else str(pod.metadata.key),
         scheduler=scheduler,

@@ -375,6 +375,10 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     """Bugs of the cluster's scheduler that may make it decide otherwise."""
     scheduler: str = ""
     """What kube-scheduler last said of the pod."""
+    by_draco: bool = False
+    """Whether the claims are Draco's to allocate, not kube-scheduler's."""
+    group: str = ""
+    """The group of pods that the pod starts together with, where Draco allocates; "PodGroup default/train"."""
     devices: list[DeviceVerdict] = []
     """Only where asked for."""
 

@@ -77,12 +77,12 @@ def _placed(fleet: Fleet, placer: _Counting, search: GangSearch, group: ClaimGro
         fit = search.place(group)
         if fit.found >= group.needed:
             return GroupPlacement(fit.results)
-        if not group.name and not group.is_overdue:
+        if not group.is_overdue and (group.placed or not group.name):
             return GroupPlacement([], _too_few(group, fit, _NOW))
         ahead = prospect(fleet, placer, group)
     except DracoError as error:
         return GroupPlacement([], str(error))
-    if ahead.fit.found < group.needed:
+    if ahead.fit.found < group.needed and not group.placed:  # what others of it have may be given back
         return GroupPlacement([], _too_few(group, ahead.fit, _NEVER), is_hopeless=True)
     return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept if group.is_overdue else ())
 

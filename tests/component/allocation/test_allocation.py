@@ -131,6 +131,9 @@ async def test_nobody_else_allocates_what_is_dracos_and_draco_nothing_else(
             with pytest.raises(Invalid, match="the operator may not release claims"):
                 await allocate(operator, "sim-1", reserved_for=[pod])
         await allocate(handed_over, "sim-0")
+        async with await connect(guarded.kubeconfig) as connection:
+            with pytest.raises(Invalid, match="Draco takes back only allocations of GPUs that were handed over to it"):
+                await Client(connection).patch(CLAIMS, key, {"status": {"allocation": None}}, subresource="status")
         for toleration in (
             {"operator": "Exists"},
             {"key": "draco.dev/operator-allocated", "operator": "Exists"},

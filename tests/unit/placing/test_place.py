@@ -98,3 +98,12 @@ def test_what_keeps_kube_scheduler_away_is_no_cause_for_a_claim_of_dracos_and_is
     assert "operator-allocated" not in str(explain(fleet, [a_claim("a", device_class=CLASS)]))
     fleet = a_fleet(*(a_claim(f"holder-{n}", on=[f"gpu.nvidia.com/node-{n}/gpu-1"]) for n in range(2)))
     assert "operator-allocated" in str(explain(fleet, [a_claim("b")]))
+
+
+def test_of_a_pod_that_starts_with_others_it_is_said_that_draco_allocates_all_at_once() -> None:
+    fleet, claim = a_fleet(), a_claim("a", device_class=CLASS)
+    assert "and Draco has not allocated them yet" in str(explain(fleet, [claim], pod=a_pod("pod", claims=["a"])))
+    pod = a_pod("pod", claims=["a"], labels={"kueue.x-k8s.io/pod-group-name": "train"})
+    said = str(explain(fleet, [claim], pod=pod))
+    assert "Draco allocates Kueue pod group default/train all at once or not at all" in said
+    assert len(said) <= 300

@@ -1,16 +1,16 @@
 """What is known of groups of pods: their pods, their PodGroup, and how many pods the Jobs of a JobSet have.
 
 Owns the reading of Jobs, which nothing watches: once for each Job, when a group asks for it. Whether and how pods belong together
-is `placing.gangs`'s.
+is `allocation.ownership.gangs`'s.
 """
 
 import structlog
 from cachetools import LRUCache
 
+from draco.allocation.ownership.gangs import JOB_NAME, GangKey, GangSource, GangTerms, UnknownTerms, terms_of
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
-from draco.placing.gangs import JOB_NAME, GangKey, GangSource, GangTerms, UnknownTerms, terms_of
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import JOBS, POD_GROUPS

@@ -10,7 +10,7 @@ from draco.controller.claims.release import reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import ApiError
+from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -63,8 +63,12 @@ class AllocationReturns:
             await self._client.patch(
                 CLAIMS, meta.key, {"metadata": seen, "status": {"allocation": None}}, subresource="status"
             )
-        except ApiError as error:
+        except (NotFound, Conflict) as error:
+            del self._replaced[meta.key]  # what is there now is on its way
             log.info("allocation.not_given_back", claim=str(meta.key), error=str(error))
+            return
+        except ApiError as error:
+            log.warning("allocation.not_given_back", claim=str(meta.key), error=str(error), again_in_s=_UNANSWERED_S)
             return
         devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
         log.info("allocation.given_back", claim=str(meta.key), devices=devices, group=group)

@@ -11,10 +11,10 @@ from functools import reduce
 import msgspec
 
 from draco.allocation.ownership.claims import classes_of, is_for_operator
+from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, gang_of
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.view import UNALLOCATED, ClusterView
-from draco.placing.gangs import GangKey, GangTerms, UnknownTerms, gang_of
 from draco.placing.groups import ClaimGroup, GroupMember
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.placing.gangs import GangKey, GangSource, GangTerms, UnknownTerms, gang_of, terms_of
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, gang_of, terms_of
 from draco.resources.api.core import Pod, PodSchedulingGroup
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.scheduling import (

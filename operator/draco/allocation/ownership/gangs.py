@@ -1,7 +1,7 @@
 """Which pods belong together, and on what terms: read off a PodGroup, or the labels by which Kueue, LWS and JobSet say it.
 
 Owns the order of these sources (a PodGroup first), the names that each of them uses, and what is said of a group whose terms
-contradict each other. A group is never written to. Where its claims go is `gang_search`'s.
+contradict each other. A group is never written to. Where its claims go is `placing`'s.
 """
 
 import re
