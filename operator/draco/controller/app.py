@@ -61,11 +61,13 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.rediscovery import differences, until_changed
 from draco.kube.secure_metrics import serving_metrics
+from draco.kube.watch.informer import Informer
 from draco.mig_policy.release_policy import ReleaseDelays
+from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import OWN_KINDS
-from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR, OPERATOR_REGISTER, DeviceKey
+from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR, DeviceKey
 from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
@@ -108,6 +110,7 @@ class Operator:
     """The parts of one replica, made but not started. `minor` is that of Kubernetes 1, None where it is not known."""
 
     _allocation_troubles: tuple[Callable[[], str], ...] = ()
+    _register: Informer[AllocationRegister] | None = None
 
     def __init__(
         self,
@@ -275,6 +278,8 @@ class Operator:
             tasks.append(group.create_task(self.agent_leases.informer.run(), name="agent leases"))
             if self._eviction_requests:
                 tasks.append(group.create_task(self._eviction_requests.informer.run(), name="eviction requests"))
+            if self._register:
+                tasks.append(group.create_task(self._register.run(), name="allocation register"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
@@ -436,10 +441,15 @@ class Operator:
 
     def _handing_over(self, working: Callable[[str, Any], object], decisions: MigDecisions) -> HandoverReconciler:
         """What makes Draco the allocator of the GPUs that policies hand over to it."""
-        store = RegisterStore(self._client, ObjectKey(self._settings.namespace, OPERATOR_REGISTER))
         handover = HandoverReconciler(
-            self._client, self.view, decisions, store, clock=self._clock, settle_s=self._settings.handover_settle_s
+            self._client,
+            self.view,
+            decisions,
+            RegisterStore(self._client),
+            clock=self._clock,
+            settle_s=self._settings.handover_settle_s,
         )
+        self._register = handover.register
         allocations = ClaimAllocations(
             self._client,
             self.view,

@@ -7,8 +7,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import ConfigMap, Event, Lease, Node, Pod, PodDisruptionBudget
+from draco.resources.api.core import Event, Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.health import HealthPolicy
@@ -60,7 +61,6 @@ JOBS = Kind("batch", "v1", "jobs", "Job", True, Job)
 CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob", True, CronJob)
 JOB_PODS = Kind("", "v1", "pods", "Pod", True, JobPod)
 """Pods of Draco's own Jobs, with more of their status than is kept of all pods."""
-CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", True, ConfigMap)
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
 EVENTS = Kind("", "v1", "events", "Event", True, Event)
@@ -85,7 +85,10 @@ DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "Devic
 MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)
 MAINTENANCE_BUDGETS = Kind("draco.dev", "v1alpha1", "maintenancebudgets", "MaintenanceBudget", False, MaintenanceBudget)
 HEALTH_POLICIES = Kind("draco.dev", "v1alpha1", "healthpolicies", "HealthPolicy", False, HealthPolicy)
-OWN_KINDS = (GPU_NODES, DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS, HEALTH_POLICIES, MIG_POLICIES)
+ALLOCATION_REGISTERS = Kind(
+    "draco.dev", "v1alpha1", "allocationregisters", "AllocationRegister", False, AllocationRegister
+)
+OWN_KINDS = (GPU_NODES, DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS, HEALTH_POLICIES, MIG_POLICIES, ALLOCATION_REGISTERS)
 """Those that Draco's CustomResourceDefinitions define."""
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, TokenReview)
 SUBJECT_ACCESS_REVIEWS = Kind(

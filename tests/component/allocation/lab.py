@@ -1,6 +1,9 @@
-"""What tests of Draco as the allocator share: the operator's settings, how it reaches the cluster, and claims of its class."""
+"""What tests of Draco as the allocator share: the chart's parts, the operator's settings and account, and claims of its class."""
 
+import contextlib
+import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
@@ -8,13 +11,31 @@ import msgspec
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS
-from draco.resources.names import OPERATOR_LEASE, OPERATOR_REGISTER
-from tests.component.chart.rendering import NAMESPACE
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS
+from draco.resources.names import ALLOCATION_REGISTER, OPERATOR_LEASE
+from draco_local.cluster.controlplane import ControlPlane
+from tests.component.chart.rendering import NAMESPACE, render
 from tests.component.controller.replicas import settings_for_test, until
+from tests.requests import RefusedError, call
 
-REGISTER = ObjectKey(NAMESPACE, OPERATOR_REGISTER)
+REGISTER = ObjectKey("", ALLOCATION_REGISTER)
 CLASS = "gpu.draco.dev"
+ALLOCATE = ("--set", "operator.allocate=true")
+"""What helm is given."""
+USER = f"system:serviceaccount:{NAMESPACE}:draco-operator"
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+RIGHTS = {
+    "Role": f"{_RBAC}/namespaces/{NAMESPACE}/roles",
+    "RoleBinding": f"{_RBAC}/namespaces/{NAMESPACE}/rolebindings",
+    "ClusterRole": f"{_RBAC}/clusterroles",
+    "ClusterRoleBinding": f"{_RBAC}/clusterrolebindings",
+}
+POLICIES = {
+    "ValidatingAdmissionPolicy": f"{_ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
+}
+CLASSES = {"DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses"}
 ALLOCATING = settings_for_test(
     namespace=NAMESPACE,
     lease_name=OPERATOR_LEASE,
@@ -30,6 +51,44 @@ class Guarded(msgspec.Struct):
     """How the operator reaches the control plane: as the chart's account, with its rights and within its admission policies."""
 
     kubeconfig: Path
+
+
+class ChartParts:
+    """What the chart has for an operator that allocates: its rights, the admission policies and the DeviceClasses."""
+
+    def __init__(self, plane: ControlPlane, options: tuple[str, ...] = ALLOCATE) -> None:
+        self._plane = plane
+        self._options = options
+        self._made: list[str] = []
+
+    def install(self, paths: dict[str, str] = RIGHTS | POLICIES | CLASSES) -> None:
+        """Make those of these kinds, which are served at these paths."""
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        call(self._plane, "PATCH", f"/api/v1/namespaces/{NAMESPACE}?fieldManager=tests", namespace)
+        for document in render(*self._options):
+            name, kind = document["metadata"]["name"], document["kind"]
+            if kind in paths and "agent" not in name and not name.endswith(".nvidia.com"):
+                call(self._plane, "PATCH", f"{paths[kind]}/{name}?fieldManager=tests&force=true", document)
+                self._made.append(f"{paths[kind]}/{name}")
+
+    def uninstall(self) -> None:
+        """Delete what was made and is there still."""
+        while self._made:
+            with contextlib.suppress(RefusedError):
+                call(self._plane, "DELETE", self._made.pop())
+
+    def forget_register(self) -> None:
+        """Delete the register, once the policy that forbids it is gone from the API server's memory, too."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                call(self._plane, "DELETE", ALLOCATION_REGISTERS.path(REGISTER))
+            except RefusedError as error:
+                if error.code == HTTPStatus.NOT_FOUND:
+                    return
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
 
 async def make_claim(

@@ -13,7 +13,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Invalid
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, CONFIG_MAPS, EVENTS, MIG_POLICIES, NODES, PODS, SLICES
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, EVENTS, MIG_POLICIES, NODES, PODS, SLICES
 from draco.resources.names import gpu_name
 from tests.component.allocation.lab import ALLOCATING, REGISTER, Guarded, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
@@ -50,8 +50,8 @@ async def test_a_gpu_that_is_handed_back_is_the_schedulers_again_and_its_claim_k
 
         async def handed_back() -> bool:
             slices = await handed_over.list(SLICES, field_selector="spec.nodeName=sim-1")
-            register = await handed_over.get(CONFIG_MAPS, REGISTER)
-            return not register.data and not any(device.taints for each in slices for device in each.spec.devices)
+            register = await handed_over.get(ALLOCATION_REGISTERS, REGISTER)
+            return not register.spec.pools and not any(device.taints for each in slices for device in each.spec.devices)
 
         await until(handed_back, what="the way back")
         for name in ("sim-0", "sim-2"):  # so that the scheduler needs sim-1

@@ -13,7 +13,7 @@ from cryptography import x509
 
 from draco.cli import agent, operator
 from draco.controller.claims.webhook import OWN_PATH, PATH
-from draco.resources.kinds import GPU_NODES, OWN_KINDS
+from draco.resources.kinds import ALLOCATION_REGISTERS, GPU_NODES, OWN_KINDS
 from scripts import render_manifests
 from tests.component.chart.rendering import CHART, NAMESPACE, kinds, only, pod_of, refusal, render
 
@@ -189,7 +189,9 @@ def test_the_webhook_is_asked_where_the_operator_answers() -> None:
     asked = [webhook["clientConfig"]["service"] for webhook in webhooks]
     assert {(each["name"], each["port"]) for each in asked} == {(service["metadata"]["name"], port["port"])}
     assert [each["path"] for each in asked] == [PATH, OWN_PATH]
-    of_own = {(kind.group, kind.version, kind.plural) for kind in OWN_KINDS if kind is not GPU_NODES}
+    of_own = {
+        (kind.group, kind.version, kind.plural) for kind in OWN_KINDS if kind not in (GPU_NODES, ALLOCATION_REGISTERS)
+    }
     (rule,) = webhooks[1]["rules"]
     [group], [version] = rule["apiGroups"], rule["apiVersions"]
     assert {(group, version, plural) for plural in rule["resources"]} == of_own

@@ -11,6 +11,13 @@ import pytest
 import urllib3
 import yaml
 
+from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.mig.register import RegisterStore
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import ALLOCATION_REGISTERS
+from draco.resources.names import ALLOCATION_REGISTER
 from draco_local.cluster import controlplane
 from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
 from draco_local.cluster.errors import ProcessFailed
@@ -237,3 +244,31 @@ def test_definitions_go_with_the_release_where_that_is_asked_for(empty: ControlP
     release.uninstall()
     left = [each for each in call(empty, "GET", CRDS)["items"] if not each["metadata"].get("deletionTimestamp")]
     assert left == []
+
+
+async def test_gpus_stay_registered_through_upgrades_and_a_second_installation(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    """The operator makes the register, so nothing of the chart empties it; only who switches allocating off can delete it."""
+    allocating = ("--set", "operator.allocate=true")
+    gpus = frozenset({GpuPlace("gpu.nvidia.com", "node", "gpu-0")})
+    plane.write_kubeconfig(tmp_path / "operator", f"system:serviceaccount:{NAMESPACE}:draco-operator")
+    release = Release(plane)
+    release.install(*allocating)
+    try:
+        async with await connect(tmp_path / "operator") as connection:
+            store = RegisterStore(Client(connection))
+            await store.write(await store.make(), gpus)
+            release.upgrade(*allocating, "--set", "operator.replicas=1")
+            assert (await store.read()).places == gpus
+            release.uninstall()
+            release.install(*allocating)
+            assert (await store.read()).places == gpus
+    finally:
+        release.upgrade("--set", "operator.allocate=false")
+        deleted = False
+        while not deleted:  # the API server goes by the policy for a moment yet
+            with suppress(RefusedError):
+                call(plane, "DELETE", ALLOCATION_REGISTERS.path(ObjectKey("", ALLOCATION_REGISTER)))
+                deleted = True
+        release.uninstall()

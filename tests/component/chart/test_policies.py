@@ -27,7 +27,7 @@ def policies(*arguments: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.usefixtures("crds")
 def test_every_expression_fits_the_schema_of_what_it_looks_at(control_plane: ControlPlane) -> None:
-    rendered = policies("--set", "operator.releaseIdleClaims=true,operator.runJobs=true")
+    rendered = policies("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.allocate=true")
     # As a check of the check: a field that is not there must be found, or the others were not looked at.
     wrong = rendered["type-checked-agent-claims"] | {"metadata": {"name": "type-checked-wrong"}}
     wrong["spec"] = wrong["spec"] | {"variables": [], "validations": [{"expression": "object.status.allocated == 1"}]}

@@ -54,6 +54,10 @@ class Handovers:
         self._registered: dict[GpuPlace, float] = {}
         self._let_go: dict[GpuPlace, float] = {}
 
+    def begin_again(self) -> None:
+        """Hear that the register is another one than before, and may say the same: others could allocate meanwhile."""
+        self._registered.clear()
+
     def plan(self, seen: HandoverInput, now_s: float) -> HandoverPlan:
         """What comes next for each GPU."""
         _note(self._tainted, seen.tainted, now_s)

@@ -224,6 +224,14 @@ class ClaimAllocations:
     async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: _Basis) -> None:
         writes: list[Coroutine[Any, Any, None]] = []
         for (uid, waiting), placement in zip(batch.items(), placements, strict=True):
+            devices = (
+                DeviceKey(one.driver, one.pool, one.device)
+                for results in placement.results
+                for result in results
+                for one in result.devices.results
+            )
+            if not self._handover.gives_out(devices):
+                continue  # handed back meanwhile: this result is worth nothing
             if self._kept.uid == uid or placement.kept:
                 self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
             if placement.results:

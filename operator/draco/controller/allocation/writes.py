@@ -30,10 +30,7 @@ FINALIZER: Final = "resource.kubernetes.io/delete-protection"
 """On every claim that is allocated; kube-controller-manager takes it away with the allocation."""
 ALLOCATED_REASON = "Allocated"
 EVENT_ACTION = "Allocating"
-REMEDY = (
-    "set the chart's value operator.allocate to true; if it is, and Draco was installed again, restart kube-apiserver, which "
-    "goes on with an old register after its policies were deleted"
-)
+REMEDY = "set the chart's value operator.allocate to true, which gives it the right and the admission policies"
 
 _REFUSED_S = 5.0
 """How long nothing is written after the API server refused: a role is mended by a person, but a policy may only be late."""

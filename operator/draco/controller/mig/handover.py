@@ -1,8 +1,9 @@
 """Hands GPUs over to Draco and back, as policies say, step by step.
 
 Owns the looking and the writing: what policies want, which devices are published with the taint, the register, and whether all
-that was allocated before has been seen. Which step comes when is `allocation.ownership.handover`'s. There is one key, as there is
-one register. What agents are to taint is asked of this by what writes the spec of GpuNodes.
+that was allocated before has been seen. A register that is gone takes all GPUs with it: they go over from the beginning. Which
+step comes when is `allocation.ownership.handover`'s. There is one key, as there is one register. What writes the spec of GpuNodes
+asks this what agents are to taint.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -12,22 +13,24 @@ import structlog
 
 from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.register import RegisterMissing, RegisterStore
+from draco.controller.mig.register import Register, RegisterMissing, RegisterStore
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
+from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
-from draco.resources.kinds import CLAIMS
-from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS
+from draco.resources.names import ALLOCATION_REGISTER, TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name
 
 log = structlog.get_logger(__name__)
 
 KEY = ""
 _MISSING_S = 30.0
-"""How soon to look again for a register that is not there."""
+"""How soon to try again to make a register that could not be made."""
 _BEHIND_S = 0.2
 """How soon to look again whether the watch has brought what was written before."""
 
@@ -51,9 +54,14 @@ class HandoverReconciler:
         self._store = store
         self._clock = clock
         self._handovers = Handovers(settle_s)
+        self.register: Informer[AllocationRegister] = Informer(
+            client, ALLOCATION_REGISTERS, field_selector=f"metadata.name={ALLOCATION_REGISTER}", clock=clock
+        )
+        """Only wakes: what it says is read."""
         self._owned: frozenset[GpuPlace] = frozenset()
         self._tainted: frozenset[GpuPlace] = frozenset()
         self._to_taint: frozenset[GpuPlace] | None = None
+        self._register_uid = ""
         self._trouble = ""
         self._when_owned: list[Callable[[], None]] = []
         self._when_to_taint: list[Callable[[str], None]] = []
@@ -73,6 +81,10 @@ class HandoverReconciler:
         withheld = self._tainted - self._owned
         pools = {PoolKey(place.driver, place.pool) for place in withheld}
         return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in withheld]
+
+    def gives_out(self, devices: Iterable[DeviceKey]) -> bool:
+        """Whether Draco may give out all these devices still: a GPU may have gone back while it was decided who gets it."""
+        return all(GpuPlace.of(each) in self._owned for each in devices)
 
     def to_taint(self, gpu_node: GpuNode) -> list[str]:
         """UUIDs of the node's GPUs that are to be kept from kube-scheduler. As it stands, as long as that is not known."""
@@ -104,6 +116,7 @@ class HandoverReconciler:
             if change.differs(_with_the_taint):
                 wake(KEY)
 
+        self.register.subscribe(lambda _: wake(KEY))
         self._view.gpu_nodes.subscribe(gpu_node_changed)
         self._view.mig_policies.subscribe(policy_changed)
         self._view.slices.subscribe(slice_changed)
@@ -117,20 +130,17 @@ class HandoverReconciler:
 
     async def reconcile(self, _: str) -> float | None:
         """Take the next step for each GPU. Raises ApiError."""
-        try:
-            register = await self._store.read()
-        except RegisterMissing as error:
-            self._say(str(error))
-            self._take_up(frozenset(), frozenset())
-            return _MISSING_S
-        self._say("")
+        register = await self._read()
+        registered = register.places if register else frozenset()
         wanted = await self._wanted()
-        self._tainted = frozenset(self._find_tainted(wanted | register.places))
-        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=register.places)
+        self._tainted = frozenset(self._find_tainted(wanted | registered))
+        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
         self._take_up(plan.owned & self._owned, plan.taint)
-        if plan.register != register.places:
+        if register is None:
+            return _MISSING_S
+        if plan.register != registered:
             register = await self._store.write(register, plan.register)
             log.info("handover.registered", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(plan.register)])
             seen = msgspec.structs.replace(seen, registered=register.places)
@@ -140,18 +150,41 @@ class HandoverReconciler:
         self._take_up(plan.owned, plan.taint)
         return plan.look_again_s
 
+    async def _read(self) -> Register | None:
+        """The register, made if it is not there; None where it cannot be."""
+        try:
+            register = await self._store.read()
+        except RegisterMissing:
+            # Without it the API server lets others allocate, so first of all nothing more is given out.
+            self._own(frozenset())
+            try:
+                register = await self._store.make()
+            except RegisterMissing as error:
+                self._say(str(error))
+                return None
+        self._say("")
+        if register.uid != self._register_uid:
+            self._own(frozenset())
+            self._handovers.begin_again()
+            self._register_uid = register.uid
+        return register
+
     def _take_up(self, owned: frozenset[GpuPlace], to_taint: frozenset[GpuPlace]) -> None:
         before, self._to_taint = self._to_taint, to_taint
-        if owned != self._owned:
-            self._owned = owned
-            log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
-            for call in self._when_owned:
-                call()
+        self._own(owned)
         every = {key.name for key in self._view.gpu_nodes.store}
         nodes = every if before is None else {each.pool for each in before ^ to_taint}
         for node in nodes:
             for tell in self._when_to_taint:
                 tell(node)
+
+    def _own(self, owned: frozenset[GpuPlace]) -> None:
+        if owned == self._owned:
+            return
+        self._owned = owned
+        log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
+        for call in self._when_owned:
+            call()
 
     async def _wanted(self) -> frozenset[GpuPlace]:
         found = set()

@@ -1,74 +1,99 @@
-"""The register of GPUs that only Draco may allocate, as it stands in the cluster: a ConfigMap that the chart's policies read.
+"""The register of GPUs that only Draco may allocate, as it stands in the cluster: the one AllocationRegister.
 
-Owns its form and its reading and writing. A key is a pool, its value the GPUs of that pool, as "driver/gpu" with spaces between.
-What stands there and cannot be read counts as not there. Which GPUs are to stand there is `allocation.ownership.handover`'s.
+Owns its form, and its making, reading and writing. The chart's admission policies read it. It is no ConfigMap, because an API
+server (1.36.3) whose last policy with ConfigMaps as parameters was deleted never reads one for a policy again; what it knows of a
+custom kind comes and goes with the policies. The chart does not make it, because an upgrade could empty it. What stands there and
+cannot be read counts as not there. Which GPUs are to stand there is `allocation.ownership.handover`'s.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from draco.allocation.ownership.handover import GpuPlace
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
-from draco.resources.api.core import ConfigMap
+from draco.kube.errors import AlreadyExists, NotFound
+from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
-from draco.resources.kinds import CONFIG_MAPS
+from draco.resources.kinds import ALLOCATION_REGISTERS
+from draco.resources.names import ALLOCATION_REGISTER
+
+_KEY = ObjectKey("", ALLOCATION_REGISTER)
 
 
 class RegisterMissing(DracoError):
-    """The ConfigMap is not there, so nothing keeps other writers out: Draco allocates nothing."""
+    """It is not there, so nothing keeps other writers out: Draco may give out nothing."""
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True):
     """The register as it was read, or written."""
 
     places: frozenset[GpuPlace]
-    resource_version: str
     pools: frozenset[str]
+    uid: str
+    resource_version: str
 
 
 class RegisterStore:
-    """Reads and writes the one ConfigMap."""
+    """Makes, reads and writes the one object."""
 
-    def __init__(self, client: Client, key: ObjectKey) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._key = key
 
     async def read(self) -> Register:
         """Read it. Raises RegisterMissing, or another ApiError."""
         try:
-            found = await self._client.get(CONFIG_MAPS, self._key)
+            return _register(await self._client.get(ALLOCATION_REGISTERS, _KEY))
+        except NotFound as error:
+            raise RegisterMissing(f"AllocationRegister {ALLOCATION_REGISTER} is not there.") from error
+
+    async def make(self) -> Register:
+        """Make it, with nothing in it. Raises RegisterMissing where the kind is not served, or another ApiError."""
+        try:
+            empty = {"metadata": {"name": ALLOCATION_REGISTER}, **_written({})}
+            return _register(await self._client.create(ALLOCATION_REGISTERS, empty))
+        except AlreadyExists:
+            return await self.read()
         except NotFound as error:
             raise RegisterMissing(
-                f"ConfigMap {self._key} is missing, so no GPU is handed over to Draco: "
-                "set the chart's value operator.allocate to true."
+                "The cluster does not serve the kind AllocationRegister, so no GPU can be handed over to Draco: apply Draco's "
+                "CustomResourceDefinitions (crds/), or set the chart's value crds.enabled to true."
             ) from error
-        return _register(found)
 
     async def write(self, seen: Register, places: Iterable[GpuPlace]) -> Register:
         """Have it say just `places`, if it is still as seen. Raises Conflict otherwise, or another ApiError."""
-        data: dict[str, str | None] = dict.fromkeys(seen.pools)
-        for place in sorted(places):
-            said = data.get(place.pool)
-            data[place.pool] = f"{said} {place.driver}/{place.gpu}" if said else f"{place.driver}/{place.gpu}"
-        patch = {"metadata": {"resourceVersion": seen.resource_version}, "data": data}
-        written = await self._client.patch(CONFIG_MAPS, self._key, patch)
-        return _register(written)
+        pools = _pools(places)
+        gone = dict.fromkeys(seen.pools - pools.keys())
+        patch = {"metadata": {"resourceVersion": seen.resource_version}, **_written(gone | pools)}
+        return _register(await self._client.patch(ALLOCATION_REGISTERS, _KEY, patch))
 
 
-def _register(stored: ConfigMap) -> Register:
+def _pools(places: Iterable[GpuPlace]) -> dict[str, list[str]]:
+    pools: dict[str, list[str]] = {}
+    for place in sorted(places):
+        pools.setdefault(f"{place.driver}/{place.pool}", []).append(place.gpu)
+    return pools
+
+
+def _written(pools: Mapping[str, list[str] | None]) -> dict[str, object]:
+    """With the counts, those that are 0 as well."""
+    counted = [gpus for gpus in pools.values() if gpus]
+    return {"spec": {"pools": pools}, "status": {"gpus": sum(map(len, counted)), "pools": len(counted)}}
+
+
+def _register(stored: AllocationRegister) -> Register:
     return Register(
-        places=frozenset(_places(stored.data)),
+        places=frozenset(_places(stored.spec.pools)),
+        pools=frozenset(stored.spec.pools),
+        uid=stored.metadata.uid,
         resource_version=stored.metadata.resource_version,
-        pools=frozenset(stored.data),
     )
 
 
-def _places(data: dict[str, str]) -> Iterable[GpuPlace]:
-    for pool, said in data.items():
-        for each in said.split():
-            driver, slash, gpu = each.partition("/")
-            if slash:
+def _places(pools: dict[str, list[str]]) -> Iterable[GpuPlace]:
+    for key, gpus in pools.items():
+        driver, slash, pool = key.partition("/")
+        if slash:
+            for gpu in gpus:
                 yield GpuPlace(driver, pool, gpu)

@@ -179,13 +179,6 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
         return self.pending and not self.spec.node_name
 
 
-class ConfigMap(ApiStruct, frozen=True, kw_only=True):
-    """Texts by key."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    data: dict[str, str] = {}
-
-
 class PodDisruptionBudgetSpec(ApiStruct, frozen=True, kw_only=True):
     """Which pods of its namespace it covers (without a selector none), and how many must stay, or may go: "50%" or a number."""
 
