@@ -1,6 +1,7 @@
 """Decides whether a policy selects a GPU, and why not.
 
-Owns the tests in their order: node, exclusion, whether the GPU can be divided at all, selectors. A test that has no answer leaves
+Owns the tests in their order: node, exclusion, whether the GPU can be what the policy asks, selectors. A GPU without MIG is only
+a policy's that hands whole GPUs over to Draco: for the others there is nothing to do about it. A test that has no answer leaves
 the GPU where it is: neither a broken selector nor an agent that is down moves a GPU from one policy to another. Owns also the
 policy made ready to be asked about many GPUs (`Rules`): its compiled selectors, what is wrong with them, and the order of
 policies.
@@ -14,7 +15,7 @@ from functools import lru_cache
 import msgspec
 
 from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view, one_line
-from draco.resources.api.draco import GpuStatus, MigPolicy
+from draco.resources.api.draco import Allocator, GpuStatus, MigMode, MigPolicy, MigPolicySpec
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.windows import unknown_zones
 
@@ -100,8 +101,8 @@ def verdict(
 ) -> MatchVerdict:
     """What the policy says to a GPU of a node with these labels, which it may have already.
 
-    `device` is the whole GPU as published, if it is known. A GPU whose partitions are not reported cannot be divided, or cannot
-    be read just now; it is the latter if the policy has it.
+    `device` is the whole GPU as published, if it is known. A GPU whose partitions are not reported cannot be read just now. Older
+    agents report none of a GPU without MIG either; it is the former if the policy has it.
     """
     spec = rules.policy.spec
     if spec.node_selector is not None and not spec.node_selector.selects(labels):
@@ -112,9 +113,14 @@ def verdict(
         return MatchVerdict(PolicyMatch.UNKNOWN, error=rules.problem)
     if gpu.mig is None:
         return _UNREPORTED if has_it else _INDIVISIBLE
-    if not gpu.mig.capable:
+    if not gpu.mig.capable and not hands_over_whole(spec):
         return _INDIVISIBLE
     return _by_selectors(rules, device, driver)
+
+
+def hands_over_whole(spec: MigPolicySpec) -> bool:
+    """Whether it is about who allocates whole GPUs. Then a GPU needs no MIG."""
+    return spec.allocator is Allocator.OPERATOR and spec.mode is MigMode.DISABLED
 
 
 def _by_selectors(rules: Rules, device: Device | None, driver: str) -> MatchVerdict:

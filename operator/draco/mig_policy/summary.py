@@ -15,7 +15,7 @@ from draco.mig_policy.boards import profile_names
 from draco.mig_policy.decide import GpuDecision, NodeDecision
 from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules
-from draco.resources.api.draco import MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
+from draco.resources.api.draco import Allocator, MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
 from draco.resources.api.meta import Condition, timed
 from draco.resources.texts import counted
 
@@ -203,7 +203,7 @@ def _applied(rules: Rules, counts: PolicyCounts) -> Condition:
         CONDITION_APPLIED,
         "True",
         "AsWanted",
-        f"{counted(counts.states.total(), 'GPU')} set up as the policy asks{room}.",
+        f"{counted(counts.states.total(), 'GPU')} set up as the policy asks{room}.{_left(rules, counts)}",
     )
 
 
@@ -232,7 +232,7 @@ def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
     reasons = {
         PolicyMatch.NOT_SELECTED: f"not selected by spec.deviceSelectors[{failing}]",
         PolicyMatch.EXCLUDED: "named by spec.exclude",
-        PolicyMatch.INDIVISIBLE: "without MIG",
+        PolicyMatch.INDIVISIBLE: f"without MIG{_left_to_scheduler(rules)}",
         PolicyMatch.UNKNOWN: "that cannot be checked now",
     }
     sentences = [f"{counts.said[answer]} {reason}" for answer, reason in reasons.items() if counts.said[answer]]
@@ -240,6 +240,18 @@ def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
         "NothingMatches",
         f"Matches nothing: of {counted(here, 'GPU')} on the nodes it selects, {_listed(sentences)}.",
     )
+
+
+def _left(rules: Rules, counts: PolicyCounts) -> str:
+    """A sentence about GPUs that somebody may take for handed over."""
+    left, why = counts.said[PolicyMatch.INDIVISIBLE], _left_to_scheduler(rules)
+    return f" {counted(left, 'GPU')} left to kube-scheduler: without MIG{why}." if left and why else ""
+
+
+def _left_to_scheduler(rules: Rules) -> str:
+    spec = rules.policy.spec
+    divides = spec.allocator is Allocator.OPERATOR and spec.mode is not MigMode.DISABLED
+    return ", which a policy of mode Disabled hands over to Draco" if divides else ""
 
 
 def _message(valid: Condition, applied: Condition, conflicting: Condition, advice: str) -> str:

@@ -34,9 +34,9 @@ def folder() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def running(client: Client, folder: Path) -> AsyncIterator[None]:
+async def running(client: Client, folder: Path, **options: Any) -> AsyncIterator[None]:
     """The nodes, until all of them have published their GPUs; cancelled at the end."""
-    nodes = SimulatedNodes(root=folder, count=NODE_COUNT, gpus=GPUS, prefix="sim")
+    nodes = SimulatedNodes(root=folder, count=NODE_COUNT, gpus=GPUS, prefix="sim", **options)
     task = asyncio.create_task(run_nodes(nodes, client, clock=SystemClock()))
     try:
         async with asyncio.timeout(60):

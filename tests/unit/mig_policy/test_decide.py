@@ -13,6 +13,7 @@ from draco.mig_policy.gpu_state import GpuCondition, LayoutState
 from draco.mig_policy.matching import oldest_first, rules_of, whole_gpus
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import (
+    Allocator,
     GpuMig,
     GpuNode,
     InstanceUse,
@@ -109,6 +110,25 @@ def test_nodes_are_selected_by_their_labels(selector: LabelSelector, selected: b
 @pytest.mark.parametrize("mode", list(MigMode))
 def test_a_gpu_without_mig_belongs_to_no_policy(mig: GpuMig | None, mode: MigMode) -> None:
     assert owners(decided(a_mig_node(gpus=[mig]), a_mig_policy(mode=mode))) == [""]
+
+
+@pytest.mark.parametrize("mode", list(MigMode))
+def test_a_gpu_without_mig_can_be_handed_over_whole(mode: MigMode) -> None:
+    policy = a_mig_policy(mode=mode, allocator=Allocator.OPERATOR)
+    decision = decided(a_mig_node(gpus=[GpuMig(capable=False)]), policy)
+    whole = mode is MigMode.DISABLED
+    assert owners(decision) == (["policy"] if whole else [""])
+    assert decision.wanted == ([WantedGpu(uuid=FIRST, policy="policy", mode=mode)] if whole else [])
+
+
+def test_a_gpu_without_mig_that_is_handed_over_is_as_wanted_and_stays_so_while_a_selector_is_broken() -> None:
+    had = WantedGpu(uuid=FIRST, policy="policy", mode=MigMode.DISABLED)
+    node = a_mig_node(gpus=[GpuMig(capable=False)], wanted=[had])
+    plain = a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR)
+    broken = a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR, device_selectors=selecting("device.("))
+    (gpu,) = decided(node, plain).gpus
+    assert gpu.condition == (LayoutState.APPLIED, "")
+    assert [(each.policy, each.allocator) for each in decided(node, broken).gpus] == [("policy", Allocator.OPERATOR)]
 
 
 def test_a_gpu_whose_partitions_are_not_reported_now_stays_with_its_policy() -> None:

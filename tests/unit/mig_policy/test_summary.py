@@ -13,6 +13,7 @@ from draco.mig_policy.matching import oldest_first, rules_of
 from draco.mig_policy.summary import LISTED_NODES, PolicyCounts, status_of, summary
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import (
+    Allocator,
     GpuMig,
     GpuNode,
     MigMode,
@@ -73,6 +74,14 @@ def test_all_as_wanted() -> None:
         ("node-0", 2, 2, ""),
         ("node-1", 2, 2, ""),
     ]
+
+
+def test_gpus_that_only_another_mode_hands_over_are_told_of() -> None:
+    found = status(a_mig_policy(allocator=Allocator.OPERATOR), nodes(ON, GpuMig(), count=1))
+    assert found.message == (
+        "1 GPU set up as the policy asks. 1 GPU left to kube-scheduler: without MIG, which a policy of mode Disabled hands over "
+        "to Draco."
+    )
 
 
 def test_gpus_without_room_for_all_that_is_wanted_are_counted_and_told_of_by_node() -> None:
@@ -169,6 +178,14 @@ def test_a_policy_that_gets_nothing_beside_older_ones_says_so_once() -> None:
             a_mig_policy(),
             nodes(GpuMig(), count=1),
             "Matches nothing: of 1 GPU on the nodes it selects, 1 without MIG.",
+        ),
+        (
+            a_mig_policy(allocator=Allocator.OPERATOR),
+            nodes(GpuMig(), count=1),
+            (
+                "Matches nothing: of 1 GPU on the nodes it selects, 1 without MIG, which a policy of mode Disabled hands over "
+                "to Draco."
+            ),
         ),
     ],
 )

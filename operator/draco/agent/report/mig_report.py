@@ -37,10 +37,12 @@ def _profile(one: Profile) -> MigProfile:
 
 
 def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMigView], names: Mapping[Board, str]) -> api.GpuMig | None:
-    """How a GPU is divided; None for one that cannot be."""
+    """How a GPU is divided; None while that is not known. One without MIG says so, and nothing else."""
     division = divisions.get(gpu.uuid)
-    if division is None or not division.capable:
+    if division is None:
         return None
+    if not division.capable:
+        return None if gpu.mig_capable or gpu.absent else api.GpuMig()
     board = division.board
     return api.GpuMig(
         capable=True,
