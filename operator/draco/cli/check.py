@@ -20,7 +20,7 @@ from draco.kube.discovery import discover, kubernetes_minor
 from draco.kube.errors import Forbidden
 from draco.overview.installation import OPERATORS, CheckReport, Installation, RuntimeNode, Verdict, Workload, check
 from draco.overview.status_schema import MissingView
-from draco.resources.kinds import GPU_NODES, LEASES, OWN_KINDS, SLICES, Kind
+from draco.resources.kinds import DEVICE_CLASSES, GPU_NODES, LEASES, OWN_KINDS, SLICES, Kind
 
 DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
 DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
@@ -98,6 +98,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             )
             agents = tasks.create_task(ours(DAEMON_SETS, label_selector=f"{_CHART},app.kubernetes.io/component=agent"))
             leases = tasks.create_task(ours(LEASES, field_selector=OPERATORS))
+            classes = tasks.create_task(reader.all_if_allowed(DEVICE_CLASSES, "who allocates is not checked"))
             slices = tasks.create_task(reader.all_if_allowed(SLICES, "what is published is not checked"))
             nodes = tasks.create_task(reader.all_if_allowed(RUNTIME_NODES, "container runtimes are not checked"))
             own = {
@@ -115,6 +116,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             slices=slices.result(),
             gpu_nodes=own[GPU_NODES].result() or [],
             nodes=nodes.result(),
+            classes=classes.result(),
             unread=sorted(reader.unread),
         )
         return check(found, now=datetime.now(UTC))

@@ -10,8 +10,10 @@ from typing import Final
 
 import msgspec
 
+from draco.allocation.ownership.classes import ClassFault, OfDriver, class_fault
 from draco.overview.status_schema import MissingView
 from draco.resources.api.base import ApiStruct, OutputStruct
+from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectMeta
@@ -104,6 +106,7 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
     slices: Sequence[ResourceSlice]
     gpu_nodes: Sequence[GpuNode]
     nodes: Sequence[RuntimeNode]
+    classes: Sequence[DeviceClass] = ()
     unread: Sequence[str] = ()
 
 
@@ -116,6 +119,7 @@ def check(found: Installation, *, now: datetime) -> CheckReport:
         *_agents(found),
         *_devices(found),
         *_runtimes(found),
+        *_classes(found),
         *(
             CheckFinding(about=about, verdict=Verdict.WARNING, message=sentence)
             for about, sentence in troubles(leading(found.leases, now), found.gpu_nodes)
@@ -299,6 +303,23 @@ def _runtimes(found: Installation) -> list[CheckFinding]:
             message=f"containerd 1 on {listed(old)} gives containers their GPUs only where CDI is switched on.",
             remedy='Set enable_cdi = true in section plugins."io.containerd.grpc.v1.cri" of config.toml, or use containerd 2.',
         )
+    ]
+
+
+def _classes(found: Installation) -> list[CheckFinding]:
+    published = [OfDriver(each.spec.driver, device) for each in found.slices for device in each.spec.devices]
+    by_fault: dict[ClassFault, list[str]] = {}
+    for each in found.classes:
+        if fault := class_fault(each, published):
+            by_fault.setdefault(fault, []).append(each.metadata.name)
+    return [
+        CheckFinding(
+            about="class",
+            verdict=Verdict.WARNING,
+            message=f"DeviceClass {listed(sorted(names))}: {fault.cause}.",
+            remedy=f"{fault.fix[0].upper()}{fault.fix[1:]}.",
+        )
+        for fault, names in by_fault.items()
     ]
 
 

@@ -57,3 +57,22 @@ def test_a_namespace_without_draco_is_a_failure(api_server: ControlPlane, namesp
     code, said = draco_check(api_server, "-n", namespace)
     assert code == 1
     assert "No operator is installed" in said
+
+
+@pytest.mark.usefixtures("crds")
+def test_a_class_whose_claims_two_may_allocate_is_named(api_server: ControlPlane, operator: str) -> None:
+    name = f"both-{operator}"
+    classes, slices = ("/apis/resource.k8s.io/v1/deviceclasses", "/apis/resource.k8s.io/v1/resourceslices")
+    selector = {"cel": {"expression": 'device.driver == "check.example.com"'}}
+    meta = {"name": name, "labels": {"draco.dev/allocator": "operator"}}
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "check.example.com", "allNodes": True, "pool": pool, "devices": [{"name": "gpu-0"}]}
+    call(api_server, "POST", classes, {"metadata": meta, "spec": {"selectors": [selector]}})
+    call(api_server, "POST", slices, {"metadata": {"name": name}, "spec": spec})
+    try:
+        _, said = draco_check(api_server, "-n", operator)
+    finally:
+        call(api_server, "DELETE", f"{classes}/{name}")
+        call(api_server, "DELETE", f"{slices}/{name}")
+    assert f"DeviceClass {name}: both Draco and kube-scheduler may allocate its claims" in said
+    assert "Add the selector" in said

@@ -432,3 +432,50 @@ def test_a_list_of_manifests_is_checked_item_by_item() -> None:
     assert (told.rule, told.line) == ("exactly-missing", 11)
     [listed] = corrected(f"apiVersion: v1\nkind: List\nitems:\n{items}")
     assert listed["items"][0]["spec"]["devices"]["requests"][0]["exactly"] == {"deviceClassName": "a"}
+
+
+def a_class(*expressions: str, label: bool = True) -> str:
+    selectors = [{"cel": {"expression": each}} for each in expressions]
+    meta = {"name": "own", "labels": {"draco.dev/allocator": "operator"} if label else {"team": "a"}}
+    return yaml.safe_dump(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": meta,
+            "spec": {"selectors": selectors},
+        }
+    )
+
+
+OF_NVIDIA = 'device.driver == "gpu.nvidia.com"'
+DRACOS = 'device.attributes["draco.dev"].?allocator.orValue("") == "operator"'
+HOPPER = f'{OF_NVIDIA} && device.attributes["gpu.nvidia.com"].architecture == "Hopper"'
+
+
+@pytest.mark.parametrize(
+    ("expressions", "label", "rule"),
+    [
+        ((OF_NVIDIA, DRACOS), True, None),
+        ((OF_NVIDIA,), False, None),
+        ((HOPPER,), False, None),
+        ((f"{HOPPER} && {DRACOS}",), True, None),
+        ((f'{OF_NVIDIA} && "draco.dev" in device.attributes',), True, None),
+        ((HOPPER,), True, "class-of-both-allocators"),
+        # It names the attribute, and selects others all the same.
+        ((f"{OF_NVIDIA} && ({DRACOS} || {HOPPER})",), True, "class-of-both-allocators"),
+        ((f"{HOPPER} && {DRACOS}",), False, "class-of-no-allocator"),
+        ((OF_NVIDIA, DRACOS), False, "class-of-no-allocator"),
+        # Of a device that no board publishes nothing is known.
+        ((f'{OF_NVIDIA} && device.attributes["gpu.nvidia.com"].productName == "No GPU"',), True, None),
+    ],
+)
+def test_a_class_leaves_it_certain_who_allocates_its_claims(
+    expressions: tuple[str, ...], label: bool, rule: str | None
+) -> None:
+    assert rules(a_class(*expressions, label=label)) == ({rule} if rule else set())
+
+
+def test_a_class_that_nobody_allocates_gets_the_label() -> None:
+    result = checked(a_class(f"{HOPPER} && {DRACOS}", label=False))
+    (corrected,) = yaml.safe_load_all(result.after["manifest.yaml"])
+    assert corrected["metadata"]["labels"] == {"team": "a", "draco.dev/allocator": "operator"}

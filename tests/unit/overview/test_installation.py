@@ -8,6 +8,7 @@ import pytest
 
 from draco.overview.installation import CheckFinding, Installation, RuntimeNode, Verdict, Workload, check
 from draco.overview.status_schema import MissingView
+from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode, GpuNodeStatus
 from draco.resources.api.meta import Condition, micro_time
@@ -176,3 +177,29 @@ def test_a_runtime_that_may_not_know_cdi_is_a_warning_on_nodes_with_gpus_of_ours
 def test_missing_features_are_warnings() -> None:
     [found] = trouble(missing=[MissingView(name="device taints", consequence="It is so.", remedy="Do this.")])
     assert (found.verdict, found.message, found.remedy) == (Verdict.WARNING, "device taints: It is so.", "Do this.")
+
+
+def device_class(name: str, expression: str, *, label: bool) -> DeviceClass:
+    labels = {"draco.dev/allocator": "operator"} if label else {}
+    spec = {"selectors": [{"cel": {"expression": expression}}]}
+    return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec}, DeviceClass)
+
+
+def test_classes_whose_claims_two_or_none_may_allocate_are_named_by_what_is_published() -> None:
+    any_gpu = 'device.driver == "gpu.nvidia.com"'
+    dracos = f'{any_gpu} && device.attributes["draco.dev"].?allocator.orValue("") == "operator"'
+    (both, neither) = trouble(
+        classes=[
+            device_class("fine", dracos, label=True),
+            device_class("plain", any_gpu, label=False),
+            device_class("second", any_gpu, label=True),
+            device_class("first", any_gpu, label=True),
+            device_class("lost", dracos, label=False),
+            device_class("broken", "device.(", label=True),
+        ]
+    )
+    assert (both.verdict, neither.verdict) == (Verdict.WARNING, Verdict.WARNING)
+    assert both.message.startswith("DeviceClass first, second: both Draco and kube-scheduler may allocate its claims")
+    assert both.remedy == 'Add the selector device.attributes["draco.dev"].?allocator.orValue("") == "operator".'
+    assert neither.message.startswith("DeviceClass lost: nobody allocates its claims")
+    assert neither.remedy == "Give it the label draco.dev/allocator=operator."

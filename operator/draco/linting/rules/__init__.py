@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from draco.linting.model import Finding, Manifest
+from draco.linting.rules.classes import check_allocators
 from draco.linting.rules.fields import check_fields, check_names
 from draco.linting.rules.policies import check_health_policies
 from draco.linting.rules.references import check_container_claims, check_pod_claims
@@ -31,6 +32,7 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_versions,
     check_names,
     check_selectors,
+    check_allocators,
     check_constraints,
     check_classic_claims,
     check_requests_of_v1beta1,
