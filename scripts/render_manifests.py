@@ -1,12 +1,16 @@
-"""Render what is derived from crds/ and the chart: the chart's copy of the CRDs, and manifests/install for plain kubectl.
+"""Render what is derived: the chart's copy of the CRDs and its list of boards, and manifests/install for plain kubectl.
 
-Run it after a change to crds/ or charts/draco; a test compares its output with what is committed.
+Run it after a change to crds/, charts/draco or the table of known boards; a test compares its output with what is committed.
 """
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import yaml
+
+from draco.mig.known_boards import BOARDS
 from draco_local.cluster.programs import binaries
 
 REPOSITORY = Path(__file__).parents[1]
@@ -14,6 +18,9 @@ CHART = REPOSITORY / "charts" / "draco"
 NAMESPACE = "draco-system"
 VALUES = "metrics.secure.certificates=Existing"
 """A key that everybody can read here is none."""
+HEAD_OF_BOARDS = """\
+# Written by scripts/render_manifests.py from operator/draco/mig/known_boards.toml; change that table, not this file.
+"""
 HEAD = f"""\
 # Rendered from charts/draco by scripts/render_manifests.py; change the chart, not this file.
 # Install with: kubectl apply --server-side -f manifests/install/draco.yaml
@@ -31,6 +38,19 @@ def copy_crds() -> None:
     shutil.copytree(REPOSITORY / "crds", target)
 
 
+def boards() -> str:
+    """The chart's list of boards: families such as h100, each with what its products' names contain and its MIG profiles."""
+    families: dict[str, dict[str, object]] = {}
+    profiles: dict[str, list[str]] = {}
+    for name, board in BOARDS.items():
+        plain = re.sub(r"-\d+GB$", "", name)
+        family = plain.lower()
+        known = profiles.setdefault(family, [])
+        known += [each.name for each in board.profiles if each.name not in known]
+        families[family] = {"product": f"NVIDIA {plain.replace('-', ' ')}", "profiles": known}
+    return HEAD_OF_BOARDS + yaml.safe_dump(families, sort_keys=True)
+
+
 def render() -> str:
     """The whole installation, with default values but for what must be each installation's own."""
     helm = binaries.find("helm")["helm"]
@@ -44,8 +64,9 @@ def render() -> str:
 
 
 def main() -> None:
-    """Write both."""
+    """Write all of it."""
     copy_crds()
+    (CHART / "files" / "boards.yaml").write_text(boards())
     target = REPOSITORY / "manifests" / "install" / "draco.yaml"
     target.parent.mkdir(exist_ok=True)
     target.write_text(render())
