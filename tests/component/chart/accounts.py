@@ -398,9 +398,9 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await cluster.claim("dracos", device_class="gpu.draco.dev")
     await cluster.pod("with-dracos", "dracos")
     await until(lambda: cluster.running("with-dracos"), what="a pod with a claim that Draco allocated")
-    await _a_job_set_starts(cluster)
     await cluster.gone(PODS, ObjectKey(TENANT, "with-dracos"))
     await cluster.gone(CLAIMS, ObjectKey(TENANT, "dracos"))
+    await _a_job_set_starts(cluster)
     await cluster.gone(MIG_POLICIES, ObjectKey("", "handed-over"))
 
     async def handed_back() -> bool:

@@ -10,7 +10,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, EVENTS, NODES, PODS
+from draco.resources.kinds import CLAIMS, EVENTS, JOBS, NODES, PODS
 from tests.component.allocation.lab import Guarded, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_template
@@ -143,3 +143,29 @@ async def test_a_group_starts_as_a_whole_though_the_operator_dies_after_each_wri
         assert len(devices) == len(set(devices)) == 1 + 2 * len(members)
         nodes = {node for each in claims if each.metadata.name != "first" for node in nodes_of(each)}
         assert len(nodes) == 1
+
+
+async def test_a_job_set_starts_once_all_pods_of_its_jobs_have_devices(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "2"}
+    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+        await make_template(all_dracos, namespace, "eight", gpus=8)
+        for name, parallelism in (("leader", 1), ("workers", 2)):
+            pod = {
+                "restartPolicy": "Never",
+                "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
+                "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "eight"}],
+            }
+            spec = {
+                "parallelism": parallelism,
+                "completions": parallelism,
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            }
+            await all_dracos.create(JOBS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+
+        async def started() -> bool:
+            pods = await all_dracos.list(PODS, namespace=namespace)
+            return len([each for each in pods if each.status.phase == "Running"]) == 3
+
+        await until(started, what="all three pods")
