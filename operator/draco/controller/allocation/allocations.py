@@ -113,6 +113,7 @@ class ClaimAllocations:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a claim may have to be allocated, or may be by now."""
         self._view.followed.subscribe(lambda: wake(KEY))
+        self._view.claims.subscribe(lambda change: wake(KEY) if change.differs(_what_waits) else None)
         self._view.pods.subscribe(lambda change: wake(KEY) if change.differs(_concern) else None)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda _: wake(KEY))
@@ -299,6 +300,11 @@ class ClaimAllocations:
 
 def _or_none(seconds: float) -> float | None:
     return None if seconds == float("inf") else seconds
+
+
+def _what_waits(claim: ResourceClaim) -> object:
+    # What is followed are allocations: a claim that has none changes nothing for anybody, until it is served.
+    return claim.metadata.uid, claim.status.allocation is None
 
 
 def _concern(pod: Pod) -> object:
