@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,9 @@ async def bare_lists_s(client: Client) -> float:
 
 
 @contextlib.asynccontextmanager
-async def a_cluster(folder: Path) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """An API server, with its etcd, that knows Draco's kinds."""
-    plane = ControlPlane(folder / "plane", Settings(programs=binaries.find(*STORE)))
+async def a_cluster(folder: Path, programs: Sequence[str] = STORE) -> AsyncIterator[tuple[ControlPlane, Client]]:
+    """An API server, with its etcd, that knows Draco's kinds; and what else is among `programs`."""
+    plane = ControlPlane(folder / "plane", Settings(programs=binaries.find(*programs)))
     try:
         plane.start()
         async with Client(await connect(plane.kubeconfig)) as client:
@@ -240,7 +240,7 @@ class OperatorProcess:
         """Return once it has logged this event."""
 
         async def said() -> bool:
-            return any(each["event"] == event for each in self._events())
+            return any(each["event"] == event for each in self.events())
 
         await until(said, within_s)
 
@@ -248,14 +248,15 @@ class OperatorProcess:
         if self._process.returncode is not None:
             raise RuntimeError(self._log.read_text())
         if not self._url:
-            ports = [event["port"] for event in self._events() if event["event"] == "http.serving"]
+            ports = [event["port"] for event in self.events() if event["event"] == "http.serving"]
             if not ports:
                 return False
             self._url = f"http://127.0.0.1:{ports[0]}"
         async with aiohttp.ClientSession() as session, session.get(f"{self._url}/readyz") as response:
             return response.status == 200
 
-    def _events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[dict[str, Any]]:
+        """What it has logged."""
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.endswith("}")]
 
     async def scrape(self, query: str = "") -> str:
@@ -378,12 +379,14 @@ async def all_explained_s(client: Client, count: int) -> tuple[float, float]:
 
 
 @contextlib.asynccontextmanager
-async def an_operator(plane: ControlPlane, folder: Path, *options: str) -> AsyncIterator[OperatorProcess]:
-    """`draco operator` as a process, from its start."""
+async def an_operator(
+    plane: ControlPlane, folder: Path, *options: str, kubeconfig: Path | None = None
+) -> AsyncIterator[OperatorProcess]:
+    """`draco operator` as a process, from its start: as the administrator, unless `kubeconfig` says who else it is."""
     log = folder / "operator.log"
     with log.open("w") as stream:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(plane.kubeconfig)),
+            *(sys.executable, "-m", "draco", "operator", "--kubeconfig", str(kubeconfig or plane.kubeconfig)),
             *("--namespace", "default", "--listen", "127.0.0.1:0", *options),
             stdout=stream,
             stderr=stream,

@@ -1,10 +1,12 @@
 """How the figures of several benchmarks become one table, and that those of allocation measure what they say."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks import device_memory, first_fitting, partitioned_node, selector_scan, slice_change
+from benchmarks import claim_allocation, device_memory, first_fitting, partitioned_node, selector_scan, slice_change
 from benchmarks.__main__ import FOLDER, NOT_BENCHMARKS, SIZES, runs
 from benchmarks.gpu_fleet import a_partitioned_node, crowded, put
 from benchmarks.table import ROWS_FILE, Row, read, shown, tell
@@ -81,3 +83,33 @@ def test_changes_and_memory_are_measured() -> None:
     assert not slice_change.row(changed._replace(median_s=1.0)).met
     assert device_memory.measure_here(50) < 250
     assert not device_memory.row(100, 251.0).met
+
+
+async def test_an_allocation_counts_from_the_request_that_begins_it_and_is_compared_with_the_schedulers() -> None:
+    claims = PromptAllocations()
+    figures = await claim_allocation.measure(claims, claims.prepare, claims.begin, 80)  # type: ignore[arg-type]
+    assert len(claims.at_s) == 80
+    assert (len(figures.idle_s), figures.p50_s < 1, figures.rate > 0) == (20, True, True)
+    slow = figures._replace(idle_s=[1.0] * 99 + [2.0], rate=80.0)
+    quick = figures._replace(idle_s=[0.5] * 99 + [1.5], rate=120.0)
+    assert (slow.p50_s, slow.p99_s) == (1.0, 1.0)
+    assert [row.met for row in claim_allocation.rows(slow, quick, "some")] == [True, True, True]
+    assert [row.met for row in claim_allocation.rows(quick, slow, "some")] == [False, False, False]
+
+
+class PromptAllocations:
+    """Allocates what is begun at once, and nothing that was not prepared."""
+
+    def __init__(self) -> None:
+        self.at_s: dict[str, float] = {}
+        self._prepared: set[str] = set()
+
+    async def prepare(self, name: str) -> None:
+        self._prepared.add(name)
+
+    async def begin(self, name: str) -> None:
+        self._prepared.remove(name)
+        self.at_s[name] = time.monotonic()
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        assert enough()
