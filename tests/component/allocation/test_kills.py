@@ -1,0 +1,184 @@
+"""The operator dies after each single write on the way of GPUs to Draco, of claims to their GPUs, and of GPUs back.
+
+It dies with the answer on its way, so it never learns that the write was made. The next one finishes what was begun: nothing is
+given to two claims, and nothing is left over. Writes are counted, not time.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, GPU_NODES, LEASES, MIG_POLICIES, PODS, SLICES
+from draco.resources.names import OPERATOR_LEASE
+from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim
+from tests.component.allocation.test_race import Observer
+from tests.component.chart.rendering import NAMESPACE
+from tests.component.controller.replicas import an_operator, until
+from tests.component.simulator.test_nodes import running
+from tests.side_by_side import REPORTS
+
+POLICY = ObjectKey("", "draco")
+NODE = "sim-1"
+WITHIN_S = 120.0
+OUTLIVING_ITS_LEASE = msgspec.structs.replace(ALLOCATING, lease_duration_s=60, renew_deadline_s=40.0)
+"""Who died is buried, and nobody loses a lease because the machine is busy."""
+AT_LEAST_TO_DRACO = 8
+"""The node's spec, the register, and two for each of three claims."""
+AT_LEAST_BACK = 2
+"""The register, and the node's spec."""
+
+
+class Lab:
+    """One node whose GPUs go to Draco and back, and claims for them."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client, self.namespace = client, namespace
+
+    async def policy_says(self, allocator: str) -> None:
+        await self.client.patch(MIG_POLICIES, POLICY, {"spec": {"allocator": allocator}})
+
+    async def is_dracos(self) -> bool:
+        """Whether all GPUs of the node are published as Draco's."""
+        return await self._tainted() == {True}
+
+    async def is_nobodys(self) -> bool:
+        """Whether nothing of a hand-over is left."""
+        wanted = await self.client.get(GPU_NODES, ObjectKey("", NODE))
+        return await self._tainted() == {False} and not wanted.spec.operator_allocated
+
+    async def _tainted(self) -> set[bool]:
+        slices = await self.client.list(SLICES, field_selector=f"spec.nodeName={NODE}")
+        return {bool(device.taints) for each in slices for device in each.spec.devices}
+
+    async def make_claims(self) -> None:
+        """Two of one pod, and one without."""
+        for name in ("one", "two", "alone"):
+            await make_claim(self.client, self.namespace, name)
+        names = ("one", "two")
+        spec = {
+            "containers": [
+                {"name": "main", "image": "none", "resources": {"claims": [{"name": each} for each in names]}}
+            ],
+            "resourceClaims": [{"name": each, "resourceClaimName": each} for each in names],
+            "terminationGracePeriodSeconds": 1,
+        }
+        await self.client.create(PODS, {"metadata": {"name": "pod", "namespace": self.namespace}, "spec": spec})
+
+    async def is_allocated(self) -> bool:
+        """Whether all claims are, and the pod runs with its own."""
+        claims = await self.client.list(CLAIMS, namespace=self.namespace)
+        pods = await self.client.list(PODS, namespace=self.namespace)
+        return all(each.status.allocation for each in claims) and all(each.status.phase == "Running" for each in pods)
+
+    async def clear(self) -> None:
+        """Delete pods and claims, which takes that no finalizer is left on any."""
+        for pod in await self.client.list(PODS, namespace=self.namespace):
+            await self.client.delete(PODS, pod.metadata.key, grace_period_s=0)
+        for claim in await self.client.list(CLAIMS, namespace=self.namespace):
+            with contextlib.suppress(NotFound):
+                await self.client.delete(CLAIMS, claim.metadata.key)
+
+        async def all_gone() -> bool:
+            return not await self.client.list(CLAIMS, namespace=self.namespace)
+
+        await until(all_gone, within_s=WITHIN_S, what="the end of all claims")
+
+    async def bury(self) -> None:
+        """The lease of an operator that died runs out."""
+        with contextlib.suppress(NotFound):
+            await self.client.delete(LEASES, ObjectKey(NAMESPACE, OPERATOR_LEASE))
+
+
+async def killed_after_each_write(
+    guarded: Guarded,
+    lab: Lab,
+    *,
+    begin: Callable[[], Awaitable[None]],
+    done: Callable[[], Awaitable[bool]],
+    undo: Callable[[], Awaitable[None]],
+) -> int:
+    """How many writes there are on the way to what is to be done: an operator died after each of them, and another went on."""
+    for writes in count(1):
+        await begin()
+        async with an_operator(guarded, OUTLIVING_ITS_LEASE, dies_after_writes=writes) as (_, task):
+
+            async def ended(task: "asyncio.Task[None]" = task) -> bool:
+                return task.done() or await done()
+
+            await until(ended, within_s=WITHIN_S, what=f"an end after {writes} writes")
+            died = task.done()
+        await lab.bury()
+        async with an_operator(guarded, OUTLIVING_ITS_LEASE):
+            await until(done, within_s=WITHIN_S, what=f"what an operator left that died after {writes} writes")
+            await undo()
+        if not died:
+            return writes - 1
+    raise AssertionError
+
+
+@pytest.fixture
+async def lab(guarded: Guarded, handed_over: Client, namespace: str, folder: Path) -> AsyncIterator[Lab]:
+    """With nodes and an observer, which has seen no device in two claims by the end."""
+    observer = Observer(handed_over)
+    watching = asyncio.create_task(observer.informer.run())
+    try:
+        await observer.informer.synced.wait()
+        async with running(handed_over, folder):
+            yield Lab(handed_over, namespace)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert observer.doubles == []
+
+
+async def test_an_operator_that_dies_while_gpus_come_to_draco_leaves_them_whole_to_one(
+    guarded: Guarded, lab: Lab
+) -> None:
+    async def begin() -> None:
+        await lab.policy_says("Operator")
+        await lab.make_claims()
+
+    async def done() -> bool:
+        return await lab.is_dracos() and await lab.is_allocated()
+
+    async def undo() -> None:
+        await lab.clear()
+        await lab.policy_says("Scheduler")
+        await until(lab.is_nobodys, within_s=WITHIN_S, what="the way back")
+
+    await lab.policy_says("Scheduler")
+    writes = await killed_after_each_write(guarded, lab, begin=begin, done=done, undo=undo)
+    assert writes >= AT_LEAST_TO_DRACO
+    REPORTS.append(
+        f"kills: an operator died after each of {writes} writes that hand GPUs over and allocate, nothing was lost"
+    )
+
+
+async def test_an_operator_that_dies_while_gpus_go_back_leaves_nothing_behind(guarded: Guarded, lab: Lab) -> None:
+    """A claim keeps its GPUs throughout."""
+
+    async def begin() -> None:
+        await lab.policy_says("Scheduler")
+
+    async def undo() -> None:
+        assert await lab.is_allocated()
+        await lab.policy_says("Operator")
+        await until(lab.is_dracos, within_s=WITHIN_S, what="the next way over")
+
+    async with an_operator(guarded, OUTLIVING_ITS_LEASE):
+        await lab.make_claims()
+        await until(lab.is_allocated, within_s=WITHIN_S, what="the allocations")
+    writes = await killed_after_each_write(guarded, lab, begin=begin, done=lab.is_nobodys, undo=undo)
+    assert writes >= AT_LEAST_BACK
+    await lab.clear()
+    REPORTS.append(
+        f"kills: an operator died after each of {writes} writes that hand GPUs back, nothing was left behind"
+    )
