@@ -28,7 +28,9 @@ class Woken:
         self.times, clock = 0, ManualClock()
         self.view = ClusterView(cast("Client", None), None, clock=clock)
         none, count = cast("Any", Nothing()), Counter("allocated", "", registry=CollectorRegistry())
-        made = ClaimAllocations(cast("Client", None), self.view, none, none, none, clock=clock, count=count)
+        made = ClaimAllocations(
+            cast("Client", None), self.view, none, none, none, clock=clock, count=count, overdue_s=1.0, tell_after_s=1.0
+        )
         made.subscribe(self._wake)
 
     def _wake(self, _: str) -> None:

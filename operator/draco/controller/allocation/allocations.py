@@ -45,7 +45,7 @@ WAITING_REASON = "GroupWaiting"
 EVENT_ACTION = "Allocating"
 
 _GROUPS_AT_ONCE = 32
-_WRITES_AT_ONCE = 8
+_WRITES_AT_ONCE = 32
 _AGAIN_S = 1.0
 """How soon a group that found no place is tried again after something has changed."""
 _PATIENCE_S = 10.0
