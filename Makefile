@@ -88,6 +88,10 @@ publish: setup ## Push the image that `make image` built, and a chart that names
 rights: setup ## Show which rights the chart grants, which of them nothing uses, and which are missing
 	@scripts/test tests/component/chart/test_rights_used.py $(PYTEST_ARGS)
 
+.PHONY: race
+race: setup ## Let Draco and kube-scheduler allocate 20,000 claims side by side while the operator dies
+	@DRACO_RACE_CLAIMS=$${DRACO_RACE_CLAIMS:-20000} scripts/test tests/component/allocation/test_race.py -s
+
 .PHONY: bench
 bench: setup ## Measure every performance figure, in one table
 	@$(BIN)/python scripts/programs.py

@@ -10,6 +10,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import structlog
+
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.election import LeadershipLost
@@ -21,15 +23,29 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, MIG_POLICIES, PODS
 from draco.resources.names import DeviceKey
 from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, make_claim, until_allocated
+from tests.component.allocation.published import publishing
 from tests.component.controller.replicas import an_operator, until
-from tests.component.simulator.test_nodes import make_pod, running
+from tests.component.simulator.test_nodes import NODE_COUNT, make_pod, running
 from tests.side_by_side import REPORTS
 
+log = structlog.get_logger(__name__)
+
 LASTS_S = float(os.environ.get("DRACO_RACE_SECONDS", "0"))
-"""How long at least; in any case until each of the two has allocated so many."""
-AT_LEAST = 30
-EACH = 10
+CLAIMS_AT_LEAST = int(os.environ.get("DRACO_RACE_CLAIMS", "60"))
+"""How long it lasts and how many claims are allocated at least. `make race` has 20,000 of them."""
+EACH_AT_LEAST = min(CLAIMS_AT_LEAST // 4, 2000)
+"""So many by each of the two in any case."""
+UNSERVED_S = 5.0
+"""A claim that nobody serves in time is deleted: its node may be the other's just now."""
+IS_LARGE = CLAIMS_AT_LEAST >= 1000
+"""Then nodes only publish: thousands of pods on simulated nodes would take most of the machine."""
+HELD_S = 0.03 if IS_LARGE else 0.3
+EACH = 20 if IS_LARGE else 10
 """Claims of each kind that are there at a time: more than are free while a node is handed over."""
+STAYS_S = (("Scheduler", 20), ("Operator", 4)) if IS_LARGE else (("Scheduler", 6), ("Operator", 2))
+"""After how long GPUs go to whom."""
+NAMES = [f"sim-{number}" for number in range(NODE_COUNT)]
+TOLD_EVERY_S = 30.0
 WRITES = (100, 300)
 """After how many writes an operator dies."""
 
@@ -43,8 +59,22 @@ class Observer:
         self._holders: dict[DeviceKey, ObjectKey] = {}
         self.doubles: list[str] = []
         self.allocated: Counter[str] = Counter()
+        self.versions = 0
+        """Of claims, that were seen."""
+        self._waiting: dict[ObjectKey, asyncio.Event] = {}
+
+    async def until_allocated(self, key: ObjectKey, within_s: float) -> None:
+        """Return when the claim is allocated, or after so long."""
+        known = self.informer.store.get(key)
+        if known is not None and known.devices_held:
+            return
+        told = self._waiting[key] = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(told.wait(), within_s)
+        self._waiting.pop(key, None)
 
     def _look(self, change: Change[ResourceClaim]) -> None:
+        self.versions += 1
         before = set(change.before.devices_held) if change.before else set()
         after = set(change.after.devices_held) if change.after else set()
         for device in before - after:
@@ -54,12 +84,14 @@ class Observer:
             other = self._holders.setdefault(device, change.key)
             if other != change.key:
                 self.doubles.append(f"{device} was allocated to {change.key} and to {other}")
+        if after and (told := self._waiting.get(change.key)):
+            told.set()
         if after and not before and change.after is not None:
             (request,) = change.after.spec.devices.requests
             self.allocated[request.exactly.device_class_name if request.exactly else ""] += 1
 
 
-async def churn(client: Client, namespace: str, name: str, device_class: str, *, pod: bool) -> None:
+async def churn(client: Client, observer: Observer, namespace: str, name: str, device_class: str, *, pod: bool) -> None:
     """Claim one GPU after the other, each for a moment."""
     number = 0
     while True:
@@ -70,31 +102,30 @@ async def churn(client: Client, namespace: str, name: str, device_class: str, *,
         await client.create(CLAIMS, {"metadata": {"name": key.name, "namespace": namespace}, "spec": spec})
         if pod:
             await make_pod(client, namespace, key.name, key.name)
-        for _ in range(100):
-            if (await client.get(CLAIMS, key)).status.allocation:
-                break
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(random.Random(f"{name} {number}").uniform(0, 0.3))
+        await observer.until_allocated(key, UNSERVED_S)
+        await asyncio.sleep(random.Random(f"{name} {number}").uniform(0, HELD_S))
         if pod:
             await client.delete(PODS, ObjectKey(namespace, key.name), grace_period_s=0)
         await client.delete(CLAIMS, key)
 
 
-async def hand_back_and_forth(client: Client) -> None:
+async def hand_back_and_forth(client: Client, handed: Counter[str]) -> None:
     policy = ObjectKey("", "draco")
     while True:
-        for allocator, after_s in (("Scheduler", 6), ("Operator", 2)):
+        for allocator, after_s in STAYS_S:
             await asyncio.sleep(after_s)
             await client.patch(MIG_POLICIES, policy, {"spec": {"allocator": allocator}})
+            handed[allocator] += 1
 
 
-async def live_and_die(guarded: Guarded) -> int:
+async def live_and_die(guarded: Guarded, died: Counter[str]) -> int:
     """One operator after the other. Returns never."""
     deaths = random.Random(1)
     while True:
         try:
             async with an_operator(guarded, ALLOCATING, dies_after_writes=deaths.randint(*WRITES)) as (_, task):
                 await asyncio.wait([task])
+            died["after a write"] += 1
         except* LeadershipLost:  # on a machine that is too busy to renew it, which is one more death
             pass
 
@@ -117,6 +148,11 @@ async def nothing_is_stuck(client: Client, guarded: Guarded, namespace: str) -> 
         await until_allocated(client, namespace, "after-all")
 
 
+def counts(observer: Observer) -> dict[str, int]:
+    """How many were allocated by whom, so far."""
+    return {"scheduler": observer.allocated["gpu.nvidia.com"], "draco": observer.allocated[CLASS]}
+
+
 async def test_no_device_is_allocated_twice(
     guarded: Guarded,
     handed_over: Client,
@@ -127,19 +163,40 @@ async def test_no_device_is_allocated_twice(
     watching = asyncio.create_task(observer.informer.run())
     await observer.informer.synced.wait()
     try:
-        async with running(handed_over, folder):
-            work = [live_and_die(guarded), hand_back_and_forth(handed_over)]
-            work += [churn(handed_over, namespace, f"s{each}", "gpu.nvidia.com", pod=True) for each in range(EACH)]
-            work += [churn(handed_over, namespace, f"d{each}", CLASS, pod=False) for each in range(EACH)]
+        nodes = publishing(handed_over, NAMES, 16) if IS_LARGE else running(handed_over, folder)
+        async with nodes:
+            died: Counter[str] = Counter()
+            handed: Counter[str] = Counter()
+            work = [live_and_die(guarded, died), hand_back_and_forth(handed_over, handed)]
+            for each in range(EACH):
+                work.append(churn(handed_over, observer, namespace, f"s{each}", "gpu.nvidia.com", pod=True))
+                work.append(churn(handed_over, observer, namespace, f"d{each}", CLASS, pod=False))
             tasks = [asyncio.create_task(each) for each in work]
+            last_told_s = 0.0
+
+            def told(lasted_s: float) -> None:
+                nonlocal last_told_s
+                if lasted_s - last_told_s >= TOLD_EVERY_S:
+                    last_told_s = lasted_s
+                    log.info(
+                        "race",
+                        lasts_s=int(lasted_s),
+                        died=died,
+                        handed=handed,
+                        doubles=observer.doubles,
+                        **counts(observer),
+                    )
+
             began_s = asyncio.get_running_loop().time()
 
             async def enough() -> bool:
                 lasted_s = asyncio.get_running_loop().time() - began_s
-                both = min(observer.allocated[each] for each in ("gpu.nvidia.com", CLASS))
-                return any(task.done() for task in tasks) or (both >= AT_LEAST and lasted_s >= LASTS_S)
+                told(lasted_s)
+                each = [observer.allocated[one] for one in ("gpu.nvidia.com", CLASS)]
+                many = sum(each) >= CLAIMS_AT_LEAST and min(each) >= EACH_AT_LEAST
+                return bool(observer.doubles) or any(task.done() for task in tasks) or (many and lasted_s >= LASTS_S)
 
-            await until(enough, within_s=LASTS_S + 240, what=f"{AT_LEAST} allocations of each")
+            await until(enough, within_s=LASTS_S + 240 + CLAIMS_AT_LEAST, what=f"{CLAIMS_AT_LEAST} allocations")
             done = [task for task in tasks if task.done()]
             for task in tasks:
                 task.cancel()
@@ -151,4 +208,7 @@ async def test_no_device_is_allocated_twice(
         await asyncio.gather(watching, return_exceptions=True)
     assert observer.doubles == []
     by_scheduler, by_draco = observer.allocated["gpu.nvidia.com"], observer.allocated[CLASS]
-    REPORTS.append(f"race: {by_scheduler} claims allocated by kube-scheduler, {by_draco} by Draco, none twice")
+    REPORTS.append(
+        f"race: {by_scheduler} claims allocated by kube-scheduler, {by_draco} by Draco, none twice in {observer.versions} "
+        f"changes of claims; the operator died {died.total()} times, and GPUs went over {handed['Operator']} times"
+    )
