@@ -48,7 +48,8 @@ class Chooser(Maintainers):
             (4, self._exact_rule), (0.6, self._wide_rule), (9, self._end_rule),
             (5, self.maintain), (8, self.end_maintenance), (2, self.set_budget), (1, self.end_budget),
             (1.5, self.set_health_policy), (1, self.end_health_policy),
-            (4, self._set_policy), (2, self._end_policy),
+            (4, self._set_policy), (2, self._end_policy), (3, self._hand_over),
+            (5, self._dracos), (3, self._dracos_alone), (2, self._of_both), (0.7, self._sneaks),
             (9, self.sickness), (1.2, self._reboot), (1, self._reload),
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
@@ -96,13 +97,22 @@ class Chooser(Maintainers):
         node = self._random.choice(NODES)
         mode = self._random.choice(["Dynamic", "Dynamic", "Dynamic", "Static", "Static", "Disabled"])
         bus = self._random.choice(["", *BUSES])
+        allocator = self._random.choice(["Scheduler", "Scheduler", "Operator"])
         layout = self._random.choice(LAYOUTS[node])
         title = (
             self._random.choice(self._policies) if self._policies and self._random.random() < 0.4 else self._name("mp")
         )
         if title not in self._policies:
             self._policies.append(title)
-        return Action("policy: set", {"policy": write.policy(title, node, mode, bus=bus, layout=layout)})
+        document = write.policy(title, node, mode, bus=bus, layout=layout, allocator=allocator)
+        return Action("policy: set", {"policy": document})
+
+    def _hand_over(self) -> Action:
+        """GPUs of a node go from one allocator to the other, in the mode that they have."""
+        allocator = self._random.choice(["Operator", "Operator", "Scheduler"])
+        if not self._policies:
+            return self._set_policy()
+        return Action("policy: allocator", {"title": self._random.choice(self._policies), "allocator": allocator})
 
     def _end_policy(self) -> Action:
         if not self._policies:

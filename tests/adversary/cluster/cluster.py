@@ -26,7 +26,11 @@ from tests.adversary.cluster.drivers import DriverFiles
 from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
+from tests.component.allocation.conftest import PATHS, USER
+from tests.component.chart.rendering import render
+from tests.requests import call
 
+CHART_VALUES = ("--set", "operator.allocate=true", "--set", "operator.runJobs=true")
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 REPLICAS = ("operator-a", "operator-b")
 OPERATORS = (*REPLICAS, "operator-c")
@@ -118,6 +122,20 @@ class Cluster:
     async def _install(self) -> None:
         async with attach.client_of(self.kubeconfig) as client:
             await attach.install(client)
+        await asyncio.to_thread(self._install_operators_part)
+
+    def _install_operators_part(self) -> None:
+        """What the chart gives the operator: its account, rights, classes, register, and admission policies."""
+        for document in render(*CHART_VALUES):
+            title, path = document["metadata"]["name"], PATHS.get(document["kind"])
+            if path and "agent" not in title and not title.endswith(".nvidia.com"):
+                call(self.plane, "PATCH", f"{path}/{title}?fieldManager=adversary&force=true", document)
+        self.plane.write_kubeconfig(self.operators_kubeconfig, USER)
+
+    @property
+    def operators_kubeconfig(self) -> Path:
+        """The access of the chart's account."""
+        return self.folder / "operators.kubeconfig"
 
     def _wait(self) -> None:
         """Until every node's GPUs are published and somebody leads."""
@@ -178,7 +196,8 @@ class Cluster:
 
     def start_operator(self, name: str) -> None:
         """Start a replica."""
-        argv = [*DIES_WITH_US, sys.executable, "-m", "draco", "operator", "--kubeconfig", self.kubeconfig]
+        argv = [*DIES_WITH_US, sys.executable, "-m", "draco", "operator", "--kubeconfig"]
+        argv.append(self.operators_kubeconfig)
         argv += [
             "--namespace",
             attach.SYSTEM_NAMESPACE,
@@ -189,6 +208,7 @@ class Cluster:
             "--pending-after",
             "3",
             "--run-jobs",
+            "--allocate",
         ]
         argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}"]
         self._start(name, argv)

@@ -9,6 +9,8 @@ from typing import Any
 
 Document = dict[str, Any]
 GPU, MIG = "gpu.nvidia.com", "mig.nvidia.com"
+DRACOS_GPU, DRACOS_MIG = "gpu.draco.dev", "mig.draco.dev"
+"""Classes of claims that Draco allocates."""
 DRIVER = "gpu.nvidia.com"
 RUN_SECONDS = "draco.dev/run-seconds"
 PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.5gb", "2g.10gb", "3g.20gb")
@@ -163,9 +165,15 @@ def cron_job(title: str, seconds: float | None) -> Document:
     return {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": title}, "spec": spec}
 
 
-def policy(title: str, node: str, mode: str, *, bus: str = "", layout: Sequence[str] = ()) -> Document:
+def policy(
+    title: str, node: str, mode: str, *, bus: str = "", layout: Sequence[str] = (), allocator: str = "Scheduler"
+) -> Document:
     """A policy for a node's GPUs, or for the one at a PCI address."""
-    spec: Document = {"mode": mode, "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}}}
+    spec: Document = {
+        "mode": mode,
+        "allocator": allocator,
+        "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
+    }
     if bus:
         expression = f'device.attributes["resource.kubernetes.io"].pciBusID == "{bus}"'
         spec["deviceSelectors"] = [{"cel": {"expression": expression}}]

@@ -66,6 +66,7 @@ class Performer:
             "maintenance: asked for": self._maintain,
             "policy: set": self._policy,
             "policy: deleted": self._delete_policy,
+            "policy: allocator": self._hand_over,
             "tenant: deletes a pod": self._delete_pod,
             "tenant: deletes a claim": self._delete_claim,
             "kill: operator": self._kill_operator,
@@ -183,6 +184,10 @@ class Performer:
         answer = await self._api.call("POST", POLICIES, document, timeout_s=WRITE_TIMEOUT_S)
         if answer.status == 409:
             await self._write("PATCH", f"{POLICIES}/{document['metadata']['name']}", {"spec": document["spec"]})
+
+    async def _hand_over(self, arguments: Document) -> None:
+        change = {"spec": {"allocator": arguments["allocator"]}}
+        await self._write("PATCH", f"{POLICIES}/{arguments['title']}", change)
 
     async def _delete_policy(self, arguments: Document) -> None:
         await self._write("DELETE", f"{POLICIES}/{arguments['title']}")

@@ -7,7 +7,18 @@ from random import Random
 from typing import Any, NamedTuple
 
 from tests.adversary.cluster import manifests as write
-from tests.adversary.cluster.manifests import ADMINS, ANY, DRIVER, GPU, MIG, PROFILES, TENANTS, Document
+from tests.adversary.cluster.manifests import (
+    ADMINS,
+    ANY,
+    DRACOS_GPU,
+    DRACOS_MIG,
+    DRIVER,
+    GPU,
+    MIG,
+    PROFILES,
+    TENANTS,
+    Document,
+)
 
 NODES = ("adv-0", "adv-1", "adv-2")
 
@@ -126,6 +137,41 @@ class Tenants:
         self._claims.append((namespace, title))
         wanted = write.request("gpu", self._random.choice([GPU, MIG]))
         return Action("tenant: claim without a pod", {"create": [write.claim(namespace, title, [wanted])]})
+
+    def _dracos_request(self) -> Document:
+        count = self._random.choice([1, 1, 1, 2])
+        if self._random.random() < 0.5:
+            return write.request("gpu", DRACOS_GPU, count=count)
+        selectors = [write.profile(self._random.choice(PROFILES))]
+        return write.request("part", DRACOS_MIG, count=count, selectors=selectors)
+
+    def _dracos(self) -> Action:
+        return self._claimed("tenant: a claim of Draco's", [self._dracos_request()])
+
+    def _dracos_alone(self) -> Action:
+        """It is allocated before anybody uses it; a pod may share it later."""
+        namespace, title = self._tenant(), self._name("d")
+        self._claims.append((namespace, title))
+        documents = [write.claim(namespace, title, [self._dracos_request()])]
+        return Action("tenant: a claim of Draco's without a pod", {"create": documents})
+
+    def _of_both(self) -> Action:
+        """A pod with a claim of each allocator's, which must be on one node."""
+        namespace, title = self._tenant(), self._name("b")
+        self._pods.append((namespace, title))
+        names = [f"{title}-theirs", f"{title}-ours"]
+        self._claims += [(namespace, each) for each in names]
+        documents = [
+            write.claim(namespace, names[0], [write.request("gpu", self._random.choice([GPU, MIG]))]),
+            write.claim(namespace, names[1], [self._dracos_request()]),
+            write.pod(namespace, title, names),
+        ]
+        return Action("tenant: claims of both allocators", {"create": documents})
+
+    def _sneaks(self) -> Action:
+        """Tolerates what keeps the scheduler off Draco's devices: it is refused as long as there are any."""
+        toleration = {"key": "draco.dev/operator-allocated", "operator": "Exists"}
+        return self._hostile("tolerates its way in", [write.request("gpu", GPU, tolerations=[toleration])])
 
     def _end_pod(self) -> Action:
         if self._costly and self._random.random() < 0.5:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer import hardware
+from tests.adversary.cluster.observer.allocators import Allocators, kept_for_nobody
 from tests.adversary.cluster.observer.api import Access, Api
 from tests.adversary.cluster.observer.budgets import BudgetLaw
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
@@ -109,6 +110,7 @@ class Observer:
         self._told: set[tuple[str, str]] = set()
         self._late = Latecomers()
         self._tainted = GivenWhileTainted(self.world)
+        self._allocators = Allocators(self.world)
         self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
         self._answer_s = 0.0
         self._waited: dict[str, float] = {}
@@ -195,7 +197,7 @@ class Observer:
         with self._lock:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
-            left += disagreements(self.world)
+            left += [*disagreements(self.world), *kept_for_nobody(self.world)]
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             return [*unexplained(self.world, states), *misreported(self.world), *left]
 
@@ -254,6 +256,7 @@ class Observer:
                 weighed = (
                     *self._late.weighed(started),
                     *self._tainted.weighed(started),
+                    *self._allocators.weighed(started),
                     *self.bystanders.weighed(started),
                     *self.fences.weighed(started),
                 )
@@ -398,6 +401,7 @@ class Observer:
                 self.counts["GPUs out of service, at most"] = self.budgets.out.most
             if kind == "slice":
                 self._tainted.slice_changed(before, after, now)
+                self._allocators.slice_changed(after)
                 self.bystanders.slice_changed(one, now)
                 self.budgets.slices_changed(now)
             if kind == "budget":
@@ -423,6 +427,8 @@ class Observer:
                 grace_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
                 self._late.allocated(self.world, after, now, grace_s=grace_s)
                 self._tainted.allocated(after, now, grace_s=grace_s)
+                self._allocators.allocated(after, now)
+                self.counts["claims allocated by Draco"] = self._allocators.by_draco
             if (
                 kind == "pod"
                 and after is not None

@@ -7,6 +7,7 @@ moment later, by what was tainted at the claim's own revision: one etcd keeps al
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tests.adversary.cluster.observer.allocators import DRACO, TAINT, allocator
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.tolerations import tolerates
 from tests.adversary.cluster.observer.world import DeviceName, Object, World, name, results, revision, stamp
@@ -99,6 +100,8 @@ class GivenWhileTainted:
             for source, since in self._taints(device):
                 if now - since.at < IN_FLIGHT_S + grace_s or tolerates(tolerations, since.taint):
                     continue
+                if since.taint["key"] == TAINT and allocator(claim) == DRACO:
+                    continue  # it is published for Draco to give out; to which claims is for `allocators`
                 text = f"claim {name(claim)} was given {device}, which had the taint {source.taint} for {now - since.at:.1f} s"
                 key = f"{claim['metadata']['uid']} {stamp(claim)} {source}"
                 self._doubted.append(Given(now, revision(claim), source, Suspicion("given while tainted", key, text)))

@@ -34,6 +34,7 @@ KINDS: Mapping[str, Kind] = {
     "node": Kind(("/api/v1/nodes",), "nodes"),
     "budget": Kind(("/apis/draco.dev/v1alpha1/maintenancebudgets",), "budgets"),
     "gpunode": Kind(("/apis/draco.dev/v1alpha1/gpunodes",), "gpu_nodes"),
+    "policy": Kind(("/apis/draco.dev/v1alpha1/migpolicies",), "policies"),
 }
 
 Changed = Callable[[str, Object | None, Object | None], None]

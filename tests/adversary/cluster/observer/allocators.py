@@ -1,0 +1,115 @@
+"""The laws of two allocators: each gives devices to its own claims, and Draco gives only what is published as its own.
+
+Who allocated a claim is told by the API server: the manager of the allocation's fields. Slices and claims come on different
+watches, so what seems wrong is weighed a moment later, by what was published at the claim's own revision. What has Draco's taint
+and was given to a claim of the scheduler's is for `tainted`. Does no I/O.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import DeviceName, Object, World, name, results, revision, stamp
+
+DRACO = "draco-operator"
+DRACOS_CLASSES = frozenset({"gpu.draco.dev", "mig.draco.dev"})
+TAINT = "draco.dev/operator-allocated"
+WEIGHED_AFTER_S = 1.5
+HOST = "kubernetes.io/hostname"
+
+
+class Doubted(NamedTuple):
+    """A claim that Draco seems to have given what is not its own."""
+
+    at: float
+    revision: int
+    device: DeviceName
+    suspicion: Suspicion
+
+
+class Allocators:
+    """Keeps from which revision on each device was published with Draco's taint, and without."""
+
+    def __init__(self, world: World) -> None:
+        self.by_draco = 0
+        """Allocations."""
+        self._world = world
+        self._said: dict[DeviceName, list[tuple[int, bool]]] = {}
+        self._doubted: list[Doubted] = []
+        self._wrong: list[Suspicion] = []
+
+    def slice_changed(self, after: Object | None) -> None:
+        """A slice was written. One of an older generation than there is says nothing."""
+        if after is None:
+            return
+        spec = after["spec"]
+        pool = (spec["driver"], spec["pool"]["name"])
+        if spec["pool"].get("generation", 0) < self._world.generation(pool):
+            return
+        for device in spec.get("devices") or []:
+            self._said.setdefault(DeviceName(*pool, device["name"]), []).append((revision(after), is_dracos(device)))
+
+    def allocated(self, claim: Object, now: float) -> None:
+        """A claim has got devices."""
+        who, own = allocator(claim), is_for_draco(claim)
+        key = f"{claim['metadata']['uid']} {stamp(claim)}"
+        if who == DRACO and not own:
+            self._wrong.append(
+                Suspicion("not its claim", key, f"Draco allocated claim {name(claim)}, whose classes are not its own")
+            )
+        if who != DRACO:
+            return
+        self.by_draco += 1
+        for result in results(claim):
+            device = DeviceName(result["driver"], result["pool"], result["device"])
+            text = f"Draco gave {device} to claim {name(claim)} when it was not published as Draco's"
+            self._doubted.append(
+                Doubted(now, revision(claim), device, Suspicion("not its device", f"{key} {device}", text))
+            )
+
+    def weighed(self, now: float) -> Iterator[Suspicion]:
+        """Those that were right. A device that nobody has seen published is not held against anybody."""
+        wrong, self._wrong = self._wrong, []
+        yield from wrong
+        for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
+            self._doubted.remove(one)
+            said = [own for since, own in self._said.get(one.device, []) if since <= one.revision]
+            if said and not said[-1]:
+                yield one.suspicion
+
+
+def is_dracos(device: Object) -> bool:
+    """Whether a device is published as one that Draco allocates."""
+    return any(each["key"] == TAINT for each in device.get("taints") or [])
+
+
+def is_for_draco(claim: Object) -> bool:
+    """Whether all that the claim asks for is of Draco's classes. One that only looks at devices is not."""
+    asked = []
+    for request in claim["spec"]["devices"].get("requests") or []:
+        asked += [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or []
+    return bool(asked) and all(
+        each["deviceClassName"] in DRACOS_CLASSES and not each.get("adminAccess") for each in asked
+    )
+
+
+def allocator(claim: Object) -> str:
+    """Who wrote the allocation that the claim has."""
+    for entry in claim["metadata"].get("managedFields") or []:
+        if "f:allocation" in ((entry.get("fieldsV1") or {}).get("f:status") or {}):
+            return str(entry.get("manager"))
+    return ""
+
+
+def kept_for_nobody(world: World) -> Iterator[Suspicion]:
+    """At rest: what is kept from the scheduler belongs to a node that some policy hands over."""
+    handed = {
+        ((policy["spec"].get("nodeSelector") or {}).get("matchLabels") or {}).get(HOST, "")
+        for policy in world.policies.values()
+        if policy["spec"].get("allocator") == "Operator"
+    }
+    for device, published in world.published():
+        if is_dracos(published) and device.pool not in handed:
+            yield Suspicion(
+                "kept for nobody", str(device), f"{device} is kept from the scheduler, and no policy wants that"
+            )
