@@ -23,7 +23,7 @@ _HEARTBEAT_S = 10.0
 
 @asynccontextmanager
 async def publishing(client: Client, names: Sequence[str], gpus: int) -> AsyncIterator[None]:
-    """The nodes, whose GPUs are published by now; their objects are left when it ends."""
+    """The nodes, whose GPUs are published by now. What they published is gone afterwards; the Nodes are left."""
     changed: asyncio.Queue[GpuNode] = asyncio.Queue()
 
     def look(change: Change[GpuNode]) -> None:
@@ -46,6 +46,9 @@ async def publishing(client: Client, names: Sequence[str], gpus: int) -> AsyncIt
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for name in names:
+            await client.delete(SLICES, ObjectKey("", name))
+            await client.delete(GPU_NODES, ObjectKey("", name))
 
 
 def _uuid(node: str, gpu: int) -> str:
