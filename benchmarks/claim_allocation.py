@@ -39,6 +39,7 @@ from draco.resources.names import (
     TAINT_OPERATOR_ALLOCATED,
 )
 from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER
+from tests.component.allocation.lab import USER, ChartParts
 from tests.component.chart.rendering import NAMESPACE
 
 FILLED = 0.95

@@ -26,9 +26,7 @@ from tests.adversary.cluster.drivers import DriverFiles
 from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
-from tests.component.allocation.conftest import PATHS, USER
-from tests.component.chart.rendering import render
-from tests.requests import call
+from tests.component.allocation.lab import USER, ChartParts
 
 CHART_VALUES = ("--set", "operator.allocate=true", "--set", "operator.runJobs=true")
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -126,10 +124,7 @@ class Cluster:
 
     def _install_operators_part(self) -> None:
         """What the chart gives the operator: its account, rights, classes, register, and admission policies."""
-        for document in render(*CHART_VALUES):
-            title, path = document["metadata"]["name"], PATHS.get(document["kind"])
-            if path and "agent" not in title and not title.endswith(".nvidia.com"):
-                call(self.plane, "PATCH", f"{path}/{title}?fieldManager=adversary&force=true", document)
+        ChartParts(self.plane, CHART_VALUES).install()
         self.plane.write_kubeconfig(self.operators_kubeconfig, USER)
 
     @property
