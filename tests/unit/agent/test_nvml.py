@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState
+from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState, LinkEnds
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_errors import (
     ARCHITECTURES,
@@ -80,6 +80,7 @@ def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path)
         numa_node=1,
         mig_capable=True,
         addressing_mode="None",
+        links=LinkEnds(switched=True),
         seen=GpuReading(gpu=_uuids(path)[4], links=LinkReading(up=(1 << 18) - 1)),
     )
     assert (gpus[4].memory_bytes >> 20, gpus[4].cuda_compute_capability) == (81559, "9.0.0")

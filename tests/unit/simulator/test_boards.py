@@ -47,7 +47,9 @@ def test_slots_are_in_pci_order_behind_their_roots(board: SimulatedBoard) -> Non
 
 @pytest.mark.parametrize("board", ALL)
 def test_only_boards_with_nvlink_have_switches_and_a_fabric(board: SimulatedBoard) -> None:
-    assert bool(board.nvlinks) == bool(board.nvlink_version) == bool(board.nvswitch_buses)
+    assert bool(board.nvlinks) == bool(board.nvswitch_buses)
+    assert bool(board.nvlinks or board.bridge_links) == bool(board.nvlink_version)
+    assert not (board.nvlinks and board.bridge_links)
     assert board.fabric == (bool(board.nvlinks) and board.architecture >= Architecture.HOPPER)
 
 

@@ -7,7 +7,8 @@ import pynvml
 import pytest
 
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.gpus.boards import BOARDS
+from draco_local.simulator.gpus import wiring
+from draco_local.simulator.gpus.boards import BOARDS, BoardError
 from draco_local.simulator.gpus.state import GpuInstance, GpuProcess, RemappedRows, StateError, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.unit.simulator.conftest import StateFile, opened
@@ -139,6 +140,23 @@ def test_pcie_boards_have_no_nvlink(a_state_file: StateFile, board: str) -> None
             call(one, 0)
     status = nvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
     assert status == pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
+
+
+def test_a_bridge_links_two_cards_and_no_third(a_state_file: StateFile) -> None:
+    file = a_state_file("A30", gpus=3)
+    wiring.bridge_pairs(file)
+    nvml = opened(file)
+    first, second, third = map(nvml.nvmlDeviceGetHandleByIndex, range(3))
+    assert [nvml.nvmlDeviceGetNvLinkState(first, link) for link in range(4)] == [1] * 4
+    assert nvml.nvmlDeviceGetNvLinkRemoteDeviceType(first, 0) == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+    assert nvml.nvmlDeviceGetNvLinkRemotePciInfo(first, 0).bus == nvml.nvmlDeviceGetPciInfo(second).bus
+    nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+    assert nvml.nvmlDeviceGetP2PStatus(first, second, nvlink) == pynvml.NVML_P2P_STATUS_OK
+    assert nvml.nvmlDeviceGetP2PStatus(second, third, nvlink) == pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
+    with pytest.raises(NOT_SUPPORTED):
+        nvml.nvmlDeviceGetNvLinkState(third, 0)
+    with pytest.raises(BoardError, match="No NVLink bridge fits"):
+        wiring.bridge_pairs(a_state_file("H100-80GB", gpus=2))
 
 
 @pytest.mark.parametrize(("board", "state", "summary"), [("H100-80GB", 3, 0), ("B200", 3, 1), ("RTX-PRO-6000", 0, 0)])

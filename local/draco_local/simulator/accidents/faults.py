@@ -26,6 +26,7 @@ from draco_local.simulator.gpus.state import (
     StateError,
     mutate,
 )
+from draco_local.simulator.gpus.wiring import links_of
 from draco_local.simulator.nvml.session import NEVER_FAIL, board_of
 
 WHOLE_GPU = 0xFFFFFFFF  # NVML's instance id for "not one instance"
@@ -109,13 +110,14 @@ def nvlink(
 ) -> None:
     """Take an NVLink of the GPU down, which sends an XID, or up again, and count errors of it; None leaves it as it is.
 
-    The switch at the other end says nothing. StateError for a link that the board does not have.
+    The other end says nothing. StateError for a link that the board does not have.
     """
     with mutate(path) as state:
         target = gpu_named(state, gpu)
         board = board_of(target)
-        if not 0 <= link < board.nvlinks:
-            there = f"its links are 0 to {board.nvlinks - 1}" if board.nvlinks else f"{target.board} has none"
+        links = links_of(target)
+        if not 0 <= link < links:
+            there = f"its links are 0 to {links - 1}" if links else f"{target.board} has none"
             raise StateError(f"GPU {target.uuid} has no NVLink {link}; {there}.")
         faults = target.links.setdefault(link, NvLinkFaults())
         faults.replay += replay

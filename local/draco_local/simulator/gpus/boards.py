@@ -76,6 +76,7 @@ class SimulatedBoard(msgspec.Struct, frozen=True, kw_only=True):
     nvlinks: int = 0
     nvlink_version: NvLinkVersion = NvLinkVersion.NONE
     nvswitch_buses: tuple[int, ...] = ()
+    bridge_links: int = 0  # NVLinks of a card when a bridge joins it to another one; without, it has none
     thermal_limits_c: tuple[int, int, int] = (89, 92, 85)  # slowdown, shutdown, highest for operation
     remap_banks: int = 640  # memory banks whose rows can be remapped
     fabric: bool = False  # registers with a fabric manager, as NVSwitch systems from Hopper on do
@@ -230,6 +231,8 @@ _BOARDS = (
         pcie_generation=4,
         power_limit_w=165,
         max_clocks_mhz=(1440, 1215),
+        nvlink_version=NvLinkVersion.V3,
+        bridge_links=4,
         slots=_PCIE_SERVER,
         mig=known_boards.BOARDS["A30"],
     ),

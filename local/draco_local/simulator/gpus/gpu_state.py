@@ -123,6 +123,10 @@ class GpuState(msgspec.Struct, kw_only=True):
     ecc: EccCounts = msgspec.field(default_factory=EccCounts)
     remapped: RemappedRows = msgspec.field(default_factory=RemappedRows)
     links: dict[int, NvLinkFaults] = {}  # by the number of the link; one that is not here never had any
+    bridged_to: str = ""  # UUID of the card at the other end of its NVLink bridge
+    cluster: str = ""  # UUID of the NVLink fabric of several nodes that it is part of
+    clique: int = 0
+    joined: bool = True  # registered with the fabric manager; else it is still at it
     temperature_c: int = 32
     recovery_action: int = 0
     passthrough: bool = False  # belongs to a virtual machine, which cannot reset it

@@ -9,6 +9,7 @@ import pynvml
 
 from draco_local.simulator.gpus.boards import Architecture
 from draco_local.simulator.gpus.state import GpuState
+from draco_local.simulator.gpus.wiring import links_of
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
 
@@ -222,9 +223,9 @@ def _read_of(field: int, scope: int) -> Callable[[GpuState], int] | None:
 
 
 def _link_state(gpu: GpuState, link: int) -> int:
-    if not board_of(gpu).nvlinks:
+    if not links_of(gpu):
         raise not_supported()
-    if not 0 <= link < board_of(gpu).nvlinks:
+    if not 0 <= link < links_of(gpu):
         raise invalid_argument()
     down = link in gpu.links and gpu.links[link].down
     return int(pynvml.NVML_FEATURE_DISABLED if down else pynvml.NVML_FEATURE_ENABLED)
@@ -243,7 +244,7 @@ def _needs(gpu: GpuState, oldest: Architecture) -> None:
 
 
 def _of_links(gpu: GpuState, kind: str) -> int:
-    if not board_of(gpu).nvlinks:
+    if not links_of(gpu):
         raise not_supported()
     return sum(getattr(faults, kind) for faults in gpu.links.values())
 
@@ -277,7 +278,7 @@ FIELDS: Mapping[int, Callable[[GpuState], int]] = MappingProxyType(
         pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL: lambda gpu: gpu.ecc.uncorrected_volatile,
         pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL: lambda gpu: gpu.ecc.corrected_aggregate,
         pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL: lambda gpu: gpu.ecc.uncorrected_aggregate,
-        pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT: lambda gpu: board_of(gpu).nvlinks,
+        pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT: links_of,
         pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "crc"),
         pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "replay"),
         pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "recovery"),

@@ -1,12 +1,14 @@
 """Simulated NVML: how GPUs reach each other, over PCIe, NVLink and the NVSwitch fabric."""
 # ruff: noqa: N802, N803 - the names are pynvml's
 
+import uuid
 from typing import Any
 
 import pynvml
 
 from draco_local.simulator.gpus.boards import Architecture, SimulatedBoard
 from draco_local.simulator.gpus.state import GpuState, NodeState, NvLinkFaults
+from draco_local.simulator.gpus.wiring import links_of
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
 
@@ -90,14 +92,18 @@ class LinkCalls:
         return int(capability != pynvml.NVML_NVLINK_CAP_SLI_BRIDGE)
 
     def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Any, link: int) -> int:
-        """All links of the simulated boards end at switches."""
+        """The links of a card with a bridge end at another GPU, all others at switches."""
         self._linked(handle, link)
-        return int(pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
+        bridged = self._session.gpu(handle).bridged_to
+        return int(pynvml.NVML_NVLINK_DEVICE_TYPE_GPU if bridged else pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Any, link: int) -> Any:
-        """PCI address of the switch at the other end; which link meets which switch is estimated."""
+        """PCI address of the switch or GPU at the other end; which link meets which switch is estimated."""
         board = self._linked(device, link)
-        bus = board.nvswitch_buses[link % len(board.nvswitch_buses)]
+        if bridged := self._session.gpu(device).bridged_to:
+            bus = next((gpu.pci_bus for gpu in self._session.state().gpus if gpu.uuid == bridged), 0)
+        else:
+            bus = board.nvswitch_buses[link % len(board.nvswitch_buses)]
         info = pynvml.nvmlPciInfo_t()
         info.bus = bus
         info.busId, info.busIdLegacy = f"00000000:{bus:02X}:00.0".encode(), f"0000:{bus:02X}:00.0".encode()
@@ -120,7 +126,7 @@ class LinkCalls:
             raise invalid_argument()
         if one.mig_current or other.mig_current:
             return int(pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED)
-        linked = bool(board_of(one).nvlinks and board_of(other).nvlinks)
+        linked = one.bridged_to == other.uuid or bool(board_of(one).nvlinks and board_of(other).nvlinks)
         if p2pIndex in (pynvml.NVML_P2P_CAPS_INDEX_NVLINK, pynvml.NVML_P2P_CAPS_INDEX_ATOMICS) and not linked:
             return int(pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
         return int(pynvml.NVML_P2P_STATUS_OK)
@@ -142,11 +148,12 @@ class LinkCalls:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
         registered = board_of(gpu).fabric
         reports_health = registered and board_of(gpu).architecture > Architecture.HOPPER
+        complete = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED if gpu.joined else pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
+        info.state = complete if registered else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
         # A single server has no cluster UUID and is clique 0.
-        info.state = (
-            pynvml.NVML_GPU_FABRIC_STATE_COMPLETED if registered else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
-        )
-        info.status, info.cliqueId = pynvml.NVML_SUCCESS, 0
+        info.status, info.cliqueId = pynvml.NVML_SUCCESS, gpu.clique
+        if gpu.cluster:
+            info.clusterUuid[:] = uuid.UUID(gpu.cluster).bytes
         if hasattr(info, "healthMask"):
             info.healthMask = _HEALTHY_MASK if reports_health else 0
         if hasattr(info, "healthSummary"):
@@ -163,8 +170,8 @@ class LinkCalls:
     def _linked(self, device: Any, link: int) -> SimulatedBoard:
         gpu: GpuState = self._session.gpu(device)
         board = board_of(gpu)
-        if not board.nvlinks:
+        if not links_of(gpu):
             raise not_supported()
-        if not 0 <= link < board.nvlinks:
+        if not 0 <= link < links_of(gpu):
             raise invalid_argument()
         return board

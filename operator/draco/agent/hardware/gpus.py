@@ -133,6 +133,20 @@ class GpuFault(msgspec.Struct, frozen=True):
     message: str
 
 
+class FabricPlace(msgspec.Struct, frozen=True):
+    """Where a GPU is in an NVLink fabric of several nodes: GPUs of one cluster and one clique reach each other."""
+
+    cluster: str
+    clique: int
+
+
+class LinkEnds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a GPU's NVLinks lead: to switches, and to GPUs, by PCI address as sysfs writes it."""
+
+    switched: bool = False
+    gpus: tuple[str, ...] = ()
+
+
 class DriverInfo(msgspec.Struct, frozen=True):
     """Versions of the node's driver, as NVML writes them; `cuda_driver_version` is `major.minor`."""
 
@@ -148,6 +162,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     `faults` is its ledger, the worst first, and `fault` the worst of those that keep new work away from all of it. `seen`
     is what the last reading said, before the ledger was asked.
     `device` is the name it is published under, which stays with its UUID (`device_names`); "" for one that has none yet.
+    `links` is None while it is not known where its NVLinks lead: a GPU that is divided does not say.
     """
 
     uuid: GpuUuid
@@ -166,6 +181,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     mig_enabled: bool = False
     board: Board | None = None
     instances: tuple[Instance, ...] = ()
+    fabric: FabricPlace | None = None
+    links: LinkEnds | None = None
     addressing_mode: str | None = None  # None: the driver does not say; "None": it says that there is none
     health: GpuHealth = HEALTHY
     fault: GpuFault | None = None  # it takes no new work while there is one; claims that have it keep it

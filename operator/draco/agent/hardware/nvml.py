@@ -31,6 +31,7 @@ from draco.agent.hardware.nvml_errors import (
     translated,
 )
 from draco.agent.hardware.nvml_health import HealthReader
+from draco.agent.hardware.nvml_links import LinkReader
 from draco.health.ledger import Sign
 from draco.resources.names import GpuUuid
 
@@ -76,6 +77,7 @@ class Nvml:
         self._handles: dict[GpuUuid, Any] = {}
         self._events: _Subscription | None = None
         self._health = HealthReader(self.call)
+        self._links = LinkReader(self.call)
 
     def reach(self) -> None:
         """Return when nobody holds the lock."""
@@ -92,6 +94,7 @@ class Nvml:
         self.sessions += 1
         self._seen, self._handles, self._unidentified = {}, {}, ()
         self._health.forget()
+        self._links.forget()
 
     def close(self) -> None:
         """End the session, also when the driver is already gone. Nobody may be waiting for events."""
@@ -196,6 +199,8 @@ class Nvml:
         mode = self.optional("nvmlDeviceGetMigMode", handle)
         self._handles[uuid] = handle
         divided = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+        seen = self._health.read(uuid, handle, divided=divided)
+        fabric = self._links.fabric(uuid, handle)
         return Gpu(
             uuid=uuid,
             index=index,
@@ -211,7 +216,9 @@ class Nvml:
             mig_capable=mode is not None,
             mig_enabled=divided,
             addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
-            seen=self._health.read(uuid, handle, divided=divided),
+            fabric=fabric.place,
+            links=self._links.ends(uuid, handle, seen.links.up if seen.links else None, fabric),
+            seen=seen,
         )
 
     def _numa_node(self, handle: Any) -> int | None:

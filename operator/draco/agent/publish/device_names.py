@@ -149,11 +149,13 @@ def remembered(
 def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
     """What is worth keeping of a reading: not what changes while the GPU is at work."""
     board = located.gpu.board or (known.last.board if known.last else None)
+    links = located.gpu.links or (known.last.links if known.last else None)
     lasting = msgspec.structs.replace(
         located.gpu,
         device=known.device,
         index=-1,
         board=board,
+        links=links,
         instances=(),
         health=HEALTHY,
         fault=None,
@@ -172,7 +174,7 @@ def shown(
 ) -> tuple[LocatedGpu, ...]:
     """The GPUs under their names, and those that are absent. One that has no name on record is left out."""
     here = [
-        msgspec.structs.replace(located, gpu=msgspec.structs.replace(located.gpu, device=one.device))
+        msgspec.structs.replace(located, gpu=_under_its_name(located.gpu, one))
         for located in present
         if (one := known.get(located.gpu.uuid)) is not None
     ]
@@ -184,6 +186,11 @@ def shown(
         if uuid not in uuids and one.last is not None and (uuid in needed or one.last.pci_bus_id not in places)
     ]
     return (*here, *away)
+
+
+def _under_its_name(gpu: Gpu, known: KnownGpu) -> Gpu:
+    links = gpu.links or (known.last.links if known.last else None)
+    return msgspec.structs.replace(gpu, device=known.device, links=links)
 
 
 def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:

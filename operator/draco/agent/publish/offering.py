@@ -21,6 +21,7 @@ from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, d
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.publish import partitions, slices
+from draco.agent.publish.nvlink import NvLinks, nvlinks
 from draco.agent.publish.partitions import Divisible, Place, as_many_as_fit, isolation_taints
 from draco.agent.publish.publisher import SlicePublisher
 from draco.health import judgement
@@ -94,7 +95,11 @@ class Offering:
             else:
                 divisible.append(msgspec.structs.replace(made, isolated=concerned))
         again_in_s = self._reorder(divisible, now_s)
-        devices = plain + partitions.devices(divisible, driver, self._order)
+        links = nvlinks(gpus)  # of whole GPUs: no program in a partition reaches another GPU over NVLink
+        devices = [
+            _linked(one, links[one.name]) if one.name in links else one
+            for one in plain + partitions.devices(divisible, driver, self._order)
+        ]
         if operator_allocated:
             names = {device_name(each.gpu) for each in gpus if each.gpu.uuid in operator_allocated}
             devices = [_kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
@@ -148,6 +153,10 @@ def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
         for key in (*held, *mig.missing)
         if (profile := board.by_id(key.profile_id)) is not None
     )
+
+
+def _linked(device: Device, links: NvLinks) -> Device:
+    return msgspec.structs.replace(device, attributes=device.attributes | links.attributes())
 
 
 def _kept_from_scheduler(device: Device) -> Device:

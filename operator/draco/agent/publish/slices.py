@@ -58,6 +58,7 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
         "addressingMode": gpu.addressing_mode,
         STANDARD_PCI_BUS_ID: gpu.pci_bus_id,
         STANDARD_PCIE_ROOT: located.pcie_root,
+        "clusterUUID": gpu.fabric and gpu.fabric.cluster,
     }
     versions = {
         "cudaComputeCapability": version(gpu.cuda_compute_capability),
@@ -68,6 +69,8 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
     attributes |= {name: DeviceAttribute(version=value) for name, value in versions.items() if value}
     if located.numa_node is not None:
         attributes[STANDARD_NUMA_NODE] = DeviceAttribute(int_=located.numa_node)
+    if gpu.fabric is not None:
+        attributes["cliqueID"] = DeviceAttribute(int_=gpu.fabric.clique)
     return Device(name=device_name(gpu), attributes=attributes, capacity={"memory": DeviceCapacity(value=memory(gpu))})
 
 
