@@ -497,6 +497,18 @@ class Operator:
             ["reason"],
             self._pending_claims.reasons,
         )
+        self.metrics.on_scrape(
+            "draco_claim_unmet_devices",
+            "Devices that waiting claims want and no node could give even if nobody used it: what to add. On the leader only.",
+            ["class", "product", "profile"],
+            self._pending_claims.unmet,
+        )
+        self.metrics.on_scrape(
+            "draco_claim_unmet_devices_on_one_node",
+            "The most of these devices that one claim wants on one node. On the leader only.",
+            ["class", "product", "profile"],
+            self._pending_claims.most_unmet,
+        )
 
     def _say_what_is_missing(self, features: Features) -> None:
         for feature in features.missing:

@@ -89,7 +89,7 @@ class OperatorMetrics:
         self.registry.register(ScrapedMetric(name, help_, labels, read))
 
 
-Values = Mapping[str, float] | Mapping[tuple[str, str], float]
+Values = Mapping[str, float] | Mapping[tuple[str, str], float] | Mapping[tuple[str, str, str], float]
 """Numbers by label values."""
 
 

@@ -28,6 +28,7 @@ from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingR
 from draco.explanation.note import note
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.nearest import nearest_misses
+from draco.explanation.remedies.unmet import unmet_requests
 from draco.explanation.selection import alternatives, selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -89,6 +90,7 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
         allocated=allocated,
         nodes=[*explanation.nodes, *elsewhere],
         nearest=nearest_misses(fleet, claims, pod),
+        unmet=unmet_requests(fleet, waiting) if explanation.requests else [],
     )
 
 

@@ -2,7 +2,8 @@
 
 Owns the structs and the closed sets of words in them; fields are only ever added. Computes nothing but what a struct says of
 itself. `explain` fills Explanation, RequestExplanation, CauseCount and the node causes that are about devices; `verdicts` fills
-DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems.claims` Problem; `nearest` NearestMiss.
+DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems.claims` Problem; `nearest` NearestMiss;
+`unmet` UnmetRequest.
 """
 
 from collections.abc import Sequence
@@ -312,6 +313,23 @@ class NearestMiss(OutputStruct, frozen=True, kw_only=True):
     """The claim that would have to go or to change."""
 
 
+class UnmetRequest(OutputStruct, frozen=True, kw_only=True):
+    """A request that no node could meet even if nobody used it. `remedies.unmet` fills it.
+
+    `product` and `profile` are "" where the request leaves them open.
+    """
+
+    claim: str
+    request: str
+    device_class: str
+    product: str = ""
+    profile: str = ""
+    """Of a MIG partition."""
+    count: int
+    published: int = 0
+    """Devices that it selects in all of the cluster. With none, product and profile are what the claim or class says."""
+
+
 class DeviceVerdict(OutputStruct, frozen=True, kw_only=True):
     """One device and one request: why not. `verdicts` fills it."""
 
@@ -370,6 +388,8 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     """Why the other nodes will not do, most useful first."""
     problems: list[Problem] = []
     nearest: list[NearestMiss] = []
+    unmet: list[UnmetRequest] = []
+    """What no node of the cluster could give, and a new one would have to have."""
     allocated: list[AllocatedClaim] = []
     upstream_bugs: list[str] = []
     """Bugs of the cluster's scheduler that may make it decide otherwise."""

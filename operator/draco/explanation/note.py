@@ -16,6 +16,7 @@ from draco.explanation.model import (
     NodeReason,
     PendingReason,
     Problem,
+    ProblemKind,
     RequestExplanation,
     alternatives,
 )
@@ -77,7 +78,12 @@ def _said(explanation: Explanation) -> _Said:
         return _fits(explanation)
     if problem := _decisive_problem(explanation):
         asked = next((_counts(each) for each in explanation.requests if each.request == problem.request), "")
-        return _Said(problem.text, problem.remedy or _fix(explanation), asked)
+        fix = problem.remedy or _fix(explanation)
+        return _Said(
+            problem.text,
+            _or_added(explanation, fix) if problem.kind is ProblemKind.TOO_MANY_DEVICES else fix,
+            asked,
+        )
     if explanation.error and explanation.reason is not PendingReason.POOL_BROKEN:
         return _Said(f"the scheduler gives up on every node: {core_of_error(explanation.error)}", _fix(explanation))
     return _unfit(explanation)
@@ -88,6 +94,18 @@ def _fix(explanation: Explanation) -> str:
     if explanation.nearest:
         return explanation.nearest[0].text
     return "check the DRA driver that publishes it" if explanation.reason is PendingReason.POOL_BROKEN else ""
+
+
+def _or_added(explanation: Explanation, fix: str) -> str:
+    """The fix, or a node that would do: for who adds nodes, which may be an autoscaler."""
+    if not explanation.unmet:
+        return fix
+    unmet = explanation.unmet[0]
+    what = unmet.product or ("such device" if unmet.count == 1 else "such devices")
+    if unmet.profile:
+        what = f"{'partition' if unmet.count == 1 else 'partitions'} of profile {unmet.profile}"
+    added = f"add a node with {unmet.count} {what}"
+    return f"{fix}, or {added}" if fix else added
 
 
 # What is wrong with the claim itself
@@ -121,7 +139,9 @@ def _unfit(explanation: Explanation) -> _Said:
     if request is None:
         return _Said(_nodes(explanation), _fix(explanation))
     if not request.devices:
-        return _Said("no DRA driver publishes any device", "check that a driver runs on the nodes")
+        return _Said(
+            "no DRA driver publishes any device", _or_added(explanation, "check that a driver runs on the nodes")
+        )
     name = _named(request, explanation.requests)
     counts = ""
     if explanation.reason is PendingReason.NODE_RULES and explanation.nodes:

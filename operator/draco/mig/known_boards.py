@@ -1,6 +1,7 @@
 """MIG profiles and placements of NVIDIA's boards, from `known_boards.toml`.
 
-Owns the reading only. The tables are for capacity planned without having the GPUs (`draco simulate mig`), and for simulated GPUs.
+Owns the reading only. The tables are for what is planned without having the GPUs (`draco simulate mig`, `draco autoscale
+template`), and for simulated GPUs.
 Nothing that runs in a cluster plans from them: it reads NVML, and `draco_local.simulator.compare` holds these tables against it.
 """
 
@@ -14,16 +15,28 @@ import msgspec
 from draco.mig.board import Board, Profile
 
 
+class BoardModel(msgspec.Struct, frozen=True):
+    """A GPU model as NVML names it, whether it can be divided or not. `compute_capability` is `major.minor`."""
+
+    product_name: str
+    architecture: str
+    compute_capability: str
+    memory_mib: int
+
+
 class _Table(msgspec.Struct):
     columns: list[str]
+    models: dict[str, BoardModel]
     boards: dict[str, list[list[Any]]]
 
 
-def _read() -> dict[str, Board]:
-    table = msgspec.toml.decode(pkgutil.get_data(__package__, "known_boards.toml") or b"", type=_Table)
+def _boards(table: _Table) -> dict[str, Board]:
     rows = {name: [dict(zip(table.columns, row, strict=True)) for row in rows] for name, rows in table.boards.items()}
     return {name: Board(msgspec.convert(each, tuple[Profile, ...])) for name, each in rows.items()}
 
 
-BOARDS: Mapping[str, Board] = MappingProxyType(_read())
-"""The boards by name."""
+_TABLE = msgspec.toml.decode(pkgutil.get_data(__package__, "known_boards.toml") or b"", type=_Table)
+BOARDS: Mapping[str, Board] = MappingProxyType(_boards(_TABLE))
+"""The boards that can be divided, by name."""
+MODELS: Mapping[str, BoardModel] = MappingProxyType(_TABLE.models)
+"""All known boards, by name."""

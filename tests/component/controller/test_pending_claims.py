@@ -71,10 +71,12 @@ class Lab:
         await self.client.create(kind, {"metadata": {"name": name}, "spec": spec})
         self.made.append((kind, ObjectKey("", name)))
 
-    async def claim(self, name: str, *, device_class: str = "") -> ObjectKey:
+    async def claim(self, name: str, *, device_class: str = "", count: int = 1) -> ObjectKey:
         claim = a_claim(name, device_class=device_class or self.device_class)
         meta = {"name": name, "namespace": self.namespace}
-        await self.client.create(CLAIMS, {"metadata": meta, "spec": as_json(claim.spec)})
+        spec = as_json(claim.spec)
+        spec["devices"]["requests"][0]["exactly"]["count"] = count
+        await self.client.create(CLAIMS, {"metadata": meta, "spec": spec})
         return ObjectKey(self.namespace, name)
 
     async def allocate(self, claim: ObjectKey, device: str) -> None:
@@ -284,6 +286,27 @@ async def test_what_is_said_follows_every_change_by_itself(
             after = await lab.said(about, but=before.message)
             assert after.metadata.uid in {before.metadata.uid, on_pod.metadata.uid}, "updated, not repeated"
         record_property("seconds", time.monotonic() - started)
+
+
+async def test_what_a_new_node_would_have_to_have_is_counted_until_it_is_no_longer_wanted(
+    served: ControlPlane, lab: Lab
+) -> None:
+    claims = [await lab.claim(f"waiting-{each}", count=each) for each in (4, 9)]
+    for each in (4, 9):
+        await lab.refuse(await lab.pod(f"train-{each}", f"waiting-{each}"))
+    wanted = {"class": lab.device_class, "product": "NVIDIA H100 80GB HBM3", "profile": ""}
+    async with an_operator(served) as (operator, _):
+        for claim in claims:
+            await lab.said(claim, "or add a node with")
+        sample = operator.metrics.registry.get_sample_value
+        assert sample("draco_claim_unmet_devices", wanted) == 13
+        assert sample("draco_claim_unmet_devices_on_one_node", wanted) == 9
+        await lab.client.delete(PODS, ObjectKey(lab.namespace, "train-9"), grace_period_s=0)
+
+        async def one_left() -> bool:
+            return sample("draco_claim_unmet_devices", wanted) == 4
+
+        await until(one_left)
 
 
 async def test_a_class_that_is_missing_is_said_until_it_is_there(served: ControlPlane, lab: Lab) -> None:

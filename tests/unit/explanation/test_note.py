@@ -26,7 +26,7 @@ MISSPELLED = explain(a_fleet(), [asking(f'{ATTRIBUTES}.productNam == "x"')], sch
 def test_the_cause_comes_first_then_the_fix_then_counts() -> None:
     assert str(TOO_MANY) == (
         "Request gpu wants 3 devices on one node, and no node has more than 2 that it selects. Ask for 2, or use several pods "
-        "with a claim each. (4 devices: 4 free)"
+        "with a claim each, or add a node with 3 such devices. (4 devices: 4 free)"
     )
 
 

@@ -38,10 +38,11 @@ _REMEMBERED = 4096
 
 
 class PodExplanation(msgspec.Struct, frozen=True):
-    """What is said of one pod, and its main cause in one word."""
+    """What is said of one pod, its main cause in one word, and what a new node would have to have."""
 
     text: str
     reason: str
+    unmet: tuple[messages.UnmetDevices, ...] = ()
 
 
 class _Topic(msgspec.Struct, eq=False):
@@ -221,8 +222,8 @@ class Explanations:
 
     def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
         match answered.answer:
-            case messages.PendingAnswer(text, reason):
-                return PodExplanation(text, reason)
+            case messages.PendingAnswer(text, reason, unmet):
+                return PodExplanation(text, reason, tuple(unmet))
             case messages.OverBudget() | messages.OutOfMemory() as costly:
                 why = messages.refusal(costly, claims, self._workers.long_cpu_s)
                 return PodExplanation(f"Too costly to explain: {why}.", messages.TOO_COSTLY)

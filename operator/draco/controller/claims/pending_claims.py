@@ -8,7 +8,7 @@ them so.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -17,6 +17,7 @@ from draco.allocation.extended_resources import claim_for
 from draco.allocation.pod_claims import known_claims_of, uses_devices
 from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims
 from draco.controller.view import ClusterView
+from draco.controller.workers.messages import UnmetDevices
 from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
@@ -65,6 +66,7 @@ class PendingClaims:
         self._adopted = asyncio.Event()
         self._noted: dict[PendingSubject, ObjectReference] = {}
         self._reasons: dict[ObjectKey, str] = {}
+        self._unmet: dict[ObjectKey, list[UnmetDevices]] = {}
         self._known_classes: Mapping[str, DeviceClass] | None = None
 
     def subscribe(self, wake: Callable[[PendingSubject], None]) -> None:
@@ -81,6 +83,25 @@ class PendingClaims:
     def reasons(self) -> dict[str, int]:
         """Waiting claims by main cause."""
         return Counter(self._reasons.values())
+
+    def unmet(self) -> dict[tuple[str, str, str], float]:
+        """Devices, by class, product and profile, that waiting claims want and no node could give even if nobody used it."""
+        found: Counter[tuple[str, str, str]] = Counter()
+        for each in self._all_unmet():
+            found[each.device_class, each.product, each.profile] += each.count
+        return {**found}
+
+    def most_unmet(self) -> dict[tuple[str, str, str], float]:
+        """The most of these that one claim wants on one node."""
+        found: dict[tuple[str, str, str], float] = {}
+        for each in self._all_unmet():
+            key = (each.device_class, each.product, each.profile)
+            found[key] = max(found.get(key, 0), each.count)
+        return found
+
+    def _all_unmet(self) -> Iterator[UnmetDevices]:
+        for each in self._unmet.values():
+            yield from each
 
     async def follow(self, wake: Callable[[PendingSubject], None], backlog: Callable[[], int]) -> None:
         """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
@@ -130,11 +151,16 @@ class PendingClaims:
             left = {pod.metadata.name: left_s for pod in pods if (left_s := self._left_s(pod)) is not None}
             due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
             wait_s = min(left.values(), default=None)
-            explanation = self._explanations.of(*self._with_claims(due)) if due else None
-            if due and explanation is None:
-                return None  # what was said stays until there is an answer, which wakes us
+            if due:
+                asked = self._with_claims(due)
+                explanation = self._explanations.of(*asked)
+                if explanation is None:
+                    return None  # what was said stays until there is an answer, which wakes us
+                keys = [each.metadata.key for each in asked[1]]
+                self._unmet[subject.key] = [each for each in explanation.unmet if keys[each.claim] == subject.key]
         if claim is None or explanation is None or explanation.reason == PendingReason.ALLOCATED:
             self._reasons.pop(subject.key, None)
+            self._unmet.pop(subject.key, None)
             await self._withdraw(subject)
             return wait_s if wait_s and wait_s > 0 else None
         if subject.key not in self._reasons:

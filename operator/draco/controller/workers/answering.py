@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Final, NoReturn, TypeVar
@@ -21,7 +21,9 @@ from draco.cel.selector import Selector, compile_selector
 from draco.cel.values.device import DeviceVariable, device_view
 from draco.controller.workers import messages
 from draco.explanation.explain import explain
+from draco.explanation.model import Explanation
 from draco.explanation.problems.claims import problems_of
+from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import Searches, plan_release
 from draco.placing.place import place
 from draco.resources.api.claims import (
@@ -46,6 +48,8 @@ _ANYONES: Final = [
     for condition in ("not-ready", "unreachable")
 ]
 """What the API server has every pod tolerate that does not say otherwise."""
+_PRODUCTS: Final = frozenset(model.product_name for model in MODELS.values())
+_PROFILES: Final = frozenset(profile.name for board in BOARDS.values() for profile in board.profiles)
 _AGAIN_S: Final = 0.05
 """What is raised where nothing can be raised is raised again so much later."""
 _KILLED_AFTER_S: Final = 2
@@ -82,7 +86,21 @@ def _why_waiting(fleet: Fleet, question: messages.ExplainPending) -> messages.Pe
     except DracoError as error:
         # Something published cannot be read. The pods that wait for it get that as an answer; all others are still explained.
         return messages.PendingAnswer(f"Cannot be explained: {error}", "Unknown")
-    return messages.PendingAnswer(str(explanation), str(explanation.reason))
+    return messages.PendingAnswer(str(explanation), str(explanation.reason), _unmet(explanation, question.claims))
+
+
+def _unmet(explanation: Explanation, claims: Sequence[ResourceClaim]) -> list[messages.UnmetDevices]:
+    places = {str(claim.metadata.key): place for place, claim in enumerate(claims)}
+    return [
+        messages.UnmetDevices(
+            places[each.claim],
+            each.device_class,
+            each.product if each.published or each.product in _PRODUCTS else "",
+            each.profile if each.published or each.profile in _PROFILES else "",
+            each.count,
+        )
+        for each in explanation.unmet
+    ]
 
 
 def answer_within(fleet: Fleet, ask: messages.AskQuestion) -> messages.Answer:

@@ -89,11 +89,26 @@ def pods_of(question: Question) -> list[Pod]:
     return [question.pod]
 
 
+class UnmetDevices(Message, frozen=True):
+    """What no node could give to a claim even if nobody used it, and a new node would have to have.
+
+    `claim` is its place among those that were asked about. Class, product and profile are names that the cluster publishes or
+    that Draco knows, "" for any other: what tenants write does not get here.
+    """
+
+    claim: int
+    device_class: str
+    product: str
+    profile: str
+    count: int
+
+
 class PendingAnswer(Message, frozen=True):
-    """The answer to ExplainPending: the text, and the main cause in one word."""
+    """The answer to ExplainPending: the text, the main cause in one word, and what a new node would have to have."""
 
     text: str
     reason: str
+    unmet: list[UnmetDevices] = []
 
 
 class ClaimProblems(Message, frozen=True):
