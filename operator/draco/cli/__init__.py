@@ -28,6 +28,7 @@ from draco.resources.texts import shown_lines
 COMMANDS: Final = MappingProxyType(
     {
         "agent": ("draco.cli.agent", "Serve this node's GPUs to Kubernetes (runs on every GPU node)."),
+        "autoscale": ("draco.cli.autoscale.command", "Tell autoscalers of devices on nodes that do not exist yet."),
         "check": ("draco.cli.check", "Check that Draco is installed and at work."),
         "explain": ("draco.cli.explain.command", "Say why a claim or a pod waits for devices."),
         "health": ("draco.cli.health.command", "Show GPUs that have a fault, and what to do."),

@@ -22,6 +22,8 @@ class BoardModel(msgspec.Struct, frozen=True):
     architecture: str
     compute_capability: str
     memory_mib: int
+    nvswitch: bool = False
+    """Whether switches join the GPUs of one server."""
 
 
 class _Table(msgspec.Struct):

@@ -1,0 +1,1 @@
+"""`draco autoscale`: what autoscalers are told of nodes that do not exist yet."""

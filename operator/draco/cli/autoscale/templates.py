@@ -1,0 +1,174 @@
+"""Slice templates: what a node that does not exist yet would publish, as autoscalers want to be told.
+
+Owns what of a device is its kind and what is only this one's, and the two forms: Karpenter's, one template a slice, and Cluster
+API's annotations, which have room for a driver and a number. What a board would publish is said by the agent's own code. Pure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LinkEnds, LocatedGpu
+from draco.agent.publish.offering import Offering
+from draco.agent.publish.slices import split
+from draco.mig.known_boards import BOARDS, MODELS
+from draco.mig_policy.decide import wanted_of
+from draco.resources.api.draco import GpuMig, MigMode, MigPolicy, WantedGpu
+from draco.resources.api.slices import CounterSet, Device, DeviceAttribute, ResourceSlice
+from draco.resources.errors import DracoError
+from draco.resources.names import NVIDIA_DRIVER, GpuUuid, read_partition_name
+
+POOL: Final = "node"
+"""A node's pool has the node's name, which nobody knows yet."""
+_OWN: Final = frozenset({"clusterUUID", "cliqueID"})
+"""Attributes that say where a node is, which a new one is not."""
+_UUIDS: Final = frozenset({"uuid", "parentUUID"})
+"""Attributes of which only counts which devices share them."""
+DRA_DRIVER: Final = "capacity.cluster-autoscaler.kubernetes.io/dra-driver"
+GPU_COUNT: Final = "capacity.cluster-autoscaler.kubernetes.io/gpu-count"
+
+
+class NoTemplate(DracoError):
+    """What was asked for makes no template; the message says why, and what to do."""
+
+
+class SliceTemplate(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """One future ResourceSlice: devices, or the counters that devices of other slices draw from."""
+
+    driver: str
+    pool: str
+    devices: list[Device] = []
+    shared_counters: list[CounterSet] = []
+
+
+def of_node(node: str, slices: Iterable[ResourceSlice]) -> list[SliceTemplate]:
+    """Templates of what a live node publishes, of all its drivers. Raises NoTemplate."""
+    here = [one for one in slices if one.spec.node_name == node]
+    if not here:
+        raise NoTemplate(f"Node {node} publishes no devices; name a node whose drivers are at work, or use --board.")
+    newest = {
+        (one.spec.driver, one.spec.pool.name): max(
+            other.spec.pool.generation for other in here if _pool(other) == _pool(one)
+        )
+        for one in here
+    }
+    kept = [one for one in here if one.spec.pool.generation == newest[_pool(one)]]
+    for driver, pool in sorted(newest):
+        of_pool = [one for one in kept if _pool(one) == (driver, pool)]
+        if len(of_pool) != of_pool[0].spec.pool.resource_slice_count:
+            raise NoTemplate(
+                f"Pool {driver}/{pool} of node {node} is not complete; try again when its driver is at work."
+            )
+    templates = []
+    for driver, pool in sorted(newest):
+        of_pool = sorted((one for one in kept if _pool(one) == (driver, pool)), key=lambda one: one.metadata.name)
+        name = POOL if pool == node else pool
+        templates += [SliceTemplate(driver, name, like(one.spec.devices), one.spec.shared_counters) for one in of_pool]
+    return templates
+
+
+def of_board(
+    board: str, count: int, policy: MigPolicy | None = None, driver: str = NVIDIA_DRIVER
+) -> list[SliceTemplate]:
+    """Templates of a node with so many GPUs of a board that Draco knows, divided as the policy says. Raises NoTemplate.
+
+    What only the machine can say is left out: driver versions, PCI addresses and NUMA nodes.
+    """
+    model = MODELS.get(board)
+    if model is None:
+        raise NoTemplate(
+            f"Draco knows no board {board}; it knows {', '.join(MODELS)}. Write the template from a live node."
+        )
+    table = BOARDS.get(board)
+    gpus, migs, wanted = [], {}, {}
+    for number in range(count):
+        uuid = GpuUuid(f"gpu-{number}")
+        major, _, minor = model.compute_capability.partition(".")
+        gpu = Gpu(
+            uuid=uuid,
+            index=number,
+            minor=number,
+            product_name=model.product_name,
+            brand="Nvidia",
+            architecture=model.architecture,
+            compute_major=int(major),
+            compute_minor=int(minor),
+            memory_bytes=model.memory_mib << 20,
+            pci_bus_id="",
+            mig_capable=table is not None,
+            links=LinkEnds(switched=model.nvswitch),
+        )
+        gpus.append(LocatedGpu(gpu))
+        asked = _wanted(policy, uuid, board)
+        if asked is not None:
+            wanted[uuid] = asked
+        # Where MIG mode changes by a reset only, a node that follows its policy has had it.
+        enabled = asked is not None and asked.mode is not MigMode.DISABLED and gpu.mig_needs_reset
+        migs[uuid] = GpuMigView(gpu=uuid, capable=table is not None, enabled=enabled, board=table)
+    offer = Offering().offer(gpus, DriverInfo("", "", ""), migs=migs, wanted=wanted, now_s=0.0)
+    return [
+        SliceTemplate(driver, POOL, like(content.devices), content.shared_counters)
+        for content in split(offer.devices, offer.counters)
+    ]
+
+
+def _wanted(policy: MigPolicy | None, uuid: GpuUuid, board: str) -> WantedGpu | None:
+    if policy is None:
+        return None
+    if board not in BOARDS:
+        raise NoTemplate(f"Board {board} cannot be divided; leave --policy out.")
+    found = wanted_of(policy, uuid, GpuMig(capable=True), BOARDS[board])
+    if not isinstance(found, WantedGpu):
+        raise NoTemplate(f"MigPolicy {policy.metadata.name} does not go with board {board}: {found.message}.")
+    return found
+
+
+def like(devices: Sequence[Device]) -> list[Device]:
+    """The devices without what is only theirs: as those of any node of their kind.
+
+    UUIDs become the names of the GPUs, so that a claim for two partitions of one GPU finds them. Taints go: a new node is well.
+    """
+    return [
+        msgspec.structs.replace(
+            one,
+            attributes={
+                name: DeviceAttribute(string=_gpu(one.name)) if _id(name) in _UUIDS else value
+                for name, value in one.attributes.items()
+                if _id(name) not in _OWN
+            },
+            taints=[],
+        )
+        for one in devices
+    ]
+
+
+def annotations(templates: Sequence[SliceTemplate]) -> dict[str, str]:
+    """The annotations of a MachineDeployment with which Cluster Autoscaler scales it from zero. Raises NoTemplate."""
+    drivers = {each.driver for each in templates if each.devices}
+    devices = [device for each in templates for device in each.devices]
+    whole = [one for one in devices if read_partition_name(one.name) is None]
+    if len(drivers) != 1 or not whole:
+        what = "devices of one driver" if len(drivers) != 1 else "whole devices"
+        raise NoTemplate(
+            f"The annotations of Cluster API are for {what} only; keep one node of this group, or use Karpenter."
+        )
+    return {DRA_DRIVER: drivers.pop(), GPU_COUNT: str(len(whole))}
+
+
+def by_type(instance_type: str, templates: Sequence[SliceTemplate]) -> Mapping[str, Any]:
+    """The templates by the name of the instance type that they are of."""
+    return {instance_type: msgspec.to_builtins(templates)}
+
+
+def _pool(one: ResourceSlice) -> tuple[str, str]:
+    return (one.spec.driver, one.spec.pool.name)
+
+
+def _gpu(device: str) -> str:
+    part = read_partition_name(device)
+    return device if part is None else part.parent
+
+
+def _id(name: str) -> str:
+    return name.rpartition("/")[2]
