@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from draco.controller.allocation.allocations import ClaimAllocations
+from draco.controller.allocation.holds import ScaleDownHolds
 from draco.controller.claims import repair
 from draco.controller.claims.admission import Admission
 from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, PendingSubject
@@ -461,6 +462,7 @@ class Operator:
             overdue_s=self._settings.overdue_s,
             tell_after_s=self._settings.pending_after_s,
         )
+        working("scale-down-holds", ScaleDownHolds(self._client, self.view, clock=self._clock))
         working("handover", handover)
         working("allocation", allocations)
         self._allocation_troubles = (lambda: handover.trouble, lambda: allocations.writes.trouble)

@@ -1,0 +1,116 @@
+"""Holds nodes against scale-down while Draco's claims without a pod have devices there, as `allocation.ownership.holds` decides.
+
+Owns the wake-ups, the pace and these annotations, and nothing else of a Node. Keys are names of nodes. A claim whose pod is known
+is without it for a moment only, so a node is held once a claim has been alone for a while, and let go a while after the last: a
+busy cluster would otherwise write its Nodes all the time.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from draco.allocation.ownership.holds import holding, releasing, unattended_nodes
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import Forbidden, NotFound
+from draco.kube.watch.store import Change
+from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import NODES
+from draco.resources.names import ANNOTATION_HELD
+
+log = structlog.get_logger(__name__)
+
+HOLD_AFTER_S = 2.0
+RELEASE_AFTER_S = 30.0
+_FORBIDDEN_S = 300.0
+"""How long nothing is tried after the API server refused: a role is mended by a person."""
+_BY_POOL = "pool of a claim without a pod"
+
+
+class ScaleDownHolds:
+    """One node at a time."""
+
+    def __init__(self, client: Client, view: ClusterView, *, clock: Clock) -> None:
+        self._client = client
+        self._view = view
+        self._clock = clock
+        self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether it is needed, and since when
+        self._forbidden_until_s = float("-inf")
+        view.claims.store.add_index(_BY_POOL, _pools)
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the name of every node that a change may concern."""
+        self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake))
+        self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
+
+    def all_keys(self) -> set[str]:
+        """The nodes of every claim without a pod, and those that are held."""
+        pools = {pool for claim in self._view.claims.store.values() for pool in _pools(claim)}
+        return pools | {
+            node.metadata.name
+            for node in self._view.nodes.store.values()
+            if ANNOTATION_HELD in node.metadata.annotations
+        }
+
+    async def reconcile(self, name: str) -> float | None:
+        """Hold the node, or let it go."""
+        node = self._view.nodes.store.get(ObjectKey("", name))
+        if node is None:
+            self._since_s.pop(name, None)
+            return None
+        needed = self._needed(name)
+        change = (holding if needed else releasing)(node.metadata.annotations)
+        if not change:
+            self._since_s.pop(name, None)
+            return None
+        now_s = self._clock.monotonic()
+        before = self._since_s.get(name)
+        if before is None or before[0] is not needed:
+            before = self._since_s[name] = (needed, now_s)
+        due_s = before[1] + (HOLD_AFTER_S if needed else RELEASE_AFTER_S)
+        wait_s = max(due_s, self._forbidden_until_s) - now_s
+        if wait_s > 0:
+            return wait_s
+        # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
+        seen = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
+        try:
+            await self._client.patch(NODES, node.metadata.key, {"metadata": {**seen, "annotations": change}})
+        except NotFound:
+            return None
+        except Forbidden as error:
+            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
+            log.warning("scale_down_hold.forbidden", node=name, error=str(error))
+            return _FORBIDDEN_S
+        log.info("scale_down_hold.written", node=name, held=needed)
+        return None
+
+    def _needed(self, name: str) -> bool:
+        claims = self._view.claims.store.by_index(_BY_POOL, name)
+        classes: dict[str, DeviceClass] | None = None
+        for claim in claims:
+            if classes is None:
+                classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+            if name in unattended_nodes(claim, classes):
+                return True
+        return False
+
+
+def _pools(claim: ResourceClaim) -> set[str]:
+    allocation = claim.status.allocation
+    if allocation is None or claim.status.reserved_for:
+        return set()
+    return {result.pool for result in allocation.devices.results}
+
+
+def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
+    if change.differs(lambda claim: (sorted(_pools(claim)), claim.metadata.deletion_timestamp)):
+        for name in {pool for claim in change.versions for pool in _pools(claim)}:
+            wake(name)
+
+
+def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
+    if change.differs(lambda node: node.metadata.annotations):
+        wake(change.key.name)
