@@ -39,7 +39,7 @@ from draco.resources.kinds import (
     TAINT_RULES,
     Kind,
 )
-from draco.resources.names import NodeName, PoolKey
+from draco.resources.names import ANNOTATION_HELD, NodeName, PoolKey
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority
 from draco_local.simulator.accidents import faults
@@ -396,6 +396,7 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     }
     await client.create(MIG_POLICIES, {"metadata": {"name": "handed-over"}, "spec": spec})
     await cluster.claim("dracos", device_class="gpu.draco.dev")
+    await until(lambda: _held(cluster), what="a node held against scale-down while no pod uses the claim")
     await cluster.pod("with-dracos", "dracos")
     await until(lambda: cluster.running("with-dracos"), what="a pod with a claim that Draco allocated")
     await cluster.gone(PODS, ObjectKey(TENANT, "with-dracos"))
@@ -408,6 +409,10 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
         return not any(d.taints for each in slices if each.spec.node_name == node for d in each.spec.devices)
 
     await until(handed_back, what="the GPUs are the scheduler's again")
+
+
+async def _held(cluster: Cluster) -> bool:
+    return any(ANNOTATION_HELD in each.metadata.annotations for each in await cluster.client.list(NODES))
 
 
 async def _a_job_set_starts(cluster: Cluster) -> None:
