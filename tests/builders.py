@@ -67,6 +67,7 @@ from draco.resources.api.health import (
     HealthPolicySpec,
     HealthRule,
 )
+from draco.resources.api.limits import DeviceAmounts, DeviceLimit, DeviceLimitSpec
 from draco.resources.api.maintenance import (
     DeviceMaintenance,
     DeviceMaintenanceSpec,
@@ -423,3 +424,13 @@ def a_gpu(minor: int = 0, **fields: Any) -> Gpu:
         "pci_bus_id": f"0000:{0x1B + minor:02x}:00.0",
     }
     return Gpu(**{**plain, **fields})
+
+
+def a_limit(name: str = "limit", *, tenant: str = "", **spec: Any) -> DeviceLimit:
+    """A DeviceLimit for namespaces with the label tenant, or for all; amounts and all else by the fields' names."""
+    amounts = {field: spec.pop(field) for field in ("devices", "memory", "memory_slices", "gpu_share") if field in spec}
+    selector = LabelSelector(match_labels={"tenant": tenant}) if tenant else None
+    return DeviceLimit(
+        metadata=ObjectMeta(name=name, uid=a_uid("limit", name), generation=1),
+        spec=DeviceLimitSpec(namespace_selector=selector, limits=DeviceAmounts(**amounts), **spec),
+    )

@@ -26,6 +26,9 @@ from draco.controller.health.decisions import HealthDecisions
 from draco.controller.health.policies import HealthPolicyReconciler
 from draco.controller.health.remediation import RemediationReconciler
 from draco.controller.kopf_thread import KopfThread
+from draco.controller.limits.guard import LimitGuard
+from draco.controller.limits.held import HeldDevices
+from draco.controller.limits.statuses import DeviceLimitReconciler, register_limits
 from draco.controller.loop_watch import LoopWatch, register_loop
 from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.draining import PodDrains
@@ -223,6 +226,7 @@ class Operator:
             pending_after_s=settings.pending_after_s,
             minor=minor,
             workers=self.workers,
+            refused=self._limiting(),
         )
 
         self.reconcilers: list[Reconciling[Any]] = []
@@ -245,7 +249,7 @@ class Operator:
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
-        handover = self._handing_over(working, decisions) if settings.allocate else None
+        handover = self._handing_over(working, decisions)
         self.layouts: Reconciling[str] = working(
             "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health, handover)
         )
@@ -440,8 +444,20 @@ class Operator:
             notes=lambda: {ANNOTATION_TROUBLES: "\n".join(self.troubles())},
         )
 
-    def _handing_over(self, working: Callable[[str, Any], object], decisions: MigDecisions) -> HandoverReconciler:
-        """What makes Draco the allocator of the GPUs that policies hand over to it."""
+    def _limiting(self) -> LimitGuard | None:
+        """What counts against DeviceLimits, and, where Draco allocates, what keeps that within them."""
+        held = HeldDevices(self.view)
+        self._guard = LimitGuard(self.view, held, self._happenings) if self._settings.allocate else None
+        self._limits = DeviceLimitReconciler(self._client, self.view, held, self._guard, clock=self._clock)
+        return self._guard
+
+    def _handing_over(
+        self, working: Callable[[str, Any], object], decisions: MigDecisions
+    ) -> HandoverReconciler | None:
+        """What makes Draco the allocator of the GPUs that policies hand over to it; None where it is not to be."""
+        working("device-limits", self._limits)
+        if self._guard is None:
+            return None
         handover = HandoverReconciler(
             self._client,
             self.view,
@@ -457,6 +473,7 @@ class Operator:
             handover,
             self.workers,
             self._happenings,
+            guard=self._guard,
             clock=self._clock,
             count=self.metrics.claims_allocated,
             overdue_s=self._settings.overdue_s,
@@ -481,6 +498,7 @@ class Operator:
         register_reach(self.metrics, self.reach)
         register_mig(self.metrics, self._decisions)
         register_fencing(self.metrics, self._fences)
+        register_limits(self.metrics, self._limits)
         self.metrics.on_scrape(
             "draco_health_given_up",
             "GPUs that a person has to look at, by HealthPolicy: remediation failed too often. On the leader only.",

@@ -14,6 +14,7 @@ import structlog
 from draco.controller.reviews import MOST_WARNINGS, ReviewOutcome, answer_to, changes_spec, fit, read_review
 from draco.health.policy import ready
 from draco.kube.clock import Clock
+from draco.limits.status import class_remarks
 from draco.maintenance.budgets.status import no_class
 from draco.maintenance.schedule import schedule_problem
 from draco.maintenance.selecting.selectors import test_of
@@ -22,9 +23,10 @@ from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.foreign import read
 from draco.resources.api.health import HealthPolicy
+from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.errors import DracoError
-from draco.resources.kinds import DEVICE_MAINTENANCES, HEALTH_POLICIES, MAINTENANCE_BUDGETS, MIG_POLICIES
+from draco.resources.kinds import DEVICE_LIMITS, DEVICE_MAINTENANCES, HEALTH_POLICIES, MAINTENANCE_BUDGETS, MIG_POLICIES
 
 log = structlog.get_logger(__name__)
 
@@ -86,13 +88,19 @@ def _of_mig_policy(raw: bytes, _: Mapping[str, DeviceClass], __: datetime) -> It
         yield problem
 
 
+def _of_limit(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
+    yield from class_remarks(read(_limit, raw).spec.device_class_names, classes)
+
+
 _maintenance: Final = msgspec.json.Decoder(DeviceMaintenance)
 _budget: Final = msgspec.json.Decoder(MaintenanceBudget)
 _health_policy: Final = msgspec.json.Decoder(HealthPolicy)
 _mig_policy: Final = msgspec.json.Decoder(MigPolicy)
+_limit: Final = msgspec.json.Decoder(DeviceLimit)
 _ADVICE: Final[Mapping[str, Callable[[bytes, Mapping[str, DeviceClass], datetime], Iterator[Any]]]] = {
     DEVICE_MAINTENANCES.kind: _of_maintenance,
     MAINTENANCE_BUDGETS.kind: _of_budget,
     HEALTH_POLICIES.kind: _of_health_policy,
     MIG_POLICIES.kind: _of_mig_policy,
+    DEVICE_LIMITS.kind: _of_limit,
 }

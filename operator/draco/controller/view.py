@@ -26,6 +26,7 @@ from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
+from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
@@ -34,11 +35,13 @@ from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.kinds import (
     CLAIMS,
     DEVICE_CLASSES,
+    DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
     GPU_NODES,
     HEALTH_POLICIES,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
+    NAMESPACES,
     NODES,
     PODS,
     SLICES,
@@ -56,6 +59,8 @@ TOLERANT = "tolerant"
 """Claims that are not allocated and tolerate something, all under one value."""
 UNALLOCATED = "unallocated"
 """Claims that are not allocated and not being deleted, all under one value."""
+ALLOCATED_IN = "allocated in"
+"""Claims that are allocated, by namespace."""
 BY_CLAIM = "claim"
 BY_GANG = "gang"
 """Pods by the group that they start together with."""
@@ -101,17 +106,20 @@ class ClusterView:
         self.nodes: Informer[Node] = follow(NODES)
         self.classes: Informer[DeviceClass] = follow(DEVICE_CLASSES)
         self.gpu_nodes: Informer[GpuNode] = follow(GPU_NODES)
+        self.namespaces: Informer[Namespace] = follow(NAMESPACES)
         self.maintenances: OwnKind[DeviceMaintenance] = own(DEVICE_MAINTENANCES)
         self.budgets: OwnKind[MaintenanceBudget] = own(MAINTENANCE_BUDGETS)
         self.health_policies: OwnKind[HealthPolicy] = own(HEALTH_POLICIES)
         self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
+        self.limits: OwnKind[DeviceLimit] = own(DEVICE_LIMITS)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
         self.rule_store: Store[DeviceTaintRule] = self.rules.store if self.rules else Store()
         """The taint rules; empty for ever where the cluster does not serve them."""
         self.pod_groups: Informer[PodGroup] | None = follow(pod_groups) if pod_groups else None
         """Watched where Draco allocates and the cluster serves them."""
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {
-            each.kind: each for each in (self.maintenances, self.budgets, self.health_policies, self.mig_policies)
+            each.kind: each
+            for each in (self.maintenances, self.budgets, self.health_policies, self.mig_policies, self.limits)
         }
         """What people write: Kopf watches these, informers the others."""
         followed: list[Collection[Any]] = [
@@ -121,6 +129,7 @@ class ClusterView:
             self.nodes,
             self.classes,
             self.gpu_nodes,
+            self.namespaces,
         ]
         followed += [*self.own_kinds.values(), *([self.rules] if self.rules else [])]
         followed += [self.pod_groups] if self.pod_groups else []
@@ -141,7 +150,14 @@ class ClusterView:
         self._supply: SupplyCounts | None = None
         self._supply_at = float("-inf")
         self._outdated = True
-        unrelated = (self.pods, self.pod_groups, *self.own_kinds.values(), self.gpu_nodes, self.classes)
+        unrelated = (
+            self.pods,
+            self.pod_groups,
+            *self.own_kinds.values(),
+            self.gpu_nodes,
+            self.classes,
+            self.namespaces,
+        )
         for each in self.collections.values():
             if each not in unrelated:
                 each.subscribe(self._outdate)
@@ -160,11 +176,15 @@ class ClusterView:
         )
         self.claims.store.add_index(TOLERANT, lambda claim: [True] if claim.waits_tolerantly else [])
         self.claims.store.add_index(UNALLOCATED, lambda claim: [True] if claim.waits else [])
+        self.claims.store.add_index(
+            ALLOCATED_IN, lambda claim: [claim.metadata.namespace] if claim.status.allocation else []
+        )
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
         self.pods.store.add_index(BY_GANG, lambda pod: [gang] if (gang := gang_of(pod)) else [])
         self.maintenances.store.add_index(BY_UID, lambda request: [request.metadata.uid])
         self.mig_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
+        self.limits.store.add_index(BY_UID, lambda limit: [limit.metadata.uid])
         self.health_policies.store.add_index(BY_UID, lambda policy: [policy.metadata.uid])
         self.rule_store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])
         self.rule_store.add_index(BY_UID, lambda rule: [rule.metadata.uid])

@@ -70,6 +70,7 @@ def _said(explanation: Explanation) -> _Said:
         return allocated(explanation)
     if explanation.reason in {
         PendingReason.CLAIM_MISSING,
+        PendingReason.LIMIT_REACHED,
         PendingReason.CLAIM_DELETING,
         PendingReason.BYPASSES_SCHEDULER,
     }:

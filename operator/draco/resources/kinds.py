@@ -14,6 +14,7 @@ from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.jobs import CronJob, Job, JobPod
+from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reviews import SubjectAccessReview, TokenReview
@@ -62,6 +63,7 @@ CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob", True, CronJob)
 JOB_PODS = Kind("", "v1", "pods", "Pod", True, JobPod)
 """Pods of Draco's own Jobs, with more of their status than is kept of all pods."""
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
+NAMESPACES = Kind("", "v1", "namespaces", "Namespace", False, Namespace)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
 EVENTS = Kind("", "v1", "events", "Event", True, Event)
 CLAIMS = Kind("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", True, ResourceClaim)
@@ -85,10 +87,19 @@ DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "Devic
 MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)
 MAINTENANCE_BUDGETS = Kind("draco.dev", "v1alpha1", "maintenancebudgets", "MaintenanceBudget", False, MaintenanceBudget)
 HEALTH_POLICIES = Kind("draco.dev", "v1alpha1", "healthpolicies", "HealthPolicy", False, HealthPolicy)
+DEVICE_LIMITS = Kind("draco.dev", "v1alpha1", "devicelimits", "DeviceLimit", False, DeviceLimit)
 ALLOCATION_REGISTERS = Kind(
     "draco.dev", "v1alpha1", "allocationregisters", "AllocationRegister", False, AllocationRegister
 )
-OWN_KINDS = (GPU_NODES, DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS, HEALTH_POLICIES, MIG_POLICIES, ALLOCATION_REGISTERS)
+OWN_KINDS = (
+    GPU_NODES,
+    DEVICE_MAINTENANCES,
+    MAINTENANCE_BUDGETS,
+    HEALTH_POLICIES,
+    MIG_POLICIES,
+    DEVICE_LIMITS,
+    ALLOCATION_REGISTERS,
+)
 """Those that Draco's CustomResourceDefinitions define."""
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, TokenReview)
 SUBJECT_ACCESS_REVIEWS = Kind(

@@ -15,6 +15,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.rules import extended_device, plan_extensions
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod
+from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import DeviceTaintRule, taint_text
@@ -40,6 +41,11 @@ class LiveCluster(msgspec.Struct, kw_only=True):
     fleet: Fleet
     pods: dict[ObjectKey, Pod]
     templates: dict[ObjectKey, ResourceClaimTemplate]
+    limits: list[DeviceLimit]
+    namespaces: dict[str, dict[str, str]]
+    """Labels by name; none where there are no limits."""
+    creation_failures: dict[str, str]
+    """By the pod's UID: why a claim could not be made for it, as kube-controller-manager says."""
     unread: list[str]
     """What could not be read and what that means, a sentence each."""
 
@@ -54,6 +60,10 @@ class World(msgspec.Struct, kw_only=True):
     wanted: list[Pod | ResourceClaim | ResourceClaimTemplate]
     notes: list[str]
     """What it is made of, and what may surprise, a sentence each."""
+    limits: list[DeviceLimit] = []
+    namespaces: dict[str, dict[str, str]] = {}
+    creation_failures: dict[str, str] = {}
+    """The same as those of the live cluster."""
     server: str = ""
     """The live cluster it is made from; "" for files alone."""
     kubernetes_minor: int | None = None
@@ -87,6 +97,9 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
         templates=dict(live.templates),
         wanted=[],
         notes=list(live.unread),
+        limits=live.limits,
+        namespaces=live.namespaces,
+        creation_failures=live.creation_failures,
         server=live.server,
         kubernetes_minor=live.kubernetes_minor,
     )

@@ -26,6 +26,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
     CLAIMS,
     CRON_JOBS,
+    DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
     EVENTS,
     GPU_NODES,
@@ -388,6 +389,7 @@ async def a_gpu_is_partitioned_and_an_idle_claim_gives_way(cluster: Cluster) -> 
 
 
 async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
+    """Within a limit, which says where it stands."""
     client, node = cluster.client, NODE_NAMES[0]
     spec = {
         "mode": "Disabled",
@@ -395,10 +397,18 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
         "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
     }
     await client.create(MIG_POLICIES, {"metadata": {"name": "handed-over"}, "spec": spec})
+    limit = ObjectKey("", "one-each")
+    await client.create(DEVICE_LIMITS, {"metadata": {"name": limit.name}, "spec": {"limits": {"devices": 1}}})
     await cluster.claim("dracos", device_class="gpu.draco.dev")
     await until(lambda: _held(cluster), what="a node held against scale-down while no pod uses the claim")
     await cluster.pod("with-dracos", "dracos")
     await until(lambda: cluster.running("with-dracos"), what="a pod with a claim that Draco allocated")
+
+    async def is_used_up() -> bool:
+        return "1 of 1 devices" in (await client.get(DEVICE_LIMITS, limit)).status.message
+
+    await until(is_used_up, what="the limit to be used up")
+    await cluster.gone(DEVICE_LIMITS, limit)
     await cluster.gone(PODS, ObjectKey(TENANT, "with-dracos"))
     await cluster.gone(CLAIMS, ObjectKey(TENANT, "dracos"))
     await _a_job_set_starts(cluster)

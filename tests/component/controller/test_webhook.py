@@ -105,7 +105,7 @@ class Lab:
             "timeoutSeconds": 2,
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}},
         }
-        kinds = ["devicemaintenances", "healthpolicies", "maintenancebudgets", "migpolicies"]
+        kinds = ["devicelimits", "devicemaintenances", "healthpolicies", "maintenancebudgets", "migpolicies"]
         own = webhook | {
             "name": "draco.draco.dev",
             "clientConfig": webhook["clientConfig"] | {"url": f"https://127.0.0.1:{self.port}{OWN_PATH}"},

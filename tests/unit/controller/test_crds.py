@@ -13,9 +13,11 @@ from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
+from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase, MaintenanceTaint
 from draco.resources.kinds import (
     ALLOCATION_REGISTERS,
+    DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
     GPU_NODES,
     HEALTH_POLICIES,
@@ -32,6 +34,7 @@ KINDS: list[tuple[Kind[Any], type[msgspec.Struct]]] = [
     (MAINTENANCE_BUDGETS, MaintenanceBudget),
     (HEALTH_POLICIES, HealthPolicy),
     (ALLOCATION_REGISTERS, AllocationRegister),
+    (DEVICE_LIMITS, DeviceLimit),
 ]
 
 

@@ -49,6 +49,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"mode": "Dynamic", "reset": {"windows": [{"start": "22:00", "duration": "2h", "timeZone": "Mars"}]}},
         "Mars is not a time zone",
     ),
+    ("DeviceLimit", {"limits": {"devices": 1}}, ""),
+    ("DeviceLimit", {"limits": {"devices": 1}, "deviceClassNames": ["gpus"]}, "There is no DeviceClass gpus"),
+    (
+        "DeviceLimit",
+        {"limits": {"devices": 1}, "deviceClassNames": ["known"]},
+        "kube-scheduler allocates what is asked for by",
+    ),
     ("Secret", {}, ""),
 ]
 

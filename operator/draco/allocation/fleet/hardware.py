@@ -65,6 +65,22 @@ class PoolHardware:
         """The device as it is in the slices; None if it is in none."""
         return self._devices.get(device)
 
+    def published_like(self, device: str) -> Device | None:
+        """A partition of the same profile as this one, which is published no more; None if there is none in the pool."""
+        part = read_partition_name(device)
+        if part is None:
+            return None
+        for name, known in self._devices.items():
+            other = read_partition_name(name)
+            if other is not None and other.profile_id == part.profile_id:
+                return known
+        return None
+
+    def counters_of(self, device: str) -> tuple[Draws, Draws]:
+        """What the device takes of its counter sets, and what these have in total."""
+        draws = self._draws(device)
+        return draws, {name: self._totals.get(name, {}) for name in draws}
+
     def board(self, device: str) -> str:
         """UUID of the physical GPU that the device is or is a part of; "" where that is not known."""
         if device in self._devices:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import click
 import msgspec
 
+from draco.cli.explain.refusals import with_refusals
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
 from draco.cli.options import output_option
@@ -79,7 +80,7 @@ def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tupl
         explanation = explain(
             made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
         )
-        yield subject, explanation
+        yield subject, with_refusals(made, subject, explanation)
 
 
 def _with_devices(made: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:

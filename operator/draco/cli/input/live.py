@@ -4,14 +4,29 @@ Owns the reading and what is said of what could not be read. Decides nothing, wr
 """
 
 import asyncio
+from collections.abc import Iterable
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.cli.input.reading import Reader, without_dra
+from draco.explanation.refused_creation import EVENT_REASON
 from draco.kube.connect.client import Client
 from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import NotFound
+from draco.resources.api.core import Pod
+from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES, TAINT_RULES
+from draco.resources.kinds import (
+    CLAIM_TEMPLATES,
+    CLAIMS,
+    DEVICE_CLASSES,
+    DEVICE_LIMITS,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SLICES,
+    TAINT_RULES,
+)
 from draco.whatif.world import LiveCluster
 
 
@@ -31,16 +46,21 @@ async def read_cluster(client: Client) -> LiveCluster:
             reader.all_if_allowed(CLAIM_TEMPLATES, "claims that are still to be made from templates are not known")
         )
         rules = tasks.create_task(_rules(reader))
+        limits = tasks.create_task(_limits(reader))
         minor = tasks.create_task(kubernetes_minor(client))
     fleet = Fleet.of(
         slices=slices, rules=rules.result(), nodes=nodes.result(), classes=classes.result(), claims=claims.result()
     )
+    found_limits, namespaces = limits.result()
     return LiveCluster(
         server=str(client.connection.server),
         kubernetes_minor=minor.result(),
         fleet=fleet,
         pods={pod.metadata.key: pod for pod in pods.result()},
         templates={template.metadata.key: template for template in templates.result()},
+        limits=found_limits,
+        namespaces=namespaces,
+        creation_failures=await _creation_failures(reader, pods.result()),
         unread=sorted(reader.unread),
     )
 
@@ -52,3 +72,24 @@ async def _rules(reader: Reader) -> list[DeviceTaintRule]:
         if rules is not None:
             return rules
     return []
+
+
+async def _limits(reader: Reader) -> tuple[list[DeviceLimit], dict[str, dict[str, str]]]:
+    """The limits, and what they select by: the labels of all namespaces."""
+    consequence = "whether a limit keeps a claim waiting is not known"
+    limits = await reader.all_if_served(DEVICE_LIMITS, consequence)
+    if not limits:
+        return [], {}
+    namespaces = await reader.all_if_allowed(NAMESPACES, consequence)
+    return limits, {each.metadata.name: each.metadata.labels for each in namespaces}
+
+
+async def _creation_failures(reader: Reader, pods: Iterable[Pod]) -> dict[str, str]:
+    """By the UID of a pod: why one of its claims could not be made from its template."""
+    if not any(pod.pending and len(pod.claims) < len(pod.spec.resource_claims) for pod in pods):
+        return {}
+    events = await reader.all_if_allowed(
+        EVENTS, "why claims cannot be created is not known", {"fieldSelector": f"reason={EVENT_REASON}"}
+    )
+    events.sort(key=lambda event: event.event_time or str(event.metadata.creation_timestamp))
+    return {each.involved_object.uid: each.message for each in events if each.involved_object is not None}

@@ -23,6 +23,7 @@ from draco.controller.allocation.returns import AllocationReturns
 from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
 from draco.controller.allocation.writes import AllocationWrites
 from draco.controller.claims.release import reference
+from draco.controller.limits.guard import LimitGuard
 from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
@@ -56,8 +57,8 @@ _LONGEST_S = 60.0
 _NOT_GIVEN_OUT = "draco-not-given-out"
 _KEPT = "draco-kept"
 
-_Basis: TypeAlias = tuple[int, frozenset[GpuPlace], frozenset[DeviceKey]]
-"""What a placement rests on: the version of the fleet, the GPUs that may be given out, and what is kept for others."""
+_Basis: TypeAlias = tuple[int, int, frozenset[GpuPlace], frozenset[DeviceKey]]
+"""What a placement rests on: the versions of fleet and limits, the GPUs that may be given out, and what is kept for others."""
 
 
 class _NoPlace(msgspec.Struct, frozen=True):
@@ -87,6 +88,7 @@ class ClaimAllocations:
         workers: WorkerPool,
         events: EventRecorder,
         *,
+        guard: LimitGuard,
         clock: Clock,
         count: Counter,
         overdue_s: float,
@@ -96,6 +98,7 @@ class ClaimAllocations:
         self._handover = handover
         self._workers = workers
         self._events = events
+        self._guard = guard
         self._clock = clock
         self._overdue_s = overdue_s
         self._tell_after_s = tell_after_s
@@ -118,6 +121,7 @@ class ClaimAllocations:
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda _: wake(KEY))
         self._handover.when_owned(lambda: wake(KEY))
+        self._guard.when_changed(lambda: wake(KEY))
 
     def all_keys(self) -> set[str]:
         """The one key."""
@@ -144,7 +148,8 @@ class ClaimAllocations:
         batch = self._batch({uid: each for uid, each in groups.items() if waits[uid] == 0.0})
         if not batch:
             return _or_none(min(*waits.values(), pause_s))  # a change of what is known wakes us
-        placements = await self._ask(batch, head)
+        batch = self._not_limited(batch, basis)
+        placements = await self._ask(batch, head) if batch else None
         if placements is not None:
             await self._take_up(batch, placements, basis)
         return 0.0
@@ -175,7 +180,7 @@ class ClaimAllocations:
         return head
 
     def _basis(self) -> _Basis:
-        return self._view.followed.version, self._handover.owned, self._kept.devices
+        return self._view.followed.version, self._guard.version, self._handover.owned, self._kept.devices
 
     def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float) -> float:
         """In how many seconds to ask about the group; infinite as long as nothing changes."""
@@ -222,17 +227,30 @@ class ClaimAllocations:
         named = {_NOT_GIVEN_OUT: self._handover.not_owned(), _KEPT: kept}
         return [holding(name, devices) for name, devices in named.items() if devices]
 
+    def _not_limited(self, batch: dict[str, WaitingGroup], basis: _Basis) -> dict[str, WaitingGroup]:
+        """Without the groups that a limit forbids to take anything, whichever devices those are."""
+        limits = self._guard.begin(self.writes.claims)
+        whys = {uid: limits.foreseen(each.group) for uid, each in batch.items()}
+        for uid, why in whys.items():
+            if why:
+                self._remember_no_place(batch[uid], GroupPlacement([], why, is_hopeless=True), basis)
+        return {uid: each for uid, each in batch.items() if not whys[uid]}
+
     async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: _Basis) -> None:
         writes: list[Coroutine[Any, Any, None]] = []
-        for (uid, waiting), placement in zip(batch.items(), placements, strict=True):
+        limits = self._guard.begin(self.writes.claims)
+        for (uid, waiting), found in zip(batch.items(), placements, strict=True):
             devices = (
                 DeviceKey(one.driver, one.pool, one.device)
-                for results in placement.results
+                for results in found.results
                 for result in results
                 for one in result.devices.results
             )
             if not self._handover.gives_out(devices):
                 continue  # handed back meanwhile: this result is worth nothing
+            if limits.limited and not found.results:
+                continue  # what was refused before may be just what it lacked: it is asked about again without that
+            placement = limits.within(waiting.group, found)
             if self._kept.uid == uid or placement.kept:
                 self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
             if placement.results:

@@ -9,7 +9,7 @@ them so.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -45,6 +45,18 @@ class PendingSubject(NamedTuple):
         return f"{self.kind} {self.key}"
 
 
+class Refusals(Protocol):
+    """Who refuses to allocate claims, whatever is free."""
+
+    def why_not(self, claim: ObjectKey) -> str:
+        """Why the claim is refused; "" if it is not."""
+        ...
+
+    def listen(self, call: Callable[[ObjectKey], None]) -> None:
+        """Have `call` called with each claim of which something else is to be said."""
+        ...
+
+
 class PendingClaims:
     """One Event at a time."""
 
@@ -57,11 +69,13 @@ class PendingClaims:
         pending_after_s: float,
         minor: int | None,
         workers: WorkerPool,
+        refused: Refusals | None = None,
     ) -> None:
         self._view = view
         self._notes = notes
         self._clock = clock
         self._pending_after_s = pending_after_s
+        self._refused = refused
         self._explanations = Explanations(view.followed, workers, clock=clock, minor=minor)
         self._adopted = asyncio.Event()
         self._noted: dict[PendingSubject, ObjectReference] = {}
@@ -74,6 +88,8 @@ class PendingClaims:
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
+        if self._refused is not None:
+            self._refused.listen(lambda claim: self._wake_for_refused(claim, wake))
 
     def all_keys(self) -> set[PendingSubject]:
         """Every pod that waits, and its claims."""
@@ -133,7 +149,7 @@ class PendingClaims:
             return None
         if left_s > 0:
             return left_s
-        explanation = self._explanations.of(*self._with_claims(pod))
+        explanation = self._explained(pod)
         if explanation is None:
             return None  # what was said stays until there is an answer, which wakes us
         if explanation.reason == PendingReason.ALLOCATED:
@@ -152,11 +168,10 @@ class PendingClaims:
             due = next((pod for pod in pods if left.get(pod.metadata.name, 1.0) <= 0), None)
             wait_s = min(left.values(), default=None)
             if due:
-                asked = self._with_claims(due)
-                explanation = self._explanations.of(*asked)
+                explanation = self._explained(due)
                 if explanation is None:
                     return None  # what was said stays until there is an answer, which wakes us
-                keys = [each.metadata.key for each in asked[1]]
+                keys = [each.metadata.key for each in self._with_claims(due)[1]]
                 self._unmet[subject.key] = [each for each in explanation.unmet if keys[each.claim] == subject.key]
         if claim is None or explanation is None or explanation.reason == PendingReason.ALLOCATED:
             self._reasons.pop(subject.key, None)
@@ -167,6 +182,13 @@ class PendingClaims:
             log.info("claim.pending", claim=str(subject.key), reason=explanation.reason, causes=explanation.text)
         self._reasons[subject.key] = explanation.reason
         return await self._say(subject, claim.metadata, CLAIMS.api_version, explanation)
+
+    def _explained(self, pod: Pod) -> PodExplanation | None:
+        """Why the pod waits. A limit comes before all else: no device would help."""
+        for claim in pod.claims if self._refused is not None else ():
+            if self._refused is not None and (why := self._refused.why_not(claim)):
+                return PodExplanation(why, PendingReason.LIMIT_REACHED)
+        return self._explanations.of(*self._with_claims(pod))
 
     async def _say(
         self, subject: PendingSubject, meta: ObjectMeta, api_version: str, explanation: PodExplanation
@@ -222,6 +244,11 @@ class PendingClaims:
             return
         wake(PendingSubject(CLAIMS.kind, change.key))
         for pod in self._view.pods_of(change.key):
+            wake(PendingSubject(PODS.kind, pod.metadata.key))
+
+    def _wake_for_refused(self, claim: ObjectKey, wake: Callable[[PendingSubject], None]) -> None:
+        wake(PendingSubject(CLAIMS.kind, claim))
+        for pod in self._view.pods_of(claim):
             wake(PendingSubject(PODS.kind, pod.metadata.key))
 
     def _wake_for_pod(self, change: Change[Pod], wake: Callable[[PendingSubject], None]) -> None:

@@ -1,0 +1,86 @@
+"""What keeps a pod waiting though devices would do: a quota that refuses its claim, or a limit that refuses the allocation.
+
+Owns the finding of both in a cluster that was read once. What is said of them is `explanation.refused_creation`'s and `limits`'s.
+"""
+
+from collections import defaultdict
+
+import msgspec
+
+from draco.allocation.fleet.hardware import PoolHardware
+from draco.allocation.ownership.claims import is_for_operator
+from draco.cli.explain.subjects import ExplainSubject
+from draco.explanation.model import Explanation, PendingReason
+from draco.explanation.note import note
+from draco.explanation.refused_creation import creation_refusal
+from draco.limits.amounts import Holdings, added, holdings_of
+from draco.limits.rules import LimitCheck, rule_of
+from draco.limits.wording import refusal_text
+from draco.placing.groups import ClaimGroup, GroupMember, allocated
+from draco.placing.place import place
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.names import PoolKey
+from draco.whatif.world import World
+
+
+def with_refusals(world: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:
+    """The explanation, or one that names the quota or the limit that is behind it."""
+    if explanation.reason is PendingReason.CLAIM_MISSING and subject.pod is not None:
+        if message := world.creation_failures.get(subject.pod.metadata.uid):
+            return _saying(explanation, creation_refusal(message, subject.key.namespace))
+    elif explanation.fits and (why := _limited(world, subject)):
+        return _saying(msgspec.structs.replace(explanation, reason=PendingReason.LIMIT_REACHED, fits=False), why)
+    return explanation
+
+
+def _saying(explanation: Explanation, why: str) -> Explanation:
+    said = msgspec.structs.replace(explanation, error=why)
+    return msgspec.structs.replace(said, summary=note(said))
+
+
+def _limited(world: World, subject: ExplainSubject) -> str:
+    """Which limit forbids what Draco would allocate to the claims; "" if none does, or if they are not Draco's."""
+    namespace = subject.key.namespace
+    fleet = world.fleet
+    waiting = [each for each in subject.claims if each.status.allocation is None]
+    mine = [each for each in waiting if is_for_operator(each, fleet.classes)]
+    if not world.limits or not mine or namespace not in world.namespaces:
+        return ""
+    beside = [each for each in subject.claims if each.status.allocation is not None]
+    member = GroupMember(mine, [subject.pod] if subject.pod is not None else [], beside)
+    (placement,) = place(fleet, [ClaimGroup([member])], [])
+    if not placement.results:
+        return ""
+    planned = [allocated(claim, result) for claim, result in zip(mine, placement.results[0], strict=True)]
+    holdings = _ClaimsOf(world)
+    check = LimitCheck([rule_of(each) for each in world.limits], world.namespaces, holdings.of_namespace)
+    refusals = check.refusals(namespace, added(map(holdings.of, planned)))
+    return refusal_text(refusals, namespace, claims=len(mine)) if refusals else ""
+
+
+class _ClaimsOf:
+    """What the claims of namespaces hold."""
+
+    def __init__(self, world: World) -> None:
+        self._fleet = world.fleet
+        self._pools: dict[PoolKey, PoolHardware] = {}
+        self._claims: dict[str, list[ResourceClaim]] = defaultdict(list)
+        for claim in world.fleet.claims.values():
+            if claim.status.allocation is not None:
+                self._claims[claim.metadata.namespace].append(claim)
+
+    def of(self, claim: ResourceClaim) -> Holdings:
+        return holdings_of(claim, self._hardware).holdings
+
+    def of_namespace(self, namespace: str) -> Holdings:
+        return added(map(self.of, self._claims.get(namespace, ())))
+
+    def _hardware(self, key: PoolKey) -> PoolHardware:
+        if key not in self._pools:
+            pool = self._fleet.inventory.pool(key)
+            entries = pool.entries if pool is not None else ()
+            slices = [ResourceSlice(metadata=ObjectMeta(name=each.name), spec=each.spec) for each in entries]
+            self._pools[key] = PoolHardware(slices)
+        return self._pools[key]

@@ -1,0 +1,70 @@
+"""What the claims of each namespace hold, for DeviceLimits.
+
+Owns the memory of it. What a claim holds is worked out once from what is published, and kept for as long as it holds it: a
+device that is dropped from its slices counts as before. Of a claim that this process first meets after that, `limits.amounts`
+says what counts. Nothing is worked out that nobody asks for.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from draco.controller.view import ALLOCATED_IN, ClusterView
+from draco.kube.watch.store import Change
+from draco.limits.amounts import ClaimHoldings, Holdings, added, holdings_of
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.meta import ObjectKey
+
+
+class _Known(msgspec.Struct, frozen=True):
+    uid: str
+    results: list[DeviceRequestAllocationResult]
+    of: ClaimHoldings
+
+
+class HeldDevices:
+    """By claim, and by namespace."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self._claims: dict[ObjectKey, _Known] = {}
+        self._namespaces: dict[str, Holdings] = {}
+        view.claims.subscribe(self._follow)
+
+    def of_claim(self, claim: ResourceClaim) -> ClaimHoldings:
+        """What an allocated claim holds; of one that is to be allocated, with its allocation in it, what it will hold."""
+        key, results = claim.metadata.key, list(claim.results)
+        known = self._claims.get(key)
+        if known is None or known.uid != claim.metadata.uid or known.results != results or known.of.unknown:
+            of = holdings_of(claim, self._view.hardware)
+            known = self._claims[key] = _Known(claim.metadata.uid, results, of)
+        return known.of
+
+    def of_namespace(self, namespace: str, without: Collection[ObjectKey] = ()) -> Holdings:
+        """What its claims hold, but for some that the caller knows better."""
+        claims = self._view.claims.store.by_index(ALLOCATED_IN, namespace)
+        if any(each.metadata.key in without for each in claims):
+            return added(self.of_claim(each).holdings for each in claims if each.metadata.key not in without)
+        if namespace not in self._namespaces:
+            each_holds = [self.of_claim(each) for each in claims]
+            holdings = added(each.holdings for each in each_holds)
+            if any(each.unknown for each in each_holds):
+                return holdings  # until it is known, it is looked up each time
+            self._namespaces[namespace] = holdings
+        return self._namespaces[namespace]
+
+    def unknown_in(self, namespace: str) -> list[str]:
+        """Devices of its claims that are not published and whose size nothing says."""
+        claims = self._view.claims.store.by_index(ALLOCATED_IN, namespace)
+        return [device for each in claims for device in self.of_claim(each).unknown]
+
+    def _follow(self, change: Change[ResourceClaim]) -> None:
+        if not change.differs(_held):
+            return
+        self._namespaces.pop(change.key.namespace, None)
+        if change.after is None or not change.after.results:
+            self._claims.pop(change.key, None)
+
+
+def _held(claim: ResourceClaim) -> object:
+    return claim.metadata.uid, claim.results

@@ -1,0 +1,124 @@
+"""Writes the status of each DeviceLimit, and counts for metrics.
+
+Owns when a limit is counted, and what the metrics say. Keys are UIDs. How a status is written is `own_status`'s, what it says
+`limits.status`'s.
+"""
+
+from collections.abc import Callable, Mapping
+
+from draco.controller.limits.guard import LimitGuard
+from draco.controller.limits.held import HeldDevices
+from draco.controller.loop_watch import CooperativeWork
+from draco.controller.metrics import OperatorMetrics
+from draco.controller.own_status import PolicyStatuses
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.watch.store import Change
+from draco.limits.amounts import Holdings
+from draco.limits.rules import rule_of
+from draco.limits.status import LimitUse, limit_status, use_of
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus
+
+
+class DeviceLimitReconciler:
+    """One limit at a time. `guard` is None where Draco allocates nothing."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        held: HeldDevices,
+        guard: LimitGuard | None,
+        *,
+        clock: Clock,
+        pace_s: float = 0.5,
+    ) -> None:
+        self._view = view
+        self._held = held
+        self._guard = guard
+        self._clock = clock
+        self._statuses = PolicyStatuses(client, view.limits, clock=clock, pace_s=pace_s)
+        self._ratios: dict[str, float] = {}  # by limit
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the UID of every limit that a change may concern."""
+
+        def wake_all(_: object = None) -> None:
+            for uid in self.all_keys():
+                wake(uid)
+
+        def on_claim(change: Change[ResourceClaim]) -> None:
+            if change.differs(lambda claim: claim.results):
+                wake_all()
+
+        self._view.limits.subscribe(wake_all)
+        self._view.claims.subscribe(on_claim)
+        self._view.classes.subscribe(wake_all)
+        self._view.namespaces.subscribe(
+            lambda change: wake_all() if change.differs(lambda item: item.metadata.labels) else None
+        )
+        if self._guard is not None:
+            self._guard.listen(lambda _: wake_all())
+
+    def all_keys(self) -> set[str]:
+        """Every limit there is."""
+        return self._statuses.uids()
+
+    def ratios(self) -> Mapping[str, float]:
+        """How much of each limit is used where most is, by limit."""
+        known = {limit.metadata.name for limit in self._view.limits.store.values()}
+        self._ratios = {name: ratio for name, ratio in self._ratios.items() if name in known}
+        return self._ratios
+
+    def waiting(self) -> Mapping[str, int]:
+        """Claims that wait, by the limit that is in their way."""
+        by_limit = self._guard.waiting() if self._guard is not None else {}
+        return {limit.metadata.name: by_limit.get(limit.metadata.name, 0) for limit in self._view.limits.store.values()}
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Bring the limit's status to what is so."""
+        return await self._statuses.bring(uid, self._status)
+
+    async def _status(self, limit: DeviceLimit, work: CooperativeWork) -> DeviceLimitStatus:
+        use = await self._use(limit, work)
+        name = limit.metadata.name
+        fullest = use.fullest
+        self._ratios[name] = use.ratio(use.scopes[fullest]) if fullest is not None else 0.0
+        return limit_status(
+            limit,
+            use,
+            classes={each.metadata.name: each for each in self._view.classes.store.values()},
+            waiting=self.waiting().get(name, 0),
+            allocates=self._guard is not None,
+            now=self._clock.now(),
+        )
+
+    async def _use(self, limit: DeviceLimit, work: CooperativeWork) -> LimitUse:
+        rule = rule_of(limit)
+        namespaces = {each.metadata.name: each.metadata.labels for each in self._view.namespaces.store.values()}
+        held: dict[str, Holdings] = {}
+        unknown: list[str] = []
+        for name, labels in namespaces.items():
+            if rule.selects(labels):
+                held[name] = self._held.of_namespace(name)
+                unknown += self._held.unknown_in(name)
+                await work.pause()
+        return use_of(rule, namespaces, held, sorted(unknown))
+
+
+def register_limits(metrics: OperatorMetrics, limits: DeviceLimitReconciler) -> None:
+    """Export how full limits are."""
+    metrics.on_scrape(
+        "draco_device_limit_used_ratio",
+        "How much of a DeviceLimit is used, where most is; 1 is all of it. On the leader only.",
+        ["limit"],
+        limits.ratios,
+    )
+    metrics.on_scrape(
+        "draco_device_limit_waiting_claims",
+        "Claims that wait because of a DeviceLimit. On the leader only.",
+        ["limit"],
+        limits.waiting,
+    )

@@ -1,0 +1,51 @@
+"""Why a claim was not made for a pod: what kube-controller-manager says of it, in a sentence with what to do.
+
+Owns the reading of that message. The API server refuses what is over a ResourceQuota before there is a claim that anybody could
+look at, so the message is all that is known.
+"""
+
+import re
+from typing import Final
+
+from draco.resources.texts import sentence
+
+EVENT_REASON: Final = "FailedResourceClaimCreation"
+"""Of kube-controller-manager's Event on the pod."""
+_OVER_QUOTA: Final = re.compile(
+    r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>[^ ]+), used: (?P<used>[^ ]+), limited: (?P<limited>[^ ]+)"
+)
+_ENTRY: Final = re.compile(r"PodResourceClaim (?P<entry>[^:]+): (?P<why>.*)", re.DOTALL)
+_OF_CLASS: Final = ".deviceclass.resource.k8s.io/devices"
+_CLAIMS: Final = "count/resourceclaims.resource.k8s.io"
+_REMEDY: Final = "Delete claims that are not needed, or have the quota raised"
+
+
+def creation_refusal(message: str, namespace: str) -> str:
+    """The message as a person reads it: cause, then fix."""
+    found = _ENTRY.search(message)
+    entry, why = (found["entry"], found["why"]) if found else ("", message)
+    quota = _OVER_QUOTA.search(why)
+    claim = f"the claim for {entry}" if entry else "a claim of the pod"
+    if quota is None:
+        return f"{claim} cannot be created: {sentence(why)}"
+    used, limited = _amounts(quota["used"]), _amounts(quota["limited"])
+    said = [
+        _of(resource, used.get(resource, "?"), limited.get(resource, "?"), requested)
+        for resource, requested in _amounts(quota["requested"]).items()
+    ]
+    where = f"ResourceQuota {quota['quota']} of namespace {namespace}"
+    return f"{claim} cannot be created: {where} permits {'; and '.join(said)}. {_REMEDY}."
+
+
+def _of(resource: str, used: str, limited: str, requested: str) -> str:
+    if resource == _CLAIMS:
+        return f"{limited} ResourceClaims, and there are {used}"
+    if resource.endswith(_OF_CLASS):
+        device_class = resource.removesuffix(_OF_CLASS)
+        return f"{limited} devices of DeviceClass {device_class}, other claims ask for {used}, and this one for {requested}"
+    return f"{limited} of {resource}, {used} are used, and the claim takes {requested}"
+
+
+def _amounts(text: str) -> dict[str, str]:
+    """Of "a=1,b=2". Names of resources hold no comma and no equals sign."""
+    return {name: amount for name, _, amount in (each.partition("=") for each in text.split(","))}

@@ -1,0 +1,169 @@
+"""How much a claim holds, in the amounts that a DeviceLimit can bound.
+
+Owns what a GPU, a partition and a share of a device count as. All amounts are whole billionths, so that adding up is exact. What
+is published says how large a device is. Of one that is not published any more its name is known: a partition then counts as
+another one of its profile in the pool does, and what nothing is known of as one whole GPU without memory.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from draco.allocation.fleet.hardware import PoolHardware, amount_of
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.slices import Device
+from draco.resources.names import PoolKey, read_partition_name
+
+ONE: Final = 10**9
+"""One, in billionths."""
+_SLICE: Final = re.compile(r"memory-?slice-?[0-9]+", re.IGNORECASE)
+"""A counter or a capacity that stands for one memory slice: memory-slice-0, and memorySlice0 in NVIDIA's own driver."""
+_PROFILE: Final = re.compile(r"([0-9]+)g\.")
+_COMPUTE_SLICES: Final = 7
+_SLICES_OF_PROFILE: Final[Mapping[int, int]] = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+"""Memory slices by compute slices, for partitions that are published without counters."""
+
+
+class LimitedAmount(StrEnum):
+    """What can be limited, by the names of the fields of a DeviceLimit."""
+
+    DEVICES = "devices"
+    MEMORY = "memory"
+    MEMORY_SLICES = "memorySlices"
+    GPU_SHARE = "gpuShare"
+
+
+class DeviceOrigin(NamedTuple):
+    """By which DeviceClass a device was asked for, and whose it is. The driver is "" while no device is chosen yet."""
+
+    device_class: str
+    driver: str
+
+
+Amounts: TypeAlias = Mapping[LimitedAmount, int]
+Holdings: TypeAlias = Mapping[DeviceOrigin, Amounts]
+HardwareOf: TypeAlias = Callable[[PoolKey], PoolHardware]
+
+
+class ClaimHoldings(msgspec.Struct, frozen=True):
+    """What a claim holds. `unknown` are its devices of which nothing is known but their names."""
+
+    holdings: Holdings
+    unknown: tuple[str, ...] = ()
+
+
+def holdings_of(claim: ResourceClaim, hardware: HardwareOf) -> ClaimHoldings:
+    """What an allocated claim holds. Administrative access holds nothing."""
+    found: dict[DeviceOrigin, Counter[LimitedAmount]] = {}
+    unknown = []
+    for result in claim.results:
+        if result.admin_access:
+            continue
+        pool = hardware(PoolKey(result.driver, result.pool))
+        device = pool.published_as(result.device) or pool.published_like(result.device)
+        if device is None:
+            unknown.append(result.device)
+        origin = DeviceOrigin(class_of(claim, result.request), result.driver)
+        found.setdefault(origin, Counter()).update(_amounts(result, device, pool))
+    return ClaimHoldings(found, tuple(unknown))
+
+
+def least_of(claim: ResourceClaim) -> Holdings:
+    """What the claim will hold at least, whatever devices it gets: those that it asks for by number."""
+    found: dict[DeviceOrigin, Counter[LimitedAmount]] = {}
+    for request in claim.spec.devices.requests:
+        asked = request.exactly
+        if asked is not None and not asked.admin_access and asked.allocation_mode == "ExactCount":
+            origin = DeviceOrigin(asked.device_class_name, "")
+            found.setdefault(origin, Counter())[LimitedAmount.DEVICES] += asked.count * ONE
+    return found
+
+
+def added(several: Iterable[Holdings]) -> Holdings:
+    """What several hold together."""
+    found: dict[DeviceOrigin, Counter[LimitedAmount]] = {}
+    for holdings in several:
+        for origin, amounts in holdings.items():
+            found.setdefault(origin, Counter()).update(amounts)
+    return found
+
+
+def class_of(claim: ResourceClaim, request: str) -> str:
+    """The DeviceClass behind a request of the claim, "name" or "name/subrequest" as results have it; "" if it has none such."""
+    name, _, alternative = request.partition("/")
+    for each in claim.spec.devices.requests:
+        if each.name == name and each.exactly is not None:
+            return each.exactly.device_class_name
+        if each.name == name:
+            return next((one.device_class_name for one in each.first_available if one.name == alternative), "")
+    return ""
+
+
+def _amounts(
+    result: DeviceRequestAllocationResult, device: Device | None, pool: PoolHardware
+) -> Counter[LimitedAmount]:
+    memory = _capacity(device, result.driver)
+    slices, share = _parts(device, pool) if device is not None else (0, ONE)
+    if result.share_id is not None:
+        taken = _named(result.consumed_capacity, "memory", result.driver)
+        part = min(ONE, taken * ONE // memory) if taken and memory else ONE
+        memory, slices, share = taken or memory, slices * part // ONE, share * part // ONE
+    return Counter(
+        {
+            LimitedAmount.DEVICES: ONE,
+            LimitedAmount.MEMORY: memory,
+            LimitedAmount.MEMORY_SLICES: slices,
+            LimitedAmount.GPU_SHARE: share,
+        }
+    )
+
+
+def _parts(device: Device, pool: PoolHardware) -> tuple[int, int]:
+    """Memory slices, and the share of the whole GPU; both rounded down to billionths."""
+    draws, totals = pool.counters_of(device.name)
+    slices = sum(ONE for _ in _slices(name for counters in draws.values() for name in counters))
+    ratios = {
+        name: taken * ONE // total
+        for counter_set, counters in draws.items()
+        for name, taken in _with_slices(counters).items()
+        if (total := _with_slices(totals[counter_set]).get(name, 0))
+    }
+    if ratios:
+        counted = [ratios[name] for name in ("memory-slices", "multiprocessors") if name in ratios]
+        return slices, min(ONE, max(counted or ratios.values()))
+    if not _is_part(device):
+        return sum(ONE for _ in _slices(device.capacity)), ONE
+    profile = device.attributes.get("profile")
+    named = _PROFILE.match(profile.string or "") if profile else None
+    compute = int(named[1]) if named else _COMPUTE_SLICES
+    own = sum(ONE for _ in _slices(device.capacity))
+    return own or _SLICES_OF_PROFILE.get(compute, compute) * ONE, min(ONE, compute * ONE // _COMPUTE_SLICES)
+
+
+def _with_slices(counters: Mapping[str, int]) -> Mapping[str, int]:
+    """The counters, with all memory slices as one."""
+    slices = sum(counters[name] for name in _slices(counters))
+    return {**counters, "memory-slices": slices} if slices else counters
+
+
+def _slices(names: Iterable[str]) -> Iterator[str]:
+    return (name for name in names if _SLICE.fullmatch(name))
+
+
+def _is_part(device: Device) -> bool:
+    return "parentUUID" in device.attributes or read_partition_name(device.name) is not None
+
+
+def _capacity(device: Device | None, driver: str) -> int:
+    if device is None:
+        return 0
+    return _named({name: each.value for name, each in device.capacity.items()}, "memory", driver)
+
+
+def _named(amounts: Mapping[str, str], name: str, driver: str) -> int:
+    text = amounts.get(name) or amounts.get(f"{driver}/{name}")
+    return amount_of(text) if text else 0

@@ -1,0 +1,145 @@
+"""DeviceLimits as rules: whose claims they count, which devices, and how much is permitted.
+
+Owns the reading of a DeviceLimit, and the check of what a claim would take against all of them. A check is about one moment: it
+is made of what is held then, and what it lets through counts for all that it is asked about afterwards.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from draco.limits.amounts import ONE, Amounts, DeviceOrigin, Holdings, LimitedAmount
+from draco.resources.api.limits import DeviceAmounts, DeviceLimit, LimitScope
+from draco.resources.api.meta import LabelSelector
+from draco.resources.quantity import Quantity
+
+NamespaceLabels: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Labels by namespace."""
+
+
+class LimitRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that was read. `permitted` has the amounts that it sets; of no others it says anything."""
+
+    name: str
+    selector: LabelSelector
+    per: LimitScope
+    classes: frozenset[str]
+    driver: str
+    permitted: Amounts
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether a namespace with these labels is meant."""
+        return self.selector.selects(labels)
+
+    def counts(self, origin: DeviceOrigin) -> bool:
+        """Whether such devices are meant. Of a device that is not chosen yet the driver is not known: then not, if one is set."""
+        return (not self.classes or origin.device_class in self.classes) and self.driver in {"", origin.driver}
+
+    def of(self, holdings: Holdings) -> Amounts:
+        """How much of what it limits is held."""
+        found: Counter[LimitedAmount] = Counter()
+        for origin, amounts in holdings.items():
+            if self.counts(origin):
+                found.update(amounts)
+        return {amount: found[amount] for amount in self.permitted}
+
+
+def rule_of(limit: DeviceLimit) -> LimitRule:
+    """The rule. An amount that is no quantity, which the API server refuses, is left out."""
+    spec = limit.spec
+    return LimitRule(
+        name=limit.metadata.name,
+        selector=spec.namespace_selector or LabelSelector(),
+        per=spec.per,
+        classes=frozenset(spec.device_class_names),
+        driver=spec.driver,
+        permitted=read_amounts(spec.limits),
+    )
+
+
+def read_amounts(written: DeviceAmounts) -> dict[LimitedAmount, int]:
+    """The amounts that are set, in billionths."""
+    texts = {LimitedAmount.MEMORY: written.memory, LimitedAmount.GPU_SHARE: written.gpu_share}
+    quantities = {amount: Quantity.read(text) for amount, text in texts.items() if text is not None}
+    numbers = {LimitedAmount.DEVICES: written.devices, LimitedAmount.MEMORY_SLICES: written.memory_slices}
+    found = {amount: number * ONE for amount, number in numbers.items() if number is not None}
+    found |= {amount: quantity.nanos for amount, quantity in quantities.items() if quantity is not None}
+    return {amount: found[amount] for amount in LimitedAmount if amount in found}
+
+
+class LimitRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a claim would take beyond a limit. `namespace` is "" where the limit is one of all its namespaces together."""
+
+    limit: str
+    amount: LimitedAmount
+    namespace: str
+    used: int
+    taking: int
+    permitted: int
+
+
+class LimitCheck:
+    """All limits at one moment. `held` says what the claims of a namespace hold; what is taken here is added to it."""
+
+    def __init__(
+        self, rules: Sequence[LimitRule], namespaces: NamespaceLabels, held: Callable[[str], Holdings]
+    ) -> None:
+        self._rules = rules
+        self._namespaces = namespaces
+        self._held = held
+        self._taken: dict[str, list[Holdings]] = {}
+        self._used: dict[tuple[str, str], Counter[LimitedAmount]] = {}  # by rule, and namespace or ""
+
+    def refusals(self, namespace: str, taking: Holdings) -> list[LimitRefusal]:
+        """The limits that forbid a namespace to take this too. Nothing is counted."""
+        found = []
+        for rule in self._rules_for(namespace):
+            more = rule.of(taking)
+            if not any(more.values()):
+                continue
+            used, scope = self._used_of(rule, namespace), _scope(rule, namespace)
+            found += [
+                LimitRefusal(
+                    limit=rule.name,
+                    amount=amount,
+                    namespace=scope,
+                    used=used[amount],
+                    taking=more[amount],
+                    permitted=permitted,
+                )
+                for amount, permitted in rule.permitted.items()
+                if more[amount] and used[amount] + more[amount] > permitted
+            ]
+        return found
+
+    def take(self, namespace: str, taking: Holdings) -> None:
+        """Count this as held from now on."""
+        self._taken.setdefault(namespace, []).append(taking)
+        for rule in self._rules_for(namespace):
+            if (known := self._used.get((rule.name, _scope(rule, namespace)))) is not None:
+                known.update(rule.of(taking))
+
+    def _rules_for(self, namespace: str) -> Iterable[LimitRule]:
+        labels = self._namespaces[namespace]
+        return (rule for rule in self._rules if rule.selects(labels))
+
+    def _used_of(self, rule: LimitRule, namespace: str) -> Counter[LimitedAmount]:
+        key = rule.name, _scope(rule, namespace)
+        if key not in self._used:
+            used: Counter[LimitedAmount] = Counter()
+            for each in self._of_scope(rule, namespace):
+                for holdings in (self._held(each), *self._taken.get(each, ())):
+                    used.update(rule.of(holdings))
+            self._used[key] = used
+        return self._used[key]
+
+    def _of_scope(self, rule: LimitRule, namespace: str) -> Iterable[str]:
+        if rule.per is LimitScope.NAMESPACE:
+            return [namespace]
+        return [name for name, labels in self._namespaces.items() if rule.selects(labels)]
+
+
+def _scope(rule: LimitRule, namespace: str) -> str:
+    return namespace if rule.per is LimitScope.NAMESPACE else ""

@@ -1,0 +1,144 @@
+"""What a DeviceLimit says of itself: who holds how much of what, whether that is within the limit, and what is odd about it.
+
+Owns its condition and its sentences. What may be allocated is `rules`'s to say.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from draco.allocation.ownership.claims import is_operators
+from draco.limits.amounts import Amounts, Holdings
+from draco.limits.rules import LimitRule, NamespaceLabels
+from draco.limits.wording import use_text, written
+from draco.resources.api.claims import DeviceClass
+from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus, LimitScope, NamespaceUse
+from draco.resources.api.meta import Condition, timed
+from draco.resources.texts import agreeing, counted, listed
+
+CONDITION_WITHIN: Final = "WithinLimit"
+LISTED_NAMESPACES: Final = 32
+_EXCEEDED: Final = "Nothing is taken away; Draco allocates no more there until less is held or more is permitted."
+
+
+class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a limit counts now: what each selected namespace holds of it, and all of them together."""
+
+    rule: LimitRule
+    by_namespace: Mapping[str, Amounts]
+    unknown: Sequence[str] = ()
+    """Devices that are not published, and whose size nothing says."""
+
+    @property
+    def together(self) -> Amounts:
+        """What all selected namespaces hold."""
+        return {
+            amount: sum(each.get(amount, 0) for each in self.by_namespace.values()) for amount in self.rule.permitted
+        }
+
+    @property
+    def scopes(self) -> Mapping[str, Amounts]:
+        """What is compared with the limit: by namespace, or under "" all of it."""
+        return self.by_namespace if self.rule.per is LimitScope.NAMESPACE else {"": self.together}
+
+    @property
+    def fullest(self) -> str | None:
+        """The namespace that is nearest to the limit, or ""; None where nothing is selected."""
+        return max(sorted(self.scopes), key=lambda name: self.ratio(self.scopes[name]), default=None)
+
+    def ratio(self, used: Amounts) -> float:
+        """How much of the limit is used, of its amounts the fullest; infinite where none is permitted and some is held."""
+        return max((_ratio(used.get(amount, 0), most) for amount, most in self.rule.permitted.items()), default=0.0)
+
+
+def use_of(
+    rule: LimitRule, namespaces: NamespaceLabels, held: Mapping[str, Holdings], unknown: Sequence[str] = ()
+) -> LimitUse:
+    """What the limit counts. `held` needs to have only namespaces whose claims hold something."""
+    selected = [name for name, labels in namespaces.items() if rule.selects(labels)]
+    return LimitUse(rule=rule, by_namespace={name: rule.of(held.get(name, {})) for name in selected}, unknown=unknown)
+
+
+def limit_status(
+    limit: DeviceLimit,
+    use: LimitUse,
+    *,
+    classes: Mapping[str, DeviceClass],
+    waiting: int,
+    allocates: bool,
+    now: datetime,
+) -> DeviceLimitStatus:
+    """Where a limit stands. `waiting` claims wait because of it; `allocates`: whether Draco allocates in this cluster at all."""
+    generation = limit.metadata.generation
+    condition = _condition(use, classes)
+    parts = [condition.message, *_remarks(use, classes, allocates=allocates)]
+    if waiting:
+        parts.insert(1, f"{counted(waiting, 'claim')} {agreeing(waiting, 'waits', 'wait')} because of it.")
+    by_ratio = sorted(use.by_namespace.items(), key=lambda one: (-use.ratio(one[1]), one[0]))
+    return DeviceLimitStatus(
+        observed_generation=generation,
+        selected=len(use.by_namespace),
+        used=written(use.together),
+        namespaces=[NamespaceUse(namespace=name, used=written(used)) for name, used in by_ratio[:LISTED_NAMESPACES]],
+        waiting=waiting,
+        message=" ".join(parts),
+        conditions=[timed(condition, limit.status.conditions, now, generation=generation)],
+    )
+
+
+def class_remarks(names: Sequence[str], classes: Mapping[str, DeviceClass]) -> list[str]:
+    """What is to be said of the DeviceClasses that a limit names."""
+    missing = [name for name in names if name not in classes]
+    foreign = [name for name in names if name in classes and not is_operators(classes[name])]
+    found = []
+    if missing:
+        found.append(f"There is no DeviceClass {listed(missing)}.")
+    if foreign:
+        found.append(
+            f"kube-scheduler allocates what is asked for by {listed(foreign)}: that is counted, not refused. Limit it with a "
+            "ResourceQuota on `<class>.deviceclass.resource.k8s.io/devices`."
+        )
+    return found
+
+
+def _condition(use: LimitUse, classes: Mapping[str, DeviceClass]) -> Condition:
+    rule = use.rule
+    fullest = use.fullest
+    over = [name for name, used in use.scopes.items() if use.ratio(used) > 1]
+    if not use.by_namespace or fullest is None:
+        status, reason = "Unknown", "NothingSelected"
+        message = "No namespace has the labels of spec.namespaceSelector, so nothing is limited."
+    elif rule.classes and not rule.classes & classes.keys():
+        status, reason = "Unknown", "NoDeviceClass"
+        message = "None of spec.deviceClassNames exists, so nothing is limited."
+    elif over:
+        status, reason = "False", "Exceeded"
+        who = f"{listed(sorted(over))} {agreeing(len(over), 'holds', 'hold')}" if over != [""] else "Together they hold"
+        more = f": {use_text(use.scopes[fullest], rule.permitted)}" if len(over) == 1 else ""
+        message = f"{who} more than is permitted{more}. {_EXCEEDED}"
+    else:
+        status, reason = "True", "WithinLimit"
+        who = f"{counted(len(use.by_namespace), 'namespace')}"
+        text = use_text(use.scopes[fullest], rule.permitted)
+        message = f"{who} together: {text}." if fullest == "" else f"{who}; {fullest} has most: {text}."
+    return Condition(type=CONDITION_WITHIN, status=status, reason=reason, message=message)
+
+
+def _remarks(use: LimitUse, classes: Mapping[str, DeviceClass], *, allocates: bool) -> list[str]:
+    found = class_remarks(sorted(use.rule.classes), classes)
+    if use.unknown:
+        are = agreeing(len(use.unknown), "is", "are")
+        found.append(
+            f"{listed(use.unknown)} {are} held and not published: each counts as one whole GPU without memory."
+        )
+    if not allocates:
+        found.append("Draco allocates nothing here (chart value operator.allocate), so this is only counted.")
+    return found
+
+
+def _ratio(used: int, permitted: int) -> float:
+    if not permitted:
+        return float("inf") if used else 0.0
+    return used / permitted
