@@ -36,6 +36,7 @@ COMMANDS: Final = MappingProxyType(
         "lint": ("draco.cli.lint.command", "Check manifests before they reach a cluster, and correct them."),
         "maintain": ("draco.cli.maintain.command", "Take devices out of service, and bring them back."),
         "operator": ("draco.cli.operator", "Watch the whole cluster's GPUs and claims (runs in the cluster)."),
+        "reserve": ("draco.cli.reserve.command", "Reserve devices for pods to come, for a time."),
         "selector": ("draco.cli.selector.command", "Check device selectors, and try them on devices."),
         "simulate": ("draco.cli.simulate.command", "Say what would be allocated, without touching the cluster."),
         "status": (

@@ -46,6 +46,8 @@ from draco.controller.mig.policies import MigPolicyReconciler
 from draco.controller.mig.register import RegisterStore
 from draco.controller.own_advice import OwnAdvice
 from draco.controller.reconciling import Reconciling
+from draco.controller.reservations.reconciler import ReservationReconciler
+from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints import reports
 from draco.controller.taints.extensions import TaintExtensionReconciler
@@ -261,17 +263,18 @@ class Operator:
         self.health_policies: Reconciling[str] = working(
             "health-policies", HealthPolicyReconciler(client, self.view, health, remediation, clock=clock)
         )
+        self._waiting_reasons = self._reserving(working, minor)
         self.kopf = KopfThread(connect, self.view.own_kinds, identity=settings.identity)
         self.election = self._election()
         warn_of_wide_rules(self.view)
         self._export()
-        self._say_what_is_missing(features)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set."""
         plain = None if self._settings.metrics else lambda: self.metrics.registry
         app = http_app(plain, alive=self.problems, ready=self.not_ready)
         log.info("operator.starting", identity=self.election.identity)
+        self._say_what_is_missing(self._features)
         gc.freeze()  # what is loaded by now stays: collections during the first lists would walk it, a fifth of their time
         async with (
             serving(app, self._settings.http_host, self._settings.http_port),
@@ -426,6 +429,7 @@ class Operator:
                 group.create_task(following, name="explaining")
                 group.create_task(self._reports.adopt(self.taint_reports.wake), name="adopting taint reports")
                 group.create_task(self._happenings.run(), name="events")
+                group.create_task(self._waiting_reasons.run(), name="explaining reservations")
         finally:
             self.metrics.leader.set(0)
 
@@ -484,6 +488,16 @@ class Operator:
         working("allocation", allocations)
         self._allocation_troubles = (lambda: handover.trouble, lambda: allocations.writes.trouble)
         return handover
+
+    def _reserving(self, working: Callable[[str, Any], object], minor: int | None) -> WaitingReasons:
+        """What makes the claims of reservations. Where Draco does not allocate, it says so on each."""
+        reasons = WaitingReasons(self.workers, clock=self._clock, minor=minor)
+        permitted = self._settings.allocate
+        working(
+            "reservations",
+            ReservationReconciler(self._client, self.view, reasons, permitted=permitted, clock=self._clock),
+        )
+        return reasons
 
     def _export(self) -> None:
         register_view(self.metrics, self.view)

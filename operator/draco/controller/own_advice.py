@@ -19,14 +19,24 @@ from draco.maintenance.budgets.status import no_class
 from draco.maintenance.schedule import schedule_problem
 from draco.maintenance.selecting.selectors import test_of
 from draco.mig_policy.matching import rules_of
+from draco.reservations.asking import problem_of
+from draco.reservations.ending import is_expired
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.foreign import read
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.errors import DracoError
-from draco.resources.kinds import DEVICE_LIMITS, DEVICE_MAINTENANCES, HEALTH_POLICIES, MAINTENANCE_BUDGETS, MIG_POLICIES
+from draco.resources.kinds import (
+    DEVICE_LIMITS,
+    DEVICE_MAINTENANCES,
+    DEVICE_RESERVATIONS,
+    HEALTH_POLICIES,
+    MAINTENANCE_BUDGETS,
+    MIG_POLICIES,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -92,15 +102,25 @@ def _of_limit(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> It
     yield from class_remarks(read(_limit, raw).spec.device_class_names, classes)
 
 
+def _of_reservation(raw: bytes, classes: Mapping[str, DeviceClass], now: datetime) -> Iterator[str]:
+    reservation = read(_reservation, raw)
+    if reservation.spec.template and (problem := problem_of(reservation.spec.template.spec, classes)):
+        yield problem.message
+    if is_expired(reservation, now):
+        yield "spec.expiresAt is past, so nothing is reserved: set a later time."
+
+
 _maintenance: Final = msgspec.json.Decoder(DeviceMaintenance)
 _budget: Final = msgspec.json.Decoder(MaintenanceBudget)
 _health_policy: Final = msgspec.json.Decoder(HealthPolicy)
 _mig_policy: Final = msgspec.json.Decoder(MigPolicy)
 _limit: Final = msgspec.json.Decoder(DeviceLimit)
+_reservation: Final = msgspec.json.Decoder(DeviceReservation)
 _ADVICE: Final[Mapping[str, Callable[[bytes, Mapping[str, DeviceClass], datetime], Iterator[Any]]]] = {
     DEVICE_MAINTENANCES.kind: _of_maintenance,
     MAINTENANCE_BUDGETS.kind: _of_budget,
     HEALTH_POLICIES.kind: _of_health_policy,
     MIG_POLICIES.kind: _of_mig_policy,
     DEVICE_LIMITS.kind: _of_limit,
+    DEVICE_RESERVATIONS.kind: _of_reservation,
 }

@@ -22,13 +22,15 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
 from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
+from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
@@ -37,6 +39,7 @@ from draco.resources.kinds import (
     DEVICE_CLASSES,
     DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
+    DEVICE_RESERVATIONS,
     GPU_NODES,
     HEALTH_POLICIES,
     MAINTENANCE_BUDGETS,
@@ -47,7 +50,7 @@ from draco.resources.kinds import (
     SLICES,
     Kind,
 )
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import LABEL_RESERVATION, DeviceKey, PoolKey
 from draco.resources.written.sharing import Shared
 
 BY_DEVICE = "device"
@@ -61,6 +64,16 @@ UNALLOCATED = "unallocated"
 """Claims that are not allocated and not being deleted, all under one value."""
 ALLOCATED_IN = "allocated in"
 """Claims that are allocated, by namespace."""
+BY_RESERVATION = "reservation"
+"""Claims by the UID of the DeviceReservation that controls them."""
+RESERVED_IN = "reserved in"
+"""Claims of DeviceReservations by namespace."""
+BY_NAMED = "named"
+"""Pods, and claims of pods, by the reservation that their label names."""
+BY_TAKER = "taker"
+"""Reservations by the UIDs of claims that take over from them, or have."""
+TAKING_OVER = "taking over"
+"""Reservations with devices on their way to a pod's claim, all under one value."""
 BY_CLAIM = "claim"
 BY_GANG = "gang"
 """Pods by the group that they start together with."""
@@ -112,6 +125,7 @@ class ClusterView:
         self.health_policies: OwnKind[HealthPolicy] = own(HEALTH_POLICIES)
         self.mig_policies: OwnKind[MigPolicy] = own(MIG_POLICIES)
         self.limits: OwnKind[DeviceLimit] = own(DEVICE_LIMITS)
+        self.reservations: OwnKind[DeviceReservation] = own(DEVICE_RESERVATIONS)
         self.rules: Informer[DeviceTaintRule] | None = follow(taint_rules) if taint_rules else None
         self.rule_store: Store[DeviceTaintRule] = self.rules.store if self.rules else Store()
         """The taint rules; empty for ever where the cluster does not serve them."""
@@ -119,7 +133,14 @@ class ClusterView:
         """Watched where Draco allocates and the cluster serves them."""
         self.own_kinds: dict[Kind[Any], OwnKind[Any]] = {
             each.kind: each
-            for each in (self.maintenances, self.budgets, self.health_policies, self.mig_policies, self.limits)
+            for each in (
+                self.maintenances,
+                self.budgets,
+                self.health_policies,
+                self.mig_policies,
+                self.reservations,
+                self.limits,
+            )
         }
         """What people write: Kopf watches these, informers the others."""
         followed: list[Collection[Any]] = [
@@ -178,6 +199,14 @@ class ClusterView:
         self.claims.store.add_index(UNALLOCATED, lambda claim: [True] if claim.waits else [])
         self.claims.store.add_index(
             ALLOCATED_IN, lambda claim: [claim.metadata.namespace] if claim.status.allocation else []
+        )
+        self.claims.store.add_index(BY_RESERVATION, lambda claim: [uid] if (uid := reserved_by(claim)) else [])
+        self.claims.store.add_index(RESERVED_IN, lambda claim: [claim.metadata.namespace] if reserved_by(claim) else [])
+        self.claims.store.add_index(BY_NAMED, lambda claim: [] if reserved_by(claim) else _named(claim.metadata))
+        self.pods.store.add_index(BY_NAMED, lambda pod: _named(pod.metadata))
+        self.reservations.store.add_index(BY_TAKER, lambda each: [one.uid for one in each.status.takeovers])
+        self.reservations.store.add_index(
+            TAKING_OVER, lambda each: [True] if any(one.allocation for one in each.status.takeovers) else []
         )
         self.slices.store.add_index(BY_POOL, lambda item: [item.pool])
         self.pods.store.add_index(BY_CLAIM, lambda pod: pod.claims)
@@ -297,6 +326,11 @@ class ClusterView:
 
     def _outdate(self, _: object) -> None:
         self._outdated = True
+
+
+def _named(meta: ObjectMeta) -> list[ObjectKey]:
+    name = meta.labels.get(LABEL_RESERVATION)
+    return [ObjectKey(meta.namespace, name)] if name else []
 
 
 def _tainted_pool_of(rule: DeviceTaintRule) -> Iterable[Hashable]:

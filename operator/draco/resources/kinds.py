@@ -17,6 +17,7 @@ from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.reviews import SubjectAccessReview, TokenReview
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import ResourceSlice
@@ -91,6 +92,7 @@ DEVICE_LIMITS = Kind("draco.dev", "v1alpha1", "devicelimits", "DeviceLimit", Fal
 ALLOCATION_REGISTERS = Kind(
     "draco.dev", "v1alpha1", "allocationregisters", "AllocationRegister", False, AllocationRegister
 )
+DEVICE_RESERVATIONS = Kind("draco.dev", "v1alpha1", "devicereservations", "DeviceReservation", True, DeviceReservation)
 OWN_KINDS = (
     GPU_NODES,
     DEVICE_MAINTENANCES,
@@ -99,6 +101,7 @@ OWN_KINDS = (
     MIG_POLICIES,
     DEVICE_LIMITS,
     ALLOCATION_REGISTERS,
+    DEVICE_RESERVATIONS,
 )
 """Those that Draco's CustomResourceDefinitions define."""
 TOKEN_REVIEWS = Kind("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", False, TokenReview)

@@ -24,10 +24,12 @@ from draco.options import MetricsSettings
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
+    CLAIM_TEMPLATES,
     CLAIMS,
     CRON_JOBS,
     DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
+    DEVICE_RESERVATIONS,
     EVENTS,
     GPU_NODES,
     HEALTH_POLICIES,
@@ -412,6 +414,7 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await cluster.gone(PODS, ObjectKey(TENANT, "with-dracos"))
     await cluster.gone(CLAIMS, ObjectKey(TENANT, "dracos"))
     await _a_job_set_starts(cluster)
+    await _a_gpu_is_reserved(cluster)
     await cluster.gone(MIG_POLICIES, ObjectKey("", "handed-over"))
 
     async def handed_back() -> bool:
@@ -449,6 +452,25 @@ async def _a_job_set_starts(cluster: Cluster) -> None:
     for each in await client.list(RAW_PODS, namespace=TENANT, label_selector=f"batch.kubernetes.io/job-name={name}"):
         await cluster.gone(PODS, ObjectKey(TENANT, each["metadata"]["name"]))
     await cluster.gone(CLAIMS, ObjectKey(TENANT, name))
+
+
+async def _a_gpu_is_reserved(cluster: Cluster) -> None:
+    """By a template of the namespace, for a second."""
+    client = cluster.client
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}
+    template = {"spec": {"devices": {"requests": [request]}}}
+    await client.create(CLAIM_TEMPLATES, {"metadata": {"name": "one", "namespace": TENANT}, "spec": template})
+    meta = {"name": "kept", "namespace": TENANT}
+    await client.create(DEVICE_RESERVATIONS, {"metadata": meta, "spec": {"templateName": "one"}})
+    key = ObjectKey(TENANT, "kept")
+
+    async def reserved(number: int) -> bool:
+        return (await client.get(DEVICE_RESERVATIONS, key)).status.reserved == number
+
+    await until(lambda: reserved(1), what="the reservation has a GPU")
+    await client.patch(DEVICE_RESERVATIONS, key, {"spec": {"expiresAt": "2020-01-01T00:00:00Z"}})
+    await until(lambda: reserved(0), what="the reservation has ended")
+    await cluster.gone(DEVICE_RESERVATIONS, key)
 
 
 async def metrics_are_scraped(cluster: Cluster) -> None:

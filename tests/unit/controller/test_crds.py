@@ -15,10 +15,12 @@ from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase, MaintenanceTaint
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import (
     ALLOCATION_REGISTERS,
     DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
+    DEVICE_RESERVATIONS,
     GPU_NODES,
     HEALTH_POLICIES,
     MAINTENANCE_BUDGETS,
@@ -34,7 +36,7 @@ KINDS: list[tuple[Kind[Any], type[msgspec.Struct]]] = [
     (MAINTENANCE_BUDGETS, MaintenanceBudget),
     (HEALTH_POLICIES, HealthPolicy),
     (ALLOCATION_REGISTERS, AllocationRegister),
-    (DEVICE_LIMITS, DeviceLimit),
+    (DEVICE_LIMITS, DEVICE_RESERVATIONS, DeviceReservation, DeviceLimit),
 ]
 
 
@@ -72,11 +74,12 @@ def type_differences(hint: Any, declared: dict[str, Any], where: str) -> list[st
         (hint,) = arguments
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return differences(hint, declared.get("properties", {}), where)
-    expected = {
+    expected: dict[object, tuple[str, str | None]] = {
         str: ("string", None),
         int: ("integer", None),
         bool: ("boolean", None),
         datetime: ("string", "date-time"),
+        Any: ("object", None),  # what belongs to a driver
     }
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return [] if declared.get("enum") == [str(member) for member in hint] else [f"{where}: other values"]

@@ -25,7 +25,9 @@ from draco.controller.allocation.writes import AllocationWrites
 from draco.controller.claims.release import reference
 from draco.controller.limits.guard import LimitGuard
 from draco.controller.mig.handover import HandoverReconciler
-from draco.controller.view import ClusterView
+from draco.controller.reservations.takeovers import about_to_take_over, due, kept_claims
+from draco.controller.reservations.wholeness import on_hold
+from draco.controller.view import UNALLOCATED, ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, PlaceClaims, PlacementAnswer, refusal
 from draco.controller.workers.pool import WorkerPool
@@ -107,6 +109,8 @@ class ClaimAllocations:
         self._refusals = NodeRefusals(view, events, clock=clock)
         self._gangs = Gangs(client, view)
         self._waiting = WaitingGroups(view, self._gangs, self._refusals, self._is_in_flight)
+        self._held: set[ObjectKey] = set()
+        """Claims of reservations that are not whole, and what is about to take over from one."""
         self._without_place: dict[str, _NoPlace] = {}  # by group
         self._alone: dict[str, int] = {}  # groups that are to be asked about alone, and how often there was no answer
         self._kept = _Kept()
@@ -120,6 +124,8 @@ class ClaimAllocations:
         self._view.pods.subscribe(lambda change: wake(KEY) if change.differs(_concern) else None)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda _: wake(KEY))
+        self._view.claims.subscribe(lambda change: wake(KEY) if change.differs(_waits) else None)
+        self._view.reservations.subscribe(lambda _: wake(KEY))
         self._handover.when_owned(lambda: wake(KEY))
         self._guard.when_changed(lambda: wake(KEY))
 
@@ -132,6 +138,12 @@ class ClaimAllocations:
         self.writes.settle()
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
+        if not self.writes.refused_s:
+            taken = [each for each in due(self._view, self._may_be_given) if each[0].metadata.key not in self.writes]
+            await self._at_once([self.writes.write(claim, result) for claim, result in taken])
+        unallocated = self._view.claims.store.by_index(UNALLOCATED, True)
+        now = self._clock.now()
+        self._held = on_hold(self._view, unallocated, now) | about_to_take_over(self._view, unallocated, now)
         waiting = self._waiting.groups()
         if await self._gangs.read():
             return 0.0
@@ -155,7 +167,12 @@ class ClaimAllocations:
         return 0.0
 
     def _is_in_flight(self, key: ObjectKey) -> bool:
-        return key in self.writes or key in self._returns
+        return key in self.writes or key in self._returns or key in self._held
+
+    def _may_be_given(self, device: DeviceKey) -> bool:
+        """Whether it is Draco's, and nobody is being given it."""
+        is_on_its_way = any(device in each.devices_held for each in self.writes.claims)
+        return self._handover.gives_out([device]) and not is_on_its_way
 
     def _forget_others(self, uids: set[str]) -> None:
         """Forget what is remembered of groups that do not wait any more."""
@@ -205,7 +222,7 @@ class ClaimAllocations:
     async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
         groups = [msgspec.structs.replace(each.group, is_overdue=uid == head) for uid, each in batch.items()]
-        question = PlaceClaims(groups, [*self.writes.claims, *self._not_given_out(batch)])
+        question = PlaceClaims(groups, [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view)])
         namespace, alone = next(iter(batch.values())).namespace, len(groups) == 1
         within_s = _PATIENCE_ALONE_S if alone else _PATIENCE_S
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, within_s)
@@ -334,3 +351,7 @@ def _reference(pod: Pod) -> ObjectReference:
     return ObjectReference(
         api_version=PODS.api_version, kind=PODS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
     )
+
+
+def _waits(claim: ResourceClaim) -> bool:
+    return claim.waits

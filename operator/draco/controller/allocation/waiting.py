@@ -14,12 +14,13 @@ from draco.allocation.ownership.claims import classes_of, is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, gang_of
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
-from draco.controller.view import UNALLOCATED, ClusterView
+from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
 from draco.placing.groups import ClaimGroup, GroupMember
+from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import ANNOTATION_TOPOLOGY
+from draco.resources.names import ANNOTATION_TOPOLOGY, LABEL_RESERVATION
 from draco.resources.texts import counted
 
 
@@ -82,7 +83,11 @@ class WaitingGroups:
                 continue
             pods = self._pods_of(claim)
             if not pods:
-                if not any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references):
+                if uid := reserved_by(claim):
+                    if (group := self._reserved(uid, mine)) is not None:
+                        done |= {each.metadata.key for each in group.group.claims}
+                        yield group
+                elif not any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references):
                     yield _alone(claim)
                 continue  # otherwise it was made for pods that are not known yet, or need it no more
             gang = gang_of(pods[0])
@@ -100,6 +105,24 @@ class WaitingGroups:
                     order=_order(pods[:1], priority=pods[0].spec.priority),
                     since=claim.metadata.creation_timestamp,
                 )
+
+    def _reserved(self, uid: str, mine: Mapping[ObjectKey, ResourceClaim]) -> WaitingGroup | None:
+        """The claims of a reservation that wait and that no pod waits for: they get devices together."""
+        own = self._view.claims.store.by_index(BY_RESERVATION, uid)
+        if any(self._in_flight(each.metadata.key) for each in own):
+            return None
+        waiting = [each for each in own if each.metadata.key in mine and not self._pods_of(each)]
+        oldest = min(waiting, key=lambda each: (str(each.metadata.creation_timestamp), each.metadata.key)).metadata
+        placed = [each for each in own if each.status.allocation]
+        topology = oldest.annotations.get(ANNOTATION_TOPOLOGY, "")
+        name = f"DeviceReservation {oldest.labels.get(LABEL_RESERVATION, '')}"
+        members = [GroupMember([each]) for each in sorted(waiting, key=lambda each: each.metadata.key)]
+        return WaitingGroup(
+            uid=uid,
+            group=ClaimGroup(members, len(members), topology, placed, name),
+            order=(0, str(oldest.creation_timestamp), str(oldest.key)),
+            since=oldest.creation_timestamp,
+        )
 
     def _pods_of(self, claim: ResourceClaim) -> list[Pod]:
         """The pods that wait for the claim, oldest first: that one decides where it goes."""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
+from draco.reservations.claims import reservation_key, reserved_by
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, IdleClaims, MigMode
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import DeviceKey
@@ -42,7 +44,12 @@ class MovableClaims:
         movable: dict[ObjectKey, Movable] = {}
         for key in claims:
             claim = self._view.claims.store.get(key)
-            if claim is None or claim.status.allocation is None or claim.status.reserved_for:
+            if (
+                claim is None
+                or claim.status.allocation is None
+                or claim.status.reserved_for
+                or self._is_reserved(claim)
+            ):
                 continue
             homes = {self._home(device) for device in claim.devices_held}
             policies = {self._policy_of(home) for home in homes}
@@ -52,6 +59,12 @@ class MovableClaims:
                 nodes = tuple(node for name in names if (node := self._view.gpu_nodes.store.get(name)))
                 movable[key] = Movable(policy, repairs[policy].max_moves, repairs[policy].idle_claims, nodes)
         return movable
+
+    def _is_reserved(self, claim: ResourceClaim) -> bool:
+        """Whether a DeviceReservation keeps its devices for pods to come: idle is what it is there for."""
+        key = reservation_key(claim)
+        reservation = self._view.reservations.store.get(key) if key else None
+        return reservation is not None and reservation.metadata.uid == reserved_by(claim)
 
     def _policy_of(self, home: _Home) -> str:
         """The policy that divides the GPU as claims ask for it; "" if there is none."""

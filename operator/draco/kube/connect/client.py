@@ -249,16 +249,19 @@ class Client:
         key: ObjectKey,
         *,
         uid: str = "",
+        resource_version: str = "",
         grace_period_s: int | None = None,
         propagation: str = "",
     ) -> None:
         """Delete an object; only that very one when `uid` is given (else Conflict). Raises NotFound when it is gone.
 
+        With `resource_version` it is deleted only in that version, else Conflict.
         `propagation` says what becomes of what it owns: Foreground, Background or Orphan; "" for what its kind does.
         """
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        if uid or resource_version:
+            seen = {"uid": uid, "resourceVersion": resource_version}
+            options["preconditions"] = {name: value for name, value in seen.items() if value}
         if grace_period_s is not None:
             options["gracePeriodSeconds"] = grace_period_s
         if propagation:

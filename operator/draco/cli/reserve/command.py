@@ -1,0 +1,130 @@
+"""`draco reserve`: make a reservation, or list those that there are.
+
+Owns the options and the order of reading, showing and writing. What was written on the command line means is `requests`'.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from draco.cli.options import gathered, output_option, with_cluster
+from draco.cli.output import echo, print_yaml
+from draco.cli.reserve import cluster
+from draco.cli.reserve.requests import DEFAULT_CLASS, ReserveError, ReserveOptions, spec_of
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
+from draco.resources.texts import shown
+
+_WIDTH = 10_000
+"""Columns of a table: a row is one line, as kubectl's are."""
+
+_RESERVATION = (
+    click.option(
+        "--class", "device_class", default="", metavar="CLASS", help=f"DeviceClass.  [default: {DEFAULT_CLASS}]"
+    ),
+    click.option(
+        "--selector", multiple=True, metavar="CEL", help="Only devices that this expression is true of; repeatable."
+    ),
+    click.option("--devices", default=1, show_default=True, type=click.IntRange(1, 32), help="Devices of each claim."),
+    click.option("--template", default="", metavar="NAME", help="ResourceClaimTemplate that says all this instead."),
+    click.option("--count", default=1, show_default=True, type=click.IntRange(1, 256), help="How many claims."),
+    click.option(
+        "--topology",
+        default="",
+        metavar="HOW",
+        help="sameNode, sameNVLinkDomain, spread, or the key of a node label that all nodes must share.",
+    ),
+    click.option(
+        "--for", "duration", default="", metavar="DURATION", help="How long, such as 2h30m.  [default: no end]"
+    ),
+    click.option("--until", default="", metavar="TIME", help="Until when, such as 2030-01-31T18:00."),
+)
+
+
+@click.command()
+@click.argument("name", default="", metavar="[NAME]")
+@gathered(ReserveOptions, _RESERVATION)
+@click.option("-n", "--namespace", default="", metavar="NAME", help="Namespace.  [default: the context's]")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Without NAME: list those of all namespaces.")
+@click.option("--dry-run", is_flag=True, help="Have the server check the reservation, and create nothing.")
+@click.option("--wait", is_flag=True, help="Wait until all claims have devices.")
+@click.option(
+    "--timeout",
+    default="0s",
+    metavar="DURATION",
+    help="With --wait: give up after so long, such as 30m; 0s is no limit.",
+)
+@with_cluster
+@output_option("text", "yaml", text="yaml: print the manifest, and create nothing.")
+def command(
+    *,
+    name: str,
+    sources: ReserveOptions,
+    namespace: str,
+    all_namespaces: bool,
+    dry_run: bool,
+    wait: bool,
+    timeout: str,
+    kubeconfig: Path | None,
+    context: str | None,
+    output: str,
+) -> None:
+    """Reserve devices for pods to come, or list reservations (without NAME).
+
+    \b
+    draco reserve train --count 8 --topology sameNVLinkDomain --for 4h --wait
+    draco reserve demo --class mig.draco.dev --until 2030-01-31T18:00
+
+    The claims are called NAME-0, NAME-1 and so on; a pod uses one by its name (resourceClaimName).
+    """  # noqa: D301 - click keeps the lines below a backspace as they are
+    if not name and sources != ReserveOptions():
+        raise ReserveError("a reservation needs a name: draco reserve NAME, with these options.")
+    if wait and (dry_run or output == "yaml"):
+        raise ReserveError("there is nothing to wait for: leave --wait out, or create the reservation.")
+
+    async def work() -> None:
+        async with Client(await connect(kubeconfig, context)) as client:
+            here = namespace or client.connection.namespace
+            if not name:
+                _list(await cluster.read(client, "" if all_namespaces else here), all_namespaces)
+                return
+            key, spec = ObjectKey(here, name), spec_of(name, sources, datetime.now(UTC))
+            if output == "yaml":
+                print_yaml(cluster.manifest(key, spec))
+                return
+            made = await cluster.create(client, key, spec, dry_run=dry_run)
+            echo(f"devicereservation/{name} created{' (server dry run)' if dry_run else ''}")
+            if wait:
+                await cluster.wait(client, made, timeout)
+            elif not dry_run:
+                echo(f"How it stands: draco reserve --namespace {here}")
+
+    asyncio.run(work())
+
+
+def _list(reservations: Sequence[DeviceReservation], with_namespace: bool) -> None:
+    if not reservations:
+        echo("No DeviceReservation found. `draco reserve --help` says how to make one.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="", show_edge=False)
+    columns = ["NAMESPACE"] * with_namespace + ["NAME", "CLAIMS", "RESERVED", "IN USE", "ENDS", "STATE"]
+    for each in columns:
+        table.add_column(each, no_wrap=True)
+    for reservation in reservations:
+        meta, status = reservation.metadata, reservation.status
+        end = f"{status.expires_at:%Y-%m-%dT%H:%M:%SZ}" if status.expires_at else "-"
+        row = [meta.namespace] * with_namespace + [meta.name, str(reservation.spec.count)]
+        row += ["-" if each is None else str(each) for each in (status.reserved, status.in_use)]
+        table.add_row(*map(shown, [*row, end, status.message or "No operator has seen it yet."]))
+    console = Console(width=_WIDTH, highlight=False, markup=False)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        echo(line.rstrip())

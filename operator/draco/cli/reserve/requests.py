@@ -1,0 +1,84 @@
+"""What people write on the command line of `draco reserve`, as a DeviceReservation.
+
+Owns the short forms, and what is said of options that make no sense. Reads nothing and knows no clock: the time is an argument.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from draco.resources.errors import DracoError
+
+_DURATION: Final = re.compile(r"(?=\d)(?:\d{1,3}h)?(?:\d{1,4}m)?", re.ASCII)
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?", re.ASCII)
+_LONGEST_NAME: Final = 63
+DEFAULT_CLASS: Final = "gpu.draco.dev"
+
+
+class ReserveError(DracoError):
+    """What was asked for makes no sense, or cannot be done; says what to do."""
+
+
+class ReserveOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `draco reserve` as they were written."""
+
+    device_class: str = ""
+    selector: tuple[str, ...] = ()
+    devices: int = 1
+    template: str = ""
+    count: int = 1
+    topology: str = ""
+    duration: str = ""
+    until: str = ""
+
+
+def spec_of(name: str, options: ReserveOptions, now: datetime) -> dict[str, Any]:
+    """The spec of the reservation that is meant. Raises ReserveError."""
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise ReserveError(
+            f"'{name}' cannot be the name of a reservation: use at most {_LONGEST_NAME} lower-case letters, digits, - and ."
+        )
+    if options.template and (options.device_class or options.selector or options.devices != 1):
+        raise ReserveError("--template says what a claim asks for: leave --class, --selector and --devices out.")
+    if options.duration and options.until:
+        raise ReserveError("--for and --until both say when the reservation ends: give one of them.")
+    spec: dict[str, Any] = {"count": options.count}
+    if options.template:
+        spec["templateName"] = options.template
+    else:
+        spec["template"] = {"spec": {"devices": {"requests": [_request(options)]}}}
+    if options.topology:
+        spec["topology"] = options.topology
+    if options.duration:
+        if not _DURATION.fullmatch(options.duration):
+            raise ReserveError(
+                f"'{options.duration}' is not a duration: write hours and minutes, such as 2h30m, 45m or 2h."
+            )
+        spec["duration"] = options.duration
+    if options.until:
+        spec["expiresAt"] = _time(options.until, now)
+    return spec
+
+
+def _request(options: ReserveOptions) -> dict[str, Any]:
+    exactly: dict[str, Any] = {"deviceClassName": options.device_class or DEFAULT_CLASS}
+    if options.devices != 1:
+        exactly["count"] = options.devices
+    if options.selector:
+        exactly["selectors"] = [{"cel": {"expression": each}} for each in options.selector]
+    return {"name": "gpu", "exactly": exactly}
+
+
+def _time(text: str, now: datetime) -> str:
+    try:
+        end = datetime.fromisoformat(text)
+    except ValueError:
+        raise ReserveError(
+            f"'{text}' is no time: write it such as 2030-01-31T18:00, or with a zone, 2030-01-31T18:00Z."
+        ) from None
+    end = end.astimezone(UTC)  # without a zone, that of this machine
+    if end <= now:
+        raise ReserveError(f"--until {text} is past: set a later time.")
+    return f"{end:%Y-%m-%dT%H:%M:%SZ}"

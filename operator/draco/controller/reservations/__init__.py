@@ -1,0 +1,1 @@
+"""Makes and deletes the claims of DeviceReservations."""

@@ -1,0 +1,244 @@
+"""Makes, deletes and reports on the claims of DeviceReservations.
+
+Owns these writes. What is to be done is decided by `draco.reservations`, and who gets which devices by `controller.allocation`:
+here no allocation is written. A claim is made under a name that follows from its number, and deleted only as it was seen, so
+whatever a process that died has written or not, the next one goes on from there. Deleting the reservation deletes its claims, as
+their owner; Kubernetes keeps one that is in use until its last pod is gone.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+import structlog
+
+from draco.controller.own_status import OwnStatus
+from draco.controller.reservations.takeovers import candidates_of
+from draco.controller.reservations.waiting import WaitingReasons
+from draco.controller.reservations.wholeness import own_claims
+from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
+from draco.kube.watch.store import Change
+from draco.reservations.asking import ReservationProblem, problem_of
+from draco.reservations.claims import claim_name, manifest_of, reservation_key
+from draco.reservations.ending import expires_at, is_expired
+from draco.reservations.plan import ReservationPlan, ReservedClaims, plan
+from draco.reservations.status import NOT_ENABLED, ReservationFacts, full, no_template, refused, status_of
+from draco.reservations.takeover import LONGEST, kept_up, taken_up
+from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS
+from draco.resources.names import LABEL_RESERVATION
+
+log = structlog.get_logger(__name__)
+
+MOST_IN_NAMESPACE: Final = 1024
+"""Claims that reservations may have in one namespace: one small object must not make claims without end."""
+_AT_ONCE: Final = 32
+"""Claims that are made or deleted before others have their turn."""
+_AGAIN_S: Final = 15.0
+"""How soon to look again for what a person has to put right."""
+_SOON_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 3600.0
+
+
+class ReservationReconciler:
+    """One reservation at a time, by namespace and name. Where Draco may not allocate, it says so and makes nothing."""
+
+    def __init__(
+        self, client: Client, view: ClusterView, waiting: WaitingReasons, *, permitted: bool, clock: Clock
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._waiting = waiting
+        self._permitted = permitted
+        self._clock = clock
+        self._statuses = OwnStatus(client, DEVICE_RESERVATIONS)
+        self._deleted: dict[str, str] = {}
+        """Claims that were deleted here and are not seen to be yet: by UID, the version that was."""
+
+    def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
+        """Have `wake` called with every reservation that a change may concern."""
+
+        def of_claim(change: Change[ResourceClaim]) -> None:
+            for claim in change.versions:
+                for key in self._concerned(claim):
+                    wake(key)
+
+        def of_pod(change: Change[Pod]) -> None:
+            if change.differs(lambda pod: (pod.waits, pod.claims)):
+                for pod in change.versions:
+                    if name := pod.metadata.labels.get(LABEL_RESERVATION):
+                        wake(ObjectKey(pod.metadata.namespace, name))
+
+        def of_class(_: object) -> None:
+            for key in self.all_keys():
+                wake(key)
+
+        self._view.reservations.subscribe(lambda change: wake(change.key))
+        self._view.claims.subscribe(of_claim)
+        self._view.pods.subscribe(of_pod)
+        self._view.classes.subscribe(of_class)
+        self._waiting.when_known(wake)
+
+    def all_keys(self) -> set[ObjectKey]:
+        """Every reservation there is."""
+        return {each.metadata.key for each in self._view.reservations.store.values()}
+
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        """Make the reservation's claims so, and its status. Returns in how many seconds to look again."""
+        reservation = self._view.reservations.store.get(key)
+        if reservation is None or reservation.metadata.deletion_timestamp is not None:
+            self._waiting.forget(key)  # its claims go with it
+            return None
+        if self._statuses.is_superseded(reservation):
+            return None
+        now = self._clock.now()
+        claims = self._claims(reservation, now)
+        spec, problem = await self._asked(reservation, claims)
+        planned = plan(reservation, claims, now, problem=problem, room=self._room(key.namespace))
+        full_already = not problem and not planned.make and not planned.blocked and self._room(key.namespace) <= 0
+        begun = taken_up(reservation, claims, candidates_of(self._view, key), now) if self._permitted else []
+        facts = ReservationFacts(
+            problem=problem, full=full(key.namespace, MOST_IN_NAMESPACE) if full_already else "", begun=begun
+        )
+        if begun or list(claims.takeovers) != reservation.status.takeovers:
+            pass  # written down before anything is done about it
+        elif planned.make or planned.delete:
+            if not await self._view.reservations.is_current(reservation):
+                return _SOON_S
+            await self._delete(planned.delete[:_AT_ONCE])
+            refusal = await self._make(reservation, planned.make[:_AT_ONCE], spec)
+            facts = msgspec.structs.replace(facts, refusal=refusal)
+        elif not problem:
+            facts = msgspec.structs.replace(facts, waits_for=self._why_waiting(reservation, claims, now))
+        await self._say(reservation, claims, planned, facts)
+        return self._look_again_s(reservation, claims, planned, facts, now)
+
+    def _concerned(self, claim: ResourceClaim) -> Iterator[ObjectKey]:
+        """The reservations that the claim is of, names, or takes over from."""
+        meta = claim.metadata
+        if key := reservation_key(claim):
+            yield key
+        labels = [meta.labels, *(pod.metadata.labels for pod in self._view.pods_of(meta.key))]
+        yield from (ObjectKey(meta.namespace, each[LABEL_RESERVATION]) for each in labels if LABEL_RESERVATION in each)
+        yield from (each.metadata.key for each in self._view.reservations.store.by_index(BY_TAKER, meta.uid))
+
+    def _claims(self, reservation: DeviceReservation, now: datetime) -> ReservedClaims:
+        claims = own_claims(self._view, reservation)
+        claims = msgspec.structs.replace(claims, own=[self._as_deleted(each) for each in claims.own])
+        at_names = (
+            self._view.claims.store.get(ObjectKey(reservation.metadata.namespace, each.claim))
+            for each in reservation.status.takeovers
+        )
+        takers = {each.metadata.uid: each for each in at_names if each is not None}
+        return msgspec.structs.replace(claims, takeovers=kept_up(reservation, claims, takers, now))
+
+    def _as_deleted(self, claim: ResourceClaim) -> ResourceClaim:
+        """The claim, which may have been deleted here a moment ago."""
+        meta = claim.metadata
+        if self._deleted.get(meta.uid) != meta.resource_version:
+            self._deleted.pop(meta.uid, None)
+            return claim
+        return msgspec.structs.replace(
+            claim, metadata=msgspec.structs.replace(meta, deletion_timestamp=self._clock.now())
+        )
+
+    async def _asked(
+        self, reservation: DeviceReservation, claims: ReservedClaims
+    ) -> tuple[ResourceClaimSpec, ReservationProblem | None]:
+        """What each claim asks for, and what is wrong with that."""
+        if not self._permitted:
+            return ResourceClaimSpec(), NOT_ENABLED
+        spec = reservation.spec.template.spec if reservation.spec.template else None
+        if spec is None and len(claims.staying) >= reservation.spec.count:
+            return claims.staying[0].spec, None  # all are made, of whatever the template was
+        if spec is None:
+            key = ObjectKey(reservation.metadata.namespace, reservation.spec.template_name)
+            try:
+                spec = (await self._client.get(CLAIM_TEMPLATES, key)).spec.spec
+            except NotFound:
+                return ResourceClaimSpec(), no_template(key.name)
+        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        return spec, problem_of(spec, classes)
+
+    def _room(self, namespace: str) -> int:
+        """How many more claims reservations may make in the namespace."""
+        return MOST_IN_NAMESPACE - len(self._view.claims.store.by_index(RESERVED_IN, namespace))
+
+    async def _delete(self, claims: Iterable[ResourceClaim]) -> None:
+        """Delete these, each only as it was seen: one that is used by now stays."""
+        for claim in claims:
+            meta = claim.metadata
+            try:
+                await self._client.delete(CLAIMS, meta.key, uid=meta.uid, resource_version=meta.resource_version)
+            except NotFound:
+                pass
+            except Conflict:
+                continue
+            self._deleted[meta.uid] = meta.resource_version
+            log.info("reservation.claim_deleted", claim=str(meta.key))
+
+    async def _make(self, reservation: DeviceReservation, make: Sequence[int], spec: ResourceClaimSpec) -> str:
+        """Make these claims. Returns what the API server says to the first that it does not take; "" if it takes all."""
+        for index in make:
+            try:
+                await self._client.create(CLAIMS, manifest_of(reservation, index, spec))
+            except AlreadyExists:
+                continue  # an earlier try whose answer was lost, or somebody else's: the watch shows which
+            except NamespaceTerminating:
+                return ""  # the reservation goes as well
+            except (Forbidden, Invalid) as error:
+                name = claim_name(reservation, index)
+                log.info("reservation.claim_refused", claim=name, error=str(error))
+                return refused(name, error.message)
+            log.info(
+                "reservation.claim_made", claim=f"{reservation.metadata.namespace}/{claim_name(reservation, index)}"
+            )
+        return ""
+
+    def _why_waiting(self, reservation: DeviceReservation, claims: ReservedClaims, now: datetime) -> str:
+        waiting = [each for each in claims.staying if each.waits]
+        if not waiting or is_expired(reservation, now):
+            self._waiting.forget(reservation.metadata.key)
+            return ""
+        return self._waiting.of(reservation.metadata.key, min(waiting, key=lambda each: each.metadata.key))
+
+    async def _say(
+        self, reservation: DeviceReservation, claims: ReservedClaims, planned: ReservationPlan, facts: ReservationFacts
+    ) -> None:
+        status = status_of(reservation, claims, planned, facts, self._clock.now())
+        if status == reservation.status or not await self._view.reservations.is_current(reservation):
+            return
+        if status.message != reservation.status.message:
+            log.info("reservation.stands", reservation=str(reservation.metadata.key), message=status.message)
+        await self._statuses.write(reservation, status)
+
+    def _look_again_s(
+        self,
+        reservation: DeviceReservation,
+        claims: ReservedClaims,
+        planned: ReservationPlan,
+        facts: ReservationFacts,
+        now: datetime,
+    ) -> float | None:
+        if facts.problem is NOT_ENABLED:
+            return None
+        if (planned.make or planned.delete) and not facts.refusal:
+            return _SOON_S  # should the watch not wake us before
+        if facts.problem or facts.refusal or facts.full or planned.blocked:
+            return _AGAIN_S
+        waits = []
+        end = expires_at(reservation)
+        if end is not None and end > now:
+            waits.append(min((end - now).total_seconds(), _LONGEST_WAIT_S))
+        if any(each.waits for each in claims.staying):
+            waits.append(self._waiting.next_s)
+        if any(each.allocation is not None for each in claims.takeovers):
+            waits.append(LONGEST.total_seconds())
+        return min(waits, default=None)

@@ -1,0 +1,98 @@
+"""Take-overs as the allocator meets them: which devices are kept for whom, and whose turn it is.
+
+Owns the look at what the reservations have written down. Decides by `draco.reservations.takeover`, and writes nothing: the
+allocation of a claim that is due is the allocator's to write, before it decides about anything else.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Final
+
+from draco.controller.reservations.wholeness import own_claims
+from draco.controller.view import BY_DEVICE, BY_NAMED, BY_TAKER, TAKING_OVER, ClusterView
+from draco.reservations.takeover import TakeoverCandidate, allocation_of, reservation_named, taken_up
+from draco.resources.api.claims import AllocationResult, DeviceAllocationResult, ResourceClaim, ResourceClaimStatus
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.reservations import DeviceReservation, Takeover
+from draco.resources.names import DeviceKey
+
+KEPT: Final = "draco-taken-over"
+_CANDIDATES: Final = 512
+"""Of one reservation, so many are looked at."""
+
+
+def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:
+    """Claims that wait and may take over what the reservation of this name has."""
+    pods = view.pods.store.by_index(BY_NAMED, key)
+    labelled = view.claims.store.by_index(BY_NAMED, key)
+    keys = dict.fromkeys([*(claim for pod in pods for claim in pod.claims), *(each.metadata.key for each in labelled)])
+    return list(islice(_candidates(view, keys, key.name), _CANDIDATES))
+
+
+def kept_claims(view: ClusterView) -> list[ResourceClaim]:
+    """What is on its way from one claim to another, as a claim that has it all: nobody else is given any of it."""
+    results = [
+        result
+        for reservation in view.reservations.store.by_index(TAKING_OVER, True)
+        for each in reservation.status.takeovers
+        if (allocation := allocation_of(each)) is not None
+        for result in allocation.devices.results
+    ]
+    if not results:
+        return []
+    taken = AllocationResult(devices=DeviceAllocationResult(results=results))
+    return [ResourceClaim(metadata=ObjectMeta(name=KEPT), status=ResourceClaimStatus(allocation=taken))]
+
+
+def due(
+    view: ClusterView, may_be_given: Callable[[DeviceKey], bool]
+) -> Iterator[tuple[ResourceClaim, AllocationResult]]:
+    """Claims whose turn it is, with what they are to be given: nobody has it any more."""
+    for reservation in view.reservations.store.by_index(TAKING_OVER, True):
+        for each in reservation.status.takeovers:
+            claim = view.claims.store.get(ObjectKey(reservation.metadata.namespace, each.claim))
+            allocation = allocation_of(each)
+            if claim is None or claim.metadata.uid != each.uid or not claim.waits or allocation is None:
+                continue
+            devices = [result.key for result in allocation.devices.results]
+            if not any(view.claims.store.by_index(BY_DEVICE, device) for device in devices) and all(
+                map(may_be_given, devices)
+            ):
+                yield claim, allocation
+
+
+def about_to_take_over(view: ClusterView, claims: Iterable[ResourceClaim], now: datetime) -> set[ObjectKey]:
+    """Those of these claims that are not to be allocated otherwise, as they are about to take something over."""
+    found: set[ObjectKey] = set()
+    looked_at: set[ObjectKey] = set()
+    for claim in claims:
+        if any(one.uid == claim.metadata.uid and one.allocation is not None for one in _takeovers(view, claim)):
+            found.add(claim.metadata.key)
+        for pod in view.pods_of(claim.metadata.key):
+            name = reservation_named(TakeoverCandidate(claim, pod))
+            key = ObjectKey(claim.metadata.namespace, name)
+            reservation = view.reservations.store.get(key) if name and key not in looked_at else None
+            looked_at.add(key)
+            if reservation is not None:
+                found |= _next(view, reservation, now)
+    return found
+
+
+def _next(view: ClusterView, reservation: DeviceReservation, now: datetime) -> set[ObjectKey]:
+    meta = reservation.metadata
+    begun = taken_up(reservation, own_claims(view, reservation), candidates_of(view, meta.key), now)
+    return {ObjectKey(meta.namespace, each.claim) for each in begun}
+
+
+def _takeovers(view: ClusterView, claim: ResourceClaim) -> Iterator[Takeover]:
+    for reservation in view.reservations.store.by_index(BY_TAKER, claim.metadata.uid):
+        yield from reservation.status.takeovers
+
+
+def _candidates(view: ClusterView, keys: Iterable[ObjectKey], name: str) -> Iterator[TakeoverCandidate]:
+    for key in keys:
+        claim = view.claims.store.get(key)
+        if claim is not None:
+            candidates = (TakeoverCandidate(claim, pod) for pod in view.pods_of(key))
+            yield from (each for each in candidates if reservation_named(each) == name)

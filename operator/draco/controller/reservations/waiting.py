@@ -1,0 +1,97 @@
+"""Says why a reservation's claims have no devices yet, in the words of the explainer.
+
+Owns when that is asked: of one claim of a reservation, after it has waited for a moment and then every so often, as what is least
+urgent and on its namespace's budget. The answer is made by the workers, since selectors are evaluated for it; nobody waits for it
+here, and who is interested is woken when it is there.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from draco.controller.workers.fair_queue import QueuePriority
+from draco.controller.workers.messages import ExplainPending, Failed, OutOfMemory, OverBudget, PendingAnswer, refusal
+from draco.controller.workers.pool import WorkerPool
+from draco.explanation.model import PendingReason
+from draco.kube.clock import Clock
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+
+_AFTER_S: Final = 1.0
+_EVERY_S: Final = 20.0
+_WITHIN_S: Final = 10.0
+_AT_ONCE: Final = 4
+_TOGETHER: Final = "one of them would fit, but all are to get devices together."
+
+
+class _Waiting(msgspec.Struct):
+    since_s: float
+    asked_s: float = float("-inf")
+    text: str = ""
+
+
+class WaitingReasons:
+    """By reservation. Questions are asked while `run` runs."""
+
+    def __init__(self, workers: WorkerPool, *, clock: Clock, minor: int | None) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._minor = minor
+        self._waiting: dict[ObjectKey, _Waiting] = {}
+        self._questions: asyncio.Queue[tuple[ObjectKey, ResourceClaim]] = asyncio.Queue()
+        self._wakes: list[Callable[[ObjectKey], None]] = []
+
+    next_s = _AFTER_S
+    """After how long to ask again while something waits."""
+
+    def when_known(self, wake: Callable[[ObjectKey], None]) -> None:
+        """Have `wake` called with a reservation of which something else is to be said."""
+        self._wakes.append(wake)
+
+    def forget(self, key: ObjectKey) -> None:
+        """It does not wait any more."""
+        self._waiting.pop(key, None)
+
+    def of(self, key: ObjectKey, claim: ResourceClaim) -> str:
+        """Why the reservation's claim waits, as far as that is known by now; "" if it is not."""
+        now_s = self._clock.monotonic()
+        waiting = self._waiting.setdefault(key, _Waiting(now_s))
+        if now_s - waiting.since_s >= _AFTER_S and now_s - waiting.asked_s >= _EVERY_S:
+            waiting.asked_s = now_s
+            self._questions.put_nowait((key, claim))
+        return waiting.text
+
+    async def run(self) -> None:
+        """Ask, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_AT_ONCE):
+                tasks.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        while True:
+            key, claim = await self._questions.get()
+            if key not in self._waiting:
+                continue
+            text = await self._answer(claim)
+            waiting = self._waiting.get(key)
+            if waiting is not None and text and text != waiting.text:
+                waiting.text = text
+                for wake in self._wakes:
+                    wake(key)
+
+    async def _answer(self, claim: ResourceClaim) -> str:
+        meta = ObjectMeta(name=claim.metadata.name, namespace=claim.metadata.namespace)
+        question = ExplainPending(Pod(metadata=meta), [claim], "", self._minor)
+        answered = await self._workers.ask_within(question, meta.namespace, QueuePriority.AGAIN, _WITHIN_S)
+        match answered.answer if answered else None:
+            case PendingAnswer(reason=PendingReason.FITS):
+                return _TOGETHER
+            case PendingAnswer(text=text):
+                return text
+            case OverBudget() | OutOfMemory() | Failed() as cause:
+                return refusal(cause, [claim], self._workers.long_cpu_s)
+            case _:
+                return ""

@@ -1,0 +1,123 @@
+"""What is to be done about the claims of a DeviceReservation.
+
+Owns which claims are made and which are deleted: names are given from 0 on, a claim that is in use is never deleted, and a name
+that somebody else's claim has is waited for. What the reservation says of itself is `status`'s; nothing is written here.
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+import msgspec
+
+from draco.reservations.asking import ReservationProblem
+from draco.reservations.claims import claim_name, index_of, is_in_use, is_there_to_stay, reserved_by
+from draco.reservations.ending import is_expired
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation, Takeover
+
+
+class ReservedClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """What is there: the reservation's own claims, also those that are being deleted, and what is known of others.
+
+    `takeovers` are claims of pods that count as one of its own each.
+    `foreign` are names of claims that somebody else made; `awaited` names of own claims that pods wait for.
+    """
+
+    own: Sequence[ResourceClaim]
+    takeovers: Sequence[Takeover] = ()
+    foreign: Collection[str] = frozenset()
+    awaited: Collection[str] = frozenset()
+
+    @property
+    def staying(self) -> list[ResourceClaim]:
+        """Own claims that are not being deleted."""
+        return [each for each in self.own if is_there_to_stay(each)]
+
+
+class ReservationPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims to make, by number, and claims to delete, each only as it was seen. `blocked` are names that others have."""
+
+    make: list[int] = []
+    delete: list[ResourceClaim] = []
+    blocked: list[str] = []
+
+    def __str__(self) -> str:
+        deleted = ", ".join(each.metadata.name for each in self.delete)
+        made = ", ".join(map(str, self.make))
+        return "; ".join(filter(None, [made and f"make {made}", deleted and f"delete {deleted}"])) or "nothing to do"
+
+
+def plan(
+    reservation: DeviceReservation,
+    claims: ReservedClaims,
+    now: datetime,
+    *,
+    problem: ReservationProblem | None = None,
+    room: int,
+) -> ReservationPlan:
+    """What is to be done now. With a `problem` nothing is made, and at most `room` claims are."""
+    staying = claims.staying
+    wanted = 0 if is_expired(reservation, now) else max(reservation.spec.count - len(claims.takeovers), 0)
+    if len(staying) > wanted:
+        return ReservationPlan(delete=_to_give_back(reservation, claims, len(staying) - wanted))
+    if problem is not None:
+        return ReservationPlan()
+    make, blocked = _to_make(reservation, claims, wanted - len(staying))
+    return ReservationPlan(make=make[: max(room, 0)], blocked=blocked)
+
+
+def is_whole(reservation: DeviceReservation, claims: Sequence[ResourceClaim], now: datetime) -> bool:
+    """Whether all claims are made that the reservation asks for, and it has not ended: only then are they to get devices.
+
+    `claims` are all of the namespace that may be its own, allocated or not.
+    """
+    own = [each for each in claims if reserved_by(each) == reservation.metadata.uid and is_there_to_stay(each)]
+    taken = len(reservation.status.takeovers)
+    return not is_expired(reservation, now) and len(own) + taken >= reservation.spec.count
+
+
+def _to_give_back(reservation: DeviceReservation, claims: ReservedClaims, number: int) -> list[ResourceClaim]:
+    """So many claims, or as many as nobody uses.
+
+    First those whose devices are taken over, then those without devices and those for which no pod waits, the last first.
+    """
+    yielding = {each.reserved for each in claims.takeovers if each.allocation is not None}
+
+    def worth(claim: ResourceClaim) -> tuple[bool, bool, bool, int]:
+        index = index_of(claim, reservation)
+        is_awaited = claim.metadata.name in claims.awaited
+        return (
+            claim.metadata.name not in yielding,
+            is_awaited,
+            claim.status.allocation is not None,
+            -(index if index is not None else 1 << 30),
+        )
+
+    unused = [each for each in claims.staying if not is_in_use(each)]
+    return sorted(unused, key=worth)[:number]
+
+
+def _to_make(reservation: DeviceReservation, claims: ReservedClaims, number: int) -> tuple[list[int], list[str]]:
+    """The lowest numbers that are free, and which names among them others have. What is being deleted has its name as yet."""
+    staying = {each.metadata.name for each in claims.staying}
+    leaving = {each.metadata.name for each in claims.own} - staying
+    make: list[int] = []
+    blocked: list[str] = []
+    index = left = 0
+    while left < number:
+        name = claim_name(reservation, index)
+        if name not in staying:
+            left += 1
+            if name in claims.foreign:
+                blocked.append(name)
+            elif name not in leaving:
+                make.append(index)
+        index += 1
+    return make, blocked
+
+
+def names_to_look_at(reservation: DeviceReservation, own: int) -> list[ObjectKey]:
+    """The names that the reservation's claims can have now: whatever else has one of them is in the way."""
+    most = reservation.spec.count + own
+    return [ObjectKey(reservation.metadata.namespace, claim_name(reservation, index)) for index in range(most)]

@@ -1,0 +1,164 @@
+"""What a DeviceReservation says of itself.
+
+Owns its conditions and its sentences: Ready, which is true while all claims have devices, and Expired. What is done is `plan`'s.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from draco.reservations.asking import ReservationProblem
+from draco.reservations.claims import is_in_use
+from draco.reservations.ending import expires_at, is_expired, is_past_from_the_start
+from draco.reservations.plan import ReservationPlan, ReservedClaims
+from draco.resources.api.meta import Condition, timed
+from draco.resources.api.reservations import DeviceReservation, DeviceReservationStatus, Takeover
+from draco.resources.texts import agreeing, are, counted, listed, sentence, shown, them
+
+CONDITION_READY: Final = "Ready"
+CONDITION_EXPIRED: Final = "Expired"
+LONGEST: Final = 300
+NOT_ENABLED: Final = ReservationProblem(
+    "NotEnabled",
+    "Draco allocates nothing in this cluster, so nothing is reserved: set the chart's value operator.allocate to true.",
+)
+
+
+class ReservationFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps claims from being made or from getting devices, as far as it is known; "" or None where nothing does."""
+
+    problem: ReservationProblem | None = None
+    refusal: str = ""
+    """What the API server said to a claim."""
+    full: str = ""
+    """That the namespace has as many reserved claims as it may have."""
+    begun: Sequence[Takeover] = ()
+    """Take-overs that begin now."""
+    waits_for: str = ""
+    """Why there are no devices yet."""
+
+
+def status_of(
+    reservation: DeviceReservation,
+    claims: ReservedClaims,
+    planned: ReservationPlan,
+    facts: ReservationFacts,
+    now: datetime,
+) -> DeviceReservationStatus:
+    """The status that the reservation should have."""
+    counts = _Counts(
+        made=len(claims.staying) + len(claims.takeovers),
+        reserved=sum(each.status.allocation is not None for each in claims.staying) + len(claims.takeovers),
+        in_use=sum(map(is_in_use, claims.own)) + sum(each.allocation is None for each in claims.takeovers),
+    )
+    if is_expired(reservation, now):
+        ready = _not("Expired", _over(reservation, counts.in_use))
+    else:
+        ready = _obstacle(reservation, counts, planned, facts) or _reserved(reservation, counts)
+    generation = reservation.metadata.generation
+    conditions = [ready, _expired(reservation, now)]
+    return DeviceReservationStatus(
+        observed_generation=generation,
+        reserved=counts.reserved,
+        in_use=counts.in_use,
+        expires_at=expires_at(reservation),
+        message=ready.message,
+        takeovers=[*claims.takeovers, *facts.begun],
+        conditions=[timed(each, reservation.status.conditions, now, generation=generation) for each in conditions],
+    )
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    made: int
+    reserved: int
+    in_use: int
+
+
+def _obstacle(
+    reservation: DeviceReservation, counts: _Counts, planned: ReservationPlan, facts: ReservationFacts
+) -> Condition | None:
+    """What is in the way of claims, or of their devices."""
+    count, made, reserved = reservation.spec.count, counts.made, counts.reserved
+    if facts.problem is not None and (made < count or reserved < made):
+        return _not(facts.problem.reason, facts.problem.message)
+    if names := planned.blocked:
+        claims = agreeing(len(names), "ResourceClaim", "ResourceClaims")
+        return _not(
+            "NameTaken",
+            f"{claims} {listed(names)} {are(len(names))} not of this reservation: delete {them(len(names))}, or give the "
+            "reservation another name.",
+        )
+    if made < count:
+        told = [("Refused", facts.refusal), ("NamespaceFull", facts.full)]
+        told.append(("Making", f"{made} of {counted(count, 'claim')} {are(made)} made."))
+        return _not(*next(each for each in told if each[1]))
+    if reserved < made:
+        said = f"{reserved} of {counted(made, 'claim')} {agreeing(reserved, 'has', 'have')} devices"
+        return _not("WaitingForDevices", f"{said}: {facts.waits_for}" if facts.waits_for else f"{said}.")
+    return None
+
+
+def _reserved(reservation: DeviceReservation, counts: _Counts) -> Condition:
+    reserved, in_use, more = counts.reserved, counts.in_use, counts.made - reservation.spec.count
+    has = agreeing(reserved, "has", "have")
+    said = f"{counted(reserved, 'claim')} {has} devices; {in_use} {are(in_use)} in use."
+    if more > 0:
+        goes = agreeing(more, "goes", "go")
+        said += f" {more} more than asked for {goes} with the pods that use {them(more)}."
+    return Condition(type=CONDITION_READY, status="True", reason="Reserved", message=said)
+
+
+def _over(reservation: DeviceReservation, in_use: int) -> str:
+    end = expires_at(reservation)
+    if is_past_from_the_start(reservation):
+        return (
+            f"It ended at {_written(end)}, before it was created, so nothing is reserved: set a later spec.expiresAt."
+        )
+    left = f" {counted(in_use, 'claim')} in use {agreeing(in_use, 'goes', 'go')} with {agreeing(in_use, 'its', 'their')} pods."
+    return f"It ended at {_written(end)}.{left if in_use else ''} To reserve again, set a later end."
+
+
+def _expired(reservation: DeviceReservation, now: datetime) -> Condition:
+    end = expires_at(reservation)
+    if end is None:
+        return Condition(
+            type=CONDITION_EXPIRED, status="False", reason="NoEnd", message="It lasts until it is deleted."
+        )
+    if end <= now:
+        return Condition(type=CONDITION_EXPIRED, status="True", reason="Ended", message=f"It ended at {_written(end)}.")
+    return Condition(type=CONDITION_EXPIRED, status="False", reason="Lasts", message=f"It lasts until {_written(end)}.")
+
+
+def refused(name: str, message: str) -> str:
+    """What is said of a claim that the API server does not take."""
+    _, quota, what = message.partition("exceeded quota: ")
+    if quota:
+        return _cut(f"ResourceQuota {shown(what)}: claim {name} is more. Raise the quota, or reserve fewer.")
+    return _cut(f"The API server does not take claim {name}: {shown(message)}")
+
+
+def full(namespace: str, most: int) -> str:
+    """What is said where a namespace has as many reserved claims as it may have."""
+    return f"Reservations have made {most} claims in {namespace}, as many as they may: delete some, or reserve fewer."
+
+
+def no_template(name: str) -> ReservationProblem:
+    """The template that a reservation names does not exist."""
+    return ReservationProblem(
+        "NoTemplate",
+        f"There is no ResourceClaimTemplate {shown(name)} in this namespace: create it, or reserve with another.",
+    )
+
+
+def _not(reason: str, message: str) -> Condition:
+    return Condition(type=CONDITION_READY, status="False", reason=reason, message=_cut(message))
+
+
+def _cut(text: str) -> str:
+    return sentence(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+
+
+def _written(end: datetime | None) -> str:
+    return f"{end:%Y-%m-%dT%H:%M:%SZ}" if end else ""

@@ -1,0 +1,125 @@
+"""How the claim that a pod gets from its template takes over the devices of a reserved claim.
+
+Owns the decision, step by step:
+
+1. A pod, or the template of its claim, has the label draco.dev/reservation with a reservation's name. Its claim waits, and asks
+   for the same as a claim of the reservation that has devices and that nobody uses.
+2. The reservation writes down in its status which claim yields to it, and what that one was allocated. From then on these devices
+   are nobody else's, whatever process decides.
+3. The claim that yields is deleted, only as it was seen: if a pod uses it by then, the take-over is called off.
+4. When it is gone, the pod's claim is given the very same allocation.
+5. As long as the pod's claim is there, it counts as one of the reservation's.
+
+A pod that cannot run there has its allocation taken back by kube-scheduler; its claim is then allocated like any other.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from draco.reservations.claims import index_of, is_in_use, reserved_by
+from draco.reservations.ending import is_expired
+from draco.reservations.plan import ReservedClaims
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.reservations import DeviceReservation, Takeover
+from draco.resources.names import LABEL_RESERVATION
+
+LONGEST: Final = timedelta(seconds=60)
+"""How long a pod's claim is kept waiting for what it takes over. After that it is allocated like any other."""
+
+
+class TakeoverCandidate(msgspec.Struct, frozen=True):
+    """A claim that waits, and the pod that it was made for."""
+
+    claim: ResourceClaim
+    pod: Pod
+
+
+def reservation_named(candidate: TakeoverCandidate) -> str:
+    """The name of the reservation that the claim, or else its pod, has as a label; "" if none can be taken over.
+
+    Only a pod with this one claim takes over: several would have to lie on one node.
+    """
+    claim, pod = candidate.claim, candidate.pod
+    is_of_pod = any(each.kind == "Pod" and each.uid == pod.metadata.uid for each in claim.metadata.owner_references)
+    if not is_of_pod or not claim.waits or not pod.waits or len(pod.spec.resource_claims) != 1 or reserved_by(claim):
+        return ""
+    return claim.metadata.labels.get(LABEL_RESERVATION) or pod.metadata.labels.get(LABEL_RESERVATION, "")
+
+
+def taken_up(
+    reservation: DeviceReservation, claims: ReservedClaims, candidates: Sequence[TakeoverCandidate], now: datetime
+) -> list[Takeover]:
+    """The take-overs that begin now: the oldest claims get the first of those that nobody uses or waits for."""
+    if is_expired(reservation, now):
+        return []
+    known = reservation.status.takeovers
+    spare = _spare(reservation, claims, {each.reserved for each in known})
+    found = []
+    for each in sorted(candidates, key=_age):
+        meta = each.claim.metadata
+        if any(meta.uid == one.uid for one in known) or _gave_up(each.claim, now):
+            continue
+        fitting = next((one for one in spare if one.spec == each.claim.spec), None)
+        if fitting is not None:
+            spare.remove(fitting)
+            allocation = msgspec.to_builtins(fitting.status.allocation)
+            found.append(
+                Takeover(
+                    claim=meta.name, uid=meta.uid, reserved=fitting.metadata.name, since=now, allocation=allocation
+                )
+            )
+    return found
+
+
+def kept_up(
+    reservation: DeviceReservation, claims: ReservedClaims, takers: Mapping[str, ResourceClaim], now: datetime
+) -> list[Takeover]:
+    """The take-overs of the status that go on. `takers` are the claims that are there, by UID."""
+    used = {each.metadata.name for each in claims.staying if is_in_use(each)}
+    found = []
+    for each in reservation.status.takeovers:
+        taker = takers.get(each.uid)
+        if taker is None or taker.metadata.deletion_timestamp is not None:
+            continue
+        if each.allocation is None or taker.status.allocation is not None:
+            found.append(msgspec.structs.replace(each, allocation=None))
+        elif each.reserved not in used and not is_expired(reservation, now) and now - each.since < LONGEST:
+            found.append(each)
+    return found
+
+
+def allocation_of(takeover: Takeover) -> AllocationResult | None:
+    """What the pod's claim is to be given; None once it was, or if it cannot be read."""
+    if takeover.allocation is None:
+        return None
+    try:
+        return msgspec.convert(takeover.allocation, AllocationResult)
+    except msgspec.ValidationError:
+        return None
+
+
+def _spare(reservation: DeviceReservation, claims: ReservedClaims, yielding: Collection[str]) -> list[ResourceClaim]:
+    spare = [
+        each
+        for each in claims.staying
+        if each.status.allocation is not None
+        and not is_in_use(each)
+        and each.metadata.name not in claims.awaited
+        and each.metadata.name not in yielding
+    ]
+    return sorted(spare, key=lambda each: index_of(each, reservation) or 0)
+
+
+def _age(candidate: TakeoverCandidate) -> tuple[str, str]:
+    meta = candidate.claim.metadata
+    return str(meta.creation_timestamp), meta.name
+
+
+def _gave_up(claim: ResourceClaim, now: datetime) -> bool:
+    """Whether the claim has waited for so long that it takes over nothing any more: it is served like any other."""
+    created = claim.metadata.creation_timestamp
+    return created is not None and now - created >= LONGEST

@@ -1,0 +1,93 @@
+"""What the API server itself refuses in a DeviceReservation, and in which words."""
+
+import uuid
+from typing import Any
+
+import pytest
+
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import DEVICE_RESERVATIONS
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+TEMPLATE: dict[str, Any] = {
+    "spec": {
+        "devices": {
+            "requests": [
+                {
+                    "name": "gpu",
+                    "exactly": {
+                        "deviceClassName": "gpu.draco.dev",
+                        "selectors": [{"cel": {"expression": "true"}}],
+                        "tolerations": [{"key": "a", "operator": "Exists"}],
+                        "capacity": {"requests": {"memory": "1Gi"}},
+                    },
+                }
+            ],
+            "constraints": [{"matchAttribute": "gpu.nvidia.com/pcieRoot"}],
+            "config": [{"opaque": {"driver": "gpu.nvidia.com", "parameters": {"any": {"thing": [1]}}}}],
+        }
+    }
+}
+
+
+async def create(client: Client, namespace: str, spec: dict[str, Any], name: str = "") -> ObjectKey:
+    key = ObjectKey(namespace, name or f"reservation-{uuid.uuid4().hex[:8]}")
+    await client.create(DEVICE_RESERVATIONS, {"metadata": {"name": key.name, "namespace": namespace}, "spec": spec})
+    return key
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({}, "give either template, or templateName"),
+        ({"template": TEMPLATE, "templateName": "x"}, "give either template, or templateName"),
+        ({"template": TEMPLATE, "count": 0}, "should be greater than or equal to 1"),
+        ({"template": TEMPLATE, "count": 257}, "should be less than or equal to 256"),
+        (
+            {"template": TEMPLATE, "duration": "1h", "expiresAt": "2030-01-01T00:00:00Z"},
+            "duration or expiresAt, not both",
+        ),
+        ({"template": TEMPLATE, "duration": "soon"}, "should match"),
+        ({"template": TEMPLATE, "expiresAt": "tomorrow"}, "must be of type date-time"),
+        ({"template": TEMPLATE, "topology": "samenode"}, "write sameNode, sameNVLinkDomain or spread"),
+        ({"template": TEMPLATE, "topology": "two words"}, "should match"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused(client: Client, namespace: str, spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(ApiError, match=said):
+        await create(client, namespace, spec)
+
+
+async def test_a_name_that_is_no_label_is_refused(client: Client, namespace: str) -> None:
+    with pytest.raises(ApiError, match="may not be more than 63"):
+        await create(client, namespace, {"template": TEMPLATE}, "a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"template": {"spec": {"devices": {"constraints": None}}}}, "what a claim asks for cannot be changed"),
+        ({"template": None, "templateName": "other"}, "what a claim asks for cannot be changed"),
+        ({"topology": "spread"}, "topology cannot be changed"),
+    ],
+)
+async def test_what_a_claim_asks_for_cannot_be_changed(
+    client: Client, namespace: str, change: dict[str, Any], said: str
+) -> None:
+    key = await create(client, namespace, {"template": TEMPLATE, "topology": "sameNode"})
+    with pytest.raises(ApiError, match=said):
+        await client.patch(DEVICE_RESERVATIONS, key, {"spec": change})
+
+
+async def test_count_and_end_can_be_changed(client: Client, namespace: str) -> None:
+    key = await create(client, namespace, {"template": TEMPLATE, "topology": "topology.kubernetes.io/zone"})
+    await client.patch(DEVICE_RESERVATIONS, key, {"spec": {"count": 4, "duration": "2h30m"}})
+    await client.patch(DEVICE_RESERVATIONS, key, {"spec": {"duration": None, "expiresAt": "2030-01-01T00:00:00Z"}})
+    found = await client.get(DEVICE_RESERVATIONS, key)
+    assert (found.spec.count, found.spec.duration) == (4, "")
+    assert found.spec.template is not None
+    assert found.spec.template.spec.devices.config[0].opaque is not None
+    assert found.spec.template.spec.devices.config[0].opaque.parameters == {"any": {"thing": [1]}}
