@@ -1,0 +1,73 @@
+"""How near devices of one node are to each other: NVLink, PCIe roots, NUMA nodes.
+
+Owns the reading of the attributes that say so, by whomever they are published. Where an attribute is
+not there, two devices are as far from each other as can be.
+"""
+
+from typing import Final
+
+import msgspec
+
+from draco.resources.api.slices import Device
+from draco.resources.names import DRACO_DOMAIN, NVIDIA_DRIVER, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT
+
+NVLINK_PEERS: Final = f"{DRACO_DOMAIN}/nvlinkPeers"
+"""Names of the devices of the same pool that a GPU has an NVLink to, joined by a space."""
+CLUSTER_UUID: Final = "clusterUUID"
+CLIQUE_ID: Final = "cliqueID"
+"""Of a GPU behind NVSwitches: with the same values on both, any two GPUs are linked."""
+SAME_ROOT, SAME_NUMA, FAR = 0, 1, 2
+
+
+class DevicePosition(msgspec.Struct, frozen=True):
+    """Where a device is."""
+
+    driver: str
+    pool: str
+    name: str
+    root: object = None
+    numa: object = None
+    fabric: object = None
+    peers: frozenset[str] = frozenset()
+
+    def distance(self, other: "DevicePosition") -> int:
+        """SAME_ROOT, SAME_NUMA or FAR."""
+        if self.root is not None and self.root == other.root:
+            return SAME_ROOT
+        return SAME_NUMA if self.numa is not None and self.numa == other.numa else FAR
+
+    def is_linked(self, other: "DevicePosition") -> bool:
+        """Whether there is an NVLink between them."""
+        if self.fabric is not None and self.fabric == other.fabric:
+            return True
+        return (self.driver, self.pool) == (other.driver, other.pool) and (
+            other.name in self.peers or self.name in other.peers
+        )
+
+
+def position_of(driver: str, pool: str, name: str, device: Device) -> DevicePosition:
+    """Where a device is. `name` is that of the whole GPU, which links are said by."""
+    peers = _value(device, driver, NVLINK_PEERS)
+    cluster, clique = _value(device, driver, CLUSTER_UUID), _value(device, driver, CLIQUE_ID)
+    return DevicePosition(
+        driver=driver,
+        pool=pool,
+        name=name,
+        root=_value(device, driver, STANDARD_PCIE_ROOT),
+        numa=_value(device, driver, STANDARD_NUMA_NODE),
+        fabric=(cluster, clique) if cluster and clique is not None and cluster.strip("0-") else None,
+        peers=frozenset(peers.split()) if peers else frozenset(),
+    )
+
+
+def _value(device: Device, driver: str, name: str) -> str | None:
+    """An attribute as text, by its full name or, in the driver's or NVIDIA's own domain, without it."""
+    names = (name,) if "/" in name else (name, f"{driver}/{name}", f"{NVIDIA_DRIVER}/{name}")
+    for each in names:
+        found = device.attributes.get(each)
+        if found is not None:
+            value = found.value
+            if isinstance(value, list):
+                return " ".join(map(str, value)) or None
+            return None if value is None else str(value)
+    return None

@@ -1,0 +1,170 @@
+"""Judges devices of one node that claims may get together: their score.
+
+Owns the bringing together of what counts: what is lost on the GPUs, how near the devices are to each other and to others that the
+pod has, and how full the node is. Changes nothing and searches nothing.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from draco.allocation.fleet.pools import Candidate, PoolView
+from draco.allocation.fleet.state import AllocatedState, amount
+from draco.allocation.search.attempt import TakenDevice
+from draco.placing.distance import DevicePosition, position_of
+from draco.placing.gpu_room import GpuRoom, gpus_of
+from draco.placing.score import PlacementScore, PlacementStrategy
+from draco.resources.names import PoolKey, gpu_name
+
+
+class NodeJudge:
+    """Scores of devices of one node as it is now.
+
+    `usable` are the devices that some request selects and tolerates; `beside` where the pod's other devices are.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[PoolView],
+        state: AllocatedState,
+        usable: Sequence[Candidate],
+        *,
+        beside: Sequence[DevicePosition],
+        strategy: PlacementStrategy,
+    ) -> None:
+        self._state = state
+        self._beside = beside
+        self.room_of: dict[int, GpuRoom] = {}
+        pools = {PoolKey(each.key.driver, each.key.pool) for each in usable}
+        for view in views:
+            if view.key in pools:
+                self.room_of.update(gpus_of(view, state))
+        gpus = {id(room): room for room in (self.room_of[each.row] for each in usable)}
+        self._idle = sum(not room.in_use for room in gpus.values())
+        self._busy = len(gpus) - self._idle
+        self._packs = strategy is PlacementStrategy.PACK
+        self._positions: dict[int, DevicePosition] = {}
+        self._free = [
+            self.position(each) for each in usable if not self.room_of[each.row].in_use and self._is_whole(each)
+        ]
+        self._has_links = any(each.peers for each in self._free)
+        rooms_of_usable = list(gpus.values())
+        self.most_instances = max((0 if room.solid else room.instances for room in rooms_of_usable), default=0)
+        self.most_start = max(
+            (placement.start for each in usable if (placement := self.room_of[each.row].placement(each))), default=0
+        )
+        self.all_solid = all(
+            self.room_of[each.row].is_whole(each) and not each.device.allow_multiple_allocations for each in usable
+        )
+        self.least_loss = (
+            min((self.room_of[each.row].taken([each]).loss for each in usable), default=0) if self.all_solid else 0
+        )
+
+    def score(self, taken: Sequence[TakenDevice], alternatives: tuple[int, ...]) -> PlacementScore:
+        """The score of devices."""
+        loss = gpus = instances = left = starts = 0
+        own: list[Candidate] = []
+        by_room: dict[int, list[Candidate]] = {}
+        opened: set[int] = set()
+        for each in taken:
+            if each.request.admin_access:
+                continue
+            own.append(each.candidate)
+            if each.amounts is not None:
+                opened.add(each.candidate.row)
+                left += self._shares_left(each)
+            else:
+                by_room.setdefault(id(self.room_of[each.candidate.row]), []).append(each.candidate)
+        loss += sum(not self.room_of[row].in_use for row in opened)
+        for candidates in by_room.values():
+            part = self.room_of[candidates[0].row].taken(candidates)
+            loss += part.loss
+            gpus += part.gpus
+            instances += part.instances
+            left += part.units_left
+            starts += part.starts
+        unlinked, distance, misalignment = self._distances(own)
+        crowding = 0
+        if own:
+            newly = sum(not self.room_of[candidates[0].row].in_use for candidates in by_room.values())
+            crowding = self._idle - newly if self._packs else self._busy
+        return PlacementScore(
+            alternatives, loss, gpus, -instances, left, -starts, unlinked, distance, misalignment, crowding,
+            self._cut_links(own) if self._has_links else 0,
+        )  # fmt: skip
+
+    def bound(
+        self, taken: Sequence[TakenDevice], alternatives: tuple[int, ...], missing: int, most: int
+    ) -> PlacementScore:
+        """No set that has these devices and at least `missing` others, and `most` in all, scores less."""
+        now = self.score(taken, alternatives)
+        return PlacementScore(
+            alternatives,
+            now.loss + missing * self.least_loss,
+            now.gpus,
+            now.minus_instances - missing * self.most_instances,
+            now.units_left if self.all_solid else 0,
+            now.minus_start - missing * self.most_start,
+            now.unlinked,
+            now.distance,
+            now.misalignment,
+            self._idle - most if self._packs else min(self._busy, now.crowding),
+        )
+
+    def alone(self, candidate: Candidate) -> tuple[int, int, int, int]:
+        """What a device costs if it is the only one: the order in which devices are tried."""
+        part = self.room_of[candidate.row].taken([candidate])
+        return part.loss, -part.instances, part.units_left, -part.starts
+
+    def position(self, candidate: Candidate) -> DevicePosition:
+        """Where the device is."""
+        known = self._positions.get(candidate.row)
+        if known is None:
+            key = candidate.key
+            known = position_of(key.driver, key.pool, gpu_name(key.device), candidate.device)
+            self._positions[candidate.row] = known
+        return known
+
+    def _is_whole(self, candidate: Candidate) -> bool:
+        return self.room_of[candidate.row].is_whole(candidate)
+
+    def _shares_left(self, taken: TakenDevice) -> int:
+        """What stays of the capacity that runs out first, in thousandths."""
+        consumed = self._state.consumed(taken.candidate.key)
+        amounts = taken.amounts or {}
+        return min(
+            (
+                1000 * max(0, total - consumed.get(name, 0) - amounts[name].nanos) // total
+                for name, total in _totals(taken.candidate).items()
+                if name in amounts
+            ),
+            default=0,
+        )
+
+    def _distances(self, own: Sequence[Candidate]) -> tuple[int, int, int]:
+        unlinked = distance = misalignment = 0
+        positions = [self.position(each) for each in own]
+        for (one, at), (other, there) in combinations(zip(own, positions, strict=True), 2):
+            if self.room_of[one.row] is self.room_of[other.row]:
+                continue
+            if at.driver == there.driver:
+                unlinked += not at.is_linked(there)
+                distance += at.distance(there)
+            else:
+                misalignment += at.distance(there)
+        for at in positions:
+            misalignment += sum(at.distance(there) for there in self._beside if there.driver != at.driver)
+        return unlinked, distance, misalignment
+
+    def _cut_links(self, own: Sequence[Candidate]) -> int:
+        names = {self.position(each).name for each in own}
+        return sum(
+            free.name not in names and at.is_linked(free)
+            for at in (self.position(each) for each in own)
+            for free in self._free
+        )
+
+
+def _totals(candidate: Candidate) -> dict[str, int]:
+    return {
+        name: total for name, capacity in candidate.device.capacity.items() if (total := amount(capacity.value)) > 0
+    }

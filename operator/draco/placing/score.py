@@ -1,0 +1,98 @@
+"""How good a place for claims is, and in words why another one is worse.
+
+Owns the order of what counts. Knows nothing of how places are found.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class PlacementStrategy(StrEnum):
+    """Whether claims that could go to several nodes go to the fullest of them, or to the emptiest."""
+
+    PACK = "Pack"
+    SPREAD = "Spread"
+
+
+class PlacementScore(NamedTuple):
+    """Smaller is better; what stands first counts most."""
+
+    alternatives: tuple[int, ...] = ()
+    """Which of its alternatives (`firstAvailable`) each request gets: an earlier one always wins."""
+    loss: int = 0
+    """What the GPUs could still host and then no longer can, in compute slices (see `mig.geometry`); 1 for a GPU that
+    cannot be divided."""
+    gpus: int = 0
+    """On how many GPUs it is."""
+    minus_instances: int = 0
+    """Of these GPUs, how many partitions in use they have already."""
+    units_left: int = 0
+    """Of these GPUs, how much is free afterwards."""
+    minus_start: int = 0
+    """Where the partitions start."""
+    unlinked: int = 0
+    """Pairs of GPUs that have no NVLink between them."""
+    distance: int = 0
+    """Over all pairs of GPUs: 0 on one PCIe root, 1 on one NUMA node, else 2."""
+    misalignment: int = 0
+    """The same over pairs with a device of another driver that the pod has, too."""
+    crowding: int = 0
+    """GPUs that are left idle on the node; where claims are spread, GPUs in use there."""
+    cut_links: int = 0
+    """NVLinks from these GPUs to others that are free, and stay without their partner."""
+
+    def __str__(self) -> str:
+        said = [f"capability loss {self.loss}", _counted(self.gpus, "GPU")]
+        if self.minus_instances:
+            said.append(f"{_counted(-self.minus_instances, 'partition')} there already")
+        if self.unlinked:
+            said.append(f"{_counted(self.unlinked, 'pair')} without NVLink")
+        if self.distance:
+            said.append(f"distance {self.distance}")
+        if self.misalignment:
+            said.append(f"distance {self.misalignment} to the pod's other devices")
+        said.append(f"node {self.crowding}")
+        return ", ".join(said)
+
+
+_WORSE: Final[Mapping[str, Callable[[int, int], str]]] = {
+    "loss": lambda there, here: (
+        f"There more of what the GPUs can still host would be lost: {there} compute slices instead of {here}."
+    ),
+    "gpus": lambda there, here: f"There it would take {_counted(there, 'GPU')} instead of {here}.",
+    "minus_instances": lambda there, here: (
+        f"Its GPUs are emptier: {_counted(-there, 'partition')} in use there instead of {-here}."
+    ),
+    "units_left": lambda there, here: f"More would stay free on its GPUs: {there} units instead of {here}.",
+    "minus_start": lambda there, here: (
+        f"The partition would start lower on its GPU, where more profiles may start: at {-there} instead of {-here}."
+    ),
+    "unlinked": lambda there, here: f"There {_counted(there, 'pair')} of GPUs would have no NVLink, instead of {here}.",
+    "distance": lambda there, here: (
+        f"Its GPUs are farther from each other, by PCIe roots and NUMA nodes: {there} instead of {here}."
+    ),
+    "misalignment": lambda there, here: (
+        f"Its GPUs are farther from the pod's other devices, by PCIe roots and NUMA nodes: {there} instead of {here}."
+    ),
+    "crowding": lambda there, here: f"Its node is emptier: {_counted(there, 'GPU')} would stay idle instead of {here}.",
+    "cut_links": lambda there, here: (
+        f"There {_counted(there, 'NVLink')} to free GPUs would be of no use any more, instead of {here}."
+    ),
+}
+"""What is to be said where this is the first thing that differs."""
+
+
+def why_worse(score: PlacementScore, best: PlacementScore, *, spread: str = "") -> str:
+    """One sentence: why the place with `score` lost to the best one. `spread` is said where the node's use decides."""
+    if score.alternatives != best.alternatives:
+        return "There the claims would get a later alternative of firstAvailable."
+    for field, said in _WORSE.items():
+        there, here = getattr(score, field), getattr(best, field)
+        if there != here:
+            return spread if spread and field == "crowding" else said(there, here)
+    return "It is as good, and the first by name is taken."
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
