@@ -19,6 +19,7 @@ from draco.allocation.search.allocate import allocate, result
 from draco.allocation.search.attempt import Attempt, TakenDevice
 from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
 from draco.placing.distance import DevicePosition, position_of
+from draco.placing.gpu_room import PublishedGpus
 from draco.placing.judging import NodeJudge
 from draco.placing.node_kinds import NodeKinds
 from draco.placing.score import PlacementScore, PlacementStrategy, why_worse
@@ -74,6 +75,7 @@ class BestPlacer:
         self._fleet = fleet
         self._share_ids = share_ids
         self._spread = frozenset(spread)
+        self._gpus = PublishedGpus()
         self._questions: dict[bytes, _Question] = {}
 
     def best(
@@ -89,7 +91,7 @@ class BestPlacer:
         if question is None:
             if len(self._questions) >= _MAX_QUESTIONS:
                 self._questions.clear()
-            question = self._questions[asked] = _Question(self._fleet, claims, beside, self._spread)
+            question = self._questions[asked] = _Question(self._fleet, self._gpus, claims, beside, self._spread)
         return question.best(claims, nodes, self._share_ids)
 
     def put(self, claim: ResourceClaim) -> None:
@@ -125,11 +127,13 @@ class _Question:
     def __init__(
         self,
         fleet: Fleet,
+        gpus: PublishedGpus,
         claims: Sequence[ResourceClaim],
         beside: Sequence[ResourceClaim],
         spread: frozenset[PoolKey],
     ) -> None:
         self._fleet = fleet
+        self._gpus = gpus
         self._claims = claims
         self._spread = spread
         self._beside = [position for claim in beside for position in _positions(fleet, claim)]
@@ -243,9 +247,12 @@ class _Question:
         judge = self._judge(views, usable)
         tries = min(MAX_TRIES, max(_LEAST_TRIES, self._effort.left))
         effort = Effort(tries)
+        ascending = sorted(usable, key=lambda each: (judge.alone(each), each.key))
+        if not avoid and self._kinds.is_single and not any(each.device.allow_multiple_allocations for each in usable):
+            return self._single(node, views, ascending, judge)
         search = SetSearch(
             claims,
-            sorted(usable, key=lambda each: (judge.alone(each), each.key)),
+            ascending,
             Attempt(claims, fleet.state, Counters(views, fleet.state)),
             judge,
             effort,
@@ -259,6 +266,27 @@ class _Question:
         if effort.left <= 0 and not avoid:
             raise SearchTooLong("no devices were found for the claims in time")
         return None
+
+    def _single(
+        self, node: Node, views: Sequence[PoolView], ascending: Sequence[Candidate], judge: NodeJudge
+    ) -> _Answer | None:
+        """The best of all devices where one is asked for: of those that cost least alone, what counts further decides."""
+        claims = self._shared_claims
+        request = claims[0].requests[0][0]
+        attempt = Attempt(claims, self._fleet.state, Counters(views, self._fleet.state))
+        best: tuple[PlacementScore, TakenDevice] | None = None
+        least = None
+        for candidate in ascending:
+            if best is not None and judge.alone(candidate) != least:
+                break
+            taken = attempt.may(0, request, candidate)
+            if taken is None:
+                continue
+            attempt.undo(taken)
+            score = judge.score([taken], (0,))
+            if best is None or score < best[0]:
+                best, least = (score, taken), judge.alone(candidate)
+        return None if best is None else self._as_answer(node, claims, [best[1]], best[0])
 
     def _as_allocated(self, node: Node, error: AllocationError) -> "_Answer | AllocationError | None":
         """What `allocate` finds, where the search did not come to its end."""
@@ -296,7 +324,7 @@ class _Question:
     def _judge(self, views: Sequence[PoolView], usable: Sequence[Candidate]) -> NodeJudge:
         spread = any(PoolKey(each.key.driver, each.key.pool) in self._spread for each in usable)
         strategy = PlacementStrategy.SPREAD if spread else PlacementStrategy.PACK
-        return NodeJudge(views, self._fleet.state, usable, beside=self._beside, strategy=strategy)
+        return NodeJudge(views, self._fleet.state, usable, gpus=self._gpus, beside=self._beside, strategy=strategy)
 
     def _expanded(self, node: Node, views: Sequence[PoolView]) -> Sequence[ExpandedClaim]:
         if not self._per_node:

@@ -50,22 +50,54 @@ class GpuTable(msgspec.Struct, frozen=True):
     geometry: Geometry
     units: int
     placements: tuple[Placement | None, ...]
+    taken: "dict[tuple[State, tuple[int, ...]], RoomTaken]"
+    """What was found out already: by what is in use, and which devices are taken."""
+
+
+class GpuDevices:
+    """The devices of a pool that are one GPU, as published."""
+
+    def __init__(self, view: PoolView, candidates: Sequence[Candidate]) -> None:
+        self.view = view
+        self.candidates = candidates
+        self.table = _table(view, candidates) if candidates[0].charges else None
+        self.place = {each.row: place for place, each in enumerate(candidates)}
+        self.foreign = 0 if self.table is None else _foreign(candidates, self.table)
+
+
+class PublishedGpus:
+    """The GPUs of pools, read once for each."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[PoolView, list[GpuDevices]]] = {}
+
+    def rooms(self, view: PoolView, state: AllocatedState) -> "dict[int, GpuRoom]":
+        """The GPU of each device of a pool as it is now, by the device's row."""
+        known = self._known.get(id(view))
+        if known is None:
+            known = self._known[id(view)] = (view, _grouped(view))
+        found = {}
+        for gpu in known[1]:
+            room = GpuRoom(gpu, state)
+            for row in gpu.place:
+                found[row] = room
+        return found
 
 
 class GpuRoom:
     """One GPU on a node as it is now: the devices that are one hardware, and what of it is in use."""
 
-    def __init__(self, view: PoolView, candidates: Sequence[Candidate], state: AllocatedState) -> None:
-        self.candidates = candidates
-        self.table = _table(view, candidates) if candidates[0].charges else None
+    def __init__(self, gpu: GpuDevices, state: AllocatedState) -> None:
+        self.candidates = candidates = gpu.candidates
+        self.table = gpu.table
         self.used = [state.uses(each.key) for each in candidates]
-        self.in_use = any(self.used)
-        self._place = {each.row: place for place, each in enumerate(candidates)}
+        self.in_use = True in self.used
+        self._place = gpu.place
         self._left: dict[int, int] = {}
         if self.table is not None:
-            self.state = self._state(self.table)
+            self.state = self._state(self.table, gpu.foreign)
         elif candidates[0].charges:
-            self._left = {place: view.counters[place] for each in candidates for place, _ in each.charges}
+            self._left = {place: gpu.view.counters[place] for each in candidates for place, _ in each.charges}
             for each, used in zip(candidates, self.used, strict=True):
                 if used:
                     _draw(self._left, each)
@@ -87,7 +119,13 @@ class GpuRoom:
     def taken(self, candidates: Sequence[Candidate]) -> RoomTaken:
         """What the devices take together. Devices that share amounts with others are none of them."""
         if self.table is not None:
-            return self._taken_of_table(self.table, [self._place[each.row] for each in candidates])
+            places = tuple([self._place[each.row] for each in candidates])
+            known = self.table.taken.get((self.state, places))
+            if known is None:
+                known = self._taken_of_table(self.table, places)
+                if len(self.table.taken) < _MAX_TAKEN:
+                    self.table.taken[self.state, places] = known
+            return known
         if self.solid:
             return RoomTaken(loss=len(candidates))
         left = dict(self._left)
@@ -109,44 +147,39 @@ class GpuRoom:
         loss = _capability(table.geometry, before) - _capability(table.geometry, after)
         return RoomTaken(loss=loss, instances=before.instances, units_left=left, starts=starts)
 
-    def _state(self, table: GpuTable) -> State:
+    def _state(self, table: GpuTable, foreign: int) -> State:
         state = table.geometry.empty
-        for placement, used in zip(table.placements, self.used, strict=True):
-            if used and placement is None:
-                return _NOTHING
-            if used and placement is not None:
-                state = table.geometry.add(state, placement)
-        foreign = self._foreign(table)
+        if self.in_use:
+            for placement, used in zip(table.placements, self.used, strict=True):
+                if used and placement is None:
+                    return _NOTHING
+                if used and placement is not None:
+                    state = table.geometry.add(state, placement)
         return table.geometry.block(state, foreign) if foreign else state
-
-    def _foreign(self, table: GpuTable) -> int:
-        """The units that an instance has which Draco did not make: all partitions that need them are tainted for it."""
-        tainted = open_ = 0
-        for candidate, placement in zip(self.candidates, table.placements, strict=True):
-            if placement is not None:
-                if any(taint.key == TAINT_FOREIGN_INSTANCE for taint in candidate.taints):
-                    tainted |= placement.mask
-                else:
-                    open_ |= placement.mask
-        return tainted & ~open_
 
     def _fitting(self, left: dict[int, int]) -> int:
         return sum(all(amount <= left[place] for place, amount in each.charges) for each in self.candidates)
 
 
-def gpus_of(view: PoolView, state: AllocatedState) -> dict[int, GpuRoom]:
-    """The GPU of each device of a pool, by the device's row."""
+def _grouped(view: PoolView) -> list[GpuDevices]:
     groups: dict[str, list[Candidate]] = {}
     for candidate in view.candidates:
         device = candidate.device
         name = device.consumes_counters[0].counter_set if candidate.charges else f"/{device.name}"
         groups.setdefault(name, []).append(candidate)
-    found = {}
-    for group in groups.values():
-        room = GpuRoom(view, group, state)
-        for each in group:
-            found[each.row] = room
-    return found
+    return [GpuDevices(view, group) for group in groups.values()]
+
+
+def _foreign(candidates: Sequence[Candidate], table: GpuTable) -> int:
+    """The units that an instance has which Draco did not make: all partitions that need them are tainted for it."""
+    tainted = open_ = 0
+    for candidate, placement in zip(candidates, table.placements, strict=True):
+        if placement is not None:
+            if any(taint.key == TAINT_FOREIGN_INSTANCE for taint in candidate.taints):
+                tainted |= placement.mask
+            else:
+                open_ |= placement.mask
+    return tainted & ~open_
 
 
 def _draw(left: dict[int, int], candidate: Candidate) -> None:
@@ -176,6 +209,7 @@ def _table(view: PoolView, candidates: Sequence[Candidate]) -> GpuTable | None:
     return known[0]
 
 
+_MAX_TAKEN: Final = 8192
 _MAX_TABLES: Final = 4096
 _tables: Final[dict[object, tuple[GpuTable | None]]] = {}
 """By what is published of a GPU: thousands are alike."""
@@ -210,7 +244,7 @@ def _read_table(view: PoolView, candidates: Sequence[Candidate]) -> GpuTable | N
         else None
         for each, mask in zip(candidates, masks, strict=True)
     )
-    return GpuTable(space, units, placements)
+    return GpuTable(space, units, placements, {})
 
 
 def _profile(view: PoolView, name: str, size: int, found: Sequence[tuple[Candidate, int]], number: int) -> Profile:

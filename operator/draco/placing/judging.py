@@ -11,7 +11,7 @@ from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.fleet.state import AllocatedState, amount
 from draco.allocation.search.attempt import TakenDevice
 from draco.placing.distance import DevicePosition, position_of
-from draco.placing.gpu_room import GpuRoom, gpus_of
+from draco.placing.gpu_room import GpuRoom, PublishedGpus
 from draco.placing.score import PlacementScore, PlacementStrategy
 from draco.resources.names import PoolKey, gpu_name
 
@@ -28,6 +28,7 @@ class NodeJudge:
         state: AllocatedState,
         usable: Sequence[Candidate],
         *,
+        gpus: PublishedGpus,
         beside: Sequence[DevicePosition],
         strategy: PlacementStrategy,
     ) -> None:
@@ -37,18 +38,17 @@ class NodeJudge:
         pools = {PoolKey(each.key.driver, each.key.pool) for each in usable}
         for view in views:
             if view.key in pools:
-                self.room_of.update(gpus_of(view, state))
-        gpus = {id(room): room for room in (self.room_of[each.row] for each in usable)}
-        self._idle = sum(not room.in_use for room in gpus.values())
-        self._busy = len(gpus) - self._idle
+                self.room_of.update(gpus.rooms(view, state))
+        rooms = {id(room): room for room in (self.room_of[each.row] for each in usable)}
+        self._idle = sum(not room.in_use for room in rooms.values())
+        self._busy = len(rooms) - self._idle
         self._packs = strategy is PlacementStrategy.PACK
         self._positions: dict[int, DevicePosition] = {}
         self._free = [
-            self.position(each) for each in usable if not self.room_of[each.row].in_use and self._is_whole(each)
+            self.position(each) for each in usable if self._is_whole(each) and not self.room_of[each.row].in_use
         ]
         self._has_links = any(each.peers for each in self._free)
-        rooms_of_usable = list(gpus.values())
-        self.most_instances = max((0 if room.solid else room.instances for room in rooms_of_usable), default=0)
+        self.most_instances = max((0 if room.solid else room.instances for room in rooms.values()), default=0)
         self.most_start = max(
             (placement.start for each in usable if (placement := self.room_of[each.row].placement(each))), default=0
         )

@@ -47,7 +47,11 @@ class NodeKinds:
         self._whatever = bool(fleet.inventory.has_invalid_node_selectors) or any(
             self._some[row] for row in fleet.inventory.per_device_rows
         )
-        self._plain_count = not everything and not any(each.admin_access for each in requests)
+        self.is_single = (
+            len(requests) == len(claims) == 1 and requests[0].count == 1
+            and not (everything or requests[0].admin_access or self._whatever)
+        )  # fmt: skip
+        """Whether one device is asked for, to be had alone, without alternatives."""
         self._compared = _compared(claims)
         amounts = {
             name.rpartition("/")[2]

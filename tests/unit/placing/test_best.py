@@ -16,6 +16,7 @@ from draco.allocation.search.allocate import allocate
 from draco.allocation.search.attempt import Attempt
 from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
 from draco.placing.best import BestPlacement, BestPlacer
+from draco.placing.gpu_room import PublishedGpus
 from draco.placing.groups import allocated
 from draco.placing.judging import NodeJudge
 from draco.placing.score import PlacementScore, PlacementStrategy
@@ -50,7 +51,7 @@ def every_score(
     usable = [each for each in candidates if _is_usable(expanded, each)]
     packs = PlacementStrategy.PACK
     strategy = PlacementStrategy.SPREAD if any(PoolKey(*each.key[:2]) in spread for each in usable) else packs
-    judge = NodeJudge(views, fleet.state, usable, beside=(), strategy=strategy)
+    judge = NodeJudge(views, fleet.state, usable, gpus=PublishedGpus(), beside=(), strategy=strategy)
     slots = [(index, alternatives) for index, claim in enumerate(expanded) for alternatives in claim.requests]
     for vector in product(*(range(len(alternatives)) for _, alternatives in slots)):
         chosen = [(index, each[number]) for (index, each), number in zip(slots, vector, strict=True)]
