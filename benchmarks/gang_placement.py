@@ -1,8 +1,8 @@
 """How long it takes to place a gang of 64 claims over 1,000 nodes: `python -m benchmarks.gang_placement [--nodes N]`.
 
 Three gangs, each on a fleet of its own that nobody uses yet: 64 claims for one GPU each, for eight GPUs each, and for one
-partition of a GPU each. The claims are placed one after the other by `BestPlacer`, and each counts before the next. The peer is the
-first place that fits (`first_fitting`), in the same run.
+partition of a GPU each. The claims are placed one after the other by `BestPlacer`, and each counts before the next. The peer
+is the first place that fits (`first_fitting`), in the same run.
 """
 
 import argparse
@@ -14,8 +14,18 @@ from itertools import count
 
 import msgspec
 
-from benchmarks.gpu_fleet import Json, a_claim, a_node, a_partitioned_node, a_slice, claim_of, node_name, put
-from benchmarks.gpu_fleet import GPU_CLASS, a_gpu
+from benchmarks.gpu_fleet import (
+    GPU_CLASS,
+    Json,
+    a_claim,
+    a_gpu,
+    a_node,
+    a_partitioned_node,
+    a_slice,
+    claim_of,
+    node_name,
+    put,
+)
 from benchmarks.table import Row, tell
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import first_fitting
@@ -110,7 +120,9 @@ def placing_first(fleet: Fleet) -> Callable[[], tuple[Place, Put]]:
 
 def seconds(fleet: Fleet, raw: Json, begin: Callable[[], tuple[Place, Put]]) -> float:
     """Seconds to place all members; afterwards the fleet is as it was."""
-    claims = [claim_of(raw | {"metadata": {"name": f"member-{number}", "namespace": "default"}}) for number in range(MEMBERS)]
+    claims = [
+        claim_of(raw | {"metadata": {"name": f"member-{number}", "namespace": "default"}}) for number in range(MEMBERS)
+    ]
     gc.collect()
     gc.disable()
     began = time.process_time()

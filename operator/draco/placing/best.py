@@ -22,10 +22,11 @@ from draco.placing.distance import DevicePosition, position_of
 from draco.placing.gpu_room import PublishedGpus
 from draco.placing.judging import NodeJudge
 from draco.placing.node_kinds import NodeKinds
-from draco.placing.score import PlacementScore, PlacementStrategy, why_worse
+from draco.placing.score import PlacementScore, why_worse
 from draco.placing.set_search import Effort, SetSearch
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
+from draco.resources.api.draco import PlacementStrategy
 from draco.resources.names import PoolKey, gpu_name
 
 MAX_TRIES: Final = 4_000

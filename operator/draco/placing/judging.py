@@ -12,7 +12,8 @@ from draco.allocation.fleet.state import AllocatedState, amount
 from draco.allocation.search.attempt import TakenDevice
 from draco.placing.distance import DevicePosition, position_of
 from draco.placing.gpu_room import GpuRoom, PublishedGpus
-from draco.placing.score import PlacementScore, PlacementStrategy
+from draco.placing.score import PlacementScore
+from draco.resources.api.draco import PlacementStrategy
 from draco.resources.names import PoolKey, gpu_name
 
 

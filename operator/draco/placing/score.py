@@ -4,15 +4,7 @@ Owns the order of what counts. Knows nothing of how places are found.
 """
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Final, NamedTuple
-
-
-class PlacementStrategy(StrEnum):
-    """Whether claims that could go to several nodes go to the fullest of them, or to the emptiest."""
-
-    PACK = "Pack"
-    SPREAD = "Spread"
 
 
 class PlacementScore(NamedTuple):

@@ -19,9 +19,10 @@ from draco.placing.best import BestPlacement, BestPlacer
 from draco.placing.gpu_room import PublishedGpus
 from draco.placing.groups import allocated
 from draco.placing.judging import NodeJudge
-from draco.placing.score import PlacementScore, PlacementStrategy
+from draco.placing.score import PlacementScore
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
+from draco.resources.api.draco import PlacementStrategy
 from draco.resources.names import PoolKey
 from tests.unit.allocation.worlds import a_world, put
 

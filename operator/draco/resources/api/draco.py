@@ -268,11 +268,19 @@ class Allocator(StrEnum):
     OPERATOR = "Operator"
 
 
+class PlacementStrategy(StrEnum):
+    """Whether claims that could go to several nodes go to the fullest of them, or to the emptiest."""
+
+    PACK = "Pack"
+    SPREAD = "Spread"
+
+
 class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     """Which GPUs, and how they are to be partitioned."""
 
     mode: MigMode
     allocator: Allocator = Allocator.SCHEDULER
+    placement: PlacementStrategy = PlacementStrategy.PACK
     node_selector: LabelSelector | None = None
     device_selectors: list[DeviceSelector] = []
     exclude: list[str] = []

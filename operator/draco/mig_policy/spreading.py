@@ -1,0 +1,19 @@
+"""Which pools are filled evenly when Draco allocates: those with a GPU of a policy that says so.
+
+Owns that reading of policies. Where the GPUs of one node belong to several policies, one that spreads is enough, as it is about
+nodes and not about GPUs.
+"""
+
+from collections.abc import Iterable
+
+from draco.mig_policy.decide import NodeDecision
+from draco.resources.api.draco import MigPolicy, PlacementStrategy
+from draco.resources.names import PoolKey
+
+
+def spread_pools(decisions: Iterable[NodeDecision], policies: Iterable[MigPolicy], driver: str) -> frozenset[PoolKey]:
+    """The pools of `driver`, each named after its node, on which claims are to be spread."""
+    spreading = {each.metadata.name for each in policies if each.spec.placement is PlacementStrategy.SPREAD}
+    return frozenset(
+        PoolKey(driver, each.node) for each in decisions if any(gpu.policy in spreading for gpu in each.gpus)
+    )
