@@ -18,6 +18,7 @@ from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation
 from draco.explanation.wording import report
+from draco.placing.telling import placement_lines
 from draco.whatif.world import World
 
 SCHEMA = "draco.dev/explanations/v1"
@@ -54,7 +55,7 @@ def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str
     explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
     if devices:
         explained = [(subject, _with_devices(made, subject, explanation)) for subject, explanation in explained]
-    _print(explained, _surprises(made, sources), output)
+    _print(explained, made, _surprises(made, sources), output)
 
 
 def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
@@ -92,7 +93,9 @@ def _surprises(made: World, sources: Sources) -> list[str]:
     return made.notes if sources.filenames else made.notes[1:]
 
 
-def _print(explained: Sequence[tuple[ExplainSubject, Explanation]], notes: Sequence[str], output: str) -> None:
+def _print(
+    explained: Sequence[tuple[ExplainSubject, Explanation]], made: World, notes: Sequence[str], output: str
+) -> None:
     if output != "text":
         _print_document(explained[0][1] if len(explained) == 1 else _document(explained), output)
         return
@@ -102,7 +105,7 @@ def _print(explained: Sequence[tuple[ExplainSubject, Explanation]], notes: Seque
         if number:
             echo()
         echo(f"{subject}:")
-        for line in report(explanation):
+        for line in [*report(explanation), *placement_lines(made.fleet, subject.claims, subject.pod)]:
             echo(line.rstrip())
 
 

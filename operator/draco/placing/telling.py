@@ -1,0 +1,66 @@
+"""Says of claims that Draco allocates where they go, which place was the next best, and why that one lost.
+
+Owns the lines. Works out with the fleet as it is: for allocated claims as if they had nothing, and afterwards the fleet is as before.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+
+from msgspec.structs import replace
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.ownership.claims import as_searched, is_for_operator
+from draco.explanation.findings.allocated import reaching
+from draco.explanation.findings.placement import nodes_for
+from draco.placing.best import BestPlacement, BestPlacer
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.errors import DracoError
+
+
+def placement_lines(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[str]:
+    """A line or two for claims of one pod, or one claim; none where no claim is Draco's, or Draco has no place for them."""
+    ours = [claim for claim in claims if is_for_operator(claim, fleet.classes)]
+    waiting = [claim for claim in ours if claim.status.allocation is None]
+    concerned = waiting or ours
+    if not concerned:
+        return []
+    beside = [claim for claim in claims if claim.status.allocation is not None and claim not in concerned]
+    known = [fleet.claims.get(claim.metadata.key) for claim in concerned]
+    try:
+        for claim in concerned:
+            fleet.put_claim(_without_devices(claim))
+        nodes = reaching(beside, nodes_for(fleet, pod).open)
+        placer = BestPlacer(fleet, share_ids=map(str, count()))
+        found = placer.best([as_searched(_without_devices(claim)) for claim in concerned], nodes, beside=beside)
+    except DracoError:
+        return []
+    finally:
+        for claim, before in zip(concerned, known, strict=True):
+            if before is None:
+                fleet.remove_claim(claim.metadata.key)
+            else:
+                fleet.put_claim(before)
+    if found is None:
+        return []
+    return [_chosen(found, waiting, ours), *_runner_up(found)]
+
+
+def _without_devices(claim: ResourceClaim) -> ResourceClaim:
+    return replace(claim, status=replace(claim.status, allocation=None))
+
+
+def _chosen(found: BestPlacement, waiting: Sequence[ResourceClaim], ours: Sequence[ResourceClaim]) -> str:
+    if waiting:
+        return f"Draco would place it now: {found}."
+    held = [(each.pool, each.device) for claim in ours for each in claim.results]
+    chosen = [(each.pool, each.device) for result in found.results for each in result.devices.results]
+    if sorted(held) == sorted(chosen):
+        return f"As things are now, Draco would choose the same place again: {found}."
+    return f"As things are now, which is not as they were then, Draco would choose: {found}."
+
+
+def _runner_up(found: BestPlacement) -> list[str]:
+    if found.runner_up is None:
+        return ["There is no other place for it."]
+    return [f"The next best is {found.runner_up}"]

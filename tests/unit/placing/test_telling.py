@@ -1,0 +1,29 @@
+"""What is said of a claim that Draco allocates: the place, the next best, and why that lost."""
+
+from draco.placing.telling import placement_lines
+from tests.builders import a_claim
+from tests.unit.placing.test_place import CLASS, a_fleet
+
+
+def test_a_claim_that_waits_is_told_where_it_would_go_and_what_was_next() -> None:
+    fleet = a_fleet()
+    claim = a_claim("a", device_class=CLASS)
+    chosen, next_best = placement_lines(fleet, [claim])
+    assert chosen.startswith("Draco would place it now: gpu-0 on node-0 (")
+    assert next_best == "The next best is gpu-0 on node-1: It is as good, and the first by name is taken."
+    assert not fleet.claims
+
+
+def test_an_allocated_claim_is_judged_as_things_are_now_and_keeps_its_devices() -> None:
+    claim = a_claim("a", device_class=CLASS, on=["gpu.nvidia.com/node-1/gpu-0"])
+    fleet = a_fleet(claim)
+    chosen, _ = placement_lines(fleet, [claim])
+    assert chosen.startswith("As things are now, which is not as they were then, Draco would choose: gpu-0 on node-0 (")
+    assert list(fleet.state.devices()) == [each.key for each in claim.results]
+    same = a_claim("a", device_class=CLASS, on=["gpu.nvidia.com/node-0/gpu-0"])
+    assert placement_lines(a_fleet(same), [same])[0].startswith("As things are now, Draco would choose the same place")
+
+
+def test_where_there_is_no_other_place_that_is_said_and_of_others_claims_nothing() -> None:
+    assert placement_lines(a_fleet(nodes=1), [a_claim("a", device_class=CLASS)])[1] == "There is no other place for it."
+    assert placement_lines(a_fleet(), [a_claim("theirs")]) == []
