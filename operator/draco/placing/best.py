@@ -280,6 +280,8 @@ class _Question:
         for candidate in ascending:
             if best is not None and judge.alone(candidate) != least:
                 break
+            if self._fleet.state.holds(candidate.key):
+                continue
             taken = attempt.may(0, request, candidate)
             if taken is None:
                 continue

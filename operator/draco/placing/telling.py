@@ -1,6 +1,6 @@
 """Says of claims that Draco allocates where they go, which place was the next best, and why that one lost.
 
-Owns the lines. Works out with the fleet as it is: for allocated claims as if they had nothing, and afterwards the fleet is as before.
+Owns the lines. Goes by the fleet as it is, for allocated claims as if they had nothing; afterwards the fleet is as before.
 """
 
 from collections.abc import Sequence
