@@ -15,9 +15,12 @@ from tests.doubles.clock import ManualClock
 
 
 class Nothing:
-    """Hands nothing over, and says nothing."""
+    """Hands nothing over, limits nothing, and says nothing."""
 
     def when_owned(self, _: Any) -> None:
+        pass
+
+    def when_changed(self, _: Any) -> None:
         pass
 
 
@@ -29,7 +32,16 @@ class Woken:
         self.view = ClusterView(cast("Client", None), None, clock=clock)
         none, count = cast("Any", Nothing()), Counter("allocated", "", registry=CollectorRegistry())
         made = ClaimAllocations(
-            cast("Client", None), self.view, none, none, none, clock=clock, count=count, overdue_s=1.0, tell_after_s=1.0
+            cast("Client", None),
+            self.view,
+            none,
+            none,
+            none,
+            guard=none,
+            clock=clock,
+            count=count,
+            overdue_s=1.0,
+            tell_after_s=1.0,
         )
         made.subscribe(self._wake)
 
