@@ -108,3 +108,12 @@ class TwoWriters(RuleBasedStateMachine):
 
 
 TestTwoWriters = TwoWriters.TestCase
+
+
+def test_a_register_that_says_the_same_and_is_another_one_starts_the_pause_from_the_beginning() -> None:
+    handovers = Handovers(SETTLE_S)
+    plan(handovers, 0.0, wanted=True, tainted=True, registered=True)
+    assert plan(handovers, 5.0, wanted=True, tainted=True, registered=True).owned == ONE
+    handovers.begin_again()
+    assert plan(handovers, 6.0, wanted=True, tainted=True, registered=True).owned == NONE
+    assert plan(handovers, 11.0, wanted=True, tainted=True, registered=True).owned == ONE
