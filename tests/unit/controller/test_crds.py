@@ -36,7 +36,8 @@ KINDS: list[tuple[Kind[Any], type[msgspec.Struct]]] = [
     (MAINTENANCE_BUDGETS, MaintenanceBudget),
     (HEALTH_POLICIES, HealthPolicy),
     (ALLOCATION_REGISTERS, AllocationRegister),
-    (DEVICE_LIMITS, DEVICE_RESERVATIONS, DeviceReservation, DeviceLimit),
+    (DEVICE_LIMITS, DeviceLimit),
+    (DEVICE_RESERVATIONS, DeviceReservation),
 ]
 
 
