@@ -26,6 +26,7 @@ from benchmarks.operator_scale import SERVICE_ACCOUNTS, a_cluster, a_node, a_sli
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
+from draco.kube.errors import Invalid
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
@@ -180,6 +181,7 @@ async def run(folder: Path, nodes: int, gpus: int, filled: float = FILLED) -> tu
         )
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
         await in_parallel([add_node(client, each, gpus) for each in range(nodes)], AT_ONCE)
+        await until(lambda: claims_are_admitted(client), 60, pause_s=0.2)
         theirs = await with_scheduler(client, number)
         say(f"kube-scheduler: {theirs}")
         await clear(client)
@@ -198,6 +200,16 @@ async def run(folder: Path, nodes: int, gpus: int, filled: float = FILLED) -> tu
             ours = await with_draco(client, number)
             say(f"Draco: {ours}")
     return theirs, ours
+
+
+async def claims_are_admitted(client: Client) -> bool:
+    """Whether the API server knows by now what its new policies read: until then it refuses every claim."""
+    try:
+        await add_claim(client, "probe", NVIDIA_DEVICE_CLASS)
+    except Invalid:
+        return False
+    await client.delete(CLAIMS, ObjectKey("default", "probe"))
+    return True
 
 
 async def with_scheduler(client: Client, number: int) -> Figures:

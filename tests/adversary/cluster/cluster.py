@@ -191,7 +191,7 @@ class Cluster:
 
     def start_operator(self, name: str) -> None:
         """Start a replica."""
-        argv = [*DIES_WITH_US, sys.executable, "-m", "draco", "operator", "--kubeconfig"]
+        argv: list[object] = [*DIES_WITH_US, sys.executable, "-m", "draco", "operator", "--kubeconfig"]
         argv.append(self.operators_kubeconfig)
         argv += [
             "--namespace",

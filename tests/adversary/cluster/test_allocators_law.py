@@ -23,7 +23,7 @@ def published(revision: int, **more: Any) -> Document:
 def given(by: str, *, device_class: str = "gpu.draco.dev", revision: int = 5) -> Document:
     claim = a_claim(1, "gpu-0", revision=revision)
     claim["spec"] = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": device_class}}]}}
-    fields = {"f:status": {"f:allocation": {}}}
+    fields: Document = {"f:status": {"f:allocation": {}}}
     claim["metadata"]["managedFields"] = [{"manager": by, "subresource": "status", "fieldsV1": fields}]
     return claim
 

@@ -85,7 +85,7 @@ def is_dracos(device: Object) -> bool:
 
 def is_for_draco(claim: Object) -> bool:
     """Whether all that the claim asks for is of Draco's classes. One that only looks at devices is not."""
-    asked = []
+    asked: list[Object] = []
     for request in claim["spec"]["devices"].get("requests") or []:
         asked += [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or []
     return bool(asked) and all(
