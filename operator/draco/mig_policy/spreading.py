@@ -4,16 +4,20 @@ Owns that reading of policies. Where the GPUs of one node belong to several poli
 nodes and not about GPUs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from draco.mig_policy.decide import NodeDecision
 from draco.resources.api.draco import MigPolicy, PlacementStrategy
-from draco.resources.names import PoolKey
+from draco.resources.names import NVIDIA_DRIVER, PoolKey
 
 
-def spread_pools(decisions: Iterable[NodeDecision], policies: Iterable[MigPolicy], driver: str) -> frozenset[PoolKey]:
-    """The pools of `driver`, each named after its node, on which claims are to be spread."""
+def spread_pools(
+    decisions: Iterable[NodeDecision], policies: Iterable[MigPolicy], drivers: Mapping[str, str]
+) -> frozenset[PoolKey]:
+    """The pools, each named after its node, on which claims are to be spread. `drivers` has the driver of each node."""
     spreading = {each.metadata.name for each in policies if each.spec.placement is PlacementStrategy.SPREAD}
     return frozenset(
-        PoolKey(driver, each.node) for each in decisions if any(gpu.policy in spreading for gpu in each.gpus)
+        PoolKey(drivers.get(each.node, NVIDIA_DRIVER), each.node)
+        for each in decisions
+        if any(gpu.policy in spreading for gpu in each.gpus)
     )

@@ -9,10 +9,8 @@ from typing import Final
 import msgspec
 
 from draco.resources.api.slices import Device
-from draco.resources.names import DRACO_DOMAIN, NVIDIA_DRIVER, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT
+from draco.resources.names import ATTRIBUTE_NVLINK_PEERS, NVIDIA_DRIVER, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT
 
-NVLINK_PEERS: Final = f"{DRACO_DOMAIN}/nvlinkPeers"
-"""Names of the devices of the same pool that a GPU has an NVLink to, joined by a space."""
 CLUSTER_UUID: Final = "clusterUUID"
 CLIQUE_ID: Final = "cliqueID"
 """Of a GPU behind NVSwitches: with the same values on both, any two GPUs are linked."""
@@ -47,7 +45,7 @@ class DevicePosition(msgspec.Struct, frozen=True):
 
 def position_of(driver: str, pool: str, name: str, device: Device) -> DevicePosition:
     """Where a device is. `name` is that of the whole GPU, which links are said by."""
-    peers = _value(device, driver, NVLINK_PEERS)
+    peers = _value(device, driver, ATTRIBUTE_NVLINK_PEERS)
     cluster, clique = _value(device, driver, CLUSTER_UUID), _value(device, driver, CLIQUE_ID)
     return DevicePosition(
         driver=driver,
@@ -56,7 +54,7 @@ def position_of(driver: str, pool: str, name: str, device: Device) -> DevicePosi
         root=_value(device, driver, STANDARD_PCIE_ROOT),
         numa=_value(device, driver, STANDARD_NUMA_NODE),
         fabric=(cluster, clique) if cluster and clique is not None and cluster.strip("0-") else None,
-        peers=frozenset(peers.split()) if peers else frozenset(),
+        peers=frozenset(f"gpu-{number}" for number in (peers or "").split()),
     )
 
 

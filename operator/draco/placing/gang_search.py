@@ -37,8 +37,10 @@ class Placed(Protocol):
 class Placer(Protocol):
     """Chooses a node and its devices, and keeps count of what has been chosen."""
 
-    def best(self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Placed | None:
-        """Where claims go that belong on one node. Raises AllocationError."""
+    def best(
+        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], *, beside: Sequence[ResourceClaim] = ()
+    ) -> Placed | None:
+        """Where claims go that belong on one node, near what the pod has already (`beside`). Raises AllocationError."""
 
     def put(self, claim: ResourceClaim) -> None:
         """Count the claim as it now is."""
@@ -125,7 +127,7 @@ class GangSearch:
         for index in order:
             member = group.members[index]
             nodes = _among(open_nodes[index], domain, taken)
-            found = self._placer.best([as_searched(each) for each in member.claims], nodes)
+            found = self._placer.best([as_searched(each) for each in member.claims], nodes, beside=member.beside)
             if found is None:
                 failed.append(index)
                 if len(order) - len(failed) < group.needed:

@@ -14,14 +14,16 @@ from draco.allocation.fleet.pools import Candidate, is_device_for
 from draco.allocation.fleet.rowwise import Codes, combine, number, packed, unpacked
 from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError
-from draco.placing.distance import CLIQUE_ID, CLUSTER_UUID, NVLINK_PEERS
+from draco.placing.distance import CLIQUE_ID, CLUSTER_UUID
 from draco.placing.judging import NodeJudge
 from draco.resources.api.core import Node
-from draco.resources.names import STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT, PoolKey
+from draco.resources.names import ATTRIBUTE_NVLINK_PEERS, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT, PoolKey
 
 NOT_USABLE, USABLE, FAILS = 0, 1, 2
 """Of a row: whether a request selects and tolerates the device, or a selector fails on it."""
-_IDS: Final = frozenset(each.rpartition("/")[2] for each in (NVLINK_PEERS, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT))
+_IDS: Final = frozenset(
+    each.rpartition("/")[2] for each in (ATTRIBUTE_NVLINK_PEERS, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT)
+)
 _PATTERNS: Final = frozenset({CLUSTER_UUID, CLIQUE_ID})
 
 
@@ -198,7 +200,7 @@ class NodeKinds:
         return found
 
 
-_LINKS: Final = NVLINK_PEERS.rpartition("/")[2]
+_LINKS: Final = ATTRIBUTE_NVLINK_PEERS.rpartition("/")[2]
 _IS_FAILS: Final = bytes(mark == FAILS for mark in range(256))
 
 

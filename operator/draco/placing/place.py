@@ -4,14 +4,14 @@ The fleet is left as it was found: what was placed counts for the groups that co
 again. Evaluates what tenants write, so it belongs into a worker.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Final
 from uuid import uuid4
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.first import FirstPlacer
+from draco.placing.best import BestPlacer
 from draco.placing.gang_search import GangSearch, GroupFit
 from draco.placing.groups import ClaimGroup, GroupPlacement, holding
 from draco.placing.overdue import prospect
@@ -19,6 +19,7 @@ from draco.placing.topology import SPREAD
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
+from draco.resources.names import PoolKey
 from draco.resources.texts import counted
 
 _KEPT: Final = "draco-kept"
@@ -29,7 +30,7 @@ _NEVER: Final = "even if nobody else had any, only"
 class _Counting:
     """A placer that remembers what the fleet was before it."""
 
-    def __init__(self, fleet: Fleet, placer: FirstPlacer) -> None:
+    def __init__(self, fleet: Fleet, placer: BestPlacer) -> None:
         self._fleet = fleet
         self._placer = placer
         self.best = placer.best
@@ -49,9 +50,15 @@ class _Counting:
                 self._fleet.put_claim(known)
 
 
-def place(fleet: Fleet, groups: Sequence[ClaimGroup], held: Sequence[ResourceClaim]) -> list[GroupPlacement]:
-    """A placement for each group, as if those before it were allocated already."""
-    with _counting(fleet) as placer:
+def place(
+    fleet: Fleet,
+    groups: Sequence[ClaimGroup],
+    held: Sequence[ResourceClaim],
+    *,
+    spread: Collection[PoolKey] = (),
+) -> list[GroupPlacement]:
+    """A placement for each group, as if those before it were allocated already. The nodes of `spread` are filled evenly."""
+    with _counting(fleet, spread) as placer:
         for claim in held:
             placer.put(claim)
         search, placements = GangSearch(fleet, placer), list[GroupPlacement]()
@@ -64,8 +71,8 @@ def place(fleet: Fleet, groups: Sequence[ClaimGroup], held: Sequence[ResourceCla
 
 
 @contextmanager
-def _counting(fleet: Fleet) -> Iterator[_Counting]:
-    placer = _Counting(fleet, FirstPlacer(fleet, share_ids=(str(uuid4()) for _ in count())))
+def _counting(fleet: Fleet, spread: Collection[PoolKey]) -> Iterator[_Counting]:
+    placer = _Counting(fleet, BestPlacer(fleet, share_ids=(str(uuid4()) for _ in count()), spread=spread))
     try:
         yield placer
     finally:

@@ -9,6 +9,7 @@ from draco.placing.place import place
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import PoolKey
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
 
 CLASS = "gpu.draco.dev"
@@ -107,3 +108,14 @@ def test_of_a_pod_that_starts_with_others_it_is_said_that_draco_allocates_all_at
     said = str(explain(fleet, [claim], pod=pod))
     assert "Draco allocates Kueue pod group default/train all at once or not at all" in said
     assert len(said) <= 300
+
+
+def test_nodes_are_filled_one_after_the_other_unless_their_policy_spreads_claims() -> None:
+    fleet = a_fleet()
+    for name in ("node-0", "node-1"):
+        fleet.put_slice(a_slice(name, [ours("gpu-0"), ours("gpu-1")], generation=2))
+    groups = [group("a"), group("b")]
+    pools = [PoolKey("gpu.nvidia.com", name) for name in ("node-0", "node-1")]
+    assert devices(fleet, *groups) == [["node-0/gpu-0"], ["node-0/gpu-1"]]
+    spread = place(fleet, groups, [], spread=pools)
+    assert {each.devices.results[0].pool for found in spread for (each,) in found.results} == {"node-0", "node-1"}

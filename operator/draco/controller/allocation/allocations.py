@@ -222,7 +222,8 @@ class ClaimAllocations:
     async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
         groups = [msgspec.structs.replace(each.group, is_overdue=uid == head) for uid, each in batch.items()]
-        question = PlaceClaims(groups, [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view)])
+        held = [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view)]
+        question = PlaceClaims(groups, held, sorted(self._handover.spread))
         namespace, alone = next(iter(batch.values())).namespace, len(groups) == 1
         within_s = _PATIENCE_ALONE_S if alone else _PATIENCE_S
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, within_s)

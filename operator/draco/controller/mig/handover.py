@@ -19,6 +19,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
+from draco.mig_policy.spreading import spread_pools
 from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
@@ -62,6 +63,7 @@ class HandoverReconciler:
         self._tainted: frozenset[GpuPlace] = frozenset()
         self._to_taint: frozenset[GpuPlace] | None = None
         self._register_uid = ""
+        self._spread: frozenset[PoolKey] = frozenset()
         self._trouble = ""
         self._when_owned: list[Callable[[], None]] = []
         self._when_to_taint: list[Callable[[str], None]] = []
@@ -75,6 +77,11 @@ class HandoverReconciler:
     def owned(self) -> frozenset[GpuPlace]:
         """The GPUs that Draco may give out now."""
         return self._owned
+
+    @property
+    def spread(self) -> frozenset[PoolKey]:
+        """The pools whose nodes are to be filled evenly."""
+        return self._spread
 
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
@@ -188,7 +195,10 @@ class HandoverReconciler:
 
     async def _wanted(self) -> frozenset[GpuPlace]:
         found = set()
-        for decision in await self._decisions.all():
+        decisions = await self._decisions.all()
+        drivers = {each.metadata.name: each.status.driver for each in self._view.gpu_nodes.store.values()}
+        self._spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
+        for decision in decisions:
             uuids = {each.uuid for each in decision.gpus if each.allocator is Allocator.OPERATOR and each.policy}
             gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if uuids else None
             if gpu_node is not None:

@@ -67,7 +67,7 @@ def answer(fleet: Fleet, question: messages.Question) -> messages.Answer:
     if isinstance(question, messages.CheckClaim):
         return messages.ClaimProblems(problems_of(fleet, [question.claim]))
     if isinstance(question, messages.PlaceClaims):
-        return messages.PlacementAnswer(place(fleet, question.groups, question.held))
+        return messages.PlacementAnswer(place(fleet, question.groups, question.held, spread=question.spread))
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
     if found is None:

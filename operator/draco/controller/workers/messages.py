@@ -15,6 +15,7 @@ from draco.placing.groups import ClaimGroup, GroupPlacement
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
+from draco.resources.names import PoolKey
 
 MEMORY_MIB = 384
 """What a child may take beyond what it shares at first."""
@@ -60,10 +61,14 @@ class FindRelease(Message, frozen=True):
 
 
 class PlaceClaims(Message, frozen=True):
-    """Where groups of claims go, each after those before it. `held` are claims as they count, whatever the cluster says."""
+    """Where groups of claims go, each after those before it. `held` are claims as they count, whatever the cluster says.
+
+    `spread` are the pools whose nodes are filled evenly.
+    """
 
     groups: list[ClaimGroup]
     held: list[ResourceClaim]
+    spread: list[PoolKey] = []
 
 
 Question: TypeAlias = ExplainPending | CheckClaim | FindRelease | PlaceClaims
