@@ -90,7 +90,7 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
         allocated=allocated,
         nodes=[*explanation.nodes, *elsewhere],
         nearest=nearest_misses(fleet, claims, pod),
-        unmet=unmet_requests(fleet, waiting) if explanation.requests else [],
+        unmet=unmet_requests(fleet, waiting) if explanation.requests and not explanation.error else [],
     )
 
 

@@ -188,6 +188,23 @@ async def test_a_change_is_seen_by_the_next_question() -> None:
         ] * 3
 
 
+async def test_after_a_few_changes_the_same_process_answers_and_after_many_another() -> None:
+    async with a_lab() as lab:
+        await lab.ask(wanting("waiting", 3))
+        (first,) = lab.children()
+        lab.put(lab.view.slices, a_slice("new"))
+        said = (await lab.ask(wanting("waiting", 3))).answer
+        assert isinstance(said, PendingAnswer)
+        assert "(42 devices: " in said.text
+        assert lab.children() == [first]
+        for number in range(100):
+            lab.put(lab.view.slices, a_slice(f"more-{number}", [f"gpu-{index}" for index in range(8)]))
+        said = (await lab.ask(wanting("waiting", 9))).answer
+        assert isinstance(said, PendingAnswer)
+        assert "842 devices" in said.text
+        assert first not in lab.children()
+
+
 @pytest.mark.usefixtures("no_collection")
 async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_are_answered() -> None:
     async with a_lab(short_cpu_s=0.3, long_cpu_s=0.6) as lab:

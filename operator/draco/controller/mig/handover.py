@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
+from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.register import Register, RegisterMissing, RegisterStore
 from draco.controller.view import ClusterView
@@ -98,7 +99,10 @@ class HandoverReconciler:
         if self._to_taint is None:
             return gpu_node.spec.operator_allocated
         pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
-        return sorted(uuid for uuid, name in self._names(gpu_node).items() if GpuPlace(*pool, name) in self._to_taint)
+        uuids = [*gpu_node.spec.operator_allocated, *(each.uuid for each in gpu_node.status.gpus)]
+        return sorted(
+            uuid for uuid, name in self._names(gpu_node, uuids).items() if GpuPlace(*pool, name) in self._to_taint
+        )
 
     def when_owned(self, wake: Callable[[], None]) -> None:
         """Have `wake` called when Draco may give out other GPUs than before."""
@@ -139,8 +143,9 @@ class HandoverReconciler:
         """Take the next step for each GPU. Raises ApiError."""
         register = await self._read()
         registered = register.places if register else frozenset()
-        wanted = await self._wanted()
-        self._tainted = frozenset(self._find_tainted(wanted | registered))
+        cooperative = CooperativeWork(self._clock)
+        wanted = await self._wanted(cooperative)
+        self._tainted = await self._find_tainted(wanted | registered, cooperative)
         seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
@@ -193,7 +198,7 @@ class HandoverReconciler:
         for call in self._when_owned:
             call()
 
-    async def _wanted(self) -> frozenset[GpuPlace]:
+    async def _wanted(self, cooperative: CooperativeWork) -> frozenset[GpuPlace]:
         found = set()
         decisions = await self._decisions.all()
         drivers = {each.metadata.name: each.status.driver for each in self._view.gpu_nodes.store.values()}
@@ -202,25 +207,30 @@ class HandoverReconciler:
             uuids = {each.uuid for each in decision.gpus if each.allocator is Allocator.OPERATOR and each.policy}
             gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if uuids else None
             if gpu_node is not None:
-                names = self._names(gpu_node)
+                names = self._names(gpu_node, uuids)
                 driver = gpu_node.status.driver
                 found |= {GpuPlace(driver, decision.node, names[uuid]) for uuid in uuids & names.keys()}
+            await cooperative.pause()
         return frozenset(found)
 
-    def _names(self, gpu_node: GpuNode) -> dict[str, str]:
-        """The names of the node's GPUs by UUID, as reported, or else as published."""
+    def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:
+        """The names of at least these GPUs of the node, as far as they are known: as reported, or else as published."""
+        reported = {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
+        if reported.keys() >= set(uuids):
+            return reported
         hardware = self._view.hardware(PoolKey(gpu_node.status.driver, gpu_node.metadata.name))
         published = {board: gpu_name(name) for name in hardware.published if (board := hardware.board(name))}
-        return published | {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
+        return published | reported
 
-    def _find_tainted(self, places: Collection[GpuPlace]) -> Iterable[GpuPlace]:
+    async def _find_tainted(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> frozenset[GpuPlace]:
         """Those of the GPUs all devices of which are published with the taint."""
         by_gpu: dict[GpuPlace, bool] = {}
         for pool in {PoolKey(each.driver, each.pool) for each in places}:
             for key, device in self._devices(pool):
                 place = GpuPlace.of(key)
                 by_gpu[place] = by_gpu.get(place, True) and _is_tainted(device)
-        return (place for place in places if by_gpu.get(place))
+            await cooperative.pause()
+        return frozenset(place for place in places if by_gpu.get(place))
 
     def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
         for each in self._view.current_slices_of(pool):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel.errors import CompileError, EvaluationError
@@ -151,17 +151,34 @@ def warm_up(fleet: Fleet) -> None:
     fleet.remove_class(_NOBODYS)
 
 
-def serve(fleet: Fleet, version: int, questions: int, answers: int) -> NoReturn:
-    """Answer what comes through one pipe into the other, until that ends."""
+class FollowedFeed(Protocol):
+    """A fleet, the version that it is of, and how it takes changes in."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet."""
+
+    @property
+    def version(self) -> int:
+        """What it knows."""
+
+    def take(self, changes: messages.Changes) -> None:
+        """Take changes in."""
+
+
+def serve(feed: FollowedFeed, questions: int, answers: int) -> NoReturn:
+    """Take in changes and answer what comes through one pipe into the other, until that ends."""
     frames = messages.FrameReader()
     while data := os.read(questions, 1 << 20):
         for body in frames.feed(data):
-            ask = messages.inward(body)
-            if not isinstance(ask, messages.AskQuestion):
-                raise TypeError(f"{ask} is not a question")
+            message = messages.inward(body)
+            if isinstance(message, messages.Changes):
+                feed.take(message)
+                continue
             began_s = time.process_time()
-            answered = answer_within(fleet, ask)
-            messages.write(answers, messages.Reply(ask.number, answered, version, time.process_time() - began_s))
+            answered = answer_within(feed.fleet, message)
+            spent_s = time.process_time() - began_s
+            messages.write(answers, messages.Reply(message.number, answered, feed.version, spent_s))
             if isinstance(answered, messages.OverBudget | messages.OutOfMemory | messages.Failed):
                 os._exit(0)
     os._exit(0)

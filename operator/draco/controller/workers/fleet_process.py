@@ -2,7 +2,8 @@
 
 Owns the fleet, the children and their deadlines. It takes in changes, each of which costs what it touches, and never evaluates
 what users write. It has one thread and opens nothing, so a child that is forked at any moment finds everything as it was; the
-memory of the fleet is shared with the children until either writes to it.
+memory of the fleet is shared with the children until either writes to it. A child that waits for questions is told of changes,
+as long as these are few: to fork another one takes longer than most answers.
 
 Started by `process` with a pipe for what is said to it and one for what it says: `python -m
 draco.controller.workers.fleet_process MIB`, with the memory that a child may take beyond what it shares.
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import CDLL
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
@@ -40,6 +41,8 @@ from draco.resources.written.sharing import Shared
 _AT_ONCE: Final = 1 << 20
 _IDLE_S: Final = 5.0
 """A child that nobody asks for so long ends: what it has written to is memory of its own."""
+_FOLLOWED_BYTES: Final = 32 << 10
+"""Of changes since a child's last answer: half of what a pipe takes without waiting for who reads it."""
 _PR_SET_PDEATHSIG: Final = 1
 _NICER: Final = 5
 """Answers give way to the operator's own work, lease and probes among it."""
@@ -78,6 +81,11 @@ class FleetFeed:
                 self._left_out(messages.SkippedObject(change.kind, found.metadata.key, str(error)))
         self.version = changes.version
 
+    def follow(self) -> Self:
+        """The same in a child: what cannot be taken in was said already."""
+        self._left_out = lambda _: None
+        return self
+
 
 class _Child:
     """A forked process with the fleet as of `version`."""
@@ -87,6 +95,8 @@ class _Child:
         self.version = version
         self.questions = questions
         self.answers = answers
+        self.unread = 0
+        """Bytes of changes that it was told since its last answer."""
         self.frames = messages.FrameReader(messages.MOST_ANSWER_BYTES)
         self.ask: messages.AskQuestion | None = None
         self.until_s = time.monotonic() + _IDLE_S
@@ -133,9 +143,25 @@ class FleetProcess:
     def _take(self, body: bytes) -> None:
         message = messages.inward(body)
         if isinstance(message, messages.Changes):
+            before = self._feed.version
             self._feed.take(message)
+            self._tell_an_idle_child(before, message, len(body))
             return
         self._give(message)
+
+    def _tell_an_idle_child(self, before: int, changes: messages.Changes, size: int) -> None:
+        """Keep one that knows all that was before up to date."""
+        idle = (each for each in self._children.values() if each.ask is None and each.version == before)
+        child = next(idle, None)
+        if child is None or child.unread + size > _FOLLOWED_BYTES:
+            return
+        try:
+            messages.write(child.questions, changes)
+        except BrokenPipeError:
+            self._lose(child)
+            return
+        child.unread += size
+        child.version = self._feed.version
 
     def _give(self, ask: messages.AskQuestion) -> None:
         """Have a child answer that sees what the question is about."""
@@ -188,7 +214,7 @@ class FleetProcess:
         _limit_memory(self._memory_mib)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # nothing more can be opened: no file, no connection
         warm_up(self._feed.fleet)
-        serve(self._feed.fleet, self._feed.version, questions, answers)
+        serve(self._feed.follow(), questions, answers)
 
     def _hear(self, child: _Child) -> None:
         data = os.read(child.answers, _AT_ONCE)
@@ -198,7 +224,7 @@ class FleetProcess:
         try:
             for body in child.frames.feed(data):
                 reply = _reply_to(child.ask, body)
-                child.ask = None
+                child.ask, child.unread = None, 0
                 child.until_s = time.monotonic() + _IDLE_S
                 self._say(reply)
                 if isinstance(reply.answer, messages.OverBudget | messages.OutOfMemory | messages.Failed):
