@@ -18,8 +18,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -137,9 +138,11 @@ async def bare_lists_s(client: Client) -> float:
 
 
 @contextlib.asynccontextmanager
-async def a_cluster(folder: Path, programs: Sequence[str] = STORE) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    """An API server, with its etcd, that knows Draco's kinds; and what else is among `programs`."""
-    plane = ControlPlane(folder / "plane", Settings(programs=binaries.find(*programs)))
+async def a_cluster(
+    folder: Path, programs: Sequence[str] = STORE, flags: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> AsyncIterator[tuple[ControlPlane, Client]]:
+    """An API server, with its etcd, that knows Draco's kinds; and what else is among `programs`, each with these flags."""
+    plane = ControlPlane(folder / "plane", Settings(programs=binaries.find(*programs), extra_flags=flags))
     try:
         plane.start()
         async with Client(await connect(plane.kubeconfig)) as client:

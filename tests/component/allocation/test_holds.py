@@ -1,5 +1,6 @@
 """Nodes with claims of Draco's without a pod are held against scale-down, under the chart's rights and admission policies."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ async def test_the_operators_account_writes_these_annotations_and_nothing_else_o
 ) -> None:
     await cluster.apply(NODES, NODE, {}, manager="tests")
     async with Client(await connect(guarded.kubeconfig)) as operator:
+        tries = map(str, count())
+
+        async def refused() -> bool:
+            try:
+                await operator.patch(NODES, NODE, {"metadata": {"annotations": {"probe": next(tries)}}})
+            except Invalid:
+                return True
+            return False
+
+        await until(refused, what="the API server goes by the policy")
         with pytest.raises(Invalid, match="the operator may not write"):
             await operator.patch(NODES, NODE, change)
         await operator.patch(NODES, NODE, {"metadata": {"annotations": {SCALE_DOWN_DISABLED: "true"}}})

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations, count, product
 from math import comb
+from typing import Any
 
 import msgspec
 import pytest
@@ -119,7 +120,12 @@ def a_random_world(seed: int) -> tuple[Fleet, list[ResourceClaim]]:
     return fleet, [claims[name] for name in names]
 
 
-@pytest.mark.parametrize("part", range(8))
+def some_first(parts: int) -> list[Any]:
+    """All parts, of which the first two are among the fast tests."""
+    return [0, 1, *(pytest.param(part, marks=pytest.mark.exhaustive) for part in range(2, parts))]
+
+
+@pytest.mark.parametrize("part", some_first(8))
 def test_no_place_is_better_than_the_best(part: int) -> None:
     compared = placed = 0
     for seed in range(part * 60, part * 60 + 60):
@@ -140,7 +146,7 @@ def test_no_place_is_better_than_the_best(part: int) -> None:
     assert placed >= 5
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", some_first(4))
 def test_what_is_found_is_what_the_allocator_would_give_if_there_were_nothing_else(part: int) -> None:
     placed = 0
     for seed in range(10_000 + part * 60, 10_060 + part * 60):

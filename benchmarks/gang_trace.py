@@ -1,0 +1,288 @@
+"""What gangs wait for, and what stands idle meanwhile: with Draco, and with kube-scheduler and its GangScheduling, on one trace.
+
+One real API server and kube-scheduler with the feature gates of PodGroups. Jobs come at random, from one GPU to gangs of 64, each
+pod with a claim for one GPU; a job runs from when its last pod is bound, for a time of its own, and then is gone. The same jobs
+come at the same times twice: first the scheduler allocates their claims, then Draco does. The trace is replayed in seconds; one
+second stands for what you like, as long as it is long against the time that a decision takes.
+
+Idle counts what no job that runs has, as long as a gang waits: also what a gang holds that has only a part of its pods.
+
+    python -m benchmarks.gang_trace --nodes 16 --jobs 150
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.claim_allocation import OPERATORS_CLASS, add_claim, add_node, claims_are_admitted, hand_over
+from benchmarks.operator_scale import SERVICE_ACCOUNTS, a_cluster, an_operator, in_parallel, say, until
+from benchmarks.table import Row, tell
+from draco.kube.clock import SystemClock
+from draco.kube.connect.client import Client
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, MIG_POLICIES, POD_GROUPS, PODS
+from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER
+from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER
+from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
+from tests.component.chart.rendering import NAMESPACE
+
+GPUS = 8
+SIZES = {1: 50, 8: 20, 16: 15, 32: 10, 64: 5}
+"""GPUs of a job, and of how many percent of the jobs."""
+MEAN_S, LOAD, SEED = 8.0, 0.9, 1
+GANG = 8
+"""From this size on a job is a gang; what is smaller needs no group."""
+AT_ONCE = 32
+WITHIN_S = 900.0
+GATES = ("--feature-gates", "GenericWorkload=true,GangScheduling=true,DRAWorkloadResourceClaims=true")
+FLAGS = {APISERVER: (*GATES, "--runtime-config", "scheduling.k8s.io/v1alpha2=true"), SCHEDULER: GATES}
+POD_GROUP = next(kind for kind in POD_GROUPS if kind.version == "v1alpha2")
+
+
+class Job(NamedTuple):
+    """When it comes, how many GPUs it asks for, how long it runs."""
+
+    name: str
+    at_s: float
+    size: int
+    lasts_s: float
+
+    @property
+    def pods(self) -> list[str]:
+        """The names of its pods, and of their claims."""
+        return [f"{self.name}-{number}" for number in range(self.size)]
+
+
+class Outcome(NamedTuple):
+    """What came of a trace."""
+
+    waits_s: list[float]
+    """Of the gangs."""
+    idle_gpu_s: float
+    lasted_s: float
+    unstarted: int
+    load: float
+
+    @property
+    def mean_wait_s(self) -> float:
+        """Of the gangs that started, and of the others as long as they were waited for."""
+        return statistics.fmean(self.waits_s)
+
+    def __str__(self) -> str:
+        return (
+            f"gangs waited {self.mean_wait_s:.1f} s in the mean, {self.idle_gpu_s:.0f} GPU seconds idle meanwhile, "
+            f"{self.unstarted} not started after {self.lasted_s:.0f} s (load average {self.load:.1f})"
+        )
+
+
+class Replay:
+    """One run of the trace."""
+
+    def __init__(self, client: Client, device_class: str, gpus: int) -> None:
+        self._client = client
+        self._class = device_class
+        self._gpus = gpus
+        self._bound: dict[str, asyncio.Event] = {}
+        self._left: dict[str, int] = {}
+        self._job_of: dict[str, str] = {}
+        self._waiting = 0
+        self._running = 0
+        self._idle = 0.0
+        self._since_s = time.monotonic()
+        self.waits_s: dict[str, float] = {}
+        self.informer: Informer[Pod] = Informer(client, PODS, clock=SystemClock())
+        self.informer.subscribe(self._look)
+
+    async def run(self, jobs: Sequence[Job]) -> Outcome:
+        """Replay it, and clear away what is left."""
+        began_s = self._since_s = time.monotonic()
+        tasks = [asyncio.create_task(self._live(job, began_s)) for job in jobs]
+        await asyncio.wait(tasks, timeout=WITHIN_S)
+        for task in tasks:
+            if task.done():
+                task.result()
+        lasted_s, unstarted = time.monotonic() - began_s, [task for task in tasks if not task.done()]
+        self._change(0, 0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        left = [job for job in jobs if job.size >= GANG and job.name not in self.waits_s]
+        waits = [*self.waits_s.values(), *(lasted_s - job.at_s for job in left)]
+        return Outcome(waits, self._idle, lasted_s, len(unstarted), os.getloadavg()[0])
+
+    async def _live(self, job: Job, began_s: float) -> None:
+        await asyncio.sleep(max(0.0, began_s + job.at_s - time.monotonic()))
+        bound = self._bound[job.name] = asyncio.Event()
+        self._left[job.name] = job.size
+        self._job_of |= dict.fromkeys(job.pods, job.name)
+        is_gang, came_s = job.size >= GANG, time.monotonic()
+        self._change(+is_gang, 0)
+        try:
+            if is_gang:
+                await self._group(job)
+            await in_parallel([self._begin(job, name) for name in job.pods], AT_ONCE)
+            await bound.wait()
+            if is_gang:
+                self.waits_s[job.name] = time.monotonic() - came_s
+            self._change(-is_gang, +job.size)
+            is_gang = False
+            await asyncio.sleep(job.lasts_s)
+            self._change(0, -job.size)
+        finally:
+            if is_gang:
+                self._change(-1, 0)
+        await in_parallel([end(self._client, name) for name in job.pods], AT_ONCE)
+
+    async def _group(self, job: Job) -> None:
+        meta = {"name": job.name, "namespace": "default"}
+        spec = {"schedulingPolicy": {"gang": {"minCount": job.size}}}
+        await self._client.create(POD_GROUP, {"metadata": meta, "spec": spec})
+
+    async def _begin(self, job: Job, name: str) -> None:
+        await add_claim(self._client, name, self._class)
+        spec: dict[str, Any] = {
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+            **({"schedulingGroup": {"podGroupName": job.name}} if job.size >= GANG else {}),
+        }
+        await self._client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+
+    def _look(self, change: Change[Pod]) -> None:
+        pod = change.after
+        if pod is None or not pod.spec.node_name or (change.before is not None and change.before.spec.node_name):
+            return
+        job = self._job_of.get(pod.metadata.name)
+        if job is not None:
+            self._left[job] -= 1
+            if not self._left[job]:
+                self._bound[job].set()
+
+    def _change(self, waiting: int, running: int) -> None:
+        now_s = time.monotonic()
+        if self._waiting:
+            self._idle += (self._gpus - self._running) * (now_s - self._since_s)
+        self._since_s = now_s
+        self._waiting += waiting
+        self._running += running
+
+
+def trace(number: int, gpus: int, prefix: str) -> list[Job]:
+    """Jobs that come at random and ask for LOAD of all GPUs in the mean; the same for each `prefix` of their names."""
+    chance = random.Random(SEED)
+    sizes, weights = list(SIZES), list(SIZES.values())
+    mean_size = sum(size * weight for size, weight in SIZES.items()) / sum(weights)
+    every_s = mean_size * MEAN_S / (LOAD * gpus)
+    jobs, at_s = [], 0.0
+    for index in range(number):
+        at_s += chance.expovariate(1 / every_s)
+        (size,) = chance.choices(sizes, weights)
+        jobs.append(Job(f"{prefix}-{index}", at_s, min(size, gpus), chance.expovariate(1 / MEAN_S)))
+    return jobs
+
+
+async def end(client: Client, name: str) -> None:
+    """Delete a pod and its claim; what kube-controller-manager would do in between is done here."""
+    key = ObjectKey("default", name)
+    await client.delete(PODS, key, grace_period_s=0)
+    await client.patch(CLAIMS, key, {"status": {"reservedFor": None, "allocation": None}}, subresource="status")
+    await client.patch(CLAIMS, key, {"metadata": {"finalizers": None}})
+    await client.delete(CLAIMS, key)
+
+
+async def replayed(client: Client, jobs: Sequence[Job], device_class: str, gpus: int) -> Outcome:
+    """The trace with claims of this class, from an empty cluster to an empty one."""
+    replay = Replay(client, device_class, gpus)
+    watching = asyncio.create_task(replay.informer.run())
+    try:
+        await replay.informer.synced.wait()
+        found = await replay.run(jobs)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    left = await client.list(CLAIMS, namespace="default")
+    await in_parallel([end(client, each.metadata.name) for each in left], AT_ONCE)
+    return found
+
+
+async def run(folder: Path, nodes: int, number: int) -> tuple[Outcome, Outcome]:
+    """The scheduler's outcome and Draco's."""
+    gpus = nodes * GPUS
+    async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER], FLAGS) as (plane, client):
+        ChartParts(plane, (*ALLOCATE, "--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup")).install()
+        kubeconfig = folder / "operator"
+        plane.write_kubeconfig(kubeconfig, USER)
+        selector = {"cel": {"expression": f"device.driver == '{NVIDIA_DRIVER}'"}}
+        await client.create(
+            DEVICE_CLASSES, {"metadata": {"name": NVIDIA_DEVICE_CLASS}, "spec": {"selectors": [selector]}}
+        )
+        await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
+        await in_parallel([add_node(client, each, GPUS) for each in range(nodes)], AT_ONCE)
+        await until(lambda: claims_are_admitted(client), 60, pause_s=0.2)
+        theirs = await replayed(client, trace(number, gpus, "theirs"), NVIDIA_DEVICE_CLASS, gpus)
+        say(f"kube-scheduler with GangScheduling: {theirs}")
+        await in_parallel([hand_over(client, each, GPUS) for each in range(nodes)], AT_ONCE)
+        policy = {"mode": "Disabled", "allocator": "Operator"}
+        await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
+        options = ("--namespace", NAMESPACE, "--allocate", "--handover-settle", "1", "--overdue-after", str(2 * MEAN_S))
+        async with an_operator(plane, folder, *options, kubeconfig=kubeconfig) as operator:
+            await operator.until_ready(120)
+
+            async def owned() -> bool:
+                said = [each for each in operator.events() if each["event"] == "handover.owned"]
+                return bool(said) and len(said[-1]["gpus"]) == gpus
+
+            await until(owned, 120, pause_s=0.2)
+            ours = await replayed(client, trace(number, gpus, "ours"), OPERATORS_CLASS, gpus)
+            say(f"Draco: {ours}")
+    return theirs, ours
+
+
+async def main() -> int:
+    """Run the benchmark; 0 when the targets are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--jobs", type=int, default=150)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="draco-", dir="/tmp") as folder:
+        theirs, ours = await run(Path(folder), options.nodes, options.jobs)
+    shown = rows(theirs, ours, f"{options.jobs} jobs on {options.nodes} nodes x {GPUS} GPUs")
+    tell(*shown)
+    return 0 if all(row.met for row in shown) else 1
+
+
+def rows(theirs: Outcome, ours: Outcome, known: str) -> list[Row]:
+    """Draco's figures beside the scheduler's."""
+    scheduler = "with kube-scheduler and GangScheduling"
+    wait, idle = ours.mean_wait_s / theirs.mean_wait_s, ours.idle_gpu_s / max(theirs.idle_gpu_s, 1e-9)
+    return [
+        Row(
+            f"mean wait of gangs of 8 to 64, {known}",
+            f"{ours.mean_wait_s:.1f} s, {wait:.2f} of the scheduler's",
+            f"{theirs.mean_wait_s:.1f} s {scheduler}",
+            "below the scheduler's",
+            wait < 1,
+        ),
+        Row(
+            "GPU time idle while a gang waits, same trace",
+            f"{ours.idle_gpu_s:.0f} GPU s, {idle:.2f} of the scheduler's",
+            f"{theirs.idle_gpu_s:.0f} GPU s {scheduler}",
+            "below the scheduler's",
+            idle < 1,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
