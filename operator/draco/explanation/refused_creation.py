@@ -7,8 +7,6 @@ look at, so the message is all that is known.
 import re
 from typing import Final
 
-from draco.resources.texts import sentence
-
 EVENT_REASON: Final = "FailedResourceClaimCreation"
 """Of kube-controller-manager's Event on the pod."""
 _OVER_QUOTA: Final = re.compile(
@@ -20,14 +18,14 @@ _CLAIMS: Final = "count/resourceclaims.resource.k8s.io"
 _REMEDY: Final = "Delete claims that are not needed, or have the quota raised"
 
 
-def creation_refusal(message: str, namespace: str) -> str:
-    """The message as a person reads it: cause, then fix."""
+def creation_refusal(message: str, namespace: str) -> str | None:
+    """What a quota refused, as a person reads it: cause, then fix. None if it was no quota."""
     found = _ENTRY.search(message)
     entry, why = (found["entry"], found["why"]) if found else ("", message)
     quota = _OVER_QUOTA.search(why)
     claim = f"the claim for {entry}" if entry else "a claim of the pod"
     if quota is None:
-        return f"{claim} cannot be created: {sentence(why)}"
+        return None
     used, limited = _amounts(quota["used"]), _amounts(quota["limited"])
     said = [
         _of(resource, used.get(resource, "?"), limited.get(resource, "?"), requested)

@@ -69,8 +69,10 @@ class Observer:
         if known is not None and known.devices_held:
             return
         told = self._waiting[key] = asyncio.Event()
+        # Not wait_for, which before Python 3.12 can take a cancellation for its own timeout.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(told.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await told.wait()
         self._waiting.pop(key, None)
 
     def _look(self, change: Change[ResourceClaim]) -> None:

@@ -28,8 +28,9 @@ from draco.whatif.world import World
 def with_refusals(world: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:
     """The explanation, or one that names the quota or the limit that is behind it."""
     if explanation.reason is PendingReason.CLAIM_MISSING and subject.pod is not None:
-        if message := world.creation_failures.get(subject.pod.metadata.uid):
-            return _saying(explanation, creation_refusal(message, subject.key.namespace))
+        message = world.creation_failures.get(subject.pod.metadata.uid, "")
+        if why := creation_refusal(message, subject.key.namespace):
+            return _saying(explanation, why)
     elif explanation.fits and (why := _limited(world, subject)):
         return _saying(msgspec.structs.replace(explanation, reason=PendingReason.LIMIT_REACHED, fits=False), why)
     return explanation
