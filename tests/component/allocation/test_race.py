@@ -136,7 +136,8 @@ async def nothing_is_stuck(client: Client, guarded: Guarded, namespace: str) -> 
     """Whatever was left undone, every claim can be deleted, and the next operator allocates."""
     await client.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"allocator": "Operator"}})
     for pod in await client.list(PODS, namespace=namespace):
-        await client.delete(PODS, pod.metadata.key, grace_period_s=0)
+        with contextlib.suppress(NotFound):
+            await client.delete(PODS, pod.metadata.key, grace_period_s=0)
     for claim in await client.list(CLAIMS, namespace=namespace):
         with contextlib.suppress(NotFound):
             await client.delete(CLAIMS, claim.metadata.key)
