@@ -47,7 +47,7 @@ KEY = ""
 WAITING_REASON = "GroupWaiting"
 EVENT_ACTION = "Allocating"
 
-_GROUPS_AT_ONCE = 32
+_GROUPS_AT_ONCE = 64
 _WRITES_AT_ONCE = 32
 _AGAIN_S = 1.0
 """How soon a group that found no place is tried again after something has changed."""
@@ -124,7 +124,6 @@ class ClaimAllocations:
         self._view.pods.subscribe(lambda change: wake(KEY) if change.differs(_concern) else None)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda _: wake(KEY))
-        self._view.claims.subscribe(lambda change: wake(KEY) if change.differs(_waits) else None)
         self._view.reservations.subscribe(lambda _: wake(KEY))
         self._handover.when_owned(lambda: wake(KEY))
         self._guard.when_changed(lambda: wake(KEY))
@@ -352,7 +351,3 @@ def _reference(pod: Pod) -> ObjectReference:
     return ObjectReference(
         api_version=PODS.api_version, kind=PODS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
     )
-
-
-def _waits(claim: ResourceClaim) -> bool:
-    return claim.waits
