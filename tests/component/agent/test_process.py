@@ -65,6 +65,7 @@ async def test_sigterm_removes_the_sockets_keeps_the_slices_and_ends_well(
 ) -> None:
     with started(node, served) as process:
         await node.published(2)
+        await eventually(lambda: "slices.published" in (node.folder / "log").read_text())  # said once it is done
         await eventually(node.registration_socket.exists)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0

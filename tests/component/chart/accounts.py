@@ -431,11 +431,13 @@ async def _held(cluster: Cluster) -> bool:
 async def _a_job_set_starts(cluster: Cluster) -> None:
     """How many pods start together is read from the Jobs."""
     client, name = cluster.client, "of-a-set"
-    await cluster.claim(name, device_class="gpu.draco.dev")
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}
+    claim = {"metadata": {"name": name, "namespace": TENANT}, "spec": {"spec": {"devices": {"requests": [request]}}}}
+    await client.create(CLAIM_TEMPLATES, claim)
     pod = {
         "restartPolicy": "Never",
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
-        "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
         "terminationGracePeriodSeconds": 0,
     }
     labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "1"}
@@ -451,7 +453,7 @@ async def _a_job_set_starts(cluster: Cluster) -> None:
     await cluster.gone(JOBS, ObjectKey(TENANT, name))
     for each in await client.list(RAW_PODS, namespace=TENANT, label_selector=f"batch.kubernetes.io/job-name={name}"):
         await cluster.gone(PODS, ObjectKey(TENANT, each["metadata"]["name"]))
-    await cluster.gone(CLAIMS, ObjectKey(TENANT, name))
+    await client.delete(CLAIM_TEMPLATES, ObjectKey(TENANT, name))
 
 
 async def _a_gpu_is_reserved(cluster: Cluster) -> None:
