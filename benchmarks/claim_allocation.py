@@ -13,12 +13,13 @@ What counts is the time from the request that creates the pod, or the claim, unt
 
 import argparse
 import asyncio
+import contextlib
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,8 @@ from draco.resources.names import (
     NVIDIA_DRIVER,
     TAINT_OPERATOR_ALLOCATED,
 )
-from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER
-from tests.component.allocation.lab import USER, ChartParts
+from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER, ControlPlane
+from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
 from tests.component.chart.rendering import NAMESPACE
 
 FILLED = 0.95
@@ -172,34 +173,48 @@ async def run(folder: Path, nodes: int, gpus: int, filled: float = FILLED) -> tu
     """Kube-scheduler's figures and Draco's."""
     number = int(filled * nodes * gpus)
     async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER]) as (plane, client):
-        ChartParts(plane).install()
-        kubeconfig = folder / "operator"
-        plane.write_kubeconfig(kubeconfig, USER)
-        selector = {"cel": {"expression": f"device.driver == '{NVIDIA_DRIVER}'"}}
-        await client.create(
-            DEVICE_CLASSES, {"metadata": {"name": NVIDIA_DEVICE_CLASS}, "spec": {"selectors": [selector]}}
-        )
-        await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
-        await in_parallel([add_node(client, each, gpus) for each in range(nodes)], AT_ONCE)
-        await until(lambda: claims_are_admitted(client), 60, pause_s=0.2)
+        await publish_for_the_scheduler(plane, client, nodes, gpus)
         theirs = await with_scheduler(client, number)
         say(f"kube-scheduler: {theirs}")
         await clear(client)
-        await in_parallel([hand_over(client, each, gpus) for each in range(nodes)], AT_ONCE)
-        policy = {"mode": "Disabled", "allocator": "Operator"}
-        await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
-        options = ("--namespace", NAMESPACE, "--allocate", "--handover-settle", "1")
-        async with an_operator(plane, folder, *options, kubeconfig=kubeconfig) as operator:
-            await operator.until_ready(120)
-
-            async def owned() -> bool:
-                said = [each for each in operator.events() if each["event"] == "handover.owned"]
-                return bool(said) and len(said[-1]["gpus"]) == nodes * gpus
-
-            await until(owned, 120, pause_s=0.2)
+        async with handed_over(plane, client, folder, nodes, gpus):
             ours = await with_draco(client, number)
             say(f"Draco: {ours}")
     return theirs, ours
+
+
+async def publish_for_the_scheduler(
+    plane: ControlPlane, client: Client, nodes: int, gpus: int, chart: tuple[str, ...] = ALLOCATE
+) -> None:
+    """Install what the chart has for an operator that allocates, and make nodes whose GPUs are the scheduler's."""
+    ChartParts(plane, chart).install()
+    selector = {"cel": {"expression": f"device.driver == '{NVIDIA_DRIVER}'"}}
+    await client.create(DEVICE_CLASSES, {"metadata": {"name": NVIDIA_DEVICE_CLASS}, "spec": {"selectors": [selector]}})
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
+    await in_parallel([add_node(client, each, gpus) for each in range(nodes)], AT_ONCE)
+    await until(lambda: claims_are_admitted(client), 60, pause_s=0.2)
+
+
+@contextlib.asynccontextmanager
+async def handed_over(
+    plane: ControlPlane, client: Client, folder: Path, nodes: int, gpus: int, *options: str
+) -> AsyncIterator[None]:
+    """All GPUs of the nodes are Draco's, and its operator runs as the chart's account, with these further options."""
+    await in_parallel([hand_over(client, each, gpus) for each in range(nodes)], AT_ONCE)
+    policy = {"mode": "Disabled", "allocator": "Operator"}
+    await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
+    kubeconfig = folder / "operator"
+    plane.write_kubeconfig(kubeconfig, USER)
+    options = ("--namespace", NAMESPACE, "--allocate", "--handover-settle", "1", *options)
+    async with an_operator(plane, folder, *options, kubeconfig=kubeconfig) as operator:
+        await operator.until_ready(120)
+
+        async def owned() -> bool:
+            said = [each for each in operator.events() if each["event"] == "handover.owned"]
+            return bool(said) and len(said[-1]["gpus"]) == nodes * gpus
+
+        await until(owned, 120, pause_s=0.2)
+        yield
 
 
 async def claims_are_admitted(client: Client) -> bool:

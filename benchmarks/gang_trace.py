@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.claim_allocation import OPERATORS_CLASS, add_claim, add_node, claims_are_admitted, hand_over
-from benchmarks.operator_scale import SERVICE_ACCOUNTS, a_cluster, an_operator, in_parallel, say, until
+from benchmarks.claim_allocation import OPERATORS_CLASS, add_claim, handed_over, publish_for_the_scheduler
+from benchmarks.operator_scale import a_cluster, in_parallel, say
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
@@ -31,11 +31,10 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, MIG_POLICIES, POD_GROUPS, PODS
-from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER
+from draco.resources.kinds import CLAIMS, POD_GROUPS, PODS
+from draco.resources.names import NVIDIA_DEVICE_CLASS
 from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER
-from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
-from tests.component.chart.rendering import NAMESPACE
+from tests.component.allocation.lab import ALLOCATE
 
 GPUS = 8
 SIZES = {1: 50, 8: 20, 16: 15, 32: 10, 64: 5}
@@ -47,6 +46,7 @@ AT_ONCE = 32
 WITHIN_S = 900.0
 GATES = ("--feature-gates", "GenericWorkload=true,GangScheduling=true,DRAWorkloadResourceClaims=true")
 FLAGS = {APISERVER: (*GATES, "--runtime-config", "scheduling.k8s.io/v1alpha2=true"), SCHEDULER: GATES}
+CHART = (*ALLOCATE, "--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup")
 POD_GROUP = next(kind for kind in POD_GROUPS if kind.version == "v1alpha2")
 
 
@@ -220,30 +220,10 @@ async def run(folder: Path, nodes: int, number: int) -> tuple[Outcome, Outcome]:
     """The scheduler's outcome and Draco's."""
     gpus = nodes * GPUS
     async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER], FLAGS) as (plane, client):
-        ChartParts(plane, (*ALLOCATE, "--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup")).install()
-        kubeconfig = folder / "operator"
-        plane.write_kubeconfig(kubeconfig, USER)
-        selector = {"cel": {"expression": f"device.driver == '{NVIDIA_DRIVER}'"}}
-        await client.create(
-            DEVICE_CLASSES, {"metadata": {"name": NVIDIA_DEVICE_CLASS}, "spec": {"selectors": [selector]}}
-        )
-        await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
-        await in_parallel([add_node(client, each, GPUS) for each in range(nodes)], AT_ONCE)
-        await until(lambda: claims_are_admitted(client), 60, pause_s=0.2)
+        await publish_for_the_scheduler(plane, client, nodes, GPUS, CHART)
         theirs = await replayed(client, trace(number, gpus, "theirs"), NVIDIA_DEVICE_CLASS, gpus)
         say(f"kube-scheduler with GangScheduling: {theirs}")
-        await in_parallel([hand_over(client, each, GPUS) for each in range(nodes)], AT_ONCE)
-        policy = {"mode": "Disabled", "allocator": "Operator"}
-        await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
-        options = ("--namespace", NAMESPACE, "--allocate", "--handover-settle", "1", "--overdue-after", str(2 * MEAN_S))
-        async with an_operator(plane, folder, *options, kubeconfig=kubeconfig) as operator:
-            await operator.until_ready(120)
-
-            async def owned() -> bool:
-                said = [each for each in operator.events() if each["event"] == "handover.owned"]
-                return bool(said) and len(said[-1]["gpus"]) == gpus
-
-            await until(owned, 120, pause_s=0.2)
+        async with handed_over(plane, client, folder, nodes, GPUS, "--overdue-after", str(2 * MEAN_S)):
             ours = await replayed(client, trace(number, gpus, "ours"), OPERATORS_CLASS, gpus)
             say(f"Draco: {ours}")
     return theirs, ours

@@ -12,8 +12,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,10 +80,13 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def start_control_plane(folder: Path, programs: tuple[str, ...]) -> Iterator[ControlPlane]:
+def start_control_plane(
+    folder: Path, programs: tuple[str, ...], flags: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Iterator[ControlPlane]:
     version = binaries.kubernetes_version()
     found = binaries.find(*programs, kubernetes=version)
-    plane = ControlPlane(folder, Settings(programs=found, kubernetes=version, enter=DIES_WITH_THE_TESTS))
+    settings = Settings(programs=found, kubernetes=version, enter=DIES_WITH_THE_TESTS, extra_flags=flags)
+    plane = ControlPlane(folder, settings)
     try:
         plane.start()
         yield plane

@@ -356,9 +356,7 @@ class Operator:
             ready=lambda: not self.view.unsynced,
             within_s=_ADVICE_BY * settings.timeout_s,
         )
-        advice = OwnAdvice(
-            lambda: {each.metadata.name: each for each in self.view.classes.store.values()}, clock=self._clock
-        )
+        advice = OwnAdvice(lambda: self.view.classes_by_name, clock=self._clock)
         app = webhook_app(admission, advice, self.metrics.admission_reviews)
         async with serving_webhook(settings, app, certificates=self.metrics.certificates, clock=self._clock):
             yield

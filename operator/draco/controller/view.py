@@ -281,6 +281,11 @@ class ClusterView:
         """The taint rules that serve the maintenance request with this UID, by name."""
         return sorted(self.rule_store.by_index(BY_MAINTENANCE, uid), key=lambda rule: rule.metadata.name)
 
+    @property
+    def classes_by_name(self) -> dict[str, DeviceClass]:
+        """The DeviceClasses as they are now."""
+        return {each.metadata.name: each for each in self.classes.store.values()}
+
     def claims_in(self, pool: PoolKey) -> list[ResourceClaim]:
         """Claims that hold or watch a device of the pool."""
         found = [*self.claims.store.by_index(BY_POOL, pool), *self.claims.store.by_index(BY_POOL_WATCHED, pool)]

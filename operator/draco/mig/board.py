@@ -5,11 +5,21 @@ is planned from its own report like every other.
 """
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 _ENGINES = ("decoders", "encoders", "jpeg_engines", "ofa_engines")
+
+ENGINE_CAPACITIES: Final = {
+    "multiprocessors": "multiprocessors",
+    "copyEngines": "copy_engines",
+    "decoders": "decoders",
+    "encoders": "encoders",
+    "jpegEngines": "jpeg_engines",
+    "ofaEngines": "ofa_engines",
+}
+"""Capacities of a partition, and the profile's fields they come from. Their counters have the fields' names, with hyphens."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

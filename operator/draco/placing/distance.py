@@ -1,6 +1,6 @@
 """How near devices of one node are to each other: NVLink, PCIe roots, NUMA nodes.
 
-Owns the reading of the attributes that say so, by whomever they are published. Where an attribute is
+Owns the reading of the attributes that say so, no matter which driver publishes them. Where an attribute is
 not there, two devices are as far from each other as can be.
 """
 
@@ -25,7 +25,7 @@ class DevicePosition(msgspec.Struct, frozen=True):
     name: str
     root: object = None
     numa: object = None
-    fabric: object = None
+    fabric: tuple[str, str] | None = None
     peers: frozenset[str] = frozenset()
 
     def distance(self, other: "DevicePosition") -> int:
@@ -46,16 +46,21 @@ class DevicePosition(msgspec.Struct, frozen=True):
 def position_of(driver: str, pool: str, name: str, device: Device) -> DevicePosition:
     """Where a device is. `name` is that of the whole GPU, which links are said by."""
     peers = _value(device, driver, ATTRIBUTE_NVLINK_PEERS)
-    cluster, clique = _value(device, driver, CLUSTER_UUID), _value(device, driver, CLIQUE_ID)
     return DevicePosition(
         driver=driver,
         pool=pool,
         name=name,
         root=_value(device, driver, STANDARD_PCIE_ROOT),
         numa=_value(device, driver, STANDARD_NUMA_NODE),
-        fabric=(cluster, clique) if cluster and clique is not None and cluster.strip("0-") else None,
+        fabric=fabric_of(driver, device),
         peers=frozenset(f"gpu-{number}" for number in (peers or "").split()),
     )
+
+
+def fabric_of(driver: str, device: Device) -> tuple[str, str] | None:
+    """The NVLink fabric that a GPU is in: cluster and clique. None if it is in none, as one without a cluster's UUID."""
+    cluster, clique = _value(device, driver, CLUSTER_UUID), _value(device, driver, CLIQUE_ID)
+    return (cluster, clique) if cluster and clique is not None and cluster.strip("0-") else None
 
 
 def _value(device: Device, driver: str, name: str) -> str | None:

@@ -55,6 +55,13 @@ class GroupFit(NamedTuple):
     """On how many nodes the group may be."""
 
 
+class _Asked(NamedTuple):
+    """What one member asks for, as the search sees it, and the nodes that it may be on."""
+
+    claims: list[ResourceClaim]
+    nodes: Mapping[str, Node]
+
+
 class GangSearch:
     """Searches for one group after the other; what is found counts from then on."""
 
@@ -67,11 +74,11 @@ class GangSearch:
 
         Raises DracoError where it cannot be searched for: by its topology, or by what it asks for.
         """
-        open_nodes = [self._nodes(member) for member in group.members]
-        every = {name: node for nodes in open_nodes for name, node in nodes.items()}
+        asked = [_Asked([as_searched(each) for each in one.claims], self._nodes(one)) for one in group.members]
+        every = {name: node for each in asked for name, node in each.nodes.items()}
         best = GroupFit([[] for _ in group.members], 0, len(every))
         for domain in self._domains(group, every):
-            fit = self._attempt(group, open_nodes, domain)
+            fit = self._attempt(group, asked, domain)
             if fit.found == len(group.members):
                 return fit._replace(nodes=len(every))
             if fit.found > best.found:
@@ -96,14 +103,12 @@ class GangSearch:
         room = [(sum(sum(read(name, free)) for name in domain), index) for index, domain in enumerate(domains)]
         return (domains[index] for size, index in sorted(room) if size)
 
-    def _attempt(
-        self, group: ClaimGroup, open_nodes: Sequence[Mapping[str, Node]], domain: Mapping[str, Node]
-    ) -> GroupFit:
+    def _attempt(self, group: ClaimGroup, asked: Sequence[_Asked], domain: Mapping[str, Node]) -> GroupFit:
         """The best of some orders of the members. Counted as placed only if all are."""
         order = sorted(range(len(group.members)), key=lambda index: (-_devices(group.members[index]), index))
         best = GroupFit([[] for _ in group.members], 0, 0)
         for _ in range(ATTEMPTS):
-            fit, failed = self._in_order(group, order, open_nodes, domain)
+            fit, failed = self._in_order(group, order, asked, domain)
             if not failed:
                 return fit
             self.undo(group, fit)
@@ -118,7 +123,7 @@ class GangSearch:
         self,
         group: ClaimGroup,
         order: Sequence[int],
-        open_nodes: Sequence[Mapping[str, Node]],
+        asked: Sequence[_Asked],
         domain: Mapping[str, Node],
     ) -> tuple[GroupFit, list[int]]:
         results: list[list[AllocationResult]] = [[] for _ in group.members]
@@ -126,8 +131,8 @@ class GangSearch:
         failed = []
         for index in order:
             member = group.members[index]
-            nodes = _among(open_nodes[index], domain, taken)
-            found = self._placer.best([as_searched(each) for each in member.claims], nodes, beside=member.beside)
+            nodes = _among(asked[index].nodes, domain, taken)
+            found = self._placer.best(asked[index].claims, nodes, beside=member.beside)
             if found is None:
                 failed.append(index)
                 if len(order) - len(failed) < group.needed:

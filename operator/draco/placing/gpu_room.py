@@ -13,21 +13,13 @@ import msgspec
 from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.fleet.state import amount as nanos
-from draco.mig.board import Board, Placement, Profile, unit_mask
+from draco.mig.board import ENGINE_CAPACITIES, Board, Placement, Profile, unit_mask
 from draco.mig.geometry import Geometry, State, geometry
 from draco.resources.api.slices import Device
 from draco.resources.names import TAINT_FOREIGN_INSTANCE, gpu_name, read_partition_name
 
 _SLICE: Final = re.compile(r"memory-slice-([0-9]+)")
 _COMPUTE: Final = re.compile(r"([0-9]+)g")
-_ENGINES: Final = {
-    "multiprocessors": "multiprocessors",
-    "copyEngines": "copy_engines",
-    "decoders": "decoders",
-    "encoders": "encoders",
-    "jpegEngines": "jpeg_engines",
-    "ofaEngines": "ofa_engines",
-}
 _ONE: Final = 10**9
 _MAX_UNIT: Final = 63
 _NOTHING: Final = State(-1, (), 0)
@@ -258,7 +250,7 @@ def _profile(view: PoolView, name: str, size: int, found: Sequence[tuple[Candida
         for counter, (place, amount) in zip(names, candidate.charges, strict=True)
         if amount and not _SLICE.fullmatch(counter)
     ]
-    engines = {field: _engine(candidate.device, key) for key, field in _ENGINES.items()}
+    engines = {field: _engine(candidate.device, key) for key, field in ENGINE_CAPACITIES.items()}
     return Profile(
         id=part.profile_id if part is not None else number,
         name=name,

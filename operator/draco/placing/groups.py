@@ -67,14 +67,18 @@ def allocated(claim: ResourceClaim, result: AllocationResult | None) -> Resource
     return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=result))
 
 
-def holding(name: str, devices: Iterable[DeviceKey]) -> ResourceClaim:
+def placeholder(name: str, results: list[DeviceRequestAllocationResult]) -> ResourceClaim:
     """A claim that has these devices, and stands for nobody's: what is not to be given out. It has no namespace."""
-    taken = AllocationResult(
-        devices=DeviceAllocationResult(
-            results=[
-                DeviceRequestAllocationResult(request="", driver=each.driver, pool=each.pool, device=each.device)
-                for each in devices
-            ]
-        )
-    )
+    taken = AllocationResult(devices=DeviceAllocationResult(results=results))
     return ResourceClaim(metadata=ObjectMeta(name=name), status=ResourceClaimStatus(allocation=taken))
+
+
+def withheld(name: str, devices: Iterable[DeviceKey]) -> ResourceClaim:
+    """A placeholder that has all of these devices."""
+    return placeholder(
+        name,
+        [
+            DeviceRequestAllocationResult(request="", driver=each.driver, pool=each.pool, device=each.device)
+            for each in devices
+        ],
+    )

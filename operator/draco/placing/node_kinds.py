@@ -12,6 +12,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED, NodeProfile
 from draco.allocation.fleet.pools import Candidate, is_device_for
 from draco.allocation.fleet.rowwise import Codes, combine, number, packed, unpacked
+from draco.allocation.search.candidates import tolerated
 from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError
 from draco.placing.distance import CLIQUE_ID, CLUSTER_UUID
@@ -242,24 +243,8 @@ def _usable(fleet: Fleet, request: Request) -> bytes:
             break
         failing |= selected & scan.failing
         selected &= scan.selected
-    usable = selected & _tolerated(fleet, request)
+    usable = selected & tolerated(fleet, request)
     return unpacked(usable + 2 * failing, rows)
-
-
-def _tolerated(fleet: Fleet, request: Request) -> int:
-    """The devices whose taints the request tolerates, packed; as if all, if no device has any."""
-    if fleet.inventory.taints.empty:
-        return -1
-    live = fleet.inventory.columns.live
-    combined = combine([live, fleet.inventory.taints.numbered()])
-    tolerated = [
-        not live[row]
-        or all(
-            any(each.tolerates(taint) for each in request.asked.tolerations) for taint in fleet.inventory.taints_of(row)
-        )
-        for row in combined.rows
-    ]
-    return packed(combined.paint(tolerated))
 
 
 def _renumbered(values: Sequence[int]) -> Hashable:

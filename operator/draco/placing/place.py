@@ -4,20 +4,16 @@ The fleet is left as it was found: what was placed counts for the groups that co
 again. Evaluates what tenants write, so it belongs into a worker.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Collection, Sequence
 from typing import Final
-from uuid import uuid4
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.best import BestPlacer
+from draco.placing.as_if import PlacerAsIf, as_if
 from draco.placing.gang_search import GangSearch, GroupFit
-from draco.placing.groups import ClaimGroup, GroupPlacement, holding
+from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
 from draco.placing.overdue import prospect
 from draco.placing.topology import SPREAD
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey
 from draco.resources.texts import counted
@@ -25,29 +21,6 @@ from draco.resources.texts import counted
 _KEPT: Final = "draco-kept"
 _NOW: Final = "now"
 _NEVER: Final = "even if nobody else had any, only"
-
-
-class _Counting:
-    """A placer that remembers what the fleet was before it."""
-
-    def __init__(self, fleet: Fleet, placer: BestPlacer) -> None:
-        self._fleet = fleet
-        self._placer = placer
-        self.best = placer.best
-        self._before: dict[ObjectKey, ResourceClaim | None] = {}
-
-    def put(self, claim: ResourceClaim) -> None:
-        """Count the claim as it now is."""
-        self._before.setdefault(claim.metadata.key, self._fleet.claims.get(claim.metadata.key))
-        self._placer.put(claim)
-
-    def restore(self) -> None:
-        """Have the fleet be as before."""
-        for key, known in self._before.items():
-            if known is None:
-                self._fleet.remove_claim(key)
-            else:
-                self._fleet.put_claim(known)
 
 
 def place(
@@ -58,28 +31,19 @@ def place(
     spread: Collection[PoolKey] = (),
 ) -> list[GroupPlacement]:
     """A placement for each group, as if those before it were allocated already. The nodes of `spread` are filled evenly."""
-    with _counting(fleet, spread) as placer:
+    with as_if(fleet, spread=spread) as placer:
         for claim in held:
             placer.put(claim)
         search, placements = GangSearch(fleet, placer), list[GroupPlacement]()
         for group in groups:
             placement = _placed(fleet, placer, search, group)
             if placement.kept:
-                placer.put(holding(f"{_KEPT}-{len(placements)}", placement.kept))
+                placer.put(withheld(f"{_KEPT}-{len(placements)}", placement.kept))
             placements.append(placement)
     return placements
 
 
-@contextmanager
-def _counting(fleet: Fleet, spread: Collection[PoolKey]) -> Iterator[_Counting]:
-    placer = _Counting(fleet, BestPlacer(fleet, share_ids=(str(uuid4()) for _ in count()), spread=spread))
-    try:
-        yield placer
-    finally:
-        placer.restore()
-
-
-def _placed(fleet: Fleet, placer: _Counting, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
+def _placed(fleet: Fleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
     try:
         fit = search.place(group)
         if fit.found >= group.needed:

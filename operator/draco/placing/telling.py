@@ -4,15 +4,14 @@ Owns the lines. Goes by the fleet as it is, for allocated claims as if they had 
 """
 
 from collections.abc import Sequence
-from itertools import count
-
-from msgspec.structs import replace
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched, is_for_operator
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
-from draco.placing.best import BestPlacement, BestPlacer
+from draco.placing.as_if import as_if
+from draco.placing.best import BestPlacement
+from draco.placing.groups import allocated
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.errors import DracoError
@@ -26,28 +25,18 @@ def placement_lines(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
     if not concerned:
         return []
     beside = [claim for claim in claims if claim.status.allocation is not None and claim not in concerned]
-    known = [fleet.claims.get(claim.metadata.key) for claim in concerned]
+    bare = [allocated(claim, None) for claim in concerned]
     try:
-        for claim in concerned:
-            fleet.put_claim(_without_devices(claim))
-        nodes = reaching(beside, nodes_for(fleet, pod).open)
-        placer = BestPlacer(fleet, share_ids=map(str, count()))
-        found = placer.best([as_searched(_without_devices(claim)) for claim in concerned], nodes, beside=beside)
+        with as_if(fleet) as placer:
+            for claim in bare:
+                placer.put(claim)
+            nodes = reaching(beside, nodes_for(fleet, pod).open)
+            found = placer.best([as_searched(claim) for claim in bare], nodes, beside=beside)
     except DracoError:
         return []
-    finally:
-        for claim, before in zip(concerned, known, strict=True):
-            if before is None:
-                fleet.remove_claim(claim.metadata.key)
-            else:
-                fleet.put_claim(before)
     if found is None:
         return []
     return [_chosen(found, waiting, ours), *_runner_up(found)]
-
-
-def _without_devices(claim: ResourceClaim) -> ResourceClaim:
-    return replace(claim, status=replace(claim.status, allocation=None))
 
 
 def _chosen(found: BestPlacement, waiting: Sequence[ResourceClaim], ours: Sequence[ResourceClaim]) -> str:

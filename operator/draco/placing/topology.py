@@ -8,6 +8,7 @@ from typing import Final
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import nodes_of
+from draco.placing.distance import fabric_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.errors import DracoError
@@ -18,8 +19,6 @@ SAME_NODE: Final = "sameNode"
 SAME_NVLINK_DOMAIN: Final = "sameNVLinkDomain"
 SPREAD: Final = "spread"
 """No two members on one node."""
-_CLUSTER: Final = "clusterUUID"
-_CLIQUE: Final = "cliqueID"
 
 
 class TopologyError(DracoError):
@@ -69,6 +68,5 @@ def _fabrics(fleet: Fleet, name: str) -> Iterable[str]:
     pool = fleet.inventory.pool(PoolKey(NVIDIA_DRIVER, name))
     for entry in pool.entries if pool is not None else ():
         for device in entry.spec.devices:
-            cluster, clique = (device.attributes.get(each) for each in (_CLUSTER, _CLIQUE))
-            if cluster is not None and clique is not None:
-                yield f"{cluster.value}.{clique.value}"
+            if (fabric := fabric_of(NVIDIA_DRIVER, device)) is not None:
+                yield ".".join(fabric)

@@ -9,14 +9,14 @@ import msgspec
 
 from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import Event, Lease, Node, Pod, PodDisruptionBudget
+from draco.resources.api.core import Event, Lease, Node, ObjectReference, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.reviews import SubjectAccessReview, TokenReview
 from draco.resources.api.scheduling import PodGroup
@@ -40,6 +40,12 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
     def api_version(self) -> str:
         """The apiVersion of manifests: "v1" for the core group, "group/version" otherwise."""
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    def reference(self, meta: ObjectMeta) -> ObjectReference:
+        """An object of this kind, as Events name it."""
+        return ObjectReference(
+            api_version=self.api_version, kind=self.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
+        )
 
     def path(self, key: ObjectKey | None = None, *, namespace: str = "", subresource: str = "") -> str:
         """Return the URL path of one object, or of the collection (of one namespace, or of all) when `key` is None."""

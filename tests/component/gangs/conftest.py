@@ -1,6 +1,5 @@
 """A control plane that knows PodGroups and schedules gangs, and simulated nodes whose GPUs are all Draco's."""
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -8,11 +7,10 @@ import pytest
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import MIG_POLICIES
-from draco_local.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, SCHEDULER, ControlPlane, Settings
-from draco_local.cluster.programs import binaries
+from draco_local.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, SCHEDULER, ControlPlane
 from tests.component.allocation import conftest as allocation
 from tests.component.simulator import test_nodes
-from tests.conftest import DIES_WITH_THE_TESTS
+from tests.conftest import start_control_plane
 
 cluster, folder = test_nodes.cluster, test_nodes.folder
 guarded, handed_over = allocation.guarded, allocation.handed_over
@@ -23,24 +21,8 @@ _SERVED = ("--runtime-config", "scheduling.k8s.io/v1alpha2=true")
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The API server with kube-controller-manager and kube-scheduler, and gangs."""
-    folder = tmp_path_factory.mktemp("gangs") / "state"
-    version = binaries.kubernetes_version()
     flags = {APISERVER: [*_GATES, *_SERVED], CONTROLLER_MANAGER: _GATES, SCHEDULER: _GATES}
-    plane = ControlPlane(
-        folder,
-        Settings(
-            programs=binaries.find(*ALL, kubernetes=version),
-            kubernetes=version,
-            enter=DIES_WITH_THE_TESTS,
-            extra_flags=flags,
-        ),
-    )
-    try:
-        plane.start()
-        yield plane
-    finally:
-        plane.stop()
-        shutil.rmtree(folder / "etcd", ignore_errors=True)
+    yield from start_control_plane(tmp_path_factory.mktemp("gangs") / "state", ALL, flags)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import msgspec
 from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, device_name, position
 from draco.agent.publish import slices
 from draco.health import judgement
-from draco.mig.board import Board, Placement, Profile
+from draco.mig.board import ENGINE_CAPACITIES, Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
 from draco.resources.api.draco import IsolatedGpu, MigState
 from draco.resources.api.slices import (
@@ -33,15 +33,6 @@ from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, Devi
 from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid, read_partition_name
 from draco.resources.quantity import Format, Quantity
 
-_ENGINES = {
-    "multiprocessors": "multiprocessors",
-    "copyEngines": "copy_engines",
-    "decoders": "decoders",
-    "encoders": "encoders",
-    "jpegEngines": "jpeg_engines",
-    "ofaEngines": "ofa_engines",
-}
-"""Capacities of a partition, and the profile's fields they come from. Their counters have the fields' names, with hyphens."""
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
 _PARENTS_ONLY = frozenset({"uuid", "addressingMode"})
 """Attributes of a whole GPU that its partitions do not have."""
@@ -297,7 +288,7 @@ def isolation_taints(
 
 def _compete(board: Board, one: Placement, other: Placement) -> bool:
     """Whether the GPU's counters cannot pay for both."""
-    fields = (*_ENGINES.values(), "memory_mib")
+    fields = (*ENGINE_CAPACITIES.values(), "memory_mib")
     return bool(one.mask & other.mask) or any(
         getattr(one.profile, field) + getattr(other.profile, field)
         > max(getattr(profile, field) for profile in board.profiles)
@@ -308,14 +299,14 @@ def _compete(board: Board, one: Placement, other: Placement) -> bool:
 
 def _amounts(profile: Profile) -> dict[str, str]:
     """A partition's capacities, as quantities."""
-    engines = {name: str(getattr(profile, field)) for name, field in _ENGINES.items()}
+    engines = {name: str(getattr(profile, field)) for name, field in ENGINE_CAPACITIES.items()}
     return engines | {"memory": _memory(profile)}
 
 
 def _most(gpu: Divisible) -> dict[str, str]:
     """What the whole has of each: the most that any of its profiles has."""
     profiles = gpu.board.profiles
-    engines = {name: str(max(getattr(each, field) for each in profiles)) for name, field in _ENGINES.items()}
+    engines = {name: str(max(getattr(each, field) for each in profiles)) for name, field in ENGINE_CAPACITIES.items()}
     return engines | {"memory": _memory(max(profiles, key=lambda each: each.memory_mib))}
 
 
@@ -328,5 +319,7 @@ def _counter_set(gpu: Divisible) -> str:
 
 
 def _counted(amounts: Mapping[str, str], units: Iterable[int]) -> dict[str, Counter]:
-    counted = {_ENGINES.get(name, name).replace("_", "-"): Counter(value=value) for name, value in amounts.items()}
+    counted = {
+        ENGINE_CAPACITIES.get(name, name).replace("_", "-"): Counter(value=value) for name, value in amounts.items()
+    }
     return counted | {f"memory-slice-{unit}": Counter(value="1") for unit in units}

@@ -35,7 +35,6 @@ class GangSource(StrEnum):
     KUEUE = "Kueue pod group"
     LWS = "LeaderWorkerSet group"
     JOB_SET = "JobSet"
-    RESERVATION = "DeviceReservation"
 
 
 class GangKey(NamedTuple):

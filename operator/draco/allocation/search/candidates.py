@@ -139,25 +139,25 @@ def _look(fleet: Fleet, claims: Sequence[ExpandedClaim]) -> tuple[list[RequestDe
                 scan = fleet.inventory.selectors.scan(selector.cel.expression if selector.cel is not None else "")
                 risky |= selected & scan.failing
                 selected &= scan.selected
-            usable |= selected & fleet.enough & _tolerated(fleet, request)
+            usable |= selected & fleet.enough & tolerated(fleet, request)
         wanted.append(RequestDemand(unpacked(usable, rows), min(request.count for request in alternatives)))
     return wanted, unpacked(risky, rows) if risky else None
 
 
-def _tolerated(fleet: Fleet, request: Request) -> int:
+def tolerated(fleet: Fleet, request: Request) -> int:
     """The devices whose taints a request tolerates, packed; as if all, if no device has any."""
     if fleet.inventory.taints.empty:
         return -1
     combined = combine([fleet.inventory.columns.live, fleet.inventory.taints.numbered()])
     live = fleet.inventory.columns.live
-    tolerated = [
+    is_tolerated = [
         not live[row]
         or all(
             any(each.tolerates(taint) for each in request.asked.tolerations) for taint in fleet.inventory.taints_of(row)
         )
         for row in combined.rows
     ]
-    return packed(combined.paint(tolerated))
+    return packed(combined.paint(is_tolerated))
 
 
 def _has(names: Sequence[str], name: str) -> bool:

@@ -22,7 +22,6 @@ from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.allocation.returns import AllocationReturns
 from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
 from draco.controller.allocation.writes import AllocationWrites
-from draco.controller.claims.release import reference
 from draco.controller.limits.guard import LimitGuard
 from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.reservations.takeovers import about_to_take_over, due, kept_claims
@@ -34,11 +33,11 @@ from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
-from draco.placing.groups import GroupPlacement, holding
+from draco.placing.groups import GroupPlacement, withheld
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import ObjectReference, Pod
+from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import PODS
+from draco.resources.kinds import CLAIMS, PODS
 from draco.resources.names import DeviceKey
 
 log = structlog.get_logger(__name__)
@@ -242,7 +241,7 @@ class ClaimAllocations:
         """What is published as Draco's and is not to be given out, or not to these groups, as claims that have it all."""
         kept = () if self._kept.uid in batch else self._kept.devices
         named = {_NOT_GIVEN_OUT: self._handover.not_owned(), _KEPT: kept}
-        return [holding(name, devices) for name, devices in named.items() if devices]
+        return [withheld(name, devices) for name, devices in named.items() if devices]
 
     def _not_limited(self, batch: dict[str, WaitingGroup], basis: _Basis) -> dict[str, WaitingGroup]:
         """Without the groups that a limit forbids to take anything, whichever devices those are."""
@@ -317,7 +316,9 @@ class ClaimAllocations:
             return
         self._said[waiting.uid] = why
         member = waiting.group.members[0]
-        regarding = _reference(member.pods[0]) if member.pods else reference(member.claims[0])
+        regarding = (
+            PODS.reference(member.pods[0].metadata) if member.pods else CLAIMS.reference(member.claims[0].metadata)
+        )
         log.info("allocation.group_waits", group=waiting.group.name, why=why)
         self._events.record(regarding, type="Warning", reason=WAITING_REASON, action=EVENT_ACTION, note=why)
 
@@ -344,10 +345,3 @@ def _what_waits(claim: ResourceClaim) -> object:
 
 def _concern(pod: Pod) -> object:
     return pod.waits, pod.claims
-
-
-def _reference(pod: Pod) -> ObjectReference:
-    meta = pod.metadata
-    return ObjectReference(
-        api_version=PODS.api_version, kind=PODS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
-    )

@@ -15,7 +15,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
-from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import NODES
@@ -89,13 +89,8 @@ class ScaleDownHolds:
 
     def _needed(self, name: str) -> bool:
         claims = self._view.claims.store.by_index(_BY_POOL, name)
-        classes: dict[str, DeviceClass] | None = None
-        for claim in claims:
-            if classes is None:
-                classes = {each.metadata.name: each for each in self._view.classes.store.values()}
-            if name in unattended_nodes(claim, classes):
-                return True
-        return False
+        classes = self._view.classes_by_name if claims else {}
+        return any(name in unattended_nodes(claim, classes) for claim in claims)
 
 
 def _pools(claim: ResourceClaim) -> set[str]:

@@ -8,13 +8,13 @@ longer each time, since a node seldom changes as fast as an allocation. It is lo
 import structlog
 
 from draco.allocation.ownership.claims import nodes_of
-from draco.controller.claims.release import reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
+from draco.resources.kinds import CLAIMS
 from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,9 @@ class NodeRefusals:
             f"Pod {pod.metadata.name} could not run on {listed(nodes)}, where this claim was allocated; Draco tries other nodes "
             f"for {pause_s:.0f} s."
         )
-        self._events.record(reference(claim), type="Warning", reason=TAKEN_BACK_REASON, action=EVENT_ACTION, note=note)
+        self._events.record(
+            CLAIMS.reference(claim.metadata), type="Warning", reason=TAKEN_BACK_REASON, action=EVENT_ACTION, note=note
+        )
 
     def _forget(self, change: Change[Pod]) -> None:
         if change.before is not None and (

@@ -6,7 +6,6 @@ allocated until the watch has delivered it.
 
 import structlog
 
-from draco.controller.claims.release import reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -73,7 +72,7 @@ class AllocationReturns:
         devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
         log.info("allocation.given_back", claim=str(meta.key), devices=devices, group=group)
         self._events.record(
-            reference(claim),
+            CLAIMS.reference(claim.metadata),
             type="Normal",
             reason=GIVEN_BACK_REASON,
             action=EVENT_ACTION,

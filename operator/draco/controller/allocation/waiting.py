@@ -71,7 +71,7 @@ class WaitingGroups:
         return sorted(self._groups(), key=lambda each: each.order)
 
     def _groups(self) -> Iterator[WaitingGroup]:
-        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        classes = self._view.classes_by_name
         mine = {
             claim.metadata.key: claim
             for claim in self._view.claims.store.by_index(UNALLOCATED, True)

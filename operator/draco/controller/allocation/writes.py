@@ -12,7 +12,6 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.controller.claims.release import reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -188,7 +187,7 @@ class AllocationWrites:
         devices = listed(f"{each.device} of {each.pool}" for each in write.planned.results)
         log.info("allocation.written", claim=str(write.key), devices=devices)
         self._events.record(
-            reference(write.planned),
+            CLAIMS.reference(write.planned.metadata),
             type="Normal",
             reason=ALLOCATED_REASON,
             action=EVENT_ACTION,

@@ -236,7 +236,7 @@ class PendingClaims:
     @property
     def _classes(self) -> Mapping[str, DeviceClass]:
         if self._known_classes is None:
-            self._known_classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+            self._known_classes = self._view.classes_by_name
         return self._known_classes
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[PendingSubject], None]) -> None:

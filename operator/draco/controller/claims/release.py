@@ -24,7 +24,7 @@ from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
 from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Event, ObjectReference
+from draco.resources.api.core import Event
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS
 from draco.resources.names import FIELD_MANAGER_OPERATOR
@@ -223,7 +223,9 @@ class ClaimReleases:
                 )
 
     def _record(self, claim: ResourceClaim, reason: str, note: str) -> None:
-        self._events.record(reference(claim), type="Normal", reason=reason, action=EVENT_ACTION, note=note)
+        self._events.record(
+            CLAIMS.reference(claim.metadata), type="Normal", reason=reason, action=EVENT_ACTION, note=note
+        )
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
         after, before = change.after, change.before
@@ -233,14 +235,6 @@ class ClaimReleases:
             self._idle_since[change.key] = self._clock.monotonic()
         else:
             self._idle_since.setdefault(change.key, self._clock.monotonic())
-
-
-def reference(claim: ResourceClaim) -> ObjectReference:
-    """The claim, as Events name it."""
-    meta = claim.metadata
-    return ObjectReference(
-        api_version=CLAIMS.api_version, kind=CLAIMS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
-    )
 
 
 def _last(event: Event) -> datetime | None:

@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from draco.controller.claims.release import ClaimReleases, reference
+from draco.controller.claims.release import ClaimReleases
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.movable_claims import Movable, MovableClaims
 from draco.controller.view import ClusterView
@@ -30,6 +30,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.draco import IdleClaims
 from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS
 
 log = structlog.get_logger(__name__)
 
@@ -267,7 +268,7 @@ class RepairReconciler:
             claim = self._view.claims.store.get(key)
             if claim is None:
                 continue
-            regarding = reference(claim)
+            regarding = CLAIMS.reference(claim.metadata)
             if (noted := self._noted.get(key)) is not None and noted.uid != regarding.uid:
                 await self._notes.withdraw(noted)
             if key not in self._noted:

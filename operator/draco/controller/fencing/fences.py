@@ -22,7 +22,6 @@ from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.isolating.fences import fence_for, fenced_node, is_fence
 from draco.maintenance.rules import isolates_as
-from draco.resources.api.core import ObjectReference
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
@@ -148,12 +147,7 @@ class FencingReconciler:
         gpu_node = self._leases.gpu_node(node)
         if gpu_node is None:
             return
-        regarding = ObjectReference(
-            api_version=GPU_NODES.api_version,
-            kind=GPU_NODES.kind,
-            name=gpu_node.metadata.name,
-            uid=gpu_node.metadata.uid,
-        )
+        regarding = GPU_NODES.reference(gpu_node.metadata)
         self._events.record(regarding, type=type_, reason=reason, action=EVENT_ACTION, note=note)
 
     def _say_suspended(self, plan: FencingPlan) -> None:

@@ -30,7 +30,7 @@ from draco.kube.errors import AlreadyExists, Conflict, NotFound
 from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass
-from draco.resources.api.core import Node, ObjectReference
+from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.maintenance import DeviceMaintenance
@@ -239,7 +239,7 @@ class RemediationReconciler:
                     "delete it yourself."
                 )
                 kind = DEVICE_MAINTENANCES
-                about = ObjectReference(api_version=kind.api_version, kind=kind.kind, name=meta.name, uid=meta.uid)
+                about = kind.reference(meta)
                 self._events.record(about, type="Warning", reason=LEFT_REASON, action=EVENT_ACTION, note=note)
 
     def _policy(self, uid: str) -> HealthPolicy | None:
@@ -247,9 +247,7 @@ class RemediationReconciler:
 
     def _record(self, policy: HealthPolicy, kind: EventType, reason: str, note: str) -> None:
         meta = policy.metadata
-        about = ObjectReference(
-            api_version=HEALTH_POLICIES.api_version, kind=HEALTH_POLICIES.kind, name=meta.name, uid=meta.uid
-        )
+        about = HEALTH_POLICIES.reference(meta)
         self._events.record(about, type=kind, reason=reason, action=EVENT_ACTION, note=note)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import structlog
 
-from draco.controller.claims.release import reference
 from draco.controller.limits.held import HeldDevices
 from draco.controller.view import ClusterView
 from draco.kube.events.events import EventRecorder
@@ -23,6 +22,7 @@ from draco.limits.wording import refusal_text
 from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, allocated
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +94,11 @@ class LimitGuard:
             if after is not None and (before is None or (before.uid, before.limits) != (after.uid, after.limits)):
                 log.info("allocation.limited", claim=str(key), limits=sorted(limits), why=text)
                 self._events.record(
-                    reference(claim), type="Warning", reason=LIMIT_REASON, action=EVENT_ACTION, note=text
+                    CLAIMS.reference(claim.metadata),
+                    type="Warning",
+                    reason=LIMIT_REASON,
+                    action=EVENT_ACTION,
+                    note=text,
                 )
             self._put(key, after)
 

@@ -89,7 +89,7 @@ class DeviceLimitReconciler:
         return limit_status(
             limit,
             use,
-            classes={each.metadata.name: each for each in self._view.classes.store.values()},
+            classes=self._view.classes_by_name,
             waiting=self.waiting().get(name, 0),
             allocates=self._guard is not None,
             now=self._clock.now(),

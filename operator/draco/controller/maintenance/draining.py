@@ -173,7 +173,7 @@ class PodDrains:
             log.info("drain.requested", pod=str(pod.metadata.key), request=request.metadata.name)
             held = self._what_it_holds(request, pod)
             note = f"Asked to leave, because it holds {held}, in maintenance for {request.metadata.name}."
-            self._record(_pod_reference(pod), "Normal", note, reason=REQUESTED_REASON)
+            self._record(PODS.reference(pod.metadata), "Normal", note, reason=REQUESTED_REASON)
         return None
 
     async def _evict(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> None:
@@ -237,7 +237,7 @@ class PodDrains:
     def _announce_eviction(self, request: DeviceMaintenance, pod: Pod) -> None:
         meta, held = request.metadata, self._what_it_holds(request, pod)
         self._record(
-            _pod_reference(pod), "Normal", f"Evicted, because it holds {held}, in maintenance for {meta.name}."
+            PODS.reference(pod.metadata), "Normal", f"Evicted, because it holds {held}, in maintenance for {meta.name}."
         )
         self._record(request_reference(request), "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
 
@@ -299,10 +299,3 @@ def _words(error: ApiError) -> str:
             return "the API server has too much to do; it is tried again"
         case _:
             return shown(error.message).rstrip(".")[:_LONGEST_REFUSAL]
-
-
-def _pod_reference(pod: Pod) -> ObjectReference:
-    meta = pod.metadata
-    return ObjectReference(
-        api_version=PODS.api_version, kind=PODS.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
-    )

@@ -91,7 +91,7 @@ class MaintenanceFleet:
         return known[1]
 
     async def _select(self, selector: MaintenanceSelector) -> Selected:
-        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        classes = self._view.classes_by_name
         asked = PoolSelection(test_of(selector, classes))
         work = CooperativeWork(self._clock)
         for pool in await self.pools():

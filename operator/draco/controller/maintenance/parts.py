@@ -20,8 +20,7 @@ from draco.resources.names import DeviceKey
 
 def request_reference(request: DeviceMaintenance) -> ObjectReference:
     """What Events about a request refer to."""
-    kind, meta = DEVICE_MAINTENANCES, request.metadata
-    return ObjectReference(api_version=kind.api_version, kind=kind.kind, name=meta.name, uid=meta.uid)
+    return DEVICE_MAINTENANCES.reference(request.metadata)
 
 
 class Drains(Protocol):

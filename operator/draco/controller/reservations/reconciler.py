@@ -164,7 +164,7 @@ class ReservationReconciler:
                 spec = (await self._client.get(CLAIM_TEMPLATES, key)).spec.spec
             except NotFound:
                 return ResourceClaimSpec(), no_template(key.name)
-        classes = {each.metadata.name: each for each in self._view.classes.store.values()}
+        classes = self._view.classes_by_name
         return spec, problem_of(spec, classes)
 
     def _room(self, namespace: str) -> int:

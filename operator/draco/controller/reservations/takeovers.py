@@ -11,9 +11,10 @@ from typing import Final
 
 from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import BY_DEVICE, BY_NAMED, BY_TAKER, TAKING_OVER, ClusterView
+from draco.placing.groups import placeholder
 from draco.reservations.takeover import TakeoverCandidate, allocation_of, reservation_named, taken_up
-from draco.resources.api.claims import AllocationResult, DeviceAllocationResult, ResourceClaim, ResourceClaimStatus
-from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation, Takeover
 from draco.resources.names import DeviceKey
 
@@ -39,10 +40,7 @@ def kept_claims(view: ClusterView) -> list[ResourceClaim]:
         if (allocation := allocation_of(each)) is not None
         for result in allocation.devices.results
     ]
-    if not results:
-        return []
-    taken = AllocationResult(devices=DeviceAllocationResult(results=results))
-    return [ResourceClaim(metadata=ObjectMeta(name=KEPT), status=ResourceClaimStatus(allocation=taken))]
+    return [placeholder(KEPT, results)] if results else []
 
 
 def due(

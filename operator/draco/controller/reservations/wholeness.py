@@ -2,7 +2,7 @@
 
 Those are claims whose reservation is not whole, is over, or is not known.
 
-A reservation's claims are made one after the other and get their devices together. Whoever allocates asks here which of them are
+A reservation's claims are made one after the other and get their devices together. The allocator asks here which of them are
 still to come; owns nothing and writes nothing.
 """
 
