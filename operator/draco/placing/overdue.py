@@ -46,13 +46,19 @@ def prospect(fleet: Fleet, placer: Placer, group: ClaimGroup) -> Prospect:
 
 
 def _freeable(fleet: Fleet) -> list[list[ResourceClaim]]:
-    """The claims of Draco's by the pool of their first device, the smallest number first."""
+    """The claims of Draco's by the pool of their first device, the smallest number first; last, what is withheld for now."""
     pools: dict[PoolKey, list[ResourceClaim]] = {}
+    withheld = []
     for claim in fleet.claims.values():
-        if claim.devices_held and claim.metadata.namespace and is_for_operator(claim, fleet.classes):
+        if not claim.devices_held:
+            continue
+        if not claim.metadata.namespace:  # a placeholder: GPUs that are still being handed over, among others
+            withheld.append(claim)
+        elif is_for_operator(claim, fleet.classes):
             first = claim.devices_held[0]
             pools.setdefault(PoolKey(first.driver, first.pool), []).append(claim)
-    return [claims for _, claims in sorted(pools.items(), key=lambda pool: (len(pool[1]), pool[0]))]
+    in_order = [claims for _, claims in sorted(pools.items(), key=lambda pool: (len(pool[1]), pool[0]))]
+    return [*in_order, withheld] if withheld else in_order
 
 
 def _free_of(fleet: Fleet, fit: GroupFit) -> Iterable[DeviceKey]:

@@ -34,14 +34,11 @@ async def test_a_gang_that_never_fits_gets_nothing_and_says_what_is_missing(
             await make_member(all_dracos, namespace, f"huge-{number}", template="eight", pod_group="huge")
 
         async def said() -> str | None:
-            notes = [
-                each.message
-                for each in await all_dracos.list(EVENTS, namespace=namespace)
-                if each.reason == "GroupWaiting"
-            ]
-            return next((each for each in notes if "even if" in each), None)
+            events = await all_dracos.list(EVENTS, namespace=namespace)
+            notes = [each.message for each in events if each.reason == "GroupWaiting" and "even if" in each.message]
+            return next((each for each in notes if "3 of 4" in each), None)  # once all three nodes are handed over
 
-        assert "3 of 4" in await until(said, what="the Event")
+        await until(said, what="the Event that says how many of the four ever get devices")
         assert await allocated_claims(all_dracos, namespace) == []
 
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement
+from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.placing.place import place
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, DeviceAttribute
-from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
+from tests.builders import a_claim, a_device_class, a_device_key, a_node, a_pod, a_slice
 from tests.unit.placing.test_place import CLASS, ours
 
 GPUS = 2
@@ -186,3 +186,14 @@ def test_small_claims_go_ahead_of_an_overdue_group_where_that_does_not_delay_it(
     only = a_group((member(f"m{n}", 2, only="node-0") for n in range(1)), is_overdue=True)
     assert place(fleet, [gang, a_group([member("small")])], [])[1].results == []
     assert nodes(place(fleet, [only, a_group([member("small")])], [])[1]) == ["node-1"]
+
+
+def test_a_group_may_start_once_what_is_still_being_handed_over_is_dracos() -> None:
+    fleet = a_fleet(racks=("a", "b"))
+    coming = withheld(
+        "not-yet", [a_device_key("gpu.nvidia.com/node-1/gpu-0"), a_device_key("gpu.nvidia.com/node-1/gpu-1")]
+    )
+    (pair,) = place(fleet, [a_group(member(f"m{n}", 2) for n in range(2))], [coming])
+    assert (pair.results, pair.is_hopeless) == ([], False)
+    (three,) = place(fleet, [a_group(member(f"m{n}", 2) for n in range(3))], [coming])
+    assert three.is_hopeless
