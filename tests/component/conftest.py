@@ -1,4 +1,4 @@
-"""A fault proxy before the real API server, for whoever wants requests to go wrong."""
+"""What tests on an API server share: a fault proxy before it, and a cluster in which no operator leads."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +8,9 @@ import yaml
 
 from draco_local.cluster.controlplane import ControlPlane
 from tests.doubles.faultproxy import FaultProxy
+from tests.requests import call
+
+COORDINATION = "/apis/coordination.k8s.io/v1"
 
 
 @pytest.fixture
@@ -40,3 +43,11 @@ def proxied(proxy: FaultProxy, tmp_path: Path) -> Path:
 def through_proxy(proxy: FaultProxy, proxied: Path) -> tuple[FaultProxy, Path]:
     """The proxy, and a kubeconfig of it."""
     return proxy, proxied
+
+
+@pytest.fixture
+def unled(api_server: ControlPlane) -> None:
+    """No operator leads: the lease of one that ended in another test is gone, which it may not have given up."""
+    for lease in call(api_server, "GET", f"{COORDINATION}/leases")["items"]:
+        if (meta := lease["metadata"])["name"] == "draco-operator":
+            call(api_server, "DELETE", f"{COORDINATION}/namespaces/{meta['namespace']}/leases/draco-operator")

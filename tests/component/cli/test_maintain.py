@@ -114,6 +114,7 @@ def test_a_device_is_asked_for_by_its_name_and_the_request_says_what_it_is(api_s
     assert f"devicemaintenance/{node}-gpu-1-2 created" in again.output
 
 
+@pytest.mark.usefixtures("unled")
 def test_that_no_operator_runs_is_said_where_a_request_is_made(api_server: ControlPlane, node: str) -> None:
     assert "No operator of Draco leads" in maintain(api_server, "start", f"{node}/gpu-1").stderr
 
