@@ -24,11 +24,14 @@ from draco.overview.maintenances import (
     phase_of,
 )
 from draco.overview.taint_rules import TaintedCluster, rule_views
+from draco.overview.tenants import limit_view, reservation_view
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
+from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import (
     Device,
     DeviceAttribute,
@@ -62,6 +65,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     maintenance_budgets: Sequence[MaintenanceBudget] = ()
     gpu_nodes: Sequence[GpuNode] = ()
     mig_policies: Sequence[MigPolicy] = ()
+    limits: Sequence[DeviceLimit] = ()
+    reservations: Sequence[DeviceReservation] = ()
     leaders: Sequence[Lease] = ()
     missing: Sequence[schema.MissingView] = ()
     autoscalers: Sequence[Autoscaler] = ()
@@ -69,7 +74,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> schema.ClusterStatus:
-    """The whole screen. `namespace` narrows the list of claims; what devices are in use for is always cluster-wide."""
+    """The whole screen. `namespace` narrows the lists of claims and reservations; use of devices is always cluster-wide."""
     pools = dict(sorted(publications(snapshot.slices).items()))
     hardware = HardwareByPool(snapshot.slices)
     devices = _devices(snapshot, pools, hardware)
@@ -103,6 +108,12 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
             budget_view(each) for each in sorted(snapshot.maintenance_budgets, key=lambda each: each.metadata.name)
         ],
         mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
+        limits=[limit_view(each) for each in sorted(snapshot.limits, key=lambda each: each.metadata.name)],
+        reservations=[
+            reservation_view(each)
+            for each in sorted(snapshot.reservations, key=lambda each: each.metadata.key)
+            if not namespace or each.metadata.namespace == namespace
+        ],
         missing=list(snapshot.missing),
         warnings=[*_warnings(snapshot, pools), *_counted_as_free(snapshot.autoscalers, devices, claim_list)],
     )

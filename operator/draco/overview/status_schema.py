@@ -192,6 +192,30 @@ class PolicyView(OutputStruct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class LimitView(OutputStruct, frozen=True, kw_only=True):
+    """One DeviceLimit. `used` is what `nearest` has of what is permitted, or where that is "" all namespaces together."""
+
+    name: str
+    per: str
+    namespaces: int = 0
+    nearest: str = ""
+    used: str = ""
+    waiting: int = 0
+    message: str = ""
+
+
+class ReservationView(OutputStruct, frozen=True, kw_only=True):
+    """One DeviceReservation. `reserved` of its claims have devices, `in_use` of these are used by pods."""
+
+    namespace: str
+    name: str
+    count: int
+    reserved: int = 0
+    in_use: int = 0
+    expires_at: str = ""
+    message: str = ""
+
+
 class MissingView(OutputStruct, frozen=True, kw_only=True):
     """A feature the cluster lacks, what follows, and what to do."""
 
@@ -216,5 +240,8 @@ class ClusterStatus(OutputStruct, frozen=True, kw_only=True):
     maintenance: list[MaintenanceView]
     budgets: list[BudgetView] = []
     mig_policies: list[PolicyView] = []
+    limits: list[LimitView] = []
+    reservations: list[ReservationView] = []
+    """Of `namespace`, like the claims."""
     missing: list[MissingView]
     warnings: list[str]

@@ -1,5 +1,6 @@
 import io
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -7,9 +8,11 @@ import pytest
 from rich.console import Console
 
 from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
+from draco.overview.maintenances import UNSEEN
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import MissingView
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
+from draco.resources.api.limits import DeviceAmounts, DeviceLimitStatus, LimitScope, NamespaceUse
 from draco.resources.api.maintenance import (
     BudgetScope,
     MaintenanceBudget,
@@ -18,6 +21,7 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
 )
 from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus
 from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
 from draco.resources.api.taints import DeviceTaint
 from tests.builders import (
@@ -25,6 +29,7 @@ from tests.builders import (
     a_claim,
     a_device,
     a_gpu_node,
+    a_limit,
     a_maintenance,
     a_mig_policy,
     a_node,
@@ -135,6 +140,44 @@ def test_budgets_say_what_they_allow_and_a_pause_is_a_warning() -> None:
         ["pause", "-", "paused", "-", "-", "-"],
     ]
     assert "`draco maintain resume`" in text
+
+
+def test_limits_show_who_is_nearest_to_them_and_how_many_claims_wait() -> None:
+    used = DeviceLimitStatus(
+        observed_generation=1,
+        selected=2,
+        namespaces=[NamespaceUse(namespace="team-a", used=DeviceAmounts(devices=3, memory="60Gi"))],
+        waiting=2,
+        message="At its limit.",
+    )
+    per_namespace = msgspec.structs.replace(a_limit("small", devices=4, memory="80Gi"), status=used)
+    together = msgspec.structs.replace(
+        a_limit("whole", devices=8, per=LimitScope.SELECTION),
+        status=DeviceLimitStatus(observed_generation=1, selected=2, used=DeviceAmounts(devices=5)),
+    )
+    text = screen(Snapshot(limits=[together, per_namespace, a_limit("unseen", devices=1)]))
+    assert rows(text, "DEVICE LIMITS") == [
+        ["small", "Namespace", "2", "team-a", "3 of 4 devices, 60Gi of 80Gi of GPU memory", "2", "At its limit."],
+        ["unseen", "Namespace", "-", "-", "-", "-", UNSEEN],
+        ["whole", "Selection", "2", "-", "5 of 8 devices", "-"],
+    ]
+
+
+def test_reservations_show_what_they_have_in_the_namespace_that_is_asked_for() -> None:
+    mine, other = (
+        DeviceReservation(
+            metadata=ObjectMeta(name=name, namespace=namespace, generation=1),
+            spec=DeviceReservationSpec(count=4),
+            status=DeviceReservationStatus(
+                observed_generation=1, reserved=4, in_use=1, expires_at=datetime(2026, 5, 1, 8, tzinfo=UTC)
+            ),
+        )
+        for name, namespace in (("night-run", "team-a"), ("elsewhere", "team-b"))
+    )
+    snapshot = Snapshot(reservations=[other, mine])
+    expected = ["team-a", "night-run", "4", "4", "1", "2026-05-01T08:00:00+00:00"]
+    assert rows(screen(snapshot), "DEVICE RESERVATIONS")[0] == expected
+    assert [each.name for each in status_of(snapshot, namespace="team-b").reservations] == ["elsewhere"]
 
 
 def test_the_first_lines_say_how_the_cluster_is() -> None:

@@ -25,7 +25,9 @@ from draco.overview.status_schema import ClusterStatus, MissingView
 from draco.overview.taint_rules import TaintedCluster
 from draco.resources.kinds import (
     CLAIMS,
+    DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
+    DEVICE_RESERVATIONS,
     GPU_NODES,
     LEASES,
     MAINTENANCE_BUDGETS,
@@ -41,10 +43,10 @@ WIDTH = 10_000
 
 @click.command()
 @with_cluster
-@click.option("-n", "--namespace", default="", help="List only the claims of this namespace.")
+@click.option("-n", "--namespace", default="", help="List only the claims and reservations of this namespace.")
 @output_option("text", "wide", "json", text="wide: every device and claim. json: one document of a stable schema.")
 def command(kubeconfig: Path | None, context: str | None, namespace: str, output: str) -> None:
-    """Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.
+    """Show nodes, GPUs, claims, taints, maintenance, MIG policies, limits and reservations on one screen.
 
     Works with the devices of every DRA driver. Reads only, and keeps nothing.
     """
@@ -90,11 +92,15 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
                 reader.all_if_served(MAINTENANCE_BUDGETS, "whether maintenance is paused is not shown")
             )
             policies = tasks.create_task(reader.all_if_served(MIG_POLICIES, "no MIG policies are shown"))
+            limits = tasks.create_task(reader.all_if_served(DEVICE_LIMITS, "limits of namespaces are not shown"))
+            reservations = tasks.create_task(reader.all_if_served(DEVICE_RESERVATIONS, "reservations are not shown"))
         own = (
             (GPU_NODES, gpu_nodes),
             (DEVICE_MAINTENANCES, maintenances),
             (MAINTENANCE_BUDGETS, own_budgets),
             (MIG_POLICIES, policies),
+            (DEVICE_LIMITS, limits),
+            (DEVICE_RESERVATIONS, reservations),
         )
         absent = [kind.kind for kind, task in own if task.result() is None]
         if absent:
@@ -120,6 +126,8 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             gpu_nodes=gpu_nodes.result() or [],
             maintenances=maintenances.result() or [],
             mig_policies=policies.result() or [],
+            limits=limits.result() or [],
+            reservations=reservations.result() or [],
             leaders=leading(leases.result(), datetime.now(UTC)),
             missing=missing,
             autoscalers=scaling.result(),

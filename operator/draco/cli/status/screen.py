@@ -90,6 +90,7 @@ def _rest(status: ClusterStatus, console: Console, *, most: int, fold: bool) -> 
     _rules(status, console, fold=fold)
     _maintenance(status, console)
     _policies(status, console)
+    _tenants(status, console)
     _notes(status, console)
 
 
@@ -310,6 +311,25 @@ def _policies(status: ClusterStatus, console: Console) -> None:
     _section("MIG POLICIES", console)
     console.print(table)
     console.print("How each GPU is divided: draco layout show", style="dim")
+
+
+def _tenants(status: ClusterStatus, console: Console) -> None:
+    if status.limits:
+        table = _table("LIMIT", "PER", "NAMESPACES", "NEAREST", "USED", "WAITING", "DETAIL", numbers=(2, 5))
+        for limit in status.limits:
+            words = (limit.nearest or "-", limit.used or "-", _counted(limit.waiting, "yellow"), limit.message)
+            table.add_row(limit.name, limit.per, _counted(limit.namespaces), *words)
+        _section("DEVICE LIMITS", console)
+        console.print(table)
+    if status.reservations:
+        table = _table(
+            "NAMESPACE", "RESERVATION", "COUNT", "RESERVED", "IN USE", "EXPIRES", "DETAIL", numbers=range(2, 5)
+        )
+        for each in status.reservations:
+            numbers = (str(each.count), _counted(each.reserved), _counted(each.in_use))
+            table.add_row(each.namespace, each.name, *numbers, each.expires_at or "-", each.message)
+        _section("DEVICE RESERVATIONS", console)
+        console.print(table)
 
 
 def _notes(status: ClusterStatus, console: Console) -> None:
