@@ -61,8 +61,9 @@ def _placed(fleet: Fleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGr
 def _too_few(group: ClaimGroup, fit: GroupFit, when: str) -> str:
     if not group.name:
         return f"No device that Draco allocates is free for it on any of {fit.nodes} nodes."
+    noun = "pod" if any(member.pods for member in group.members) else "claim"
     where = f" within one {group.topology}" if group.topology not in {"", SPREAD} else ""
     return (
-        f"{group.name} needs devices for {counted(group.needed, 'pod')} at once{where}; {when} {fit.found} of "
-        f"{len(group.members)} get some, on {counted(fit.nodes, 'node')} where they may run."
+        f"{group.name} needs devices for {counted(group.needed, noun)} at once{where}; {when} {fit.found} of "
+        f"{len(group.members)} get some, on {counted(fit.nodes, 'node')} that they may use."
     )

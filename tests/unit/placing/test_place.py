@@ -78,6 +78,18 @@ def test_a_pod_says_on_which_nodes_its_claims_may_be() -> None:
     assert devices(fleet, group("a", pods=[pod])) == [["node-1/gpu-0"]]
 
 
+def test_a_group_without_a_place_is_counted_in_what_it_has_pods_or_claims_of_a_reservation() -> None:
+    claims = [a_claim(name, device_class=CLASS) for name in "abc"]
+    of_pods = ClaimGroup([GroupMember([each], [a_pod(each.metadata.name)]) for each in claims], 3, name="PodGroup train")
+    reserved = ClaimGroup([GroupMember([each]) for each in claims], 3, name="DeviceReservation night")
+    whys = [each.why_not for each in place(a_fleet(), [of_pods, reserved], [])]
+    assert whys == [
+        f"{name} needs devices for 3 {noun} at once; even if nobody else had any, only 2 of 3 get some, on 2 nodes that they "
+        "may use."
+        for name, noun in (("PodGroup train", "pods"), ("DeviceReservation night", "claims"))
+    ]
+
+
 def test_nodes_that_are_out_are_passed_by() -> None:
     assert devices(a_fleet(), group("a", without=["node-0"])) == [["node-1/gpu-0"]]
 
