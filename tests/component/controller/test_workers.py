@@ -206,6 +206,23 @@ async def test_after_a_few_changes_the_same_process_answers_and_after_many_anoth
 
 
 @pytest.mark.usefixtures("no_collection")
+async def test_a_process_that_answers_is_told_of_changes_meanwhile_and_answers_the_next_question_too() -> None:
+    async with a_lab(places=1) as lab:
+        await lab.ask(a_claim("plain"))
+        (first,) = lab.children()
+        os.kill(first, signal.SIGSTOP)  # so its next question takes as long as we like
+        asking = asyncio.create_task(lab.ask(a_claim("plain")))
+        await asyncio.sleep(0)  # it is asked
+        await until(lambda: lab.workers.waiting == 0)
+        lab.put(lab.view.claims, a_claim("holder", on=["node-0/gpu-0"]))
+        later = asyncio.create_task(lab.ask(selecting("none", "device.driver == 'none'")))
+        await until(lambda: not lab.view.followed.is_unsaid)
+        os.kill(first, signal.SIGCONT)
+        before, after = await asking, await later
+        assert before.version < after.version
+        assert lab.children() == [first]
+
+
 async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_are_answered() -> None:
     async with a_lab(short_cpu_s=0.3, long_cpu_s=0.6) as lab:
         await lab.ask(a_claim("warm"))

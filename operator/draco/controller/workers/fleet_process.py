@@ -2,8 +2,8 @@
 
 Owns the fleet, the children and their deadlines. It takes in changes, each of which costs what it touches, and never evaluates
 what users write. It has one thread and opens nothing, so a child that is forked at any moment finds everything as it was; the
-memory of the fleet is shared with the children until either writes to it. A child that waits for questions is told of changes,
-as long as these are few: to fork another one takes longer than most answers.
+memory of the fleet is shared with the children until either writes to it. Children are told of changes as long as these are few,
+also while they answer, and take them in afterwards: to fork another one takes longer than most answers.
 
 Started by `process` with a pipe for what is said to it and one for what it says: `python -m
 draco.controller.workers.fleet_process MIB`, with the memory that a child may take beyond what it shares.
@@ -42,7 +42,7 @@ _AT_ONCE: Final = 1 << 20
 _IDLE_S: Final = 5.0
 """A child that nobody asks for so long ends: what it has written to is memory of its own."""
 _FOLLOWED_BYTES: Final = 32 << 10
-"""Of changes since a child's last answer: half of what a pipe takes without waiting for who reads it."""
+"""Of changes that a child may not have read: half of what a pipe takes without waiting for who reads it."""
 _PR_SET_PDEATHSIG: Final = 1
 _NICER: Final = 5
 """Answers give way to the operator's own work, lease and probes among it."""
@@ -96,7 +96,9 @@ class _Child:
         self.questions = questions
         self.answers = answers
         self.unread = 0
-        """Bytes of changes that it was told since its last answer."""
+        """Bytes of changes that it was told and may not have read."""
+        self.unread_before_ask = 0
+        """How many of them it will have read once it answers."""
         self.frames = messages.FrameReader(messages.MOST_ANSWER_BYTES)
         self.ask: messages.AskQuestion | None = None
         self.until_s = time.monotonic() + _IDLE_S
@@ -145,23 +147,22 @@ class FleetProcess:
         if isinstance(message, messages.Changes):
             before = self._feed.version
             self._feed.take(message)
-            self._tell_an_idle_child(before, message, len(body))
+            self._tell_children(before, message, len(body))
             return
         self._give(message)
 
-    def _tell_an_idle_child(self, before: int, changes: messages.Changes, size: int) -> None:
-        """Keep one that knows all that was before up to date."""
-        idle = (each for each in self._children.values() if each.ask is None and each.version == before)
-        child = next(idle, None)
-        if child is None or child.unread + size > _FOLLOWED_BYTES:
-            return
-        try:
-            messages.write(child.questions, changes)
-        except BrokenPipeError:
-            self._lose(child)
-            return
-        child.unread += size
-        child.version = self._feed.version
+    def _tell_children(self, before: int, changes: messages.Changes, size: int) -> None:
+        """Keep those that know all that was before up to date."""
+        for child in list(self._children.values()):
+            if child.version != before or child.unread + size > _FOLLOWED_BYTES:
+                continue
+            try:
+                messages.write(child.questions, changes)
+            except BrokenPipeError:
+                self._lose(child)
+                continue
+            child.unread += size
+            child.version = self._feed.version
 
     def _give(self, ask: messages.AskQuestion) -> None:
         """Have a child answer that sees what the question is about."""
@@ -171,7 +172,7 @@ class FleetProcess:
             for old in idle:
                 self._end(old)
             child = self._fork()
-        child.ask = ask
+        child.ask, child.unread_before_ask = ask, child.unread
         child.until_s = time.monotonic() + ask.wall_s
         try:
             messages.write(child.questions, ask)
@@ -224,7 +225,7 @@ class FleetProcess:
         try:
             for body in child.frames.feed(data):
                 reply = _reply_to(child.ask, body)
-                child.ask, child.unread = None, 0
+                child.ask, child.unread = None, child.unread - child.unread_before_ask
                 child.until_s = time.monotonic() + _IDLE_S
                 self._say(reply)
                 if isinstance(reply.answer, messages.OverBudget | messages.OutOfMemory | messages.Failed):
