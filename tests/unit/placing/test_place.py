@@ -80,7 +80,9 @@ def test_a_pod_says_on_which_nodes_its_claims_may_be() -> None:
 
 def test_a_group_without_a_place_is_counted_in_what_it_has_pods_or_claims_of_a_reservation() -> None:
     claims = [a_claim(name, device_class=CLASS) for name in "abc"]
-    of_pods = ClaimGroup([GroupMember([each], [a_pod(each.metadata.name)]) for each in claims], 3, name="PodGroup train")
+    of_pods = ClaimGroup(
+        [GroupMember([each], [a_pod(each.metadata.name)]) for each in claims], 3, name="PodGroup train"
+    )
     reserved = ClaimGroup([GroupMember([each]) for each in claims], 3, name="DeviceReservation night")
     whys = [each.why_not for each in place(a_fleet(), [of_pods, reserved], [])]
     assert whys == [

@@ -159,7 +159,7 @@ class ClaimAllocations:
         if not batch:
             return _or_none(min(*waits.values(), pause_s))  # a change of what is known wakes us
         batch = self._not_limited(batch, basis)
-        placements = await self._ask(batch, head) if batch else None
+        placements = await self._ask_protecting(batch, head) if batch else None
         if placements is not None:
             await self._take_up(batch, placements, basis)
         return 0.0
@@ -216,6 +216,14 @@ class ClaimAllocations:
             return {oldest: first}
         same = [uid for uid, each in due.items() if each.namespace == first.namespace]
         return {uid: due[uid] for uid in [each for each in same if each not in self._alone][:_GROUPS_AT_ONCE]}
+
+    async def _ask_protecting(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
+        """As `_ask`. Meanwhile the claims get their finalizer, which is half of what is written of an allocation."""
+        protecting = [self.writes.protect(claim) for each in batch.values() for claim in each.group.claims]
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(self._ask(batch, head))
+            tasks.create_task(self._at_once(protecting))
+        return asked.result()
 
     async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""

@@ -19,7 +19,7 @@ from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.placing.groups import allocated
 from draco.resources.api.claims import AllocationResult, ResourceClaim
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import CLAIMS
 from draco.resources.texts import listed
 
@@ -42,11 +42,13 @@ _IN_TRANSIT_S = 60.0
 class _Write:
     """An allocation on its way: the claim with it, and the versions that it replaces."""
 
-    def __init__(self, claim: ResourceClaim, planned: ResourceClaim, at_s: float) -> None:
+    def __init__(self, claim: ResourceClaim, planned: ResourceClaim, version: str, at_s: float) -> None:
         self.planned = planned
-        self.finalizers = claim.metadata.finalizers
-        self.version = claim.metadata.resource_version
-        self.replaced = {self.version}
+        self.version = version
+        """On top of which the allocation is written."""
+        self.is_protected = FINALIZER in claim.metadata.finalizers or version != claim.metadata.resource_version
+        """Whether it has the finalizer by then."""
+        self.replaced = {claim.metadata.resource_version, version}
         self.at_s = at_s
         self.tries = 0
         self.again_s: float | None = None
@@ -73,6 +75,8 @@ class AllocationWrites:
         self._clock = clock
         self._count = count
         self._writes: dict[ObjectKey, _Write] = {}
+        self._protected: dict[ObjectKey, tuple[str, str]] = {}
+        """Claims with the finalizer that the watch has not delivered: the version without it, and the one with it."""
         self._refused_until_s = float("-inf")
         self._refusal = ""
 
@@ -110,12 +114,32 @@ class AllocationWrites:
     def settle(self) -> None:
         """Forget what the watch has delivered, or what is older than it."""
         self._writes = {key: each for key, each in self._writes.items() if not self._is_delivered(each)}
+        self._protected = {
+            key: (seen, fresh)
+            for key, (seen, fresh) in self._protected.items()
+            if (claim := self._view.claims.store.get(key)) is not None and claim.metadata.resource_version == seen
+        }
+
+    async def protect(self, claim: ResourceClaim) -> None:
+        """Write the finalizer ahead, while it is decided where the claim goes. Raises nothing: `write` meets what is wrong, too.
+
+        A claim that then finds no place keeps it, and kube-controller-manager takes it from one that is deleted.
+        """
+        meta = claim.metadata
+        if FINALIZER in meta.finalizers or meta.key in self._protected:
+            return
+        try:
+            self._protected[meta.key] = meta.resource_version, await self._add_finalizer(meta)
+        except ApiError as error:
+            log.debug("allocation.not_protected", claim=str(meta.key), error=str(error))
 
     async def write(self, claim: ResourceClaim, result: AllocationResult) -> None:
         """Allocate the claim so. Raises nothing: what became of it is seen by whether it is here."""
-        now_s = self._clock.monotonic()
+        now_s, seen = self._clock.monotonic(), claim.metadata.resource_version
         stamped = msgspec.structs.replace(result, allocation_timestamp=self._clock.now())
-        self._writes[claim.metadata.key] = _Write(claim, allocated(claim, stamped), now_s)
+        before, fresh = self._protected.get(claim.metadata.key, (seen, seen))
+        version = fresh if before == seen else seen
+        self._writes[claim.metadata.key] = _Write(claim, allocated(claim, stamped), version, now_s)
         await self.again(claim.metadata.key)
 
     async def again(self, key: ObjectKey) -> None:
@@ -136,13 +160,16 @@ class AllocationWrites:
             self._announce(write)
 
     async def _make(self, write: _Write) -> None:
-        if FINALIZER not in write.finalizers:
-            finalizers = [*write.finalizers, FINALIZER]
-            fresh = await self._client.patch(CLAIMS, write.key, {"metadata": {**write.seen, "finalizers": finalizers}})
-            write.finalizers, write.version = finalizers, fresh.metadata.resource_version
+        if not write.is_protected:
+            write.version, write.is_protected = await self._add_finalizer(write.planned.metadata), True
             write.replaced.add(write.version)
         status = {"allocation": write.planned.status.allocation}
         await self._client.patch(CLAIMS, write.key, {"metadata": write.seen, "status": status}, subresource="status")
+
+    async def _add_finalizer(self, meta: ObjectMeta) -> str:
+        """Returns the version with it."""
+        body = {"uid": meta.uid, "resourceVersion": meta.resource_version, "finalizers": [*meta.finalizers, FINALIZER]}
+        return (await self._client.patch(CLAIMS, meta.key, {"metadata": body})).metadata.resource_version
 
     async def _refused(self, write: _Write, error: Conflict | Forbidden | Invalid) -> None:
         """An answer, unless an earlier try that was not answered is what it is about, or may still be made."""
