@@ -8,8 +8,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from draco.agent.hardware.nvml import NvmlCall
 from draco.kube.clock import Clock, wait_for
@@ -87,9 +88,13 @@ class Lane:
 
 
 class NameLocks:
-    """Who works on what: no two at a time have a name in common. Names are taken all at once, so nobody waits holding some."""
+    """Who works on what: no two at a time have a name in common. Names are taken all at once, so nobody waits holding some.
+
+    Names may be tried in any thread; what waits or gives back is the event loop's.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._taken: set[str] = set()
         self._freed = asyncio.Event()
 
@@ -101,10 +106,11 @@ class NameLocks:
     def try_take(self, names: Iterable[str]) -> bool:
         """Take all of the names, if nobody has any."""
         wanted = set(names)
-        if wanted & self._taken:
-            return False
-        self._taken |= wanted
-        return True
+        with self._lock:
+            if wanted & self._taken:
+                return False
+            self._taken |= wanted
+            return True
 
     async def take(self, names: Iterable[str]) -> None:
         """Take all of the names, as soon as nobody has any."""
@@ -120,21 +126,39 @@ class NameLocks:
 
     def give_back(self, names: Iterable[str]) -> None:
         """Let others have the names."""
-        self._taken.difference_update(names)
+        with self._lock:
+            self._taken.difference_update(names)
         self._freed.set()
         self._freed = asyncio.Event()
+
+
+class _Attempt(Generic[T]):
+    """Work for the driver's thread, which is begun there or not."""
+
+    def __init__(self, work: Callable[[], T], names: Collection[str] = ()) -> None:
+        self.work = work
+        self.names = frozenset(names)
+        self.wanted = True
+        self.begun = False
 
 
 class Lanes:
     """The threads of one node. `calling` is the call of NVML that has been going on longest, None when there is none.
 
-    `reach` blocks until nobody keeps NVML for himself.
+    `nvml` is held by those who keep NVML for themselves, in whatever thread.
     """
 
-    def __init__(self, *, calling: Callable[[], NvmlCall | None], reach: Callable[[], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        calling: Callable[[], NvmlCall | None],
+        nvml: AbstractContextManager[object],
+        clock: Clock,
+    ) -> None:
         self._calling = calling
-        self._reach = reach
+        self._nvml = nvml
         self._clock = clock
+        self._worked_on: frozenset[str] = frozenset()  # in the driver's thread
         self._records = Lane("claims", monotonic=clock.monotonic)
         self._driver = Lane("instances", monotonic=clock.monotonic)
         self._turns = NameLocks()
@@ -161,9 +185,14 @@ class Lanes:
             await asyncio.wait({waiting}, timeout=within_s)
             waiting.cancel()
 
-    async def take(self, names: Iterable[str]) -> None:
-        """Take names, for `on_record` to give back."""
-        await self._turns.take(names)
+    async def take(self, names: Collection[str]) -> NvmlCall | None:
+        """Take names, for `on_record` to give back. The call instead, if they are kept by work to which NVML does not answer."""
+        while not self._turns.try_take(names):
+            call = self.hanging
+            if call is not None and not self._worked_on.isdisjoint(names):
+                return call
+            await wait_for(self._turns.freed, self._clock, _LOOK_S)
+        return None
 
     def give_back(self, names: Iterable[str]) -> None:
         """Give names back that nothing was done with."""
@@ -178,24 +207,16 @@ class Lanes:
         while True:
             await self._turns.until_free(names)
             await self._turns.take({_DRIVER})
-            # Names are taken when NVML is free: who waits for a call that hangs would keep them from work that needs no driver.
-            await self._reach_driver()
+            attempt = _Attempt(work, names)
+            trying = self._try(attempt)
+            try:
+                came = await asyncio.shield(trying)
+            finally:
+                attempt.wanted = False  # who is gone before it was begun takes nothing with him
+            if came:
+                return came[0]
             if self.hanging is not None:
-                self._turns.give_back({_DRIVER})
                 await self._clock.sleep(_LOOK_S)
-            elif self._turns.try_take(names):
-                return await asyncio.shield(self._holding({_DRIVER, *names}, self._driver, work))
-            else:
-                self._turns.give_back({_DRIVER})
-
-    async def _reach_driver(self) -> None:
-        """Return when NVML is free, with its turn still taken. Who is gone by then takes nothing with him."""
-        reached = self._driver.submit(self._reach)
-        try:
-            await asyncio.shield(reached)
-        except BaseException:
-            reached.add_done_callback(lambda _: self._turns.give_back({_DRIVER}))
-            raise
 
     async def ask(self, work: Callable[[], None]) -> bool:
         """The same for work that can be done without: whether it was done. What was begun goes on where NVML does not answer."""
@@ -217,6 +238,31 @@ class Lanes:
                 return False
         asked.result()
         return True
+
+    def _try(self, attempt: _Attempt[T]) -> asyncio.Future[list[T]]:
+        """Do work as soon as NVML is free; what it comes to, in a list that is empty where it was not begun.
+
+        The driver's turn is taken by whoever calls this, and given back here.
+        """
+        done = self._driver.submit(lambda: self._begin(attempt))
+        done.add_done_callback(lambda _: self._turns.give_back({_DRIVER, *(attempt.names if attempt.begun else ())}))
+        return done
+
+    def _begin(self, attempt: _Attempt[T]) -> list[T]:
+        with ExitStack() as holding:
+            # Names are taken when NVML is, which is kept as long as they are: who waits for NVML while it is kept by a call that
+            # hangs would keep them from work that needs no driver.
+            holding.enter_context(self._nvml)
+            attempt.begun = attempt.wanted and self.hanging is None and self._turns.try_take(attempt.names)
+            if not attempt.begun:
+                return []
+            if not attempt.names:
+                holding.close()  # others may read between two of its steps
+            self._worked_on = attempt.names
+            try:
+                return [attempt.work()]
+            finally:
+                self._worked_on = frozenset()
 
     @property
     def hanging(self) -> NvmlCall | None:

@@ -77,7 +77,7 @@ class AgentParts:
         self.metrics: Final = AgentMetrics()
         # The record, and what is written for containers
         self.checkpoint: Final = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
-        self.lanes: Final = Lanes(calling=lambda: nvml.calling, reach=nvml.reach, clock=clock)
+        self.lanes: Final = Lanes(calling=lambda: nvml.calling, nvml=nvml.lock, clock=clock)
         self.common_edits: Final = CommonEdits(
             settings.installed, hook_folder=settings.state_folder, loaded=lambda: self.hardware.view.driver_version
         )
@@ -225,6 +225,7 @@ class AgentParts:
             changed=self.claim_changed,
             opened=self.startup.trusted,
             hindrance=self.giving_way,
+            hanging=lambda: self.lanes.hanging,
             metrics=self.metrics,
             clock=self._clock,
             deadline_s=self._settings.prepare_deadline_s,

@@ -151,6 +151,30 @@ async def test_claims_that_kubelet_asks_for_while_a_partition_hangs_are_not_give
         assert node.specs() == [node.specs()[0]]
 
 
+async def test_whoever_waits_for_a_partition_whose_making_hangs_is_told_which_call_does(node: SimulatedNode) -> None:
+    call = "NVML's nvmlGpuInstanceCreateComputeInstance for GPU"
+    part, whole, other = await node.claim(PART), await node.claim("gpu-0"), await node.claim("gpu-1")
+    async with node.running(prepare_deadline_s=10.0):
+        faults.hang(node.gpus, "nvmlGpuInstanceCreateComputeInstance")
+        divides = asyncio.create_task(prepared(node, part))
+
+        async def begun() -> bool:
+            return '"creating"' in node.checkpoint.read_text()
+
+        await eventually(begun)
+        refusal = await prepared(node, whole)
+        assert f"cannot be prepared now: {call}" in refusal, "what has the GPU comes to no end by itself"
+        assert not await prepared(node, other)
+        assert f"within 10 s: {call}" in await divides
+        faults.stop_failing(node.gpus)
+
+        async def gone() -> bool:
+            return not await given_up(node, part)
+
+        await eventually(gone)
+        assert not await prepared(node, whole)
+
+
 async def test_an_agent_that_is_stopped_ends_though_a_call_does_not(node: SimulatedNode, port: int) -> None:
     async with node.running(listen=("127.0.0.1", port), **SOON) as task:
         await node.published(2)

@@ -45,6 +45,7 @@ class Node:
         self.answers = True
         self.refusal: PrepareError | None = None
         self.hanging: NvmlCall | None = None
+        self.kept_by: NvmlCall | None = None
         self.when_taken: Callable[[], object] = str
         self.seen: list[list[Gpu]] = []
         self.work = ClaimWork(
@@ -65,9 +66,11 @@ class Node:
 
         return note
 
-    async def take(self, names: Iterable[str]) -> None:
-        self.done.append(("take", set(names)))
-        self.when_taken()
+    async def take(self, names: Iterable[str]) -> NvmlCall | None:
+        if self.kept_by is None:
+            self.done.append(("take", set(names)))
+            self.when_taken()
+        return self.kept_by
 
     def give_back(self, names: Iterable[str]) -> None:
         self.done.append(("give back", set(names)))
@@ -137,6 +140,22 @@ async def test_where_nvml_does_not_answer_a_new_claim_waits_only_for_calls_that_
     else:
         await node.work.prepare(WHOLE)
         assert node.done == [("take", names), ("on record prepare_unasked", names)]
+
+
+@pytest.mark.parametrize("state", [None, PreparationState.PREPARED])
+async def test_who_would_wait_for_work_that_a_call_holds_up_is_told_which(
+    node: Node, state: PreparationState | None
+) -> None:
+    node.kept_by = NvmlCall("nvmlDeviceGetName", GPUS[0].uuid, 0.0)
+    claim = "default/whole" if state else uid_of(WHOLE)
+    if state:
+        node.record[uid_of(WHOLE)] = prepared(WHOLE, state)
+    why = rf"now: NVML's nvmlDeviceGetName for GPU {GPUS[0].uuid} does not answer\. Kubelet tries again\.$"
+    with pytest.raises(PrepareError, match=rf"^Claim default/whole cannot be prepared {why}"):
+        await node.work.prepare(WHOLE)
+    with pytest.raises(PrepareError, match=rf"^Claim {claim} cannot be unprepared {why}"):
+        await node.work.unprepare(uid_of(WHOLE))
+    assert node.done == [], "nothing that others have is given back"
 
 
 async def test_a_call_that_hangs_is_no_reason_once_nvml_has_been_asked(node: Node) -> None:

@@ -33,15 +33,21 @@ class Gate:
 
 
 class Node:
+    """Also NVML, as it is kept: `reach` comes first, and `leave` at the end."""
+
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.call: NvmlCall | None = None
         self.reach: Callable[[], object] = str
-        self.lanes = Lanes(calling=lambda: self.call, reach=self._reach, clock=self.clock)
+        self.leave: Callable[[], object] = str
+        self.lanes = Lanes(calling=lambda: self.call, nvml=self, clock=self.clock)
         self.gate = Gate()
 
-    def _reach(self) -> None:
+    def __enter__(self) -> None:
         self.reach()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
     def hang(self) -> None:
         self.call = NvmlCall("nvmlDeviceGetName", "GPU-0", self.clock.monotonic() - SUSPECT_S - 1)
@@ -145,6 +151,56 @@ async def test_who_waits_until_nvml_is_free_keeps_no_name_and_has_them_when_it_i
     node.lanes.give_back({"GPU-1"})
     await node.until(done.done)
     assert done.result() == "made"
+
+
+async def test_no_call_that_hangs_comes_between_the_names_and_the_work(node: Node) -> None:
+    nvml, reads = threading.RLock(), threading.Event()
+
+    def read() -> None:
+        with nvml:
+            node.hang()
+            reads.set()
+            node.gate()
+
+    def leave() -> None:
+        nvml.release()
+        if not reads.is_set():  # a reading begins at the first moment that it can
+            threading.Thread(target=read, daemon=True).start()
+            reads.wait(30)
+
+    def keep() -> str:
+        with nvml:
+            return "as wanted"
+
+    node.reach, node.leave = nvml.acquire, leave
+    done = asyncio.create_task(node.lanes.with_driver(keep, {"GPU-0"}))
+    await node.until(reads.is_set)
+    taken = asyncio.create_task(node.lanes.take({"GPU-0"}))
+    await node.until(taken.done)
+    assert taken.result() is None, "no work waits for NVML and keeps the GPU meanwhile"
+    assert await done == "as wanted"
+
+
+async def test_names_of_work_to_which_nvml_does_not_answer_are_not_waited_for_and_those_of_others_are(
+    node: Node,
+) -> None:
+    stays = asyncio.create_task(node.lanes.with_driver(node.gate, {"GPU-0"}))
+    await eventually(node.gate.entered.is_set)
+    assert await node.lanes.take({"GPU-1"}) is None
+    told, waits = (asyncio.create_task(node.lanes.take({name})) for name in ("GPU-0", "GPU-1"))
+    await node.clock.advance(60)
+    assert not told.done(), "slow work that asks NVML one thing after the other is waited for"
+    node.hang()
+    await node.until(told.done)
+    assert told.result() == node.call
+    await node.clock.advance(60)
+    assert not waits.done(), "who has it needs no driver, and gives it back"
+    node.lanes.give_back({"GPU-1"})
+    await node.until(waits.done)
+    assert waits.result() is None
+    node.gate.open()
+    assert await stays == "done"
+    assert await node.lanes.take({"GPU-0"}) is None, "nothing was taken"
 
 
 async def test_those_who_wait_for_one_name_and_for_nvml_do_not_wake_each_other_for_ever(node: Node) -> None:

@@ -15,6 +15,7 @@ from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.monitor import HardwareView
+from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.lanes import Lanes
 from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
 from draco.resources.api.claims import (
@@ -81,7 +82,7 @@ class ClaimWork:
 
     async def _as_a_whole(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
         """Whole GPUs are made undivided by NVML where it answers; what else there is to do needs none."""
-        await self._lanes.take(names)
+        await self._take(names, str(claim.metadata.key), "prepared")
         try:
             if not await self._lanes.ask(lambda: self._preparer.clear(claim, self._gpus(claim))):
                 self._refuse_hanging(claim)
@@ -95,11 +96,16 @@ class ClaimWork:
         if self._has_parts(uid):
             self._refuse_parts(str(self._record.claims[uid]), "unprepared")
             return await self._lanes.with_driver(lambda: self._preparer.unprepare(uid), {uid})
-        await self._lanes.take({uid})
+        await self._take({uid}, str(self._record.claims.get(uid) or uid), "unprepared")
         if self._has_parts(uid):  # it has just been prepared
             self._lanes.give_back({uid})
             return await self.unprepare(uid)
         return await self._lanes.on_record(lambda: self._preparer.unprepare(uid), {uid})
+
+    async def _take(self, names: Collection[str], claim: str, what: str) -> None:
+        """Exclude others. PrepareError when somebody does so who waits for a call that hangs."""
+        if (call := await self._lanes.take(names)) is not None:
+            raise PrepareError(_unanswered(claim, what, call))
 
     def _refuse_parts(self, claim: str, what: str) -> None:
         view = self._view()
@@ -113,9 +119,7 @@ class ClaimWork:
         if call is None or (known is not None and known.state is PreparationState.PREPARED):
             return
         if not call.gpu or call.gpu in self._gpus_of(claim):
-            raise PrepareError(
-                f"Claim {claim.metadata.key} cannot be prepared now: {call} does not answer. Kubelet tries again."
-            )
+            raise PrepareError(_unanswered(str(claim.metadata.key), "prepared", call))
 
     def _gpus(self, claim: ResourceClaim) -> Mapping[str, Gpu]:
         """The GPUs as they are when the work is done: a fault may have come while it waited."""
@@ -141,3 +145,7 @@ class ClaimWork:
     def _has_parts(self, uid: ClaimUid) -> bool:
         known = self._record.claims.get(uid)
         return known is not None and any(device.partition is not None for device in known.devices)
+
+
+def _unanswered(claim: str, what: str, call: NvmlCall) -> str:
+    return f"Claim {claim} cannot be {what} now: {call} does not answer. Kubelet tries again."

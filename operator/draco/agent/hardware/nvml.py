@@ -79,11 +79,6 @@ class Nvml:
         self._health = HealthReader(self.call)
         self._links = LinkReader(self.call)
 
-    def reach(self) -> None:
-        """Return when nobody holds the lock."""
-        with self.lock:
-            return
-
     def open(self) -> None:
         """Start the session; DriverMissing when the node has no working driver."""
         if self._open:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from draco.agent.claims.cdi import device_id
 from draco.agent.claims.work import ClaimWork
 from draco.agent.errors import ClaimUnread, InstanceHeld, PrepareError
+from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.api import dra_v1_pb2
 from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
@@ -42,7 +43,8 @@ class DraService:
     """Behaviours of the DRAPlugin service.
 
     `changed` is called with each claim that was prepared or given up. `hindrance` says why no claim may be prepared now, "" when
-    nothing is in the way. Calls wait until `opened` is set: before that the node's record is another agent's.
+    nothing is in the way, and `hanging` which call of NVML does not return. Calls wait until `opened` is set: before that the
+    node's record is another agent's.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class DraService:
         changed: Callable[[PreparedClaim], None],
         opened: asyncio.Event,
         hindrance: Callable[[], str] = str,
+        hanging: Callable[[], NvmlCall | None] = lambda: None,
         metrics: AgentMetrics,
         clock: Clock,
         deadline_s: float = DEADLINE_S,
@@ -64,6 +67,7 @@ class DraService:
         self._changed = changed
         self._opened = opened
         self._hindrance = hindrance
+        self._hanging = hanging
         self._metrics = metrics
         self._clock = clock
         self._deadline_s = deadline_s
@@ -117,6 +121,8 @@ class DraService:
         except PrepareError as refusal:
             return str(refusal)
         except TimeoutError:
+            if (call := self._hanging()) is not None:
+                return f"Claim {name} was not {done} within {self._deadline_s:g} s: {call} does not answer. Kubelet tries again."
             return f"Claim {name} was not {done} within {self._deadline_s:g} s; kubelet tries again."
         except Exception as fault:  # the outermost edge: a defect must not fail the other claims of the call
             log.exception("claim.fault", claim=name, uid=claim.uid)
