@@ -70,10 +70,10 @@ command.add_command(cluster_gpus.command)
 @click.option("--kubernetes", default="", metavar="VERSION", help="Kubernetes version.  [default: 1.36.3]")
 @click.option(
     "--features",
-    type=click.Choice(["all", "default"]),
+    type=click.Choice(["all", "default", "gangs"]),
     default="all",
     show_default=True,
-    help="DRA features: all there are, or those that Kubernetes has on by itself.",
+    help="DRA features: all there are, those that Kubernetes has on by itself, or all and PodGroups.",
 )
 @click.option(
     "--provider", type=click.Choice(["local", "kind"]), default="local", show_default=True, help="Who runs Kubernetes."
@@ -100,6 +100,9 @@ command.add_command(cluster_gpus.command)
 )
 @click.option("--operator/--no-operator", default=True, help="Run Draco's operator.  [default: yes]")
 @click.option(
+    "--allocate", is_flag=True, help="Let it allocate the GPUs that MigPolicies hand over (spec.allocator: Operator)."
+)
+@click.option(
     "--wait",
     default=180.0,
     show_default=True,
@@ -118,6 +121,11 @@ def up(name: str, provider: str, existing: str, wait: float, mirror: str, **sett
             raise click.UsageError("--from-image needs nodes of this machine: leave out --existing.")
         if not settings["real_nodes"]:
             raise click.UsageError("--from-image needs nodes that run containers: add --real-nodes 2.")
+    if settings["allocate"] and not settings["from_image"] and (existing or provider == "kind"):
+        raise click.UsageError(
+            "--allocate needs an operator with an account of its own: leave out --existing and --provider kind, "
+            "or install Draco with --from-image."
+        )
     wanted = msgspec.convert(
         {**settings, "existing": existing, "provider": "existing" if existing else provider}, ClusterSpec
     )

@@ -16,6 +16,7 @@ from draco.cli.output import print_document
 from draco_local.cli.cluster_gpus_screen import held, lines
 from draco_local.cluster import gpus
 from draco_local.simulator.accidents import by_hand, faults, hotplug
+from draco_local.simulator.gpus import wiring
 from draco_local.simulator.gpus.state import GpuProcess, load
 
 _Command = Callable[..., None]
@@ -110,6 +111,17 @@ def replace(path: Path, gpu: int | str) -> None:
     It has the same PCI address and another UUID. A GPU that is not there is named by its UUID.
     """
     click.echo(f"The new GPU is {hotplug.replace(path, gpu)}.")
+
+
+@command.command()
+@_node
+def bridge(path: Path) -> None:
+    """Put an NVLink bridge on the first two GPUs of a node, on the next two, and so on.
+
+    For boards that take one, such as the A30. The node reboots.
+    """
+    wiring.bridge_pairs(path)
+    faults.reboot(path)
 
 
 @command.command()

@@ -161,14 +161,14 @@ def start_simulated_nodes(
     processes.start(NODES_PROCESS, argv)
 
 
-def start_operator(processes: Processes, kubeconfig: Path, port: int) -> None:
-    """Start one replica of the operator; its metrics and health are on loopback, on `port`."""
+def start_operator(processes: Processes, kubeconfig: Path, port: int, *options: str) -> None:
+    """Start one replica of the operator with further options; its metrics and health are on loopback, on `port`."""
     argv: list[str | Path] = [
         *(sys.executable, "-m", "draco", "operator", "--kubeconfig", kubeconfig),
         *("--namespace", SYSTEM_NAMESPACE, "--listen", f"127.0.0.1:{port}"),
         "--run-jobs",
         *("--idle-grace", "5"),  # people try things out here, and wait for what they see
-        "--run-jobs",
+        *options,
     ]
     processes.start(OPERATOR_PROCESS, argv)
 

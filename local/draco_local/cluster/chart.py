@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import yaml
 
 from draco_local.cluster import data
 from draco_local.cluster.attach import SYSTEM_NAMESPACE
@@ -42,7 +43,9 @@ def image_of(archive: Path) -> str:
     return names[0]
 
 
-def install(helm: Path, kubeconfig: Path, image: str, *, operator: bool, within_s: float) -> None:
+def install(
+    helm: Path, kubeconfig: Path, image: str, *, operator: bool, allocate: bool = False, within_s: float
+) -> None:
     """Install the chart and return when its pods are ready. Raises ClusterError with what helm said."""
     command = [
         helm,
@@ -56,15 +59,24 @@ def install(helm: Path, kubeconfig: Path, image: str, *, operator: bool, within_
         data.chart(),
     ]
     options = ["--create-namespace", "--wait", "--timeout", f"{within_s:.0f}s", "--values", "-"]
-    done = subprocess.run(
-        [*map(str, command), *options],
-        input=json.dumps(values(image) | {"operator": {"enabled": operator}}),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    _run([*map(str, command), *options], values(image) | {"operator": {"enabled": operator, "allocate": allocate}})
+
+
+def rendered(helm: Path, kubeconfig: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the chart's documents for these values and for what the cluster serves; nothing is installed.
+
+    Raises ClusterError with what helm said.
+    """
+    command = [helm, "--kubeconfig", kubeconfig, "--namespace", SYSTEM_NAMESPACE, "template", RELEASE, data.chart()]
+    documents = _run([*map(str, command), "--dry-run=server", "--skip-tests", "--values", "-"], values)
+    return [each for each in yaml.load_all(documents, yaml.CSafeLoader) if each]
+
+
+def _run(command: list[str], values: object) -> str:
+    done = subprocess.run(command, input=json.dumps(values), check=False, capture_output=True, text=True)
     if done.returncode:
         raise ClusterError(f"helm could not install Draco: {done.stderr.strip()}")
+    return done.stdout
 
 
 def values(image: str) -> dict[str, Any]:

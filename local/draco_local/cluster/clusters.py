@@ -127,7 +127,7 @@ def _checked(wanted: ClusterSpec) -> ClusterSpec:
     wanted = replace(
         wanted, kubernetes=wanted.kubernetes.removeprefix("v") or binaries.kubernetes_version(bin_dir=bin_dir)
     )
-    versions.minor_of(wanted.kubernetes)
+    versions.minor_of(wanted.kubernetes, wanted.features)
     return wanted
 
 

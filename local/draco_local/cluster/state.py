@@ -34,6 +34,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     real_nodes: int = 0
     port: int = 0
     operator: bool = True
+    allocate: bool = False
     node_prefix: str = "gpu-node"
     bin_dir: str = ""
     existing: str = ""

@@ -239,3 +239,15 @@ def test_broken_memory_and_links_are_shown(run: Run, path: Path) -> None:
     assert "has no NVLink 18; its links are 0 to 17." in run("nvlink gpu-node-0 0 18 --down", 1)
     assert "Say what: --down, --up" in run("nvlink gpu-node-0 0 1", 2)
     assert "Say which: --correctable N" in run("remap gpu-node-0 0", 2)
+
+
+def test_a_bridge_joins_two_cards_that_take_one_by_a_reboot(run: Run, path: Path) -> None:
+    boot = load(path).boot
+    assert run("bridge gpu-node-0", 1) == "Error: No NVLink bridge fits on board H100-80GB.\n"
+    assert load(path).boot == boot
+    path.unlink()
+    create(path, board="A30", gpus=3, node_name="gpu-node-0")
+    run("bridge gpu-node-0")
+    one, other, alone = load(path).gpus
+    assert (one.bridged_to, other.bridged_to, alone.bridged_to) == (other.uuid, one.uuid, "")
+    assert load(path).boot == boot + 1

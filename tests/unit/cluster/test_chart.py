@@ -57,6 +57,13 @@ def test_a_file_that_is_no_archive_is_refused_before_anything_starts(
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("options", [["--existing", "a"], ["--provider", "kind"]])
+def test_an_operator_that_allocates_needs_an_account(options: list[str]) -> None:
+    done = CliRunner().invoke(command, ["up", "--allocate", *options])
+    assert done.exit_code == 2
+    assert "--allocate needs an operator with an account of its own" in done.output
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -25,6 +25,18 @@ def test_kubernetes_own_features_need_no_flags(version: str) -> None:
     assert (minor.gates_flags, minor.api_flags) == ([], [])
 
 
+def test_gangs_are_added_to_all_that_dra_has_where_they_are_known() -> None:
+    with_gangs, without = versions.minor_of("1.36.3", "gangs"), versions.minor_of("1.36.3")
+    assert with_gangs.gates.items() - without.gates.items() == {
+        ("GenericWorkload", True),
+        ("GangScheduling", True),
+        ("DRAWorkloadResourceClaims", True),
+    }
+    assert with_gangs.runtime_config == (*without.runtime_config, "scheduling.k8s.io/v1alpha2=true")
+    with pytest.raises(MissingRequirement, match=r"^PodGroups of Kubernetes 1\.35\.4 are not known here: use 1\.36\.3"):
+        versions.minor_of("1.35.4", "gangs")
+
+
 def test_a_patch_release_takes_its_minors_flags() -> None:
     assert versions.minor_of("v1.36.1") == versions.minor_of("1.36.3")
     assert versions.minor_of("1.35.9-alpha.1+abc") == versions.minor_of("1.35.4")

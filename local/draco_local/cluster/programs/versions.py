@@ -14,8 +14,8 @@ KUBERNETES_VERSIONS = ("1.36.3", "1.37.2", "1.35.4", "1.34.4")
 """The reference version first, then the others that modules are pinned for, the newest first."""
 
 
-Features = Literal["all", "default"]
-"""Which feature gates and API versions: all that DRA has, or those that Kubernetes has on by itself."""
+Features = Literal["all", "default", "gangs"]
+"""Which feature gates and API versions: all that DRA has, those that Kubernetes has on by itself, or the first and PodGroups."""
 
 
 class MinorVersion(NamedTuple):
@@ -61,6 +61,14 @@ _MINORS: Mapping[tuple[int, int], MinorVersion] = {
     ),
 }
 
+_GANGS: Mapping[tuple[int, int], MinorVersion] = {
+    (1, 36): MinorVersion(
+        gates={"GenericWorkload": True, "GangScheduling": True, "DRAWorkloadResourceClaims": True},
+        runtime_config=("scheduling.k8s.io/v1alpha2=true",),
+    ),
+}
+"""What `gangs` adds."""
+
 
 def parse(version: str) -> tuple[int, int, int]:
     """Parse the three numbers of "1.36.3" or "v1.36.3"; raises NotSupported for anything else."""
@@ -73,9 +81,24 @@ def parse(version: str) -> tuple[int, int, int]:
 def minor_of(version: str, features: Features = "all") -> MinorVersion:
     """Return the flags for `version`; raises NotSupported for a minor version that is not in the table."""
     major, minor, _ = parse(version)
-    if (major, minor) in _MINORS:
-        return _MINORS[major, minor] if features == "all" else MinorVersion()
+    if (known := _MINORS.get((major, minor))) is not None:
+        match features:
+            case "all":
+                return known
+            case "default":
+                return MinorVersion()
+            case "gangs":
+                return _with_gangs(version, known)
     raise MissingRequirement(
         f"Kubernetes {version} cannot be started here: the versions known are {', '.join(KUBERNETES_VERSIONS)} "
         f"and other patch releases of these."
     )
+
+
+def _with_gangs(version: str, known: MinorVersion) -> MinorVersion:
+    added = _GANGS.get(parse(version)[:2])
+    if added is None:
+        raise MissingRequirement(
+            f"PodGroups of Kubernetes {version} are not known here: use {DEFAULT_KUBERNETES}, or leave out --features gangs."
+        )
+    return MinorVersion({**known.gates, **added.gates}, (*known.runtime_config, *added.runtime_config))

@@ -169,7 +169,9 @@ class KindCluster:
                 image.write_archive(image.busybox_image(), busybox, machine=platform.machine())
                 machines.load_image(busybox)
         with progress.step(f"Installing Draco with helm, from image {name}"):
-            chart.install(helm, self.kubeconfig, name, operator=self._wanted.operator, within_s=within_s)
+            wanted = self._wanted
+            operator, allocate = wanted.operator, wanted.allocate
+            chart.install(helm, self.kubeconfig, name, operator=operator, allocate=allocate, within_s=within_s)
 
     def _docker(self) -> Docker:
         return self._engine.client() if self._engine.used_by(self._record.folder) else Docker()

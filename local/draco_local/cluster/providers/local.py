@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draco.resources.texts import counted
-from draco_local.cluster import attach, chart, controlplane, ports
+from draco_local.cluster import allocator, attach, chart, controlplane, ports
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
@@ -23,6 +23,8 @@ from draco_local.cluster.state import ClusterSpec, Record
 
 REAL_NODES_FOLDER = "real-nodes"
 SOCKETS_LINK = "sockets"
+OPERATOR_ACCESS = "operator.kubeconfig"
+"""Of an operator that allocates: admission policies know it by its account."""
 HELM_WITHIN_S = 180.0
 
 
@@ -75,17 +77,23 @@ class LocalCluster:
             self._boot(progress, plane, programs)
             image = chart.image_of(Path(wanted.from_image))
             with progress.step(f"Installing Draco with helm, from image {image}"):
-                within_s = wait_s or HELM_WITHIN_S
-                chart.install(programs["helm"], self.kubeconfig, image, operator=wanted.operator, within_s=within_s)
+                chart.install(
+                    programs["helm"],
+                    self.kubeconfig,
+                    image,
+                    operator=wanted.operator,
+                    allocate=wanted.allocate,
+                    within_s=wait_s or HELM_WITHIN_S,
+                )
             self._simulate(progress, plane)
         else:
             with progress.step("Installing Draco's kinds and the GPU DeviceClass"):
-                asyncio.run(self._install())
+                asyncio.run(self._install(programs))
             self._simulate(progress, plane)
             operator_port = ports.pick(taken=frozenset({plane.port}))
             if wanted.operator:
                 with progress.step("Starting the operator"):
-                    attach.start_operator(self._processes, self.kubeconfig, operator_port)
+                    self._start_operator(plane, operator_port)
             self._boot(progress, plane, programs)
         if wait_s > 0:
             attach.wait_until_ready(
@@ -97,6 +105,14 @@ class LocalCluster:
                 timeout_s=wait_s,
                 progress=progress,
             )
+
+    def _start_operator(self, plane: ControlPlane, port: int) -> None:
+        if not self._wanted.allocate:
+            attach.start_operator(self._processes, self.kubeconfig, port)
+            return
+        access = self._record.folder / OPERATOR_ACCESS
+        plane.write_kubeconfig(access, allocator.ACCOUNT)
+        attach.start_operator(self._processes, access, port, "--allocate")
 
     def _simulate(self, progress: Progress, plane: ControlPlane) -> None:
         wanted = self._wanted
@@ -139,7 +155,7 @@ class LocalCluster:
 
     def _programs(self, progress: Progress) -> dict[str, Path]:
         names = [*controlplane.ALL, "kubectl", *(nodes.PROGRAMS if self._wanted.real_nodes else ())]
-        if self._wanted.from_image:
+        if self._wanted.from_image or self._wanted.allocate:
             names.append("helm")
         return binaries.find(
             *names,
@@ -170,9 +186,11 @@ class LocalCluster:
             name=self._record.name,
         )
 
-    async def _install(self) -> None:
+    async def _install(self, programs: dict[str, Path]) -> None:
         async with attach.client_of(self.kubeconfig) as client:
             await attach.install(client)
+            if self._wanted.allocate:
+                await allocator.install(client, programs["helm"], self.kubeconfig)
 
     async def _join(self, names: Sequence[str]) -> None:
         async with attach.client_of(self.kubeconfig) as client:

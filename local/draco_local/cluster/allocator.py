@@ -1,0 +1,41 @@
+"""What an operator needs that allocates, where it runs as a process beside the cluster and not as the chart's Deployment.
+
+Owns putting the chart's rights, admission policies and DeviceClasses there, and the account under which these know the operator.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+from draco.kube.connect.client import Client
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import DEVICE_CLASSES, Kind
+from draco_local.cluster import chart
+from draco_local.cluster.attach import MANAGER, SYSTEM_NAMESPACE
+
+ACCOUNT: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:draco-operator"
+
+_RBAC, _ADMISSION = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
+_KINDS: tuple[Kind[Any], ...] = (
+    Kind(_RBAC, "v1", "roles", "Role", True, dict),
+    Kind(_RBAC, "v1", "rolebindings", "RoleBinding", True, dict),
+    Kind(_RBAC, "v1", "clusterroles", "ClusterRole", False, dict),
+    Kind(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False, dict),
+    Kind(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", False, dict),
+    Kind(_ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", False, dict),
+    DEVICE_CLASSES,
+)
+_VALUES = {
+    "operator": {"allocate": True, "runJobs": True, "releaseIdleClaims": True},
+    "crds": {"enabled": False},
+    "deviceClasses": {"enabled": False},
+}
+
+
+async def install(client: Client, helm: Path, kubeconfig: Path) -> None:
+    """Apply what the chart has for the operator, its Deployment apart. Raises ClusterError with what helm said."""
+    kinds = {each.kind: each for each in _KINDS}
+    for document in chart.rendered(helm, kubeconfig, _VALUES):
+        kind, meta = kinds.get(document["kind"]), document["metadata"]
+        if kind is not None and meta["labels"].get("app.kubernetes.io/component") == "operator":
+            key = ObjectKey(SYSTEM_NAMESPACE if kind.namespaced else "", meta["name"])
+            await client.apply(kind, key, document, manager=MANAGER)
