@@ -6,13 +6,14 @@ not take each other's only devices. Which devices of a node a member gets is the
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import unpacked
 from draco.allocation.ownership.claims import as_allocated, as_searched, nodes_of
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
+from draco.placing.companions import Placed, Placer, best_together
 from draco.placing.groups import ClaimGroup, GroupMember, allocated
 from draco.placing.topology import SPREAD, domains_of
 from draco.resources.api.claims import AllocationResult, ResourceClaim
@@ -22,37 +23,20 @@ ATTEMPTS: Final = 4
 """Orders of the members that are tried in one domain."""
 
 
-class Placed(Protocol):
-    """Devices of one node."""
-
-    @property
-    def node(self) -> str:
-        """The node's name."""
-
-    @property
-    def results(self) -> list[AllocationResult]:
-        """One for each claim."""
-
-
-class Placer(Protocol):
-    """Chooses a node and its devices, and keeps count of what has been chosen."""
-
-    def best(
-        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], *, beside: Sequence[ResourceClaim] = ()
-    ) -> Placed | None:
-        """Where claims go that belong on one node, near what the pod has already (`beside`). Raises AllocationError."""
-
-    def put(self, claim: ResourceClaim) -> None:
-        """Count the claim as it now is."""
-
-
 class GroupFit(NamedTuple):
     """What a search found: for each member its results, none where it found no place, and how many found one."""
 
     results: list[list[AllocationResult]]
+    """Of a member's claims, then what is foreseen for its others."""
     found: int
     nodes: int
     """On how many nodes the group may be."""
+    lacking: Sequence[ResourceClaim] = ()
+    """Of a member that found devices of Draco's: the claims for which nobody has any there."""
+
+    def tells_more_than(self, other: "GroupFit") -> bool:
+        """Whether it has more, or as much and says what is missing."""
+        return (self.found, bool(self.lacking)) > (other.found, bool(other.lacking))
 
 
 class _Asked(NamedTuple):
@@ -65,7 +49,7 @@ class _Asked(NamedTuple):
 class GangSearch:
     """Searches for one group after the other; what is found counts from then on."""
 
-    def __init__(self, fleet: Fleet, placer: Placer) -> None:
+    def __init__(self, fleet: Fleet, placer: Placer[Placed]) -> None:
         self._fleet = fleet
         self._placer = placer
 
@@ -81,7 +65,7 @@ class GangSearch:
             fit = self._attempt(group, asked, domain)
             if fit.found == len(group.members):
                 return fit._replace(nodes=len(every))
-            if fit.found > best.found:
+            if fit.tells_more_than(best):
                 best = fit._replace(nodes=len(every))
         if best.found >= group.needed:
             self._count(group, best)
@@ -90,7 +74,7 @@ class GangSearch:
     def undo(self, group: ClaimGroup, fit: GroupFit) -> None:
         """Have what was found for a group count no more."""
         for member, results in zip(group.members, fit.results, strict=True):
-            for claim in member.claims if results else ():
+            for claim in (*member.claims, *member.others) if results else ():
                 self._placer.put(claim)
 
     def _domains(self, group: ClaimGroup, nodes: Mapping[str, Node]) -> Iterable[Mapping[str, Node]]:
@@ -112,7 +96,7 @@ class GangSearch:
             if not failed:
                 return fit
             self.undo(group, fit)
-            if fit.found > best.found:
+            if fit.tells_more_than(best):
                 best = fit
             if order[: len(failed)] == failed:
                 break
@@ -128,21 +112,24 @@ class GangSearch:
     ) -> tuple[GroupFit, list[int]]:
         results: list[list[AllocationResult]] = [[] for _ in group.members]
         taken = _nodes_of(group.placed) if group.topology == SPREAD else set()
-        failed = []
+        failed, lacking = [], list[ResourceClaim]()
         for index in order:
             member = group.members[index]
             nodes = _among(asked[index].nodes, domain, taken)
-            found = self._placer.best(asked[index].claims, nodes, beside=member.beside)
+            found, foreseen, others_lack = best_together(
+                self._fleet, self._placer, asked[index].claims, nodes, beside=member.beside, others=member.others
+            )
             if found is None:
                 failed.append(index)
+                lacking += member.others if others_lack else ()
                 if len(order) - len(failed) < group.needed:
                     break
                 continue
-            results[index] = [as_allocated(each) for each in found.results]
+            results[index] = [*map(as_allocated, found.results), *foreseen]
             if group.topology == SPREAD:
                 taken = taken | {found.node}
             self._put(member, results[index])
-        return GroupFit(results, sum(map(bool, results)), 0), failed
+        return GroupFit(results, sum(map(bool, results)), 0, lacking), failed
 
     def _nodes(self, member: GroupMember) -> Mapping[str, Node]:
         """The nodes that all pods of the member may run on, and that reach what they have."""
@@ -157,7 +144,7 @@ class GangSearch:
         return nodes
 
     def _put(self, member: GroupMember, results: Sequence[AllocationResult]) -> None:
-        for claim, result in zip(member.claims, results, strict=True):
+        for claim, result in zip((*member.claims, *member.others), results, strict=True):
             self._placer.put(allocated(claim, result))
 
     def _count(self, group: ClaimGroup, fit: GroupFit) -> None:

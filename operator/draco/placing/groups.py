@@ -20,13 +20,14 @@ class GroupMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Claims that get devices of one node: those of a pod that are not allocated yet, or one without a pod.
 
     There are several pods where pods share a claim. `beside` are the pods' allocated claims, which must reach the node;
-    `without` are the names of nodes that are out.
+    `without` are the names of nodes that are out. `others` are claims of the pods that kube-scheduler allocates, and has not yet.
     """
 
     claims: list[ResourceClaim]
     pods: Sequence[Pod] = ()
     beside: Sequence[ResourceClaim] = ()
     without: Sequence[str] = ()
+    others: Sequence[ResourceClaim] = ()
 
 
 class ClaimGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,9 +8,12 @@ anybody: only what is free is kept.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from draco.allocation.fleet.fleet import FREE, Fleet
 from draco.allocation.ownership.claims import is_for_operator
-from draco.placing.gang_search import GangSearch, GroupFit, Placer
+from draco.placing.companions import Placed, Placer
+from draco.placing.gang_search import GangSearch, GroupFit
 from draco.placing.groups import ClaimGroup, allocated
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import DeviceKey, PoolKey, gpu_name
@@ -23,8 +26,13 @@ class Prospect(NamedTuple):
     kept: list[DeviceKey]
 
 
-def prospect(fleet: Fleet, placer: Placer, group: ClaimGroup) -> Prospect:
-    """The place that the group finds with the fewest pools freed of Draco's claims; with all of them, if it never fits."""
+def prospect(fleet: Fleet, placer: Placer[Placed], group: ClaimGroup) -> Prospect:
+    """The place that the group finds with the fewest pools freed of Draco's claims; with all of them, if it never fits.
+
+    What kube-scheduler will allocate to its pods is nobody's to free, and looked at when there is a place.
+    """
+    members = [msgspec.structs.replace(each, others=()) for each in group.members]
+    group = msgspec.structs.replace(group, members=members)
     search, taken_away = GangSearch(fleet, placer), list[ResourceClaim]()
     waiting, step = _freeable(fleet), 1
     try:

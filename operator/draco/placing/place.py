@@ -13,10 +13,10 @@ from draco.placing.gang_search import GangSearch, GroupFit
 from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
 from draco.placing.overdue import prospect
 from draco.placing.topology import SPREAD
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey
-from draco.resources.texts import counted
+from draco.resources.texts import counted, listed
 
 _KEPT: Final = "draco-kept"
 _NOW: Final = "now"
@@ -47,7 +47,7 @@ def _placed(fleet: Fleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGr
     try:
         fit = search.place(group)
         if fit.found >= group.needed:
-            return GroupPlacement(fit.results)
+            return GroupPlacement(_own(group, fit))
         if not group.is_overdue and (group.placed or not group.name):
             return GroupPlacement([], _too_few(group, fit, _NOW))
         ahead = prospect(fleet, placer, group)
@@ -58,12 +58,20 @@ def _placed(fleet: Fleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGr
     return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept if group.is_overdue else ())
 
 
+def _own(group: ClaimGroup, fit: GroupFit) -> list[list[AllocationResult]]:
+    """The results of the members' claims, without what is foreseen for their others."""
+    return [results[: len(member.claims)] for member, results in zip(group.members, fit.results, strict=True)]
+
+
 def _too_few(group: ClaimGroup, fit: GroupFit, when: str) -> str:
+    names = listed(dict.fromkeys(str(each.metadata.key) for each in fit.lacking))
+    lacking = f"No node with devices of Draco's has any for {names}, too, which kube-scheduler allocates."
     if not group.name:
-        return f"No device that Draco allocates is free for it on any of {fit.nodes} nodes."
+        return lacking if names else f"No device that Draco allocates is free for it on any of {fit.nodes} nodes."
     noun = "pod" if any(member.pods for member in group.members) else "claim"
     where = f" within one {group.topology}" if group.topology not in {"", SPREAD} else ""
     return (
         f"{group.name} needs devices for {counted(group.needed, noun)} at once{where}; {when} {fit.found} of "
         f"{len(group.members)} get some, on {counted(fit.nodes, 'node')} that they may use."
+        f"{f' {lacking}' if names else ''}"
     )

@@ -11,6 +11,7 @@ from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
 from draco.placing.as_if import as_if
 from draco.placing.best import BestPlacement
+from draco.placing.companions import best_together
 from draco.placing.groups import allocated
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -25,13 +26,15 @@ def placement_lines(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
     if not concerned:
         return []
     beside = [claim for claim in claims if claim.status.allocation is not None and claim not in concerned]
+    others = [claim for claim in claims if claim.status.allocation is None and claim not in concerned]
     bare = [allocated(claim, None) for claim in concerned]
     try:
         with as_if(fleet) as placer:
             for claim in bare:
                 placer.put(claim)
             nodes = reaching(beside, nodes_for(fleet, pod).open)
-            found = placer.best([as_searched(claim) for claim in bare], nodes, beside=beside)
+            searched = [as_searched(claim) for claim in bare]
+            found = best_together(fleet, placer, searched, nodes, beside=beside, others=others).place
     except DracoError:
         return []
     if found is None:

@@ -50,7 +50,8 @@ def _limited(world: World, subject: ExplainSubject) -> str:
     if not world.limits or not mine or namespace not in world.namespaces:
         return ""
     beside = [each for each in subject.claims if each.status.allocation is not None]
-    member = GroupMember(mine, [subject.pod] if subject.pod is not None else [], beside)
+    others = [each for each in waiting if each not in mine]
+    member = GroupMember(mine, [subject.pod] if subject.pod is not None else [], beside, (), others)
     (placement,) = place(fleet, [ClaimGroup([member])], [])
     if not placement.results:
         return ""

@@ -28,7 +28,15 @@ from draco.controller.reservations.takeovers import about_to_take_over, due, kep
 from draco.controller.reservations.wholeness import on_hold
 from draco.controller.view import UNALLOCATED, ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
-from draco.controller.workers.messages import Failed, OutOfMemory, OverBudget, PlaceClaims, PlacementAnswer, refusal
+from draco.controller.workers.messages import (
+    Failed,
+    OutOfMemory,
+    OverBudget,
+    PlaceClaims,
+    PlacementAnswer,
+    claims_of,
+    refusal,
+)
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -238,7 +246,7 @@ class ClaimAllocations:
                 self._alone = {uid: times for uid, times in self._alone.items() if uid not in batch}
                 return placements
             case OverBudget() | OutOfMemory() | Failed() as cause if alone:
-                why = refusal(cause, groups[0].claims, self._workers.long_cpu_s)
+                why = refusal(cause, claims_of(question), self._workers.long_cpu_s)
             case _:
                 why = f"No answer was found within {within_s:g} s."
         for uid in batch:

@@ -141,7 +141,11 @@ class WaitingGroups:
             return f"a claim of pod {pod.metadata.name} is missing, or is being written"
         together = [mine[each.metadata.key] for each in known if each.metadata.key in mine]
         beside = [each for each in known if each.status.allocation]
-        return GroupMember(together, [pod], beside, self._refusals.nodes(pod.metadata.uid))
+        others = [each for each in known if not each.status.allocation and each.metadata.key not in mine]
+        if others:
+            classes = self._view.classes_by_name
+            others = [each for each in others if not is_for_operator(each, classes)]
+        return GroupMember(together, [pod], beside, self._refusals.nodes(pod.metadata.uid), others)
 
     def _gang(
         self,
@@ -239,11 +243,13 @@ def _sharing_together(members: Iterable[GroupMember]) -> list[GroupMember]:
 
 def _joined(one: GroupMember, other: GroupMember) -> GroupMember:
     claims = {claim.metadata.key: claim for claim in [*one.claims, *other.claims]}
+    others = {claim.metadata.key: claim for claim in [*one.others, *other.others]}
     return GroupMember(
         list(claims.values()),
         [*one.pods, *other.pods],
         [*one.beside, *other.beside],
         sorted({*one.without, *other.without}),
+        list(others.values()),
     )
 
 

@@ -80,7 +80,8 @@ def claims_of(question: Question) -> list[ResourceClaim]:
         case CheckClaim():
             return [question.claim]
         case PlaceClaims():
-            return [claim for group in question.groups for claim in group.claims]
+            members = [member for group in question.groups for member in group.members]
+            return [claim for member in members for claim in (*member.claims, *member.others)]
     return question.claims
 
 
