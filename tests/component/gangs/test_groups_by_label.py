@@ -66,6 +66,27 @@ async def test_a_member_behind_a_gate_holds_the_others_back_and_nothing_is_held_
         await until_running(all_dracos, namespace, "a", "b")
 
 
+async def test_members_that_were_all_behind_gates_start_as_soon_as_the_gates_are_gone(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    """As Kueue admits them: nothing but the gates changes, so the operator has to wake for that."""
+    gate: dict[str, Any] = {"schedulingGates": [{"name": "example.com/admission"}]}
+    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+        await make_claim(all_dracos, namespace, "before")
+        await until_allocated(all_dracos, namespace, "before")  # it has taken the GPUs over
+        await make_template(all_dracos, namespace, "one", gpus=1)
+        for name in ("a", "b"):
+            await make_member(all_dracos, namespace, name, template="one", labels=KUEUE, annotations=sized(2), **gate)
+
+        async def made() -> bool:
+            return len(await all_dracos.list(CLAIMS, namespace=namespace)) == 3
+
+        await until(made, what="the claims of both")
+        for name in ("a", "b"):
+            await all_dracos.patch(PODS, ObjectKey(namespace, name), {"spec": {"schedulingGates": None}})
+        await until_running(all_dracos, namespace, "a", "b")
+
+
 async def test_what_a_part_of_a_group_has_is_given_back_if_the_rest_finds_no_place_and_all_start_elsewhere(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
