@@ -53,6 +53,12 @@ e2e-kind: setup ## The core of these on kind, with Draco installed as users do (
 	@DRACO_TEST_PROVIDER=kind DRACO_TEST_WORKERS=2 IMAGE_ARGS="$(IMAGE_ARGS)" \
 	  scripts/test $(SCENARIOS) tests/e2e/real_nodes $(PYTEST_ARGS)
 
+.PHONY: e2e-scale
+e2e-scale: setup ## Kueue and Karpenter beside Draco (builds them once: a quarter of an hour)
+	@$(BIN)/python scripts/programs.py
+	@$(BIN)/python -m tests.scale.programs
+	@$(BIN)/python -m pytest tests/scale --durations=20 $(PYTEST_ARGS)
+
 .PHONY: image
 image: setup ## Build the image of operator and agent (IMAGE_ARGS="--base debian" where no registry answers)
 	@$(BIN)/python -m scripts.image $(IMAGE_ARGS)

@@ -129,7 +129,21 @@ def build(
             f"{' and '.join(programs)} of {module.replace('-', ' ')} cannot be built here (pinned are "
             f"{', '.join(sorted(path.name for path in MODULES.iterdir()))}): name a folder that holds them with --bin-dir."
         )
-    how = recipe(module)
+    follow(recipe(module), source, module, programs, into=into, cache=cache, progress=progress, environ=environ)
+
+
+def follow(
+    how: Recipe,
+    source: Path,
+    module: str,
+    programs: Sequence[str],
+    *,
+    into: Path,
+    cache: Path,
+    progress: Progress,
+    environ: Mapping[str, str],
+) -> None:
+    """Build by a recipe and the go.mod in the folder `source`; `module` is what the log and the sentences call it."""
     with gocache.shared(cache):
         go = toolchain.find_go(toolchain.go_directive(source), cache=cache, progress=progress, environ=environ)
         settings = {**environ, **_memory(), **gocache.settings(cache)}

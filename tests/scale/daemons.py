@@ -1,0 +1,59 @@
+"""Programs of others that run beside a control plane while tests look at what they do. They end with the tests."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import DIES_WITH_THE_TESTS
+
+
+class Daemon:
+    """A running program. What it says is in `log`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self.log = log
+
+    def check(self) -> None:
+        """Fail with its last words if it ended."""
+        if self._process.poll() is not None:
+            raise AssertionError(f"{self.log.stem} ended with {self._process.returncode}:\n{self.said()}")
+
+    def said(self, lines: int = 30) -> str:
+        """Its last lines."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@contextmanager
+def running(program: Path, arguments: Sequence[str], *, environ: Mapping[str, str], folder: Path) -> Iterator[Daemon]:
+    """Run a program during the block; `folder` is where its log is, and where it works."""
+    log = folder / f"{program.name}.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [*DIES_WITH_THE_TESTS, str(program), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=dict(environ),
+        ) as process,
+    ):
+        try:
+            yield Daemon(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def eventually(check: Callable[[], bool], *, what: str, within_s: float = 60.0) -> None:
+    """Wait until `check` is true."""
+    deadline = time.monotonic() + within_s
+    while not check():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        time.sleep(0.1)

@@ -1,0 +1,82 @@
+"""Kueue, Karpenter and kwok as programs: built once from the modules that `modules` pins, and kept in Draco's cache.
+
+Owns what is built how. Only `make e2e-scale` asks for them: they take many minutes the first time, and nothing else needs them.
+"""
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from draco.resources.errors import DracoError
+from draco_local.cluster import locks
+from draco_local.cluster.programs import binaries, build, gocache
+from draco_local.cluster.programs.build import Recipe
+from draco_local.cluster.progress import LineProgress
+
+MODULES = Path(__file__).parent / "modules"
+FILES = "files"
+"""Beside each program: the folders of its module that hold its definitions and its configuration."""
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "kueue": Recipe(
+            {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+            linker_flags="-X sigs.k8s.io/kueue/pkg/version.GitVersion=v0.16.2",
+            tags="",
+            usually="5 minutes",
+            folders={FILES: ("sigs.k8s.io/kueue", ("config",))},
+        ),
+        "karpenter": Recipe(
+            {"karpenter": "."},
+            linker_flags="",
+            tags="",
+            usually="4 minutes",
+            folders={FILES: ("sigs.k8s.io/karpenter", ("pkg/apis/crds", "kwok/apis/crds"))},
+        ),
+        "kwok": Recipe({"kwok": "sigs.k8s.io/kwok/cmd/kwok"}, linker_flags="", tags="", usually="4 minutes"),
+    }
+)
+
+
+def find(name: str) -> Path:
+    """The folder with the program `name` and its files, building them if they are not there as pinned."""
+    how, cache = RECIPES[name], binaries.cache_folder()
+    folder = cache / "scale" / f"{name}-{_digest(name)}"
+    with locks.waited_for(folder.with_name(f".{folder.name}.lock"), lambda _holder: None):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+                built = Path(temporary) / "built"
+                built.mkdir()
+                build.follow(
+                    how,
+                    MODULES / name,
+                    folder.name,
+                    (*how.packages, *how.folders),
+                    into=built,
+                    cache=cache,
+                    progress=LineProgress(),
+                    environ=os.environ,
+                )
+                built.rename(folder)
+    return folder
+
+
+def _digest(name: str) -> str:
+    """What the program is made of: another pin or another line is another program."""
+    hashed = hashlib.sha256(repr(RECIPES[name]).encode())
+    for path in sorted((MODULES / name).iterdir()):
+        hashed.update(f"{path.name}\n".encode() + path.read_bytes())
+    return hashed.hexdigest()[:12]
+
+
+if __name__ == "__main__":
+    with gocache.shared(binaries.cache_folder()):  # what one build compiles, the next one finds
+        try:
+            for each in RECIPES:
+                find(each)
+        except DracoError as error:
+            sys.exit(f"Error: {error}")
