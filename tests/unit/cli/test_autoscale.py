@@ -15,11 +15,12 @@ from draco.cli.autoscale.groups import GroupsReport, check
 from draco.cli.autoscale.templates import NoTemplate, annotations, of_board, of_node
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.resources.api.core import Node
+from draco.resources.api.draco import Allocator, MigMode
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice
 from draco.resources.api.taints import DeviceTaint
 from draco_local.simulator.gpus import boards
-from tests.builders import a_device, a_slice, a_static_policy
+from tests.builders import a_device, a_mig_policy, a_slice, a_static_policy
 
 POOL = "karpenter.sh/nodepool"
 
@@ -70,6 +71,16 @@ def test_a_policy_divides_the_board_and_counters_have_templates_of_their_own(tmp
     assert "devices" not in counters
     assert {each["attributes"]["type"]["string"] for each in devices["devices"]} == {"gpu", "mig"}
     assert len(devices["devices"]) == 2 + 2 * 7
+
+
+@pytest.mark.parametrize("board", ["H100-80GB", "L40S"])
+def test_the_devices_of_a_board_that_is_handed_over_are_those_that_dracos_classes_select(board: str) -> None:
+    """Or no autoscaler would find a node for a claim of Draco's. The taint, which it may heed, is left out as all are."""
+    policy = a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR)
+    (template,) = of_board(board, 2, policy)
+    assert [each.attributes["draco.dev/allocator"].string for each in template.devices] == ["operator"] * 2
+    assert [each.taints for each in template.devices] == [[], []]
+    assert "draco.dev/allocator" not in of_board(board, 1)[0].devices[0].attributes
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from draco.agent.publish.offering import Offering
 from draco.agent.publish.slices import split
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.decide import wanted_of
-from draco.resources.api.draco import GpuMig, MigMode, MigPolicy, WantedGpu
+from draco.resources.api.draco import Allocator, GpuMig, MigMode, MigPolicy, WantedGpu
 from draco.resources.api.slices import CounterSet, Device, DeviceAttribute, ResourceSlice
 from draco.resources.errors import DracoError
 from draco.resources.names import NVIDIA_DRIVER, GpuUuid, read_partition_name
@@ -106,7 +106,10 @@ def of_board(
         # Where MIG mode changes by a reset only, a node that follows its policy has had it.
         enabled = asked is not None and asked.mode is not MigMode.DISABLED and gpu.mig_needs_reset
         migs[uuid] = GpuMigView(gpu=uuid, capable=table is not None, enabled=enabled, board=table)
-    offer = Offering().offer(gpus, DriverInfo("", "", ""), migs=migs, wanted=wanted, now_s=0.0)
+    dracos = migs.keys() if policy is not None and policy.spec.allocator is Allocator.OPERATOR else ()
+    offer = Offering().offer(
+        gpus, DriverInfo("", "", ""), migs=migs, wanted=wanted, operator_allocated=dracos, now_s=0.0
+    )
     return [
         SliceTemplate(driver, POOL, like(content.devices), content.shared_counters)
         for content in split(offer.devices, offer.counters)
@@ -116,9 +119,9 @@ def of_board(
 def _wanted(policy: MigPolicy | None, uuid: GpuUuid, board: str) -> WantedGpu | None:
     if policy is None:
         return None
-    if board not in BOARDS:
+    if board not in BOARDS and policy.spec.mode is not MigMode.DISABLED:
         raise NoTemplate(f"Board {board} cannot be divided; leave --policy out.")
-    found = wanted_of(policy, uuid, GpuMig(capable=True), BOARDS[board])
+    found = wanted_of(policy, uuid, GpuMig(capable=board in BOARDS), BOARDS.get(board))
     if not isinstance(found, WantedGpu):
         raise NoTemplate(f"MigPolicy {policy.metadata.name} does not go with board {board}: {found.message}.")
     return found
