@@ -19,7 +19,7 @@ from tests.adversary.cluster.observer import hardware, laws
 from tests.adversary.cluster.observer.api import Api
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
 from tests.adversary.cluster.observer.lease import LeaseLaw
-from tests.adversary.cluster.observer.observer import Node, Observer
+from tests.adversary.cluster.observer.observer import TWIN_EVERY_S, Node, Observer
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
 from tests.adversary.cluster.observer.watching import learn
@@ -213,7 +213,7 @@ class LeaseHistory:
     """A lease through time: seconds since the start are both clocks."""
 
     def __init__(self) -> None:
-        self.fairness, self.pace, self.world = Fairness(), Pace(2.0), World()
+        self.fairness, self.pace, self.world = Fairness(), Pace(TWIN_EVERY_S), World()
         self.law = LeaseLaw(self.fairness, self.pace)
         self.found: list[str] = []
 
@@ -236,11 +236,40 @@ def test_a_lease_that_is_renewed_late_is_told() -> None:
     assert lease.looked(7.7) == ["lease late"]
 
 
-def test_a_lease_is_not_late_where_the_twin_was_as_late() -> None:
+def beats(pace: Pace, *stalls: tuple[float, float], until: float) -> None:
+    """A twin's writes on a machine that stalls: when, and for how long."""
+    last = due = 0.0
+    while due <= until:
+        now = max([due, *(start + lasts for start, lasts in stalls if start <= due < start + lasts)])
+        pace.renewed(now, now - last)
+        last, due = now, now + TWIN_EVERY_S
+
+
+STALLS = {
+    "one stall": ([(3.6, 1.5)], 5.5, False),
+    "two stalls": ([(2.1, 0.8), (3.6, 0.8)], 5.5, False),
+    "a stall that is too short to tell": ([(3.6, 0.6)], 5.5, True),
+    "a stall long before": ([(0.2, 1.5)], 9.0, True),
+}
+
+
+@pytest.mark.parametrize(("stalls", "renewed", "late"), STALLS.values(), ids=STALLS)
+def test_a_lease_may_be_as_late_as_the_machine_stalls(
+    stalls: list[tuple[float, float]], renewed: float, late: bool
+) -> None:
+    lease = LeaseHistory()
+    lease.renewed("a", renewed - 5.5)
+    lease.renewed("a", renewed - 3.5)
+    beats(lease.pace, *stalls, until=renewed)
+    lease.renewed("a", renewed)
+    assert lease.looked(renewed + 0.1) == ["lease late"] * late
+
+
+def test_a_stall_counts_before_the_twin_is_heard_of_again() -> None:
     lease = LeaseHistory()
     lease.renewed("a", 0.0)
     lease.renewed("a", 2.0)
-    lease.pace.renewed(5.0, 3.5)
+    beats(lease.pace, until=3.6)
     lease.renewed("a", 5.5)
     assert not lease.looked(5.6)
 

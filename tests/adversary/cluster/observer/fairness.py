@@ -51,7 +51,10 @@ class Fairness:
 
 
 class Pace:
-    """What this machine grants a program that does one small write every few seconds: the gaps between a twin's renewals."""
+    """What this machine grants a program that does one small write at every beat: the gaps between a twin's renewals.
+
+    A stall is seen at its length less one beat at most, so the beat is to be short beside what it is compared with.
+    """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -63,5 +66,15 @@ class Pace:
 
     def excess_s(self, since: float, until: float) -> float:
         """The most by which a gap that touches this interval was longer than it should be."""
-        found = [gap - self._every_s for end, gap in self._gaps if end >= since and end - gap <= until]
-        return max([0.0, *found])
+        return max([0.0, *self._excesses(since, until)])
+
+    def lost_s(self, since: float, until: float) -> float:
+        """All by which the gaps that touch this interval were longer than they should be: it may stall more than once."""
+        return sum(max(0.0, each) for each in self._excesses(since, until))
+
+    def _excesses(self, since: float, until: float) -> list[float]:
+        """Also of the gap that still lasts: after a stall, others may be heard of before the twin is."""
+        gaps = list(self._gaps)
+        if gaps and gaps[-1][0] < until:
+            gaps.append((until, until - gaps[-1][0]))
+        return [gap - self._every_s for end, gap in gaps if end >= since and end - gap <= until]

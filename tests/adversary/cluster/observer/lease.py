@@ -75,7 +75,7 @@ class LeaseLaw:
         if down:
             return
         self.oldest_s = max(self.oldest_s, gap)
-        allowed = QUICK_S + 2 * self._pace.excess_s(start - QUICK_S, now)
+        allowed = QUICK_S + 2 * self._pace.lost_s(start - QUICK_S, now)
         if gap > allowed:
             text = f"{spec.get('holderIdentity')} renewed the lease after {gap:.1f} s; {allowed:.1f} s would be in time here"
             yield Suspicion("lease late", f"{spec.get('holderIdentity')} {spec['renewTime']}", text)
@@ -103,7 +103,7 @@ class LeaseLaw:
         spec = lease["spec"]
         duration = float(spec.get("leaseDurationSeconds") or 0)
         age = (clock - _time(spec["renewTime"])).total_seconds()
-        allowed = duration + 2 * self._pace.excess_s(now - duration, now)
+        allowed = duration + 2 * self._pace.lost_s(now - duration, now)
         if self._killed_at is not None:
             since = now - self._killed_at
             down = self._fairness.was_down("api", self._killed_at, now) + self._fairness.was_down(
