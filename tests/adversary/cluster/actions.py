@@ -11,6 +11,7 @@ from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.drivers import VERSIONS
 from tests.adversary.cluster.maintainers import GPUS, Maintainers
 from tests.adversary.cluster.manifests import DRIVER, PROFILES
+from tests.adversary.cluster.reservers import Reservers
 from tests.adversary.cluster.tenants import NODES, Action
 
 DYNAMIC = ("adv-0", "adv-2")
@@ -32,7 +33,7 @@ SLOW_CALLS = (
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd")
 
 
-class Chooser(Maintainers):
+class Chooser(Maintainers, Reservers):
     """Draws actions. What it made, and has not taken back, is all it remembers."""
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
@@ -48,8 +49,11 @@ class Chooser(Maintainers):
             (4, self._exact_rule), (0.6, self._wide_rule), (9, self._end_rule),
             (5, self.maintain), (8, self.end_maintenance), (2, self.set_budget), (1, self.end_budget),
             (1.5, self.set_health_policy), (1, self.end_health_policy),
-            (4, self._set_policy), (2, self._end_policy), (3, self._hand_over),
+            (4, self._set_policy), (2, self._end_policy), (4, self._hand_over),
             (5, self._dracos), (3, self._dracos_alone), (2, self._of_both), (0.7, self._sneaks),
+            (5, self.group), (1, self.late_member), (0.7, self.odd_group),
+            (3, self.reserve), (4, self.use_reserved), (1, self.change_reservation), (2, self.end_reservation),
+            (1.5, self.set_limit), (1, self.end_limit),
             (9, self.sickness), (1.2, self._reboot), (1, self._reload),
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),

@@ -236,6 +236,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
             doubted = waiting
             await performer.start_scheduler_afresh()
             counted = 0.0
+    await performer.probing.run()
     for wrong in doubted:
         if observer.waits_for_a_node(wrong):
             observer.violated(wrong)  # only now it is explained: what was said before was not so

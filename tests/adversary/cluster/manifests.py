@@ -5,7 +5,7 @@ Owns their shapes. Draws nothing: whoever calls says what is in them.
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Document = dict[str, Any]
 GPU, MIG = "gpu.nvidia.com", "mig.nvidia.com"
@@ -21,6 +21,15 @@ DRACO = "draco.dev/v1alpha1"
 WORKS = ("adv-works", "adv-works-long", "adv-never-ends", "adv-not-there")
 """CronJobs that requests name; the last one nobody makes."""
 ANY = ({"operator": "Exists"},)
+_GROUP = "kueue.x-k8s.io/pod-group-name"
+
+
+class Member(NamedTuple):
+    """Of which group a pod is, how many of it start together, and where with respect to each other."""
+
+    group: str
+    size: str
+    topology: str = ""
 
 
 def request(
@@ -66,13 +75,14 @@ def claim(namespace: str, title: str, requests: Sequence[Document], **devices: A
     }
 
 
-def template(namespace: str, title: str, requests: Sequence[Document]) -> Document:
-    """A template of claims."""
+def template(namespace: str, title: str, requests: Sequence[Document], *, reservation: str = "") -> Document:
+    """A template of claims, which may take over those of a reservation."""
+    labels = {"labels": {"draco.dev/reservation": reservation}} if reservation else {}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": title, "namespace": namespace},
-        "spec": {"spec": {"devices": {"requests": list(requests)}}},
+        "spec": {"metadata": labels, "spec": {"devices": {"requests": list(requests)}}},
     }
 
 
@@ -85,8 +95,9 @@ def pod(
     seconds: float | None = None,
     node: str = "",
     tolerations: Sequence[Document] = (),
+    member: Member | None = None,
 ) -> Document:
-    """A pod that uses claims."""
+    """A pod that uses claims, and may be the member of a group."""
     uses = [{"name": f"c{index}", "resourceClaimName": each} for index, each in enumerate(claims)]
     uses += [{"name": f"t{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
     spec: Document = {
@@ -102,8 +113,38 @@ def pod(
     if tolerations:
         spec["tolerations"] = list(tolerations)
     annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
-    metadata = {"name": title, "namespace": namespace, "annotations": annotations}
+    labels = {_GROUP: member.group} if member else {}
+    if member:
+        annotations |= {"draco.dev/group-size": member.size}
+        annotations |= {"draco.dev/topology": member.topology} if member.topology else {}
+    metadata = {"name": title, "namespace": namespace, "annotations": annotations, "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def reservation(
+    namespace: str,
+    title: str,
+    requests: Sequence[Document],
+    *,
+    count: int = 1,
+    duration: str = "",
+    topology: str = "",
+) -> Document:
+    """Claims that are there before their pods."""
+    spec: Document = {"count": count, "template": {"spec": {"devices": {"requests": list(requests)}}}}
+    spec |= {key: value for key, value in (("duration", duration), ("topology", topology)) if value}
+    metadata = {"name": title, "namespace": namespace}
+    return {"apiVersion": DRACO, "kind": "DeviceReservation", "metadata": metadata, "spec": spec}
+
+
+def limit(
+    title: str, limits: Document, *, per: str, namespaces: Sequence[str], classes: Sequence[str] = ()
+) -> Document:
+    """How much namespaces may hold of what Draco allocates."""
+    chosen = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(namespaces)}
+    spec: Document = {"limits": limits, "per": per, "namespaceSelector": {"matchExpressions": [chosen]}}
+    spec["deviceClassNames"] = list(classes)
+    return {"apiVersion": DRACO, "kind": "DeviceLimit", "metadata": {"name": title}, "spec": spec}
 
 
 def profile(name: str) -> str:

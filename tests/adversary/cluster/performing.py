@@ -26,6 +26,8 @@ from tests.adversary.cluster.observer import world
 from tests.adversary.cluster.observer.api import Answer, Api
 from tests.adversary.cluster.observer.laws import READY
 from tests.adversary.cluster.observer.watching import RESOURCE, RULE_VERSIONS
+from tests.adversary.cluster.probing import Probing
+from tests.adversary.cluster.reserving import RESERVATIONS, Reserving
 from tests.adversary.cluster.tenants import Action
 from tests.adversary.cluster.upgrading import Upgrades
 
@@ -33,6 +35,7 @@ PATHS = {
     "Pod": "/api/v1/namespaces/{}/pods",
     "ResourceClaim": RESOURCE + "/v1/namespaces/{}/resourceclaims",
     "ResourceClaimTemplate": RESOURCE + "/v1/namespaces/{}/resourceclaimtemplates",
+    "DeviceReservation": RESERVATIONS,
 }
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 WRITE_TIMEOUT_S = 5.0
@@ -58,6 +61,7 @@ class Performer:
         self._settling = asyncio.Event()
         self._restarting = asyncio.Lock()
         self._rules = ""
+        self.probing = Probing(cluster.observer, self._write)
         self._upgrades = Upgrades(cluster, self._soon, self._pause)
         self._kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
             "rule: one device": self._rule,
@@ -87,6 +91,7 @@ class Performer:
             "hardware: hangs": self._hang,
             "all is given back": self._given_back,
             **Maintaining(api, self._write).kinds,
+            **Reserving(api, self._write).kinds,
         }
 
     async def prepare(self) -> None:

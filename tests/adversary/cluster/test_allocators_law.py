@@ -8,7 +8,7 @@ from tests.adversary.cluster.observer.allocators import TAINT, WEIGHED_AFTER_S, 
 from tests.adversary.cluster.observer.tainted import IN_FLIGHT_S, GivenWhileTainted
 from tests.adversary.cluster.observer.tainted import WEIGHED_AFTER_S as TAINTS_WEIGHED_AFTER_S
 from tests.adversary.cluster.observer.watching import learn
-from tests.adversary.cluster.test_observer import a_claim, a_slice, a_world, whole
+from tests.adversary.cluster.test_observer import GPU, a_claim, a_slice, a_world, whole
 
 Document = dict[str, Any]
 OWN = [{"key": TAINT, "effect": "NoSchedule"}]
@@ -75,3 +75,22 @@ def test_nothing_is_kept_from_the_scheduler_for_nobody() -> None:
     (wrong,) = kept_for_nobody(a_world(("slice", published(3, taints=OWN)), ("policy", other)))
     assert wrong.law == "kept for nobody"
     assert list(kept_for_nobody(a_world(("slice", published(3))))) == []
+
+
+def traded(*slices: Document, more: tuple[tuple[str, Document], ...] = ()) -> list[tuple[str, bool]]:
+    world = a_world(*more)
+    law = Allocators(world)
+    for one in slices:
+        learn(world, "slice", one)
+        law.slice_changed(one)
+    return [(one.uuid, one.is_dracos) for one in law.traded()]
+
+
+def test_a_gpu_that_changed_hands_is_tried_out_while_it_is_free_and_well() -> None:
+    over, back = published(3, taints=OWN), published(4)
+    assert traded(over) == traded(back) == []
+    assert traded(back, published(5, taints=OWN)) == [(GPU, True)]
+    assert traded(over, back) == [(GPU, False)]
+    assert traded(over, published(4, taints=[{"key": "k", "effect": "NoSchedule"}])) == []
+    assert traded(over, published(4, taints=[{"key": "k", "effect": "None"}])) == [(GPU, False)]
+    assert traded(over, back, more=(("claim", given("kube-scheduler")),)) == []

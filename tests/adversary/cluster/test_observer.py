@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from draco_local.cluster.controlplane import ControlPlane
 from tests.adversary.cluster.cluster import access_of
 from tests.adversary.cluster.observer import hardware, laws
 from tests.adversary.cluster.observer.api import Api
-from tests.adversary.cluster.observer.fairness import Fairness, Pace
+from tests.adversary.cluster.observer.fairness import Fairness, Pace, Starvation
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.observer import TWIN_EVERY_S, Node, Observer
 from tests.adversary.cluster.observer.programs import Programs
@@ -212,9 +212,9 @@ def a_lease(holder: str, renewed_s: float) -> Document:
 class LeaseHistory:
     """A lease through time: seconds since the start are both clocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, starved_s: Callable[[str, float], float] = lambda _who, _since: 0.0) -> None:
         self.fairness, self.pace, self.world = Fairness(), Pace(TWIN_EVERY_S), World()
-        self.law = LeaseLaw(self.fairness, self.pace)
+        self.law = LeaseLaw(self.fairness, self.pace, starved_s)
         self.found: list[str] = []
 
     def renewed(self, holder: str, at: float) -> None:
@@ -272,6 +272,24 @@ def test_a_stall_counts_before_the_twin_is_heard_of_again() -> None:
     beats(lease.pace, until=3.6)
     lease.renewed("a", 5.5)
     assert not lease.looked(5.6)
+
+
+def test_a_lease_may_be_as_late_as_its_holder_waited_for_a_processor(tmp_path: Path) -> None:
+    starvation = Starvation(tmp_path)
+    for thread in ("7", "8"):
+        (tmp_path / "7/task" / thread).mkdir(parents=True)
+    for now, main, other in ((0.0, 10**9, 0), (4.0, 10**9, 0), (7.0, 15 * 10**8, 10**9), (7.5, 17 * 10**8, 10**9)):
+        (tmp_path / "7/task/7/schedstat").write_text(f"0 {main} 1\n")
+        (tmp_path / "7/task/8/schedstat").write_text(f"0 {other} 1\n")
+        starvation.sample(7, now)
+    assert starvation.waited_s(7, 6.0) == pytest.approx(1.2)
+    assert starvation.waited_s(7, 7.2) == pytest.approx(0.2)
+    assert starvation.waited_s(8, 0.0) == 0.0
+    for since_s, late in ((1.2, []), (0.1, ["lease late"])):
+        lease = LeaseHistory(lambda _who, _since, since_s=since_s: since_s)
+        for at in (0.0, 2.0, 6.1):
+            lease.renewed("a", at)
+        assert lease.looked(6.2) == late
 
 
 def test_a_lease_that_nobody_renews_is_told() -> None:

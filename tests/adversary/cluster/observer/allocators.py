@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import DeviceName, Object, World, name, results, revision, stamp
+from tests.adversary.cluster.observer.world import DeviceName, Object, World, name, part_of, results, revision, stamp
 
 DRACO = "draco-operator"
 DRACOS_CLASSES = frozenset({"gpu.draco.dev", "mig.draco.dev"})
 TAINT = "draco.dev/operator-allocated"
 WEIGHED_AFTER_S = 1.5
 HOST = "kubernetes.io/hostname"
+BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 
 
 class Doubted(NamedTuple):
@@ -25,6 +26,14 @@ class Doubted(NamedTuple):
     revision: int
     device: DeviceName
     suspicion: Suspicion
+
+
+class Traded(NamedTuple):
+    """A whole GPU that has changed hands, is free, and has no other taint. `is_dracos` says whose it is now."""
+
+    device: DeviceName
+    uuid: str
+    is_dracos: bool
 
 
 class Allocators:
@@ -48,6 +57,11 @@ class Allocators:
             return
         for device in spec.get("devices") or []:
             self._said.setdefault(DeviceName(*pool, device["name"]), []).append((revision(after), is_dracos(device)))
+
+    def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A claim was written or is gone."""
+        if after is not None and stamp(after) and (before is None or stamp(before) != stamp(after)):
+            self.allocated(after, now)
 
     def allocated(self, claim: Object, now: float) -> None:
         """A claim has got devices."""
@@ -76,6 +90,17 @@ class Allocators:
             said = [own for since, own in self._said.get(one.device, []) if since <= one.revision]
             if said and not said[-1]:
                 yield one.suspicion
+
+    def traded(self) -> Iterator[Traded]:
+        """What has changed hands and can be used now."""
+        held = [holding.part for holding in self._world.holdings() if holding.part is not None]
+        for device, published in self._world.published():
+            part, own = part_of(published), is_dracos(published)
+            others = [each for each in self._world.taints(device, published) if each["key"] != TAINT]
+            if part is None or part.slices or {said for _, said in self._said.get(device, ())} != {True, False}:
+                continue
+            if not any(each["effect"] in BLOCKING for each in others) and not any(map(part.overlaps, held)):
+                yield Traded(device, part.gpu, own)
 
 
 def is_dracos(device: Object) -> bool:

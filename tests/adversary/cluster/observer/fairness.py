@@ -1,10 +1,12 @@
 """Which time counts against the product: seconds in which the observer was awake and everything needed was up.
 
-Owns the bookkeeping of outages that were made on purpose, and of the observer's own lag. Knows no law. A deadline that a crowded
-machine misses is nobody's fault: what the observer itself could not do in time, it does not ask of others.
+Owns the bookkeeping of outages that were made on purpose, of the observer's own lag, and of how long a program waited for a
+processor. Knows no law. A deadline that a crowded machine misses is nobody's fault: what the observer could not do
+in time itself, it asks of nobody.
 """
 
 from collections import deque
+from pathlib import Path
 
 LONGEST_STEP_S = 0.5
 """Of a longer gap between two looks only so much counts: the observer did not run either."""
@@ -78,3 +80,33 @@ class Pace:
         if gaps and gaps[-1][0] < until:
             gaps.append((until, until - gaps[-1][0]))
         return [gap - self._every_s for end, gap in gaps if end >= since and end - gap <= until]
+
+
+class Starvation:
+    """How long programs were ready to run and got no processor, as the kernel counts it; nothing where it does not say.
+
+    A twin that does next to nothing is served at once where a program that has work to do waits for its share.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._known: dict[tuple[int, str], int] = {}
+        self._waits: deque[tuple[float, int, float]] = deque(maxlen=4000)  # until when, which program, how long
+
+    def sample(self, pid: int, now: float) -> None:
+        """Read what a program's threads have waited since the last time; the one that waited longest holds up the others."""
+        longest = 0
+        for thread in self._proc.glob(f"{pid}/task/*/schedstat"):
+            try:
+                waited_ns = int(thread.read_text().split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            key = pid, thread.parent.name
+            longest = max(longest, waited_ns - self._known.get(key, waited_ns))
+            self._known[key] = waited_ns
+        if longest:
+            self._waits.append((now, pid, longest / 1e9))
+
+    def waited_s(self, pid: int, since: float) -> float:
+        """All that a program is known to have waited since then."""
+        return sum(waited_s for until, of, waited_s in self._waits if of == pid and until >= since)

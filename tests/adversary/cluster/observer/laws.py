@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from tests.adversary.cluster.observer.groups import holds_and_waits
+from tests.adversary.cluster.observer.holds import held_for_nobody, not_held
+from tests.adversary.cluster.observer.reservations import kept_after_the_end
 from tests.adversary.cluster.observer.service import cordoned, lifted_at_work, wants_its_rules
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.tolerations import tolerates
@@ -115,6 +118,10 @@ LAWS: Mapping[str, Law] = {
     "orphan rule": Law(orphan_rule, 10.0, frozenset({"api", "operator", "rules"})),
     "lifted at work": Law(lifted_at_work, 5.0, frozenset({"api", "operator", "rules"})),
     "cordoned": Law(cordoned, 0.0, frozenset({"api"})),
+    "holds and waits": Law(holds_and_waits, 20.0, frozenset({"api", "operator", "scheduler", "collector"})),
+    "kept after the end": Law(kept_after_the_end, 10.0, frozenset({"api", "operator"})),
+    "not held": Law(not_held, 10.0, frozenset({"api", "operator"})),
+    "held for nobody": Law(held_for_nobody, 45.0, frozenset({"api", "operator"})),
 }
 """What the operator has to see first gets five seconds: its watches lag, and so do its writes. Whether a device is obtainable
 does not wait for it: what is new is published with the taint, so only our own watches may be behind each other."""

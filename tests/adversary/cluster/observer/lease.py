@@ -5,7 +5,7 @@ the observer's own lag in it.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from tests.adversary.cluster.observer.fairness import Fairness, Pace
@@ -27,15 +27,22 @@ WITHOUT_WHOM_S = 60.0
 class LeaseLaw:
     """Told of each change of the lease; `killed` of the end of its holder on purpose."""
 
-    def __init__(self, fairness: Fairness, pace: Pace) -> None:
+    def __init__(
+        self, fairness: Fairness, pace: Pace, starved_s: Callable[[str, float], float] = lambda _who, _since: 0.0
+    ) -> None:
+        """`starved_s` says how long a holder has waited for a processor since a moment."""
         self.oldest_s = 0.0
+        self.holder = ""
         self.takeovers: list[float] = []
         self.late: Counter[str] = Counter()
         self._fairness = fairness
         self._pace = pace
+        self._starved_s = starved_s
         self._killed_at: float | None = None
         self._renewed_at: float | None = None
         self._leads_since = 0.0
+        self.steady_since = 0.0
+        """Since when the holder has neither changed nor been stopped."""
         self._resumed = False
         self._gently = False
 
@@ -46,7 +53,7 @@ class LeaseLaw:
 
     def killed(self, now: float) -> None:
         """The holder, or all that could hold it, were killed, or stopped for a while."""
-        self._killed_at = now
+        self._killed_at = self.steady_since = now
         self._resumed = self._gently = False
 
     def resumed(self) -> None:
@@ -60,12 +67,13 @@ class LeaseLaw:
         spec = after["spec"]
         old = before["spec"] if before else {}
         last, self._renewed_at = self._renewed_at, now
+        self.holder = str(spec.get("holderIdentity") or "")
         if old.get("holderIdentity") != spec.get("holderIdentity"):
             yield from self._taken_over(old, spec, now)
             return
         if self._killed_at is not None:
             if self._resumed:
-                self._killed_at = None
+                self._killed_at, self.steady_since = None, now
             return
         if not spec.get("renewTime") or not old.get("renewTime") or last is None:
             return
@@ -75,7 +83,8 @@ class LeaseLaw:
         if down:
             return
         self.oldest_s = max(self.oldest_s, gap)
-        allowed = QUICK_S + 2 * self._pace.lost_s(start - QUICK_S, now)
+        starved_s = self._starved_s(spec.get("holderIdentity") or "", start - QUICK_S)
+        allowed = QUICK_S + 2 * self._pace.lost_s(start - QUICK_S, now) + starved_s
         if gap > allowed:
             text = f"{spec.get('holderIdentity')} renewed the lease after {gap:.1f} s; {allowed:.1f} s would be in time here"
             yield Suspicion("lease late", f"{spec.get('holderIdentity')} {spec['renewTime']}", text)
@@ -84,7 +93,7 @@ class LeaseLaw:
         """Somebody else has the lease, or nobody."""
         if not new.get("holderIdentity"):
             return
-        self._leads_since = now
+        self._leads_since = self.steady_since = now
         if self._killed_at is not None:
             self.takeovers.append(now - self._killed_at)
             self._killed_at = None

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer import hardware
-from tests.adversary.cluster.observer.allocators import Allocators, kept_for_nobody
+from tests.adversary.cluster.observer.allocators import Traded, kept_for_nobody
 from tests.adversary.cluster.observer.api import Access, Api
 from tests.adversary.cluster.observer.budgets import BudgetLaw
-from tests.adversary.cluster.observer.fairness import Fairness, Pace
+from tests.adversary.cluster.observer.dracos import DracosLaws
+from tests.adversary.cluster.observer.fairness import Fairness, Pace, Starvation
 from tests.adversary.cluster.observer.fences import FenceLaw
 from tests.adversary.cluster.observer.files import FilesLaw
 from tests.adversary.cluster.observer.laws import LAWS, Latecomers
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.ledger import Accidents, disagreements, still_tainted
+from tests.adversary.cluster.observer.limited import miscounted
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.reports import misreported
 from tests.adversary.cluster.observer.rest import unexplained
@@ -101,7 +103,8 @@ class Observer:
         self.longest: Counter[str] = Counter()
         self.programs = Programs(self._api_was_down, self._driver_waited)
         self.pace = Pace(TWIN_EVERY_S)
-        self.lease = LeaseLaw(self.fairness, self.pace)
+        self.starvation = Starvation()
+        self.lease = LeaseLaw(self.fairness, self.pace, self._starved_s)
         self.fences = FenceLaw()
         self.upgrades = UpgradeLaw()
         self.files = FilesLaw()
@@ -113,7 +116,7 @@ class Observer:
         self._told: set[tuple[str, str]] = set()
         self._late = Latecomers()
         self._tainted = GivenWhileTainted(self.world)
-        self._allocators = Allocators(self.world)
+        self._dracos = DracosLaws(self.world)
         self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
         self._answer_s = 0.0
         self._waited: dict[str, float] = {}
@@ -200,9 +203,14 @@ class Observer:
         with self._lock:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
-            left += [*disagreements(self.world), *kept_for_nobody(self.world)]
+            left += [*disagreements(self.world), *kept_for_nobody(self.world), *miscounted(self.world)]
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             return [*unexplained(self.world, states), *misreported(self.world), *left]
+
+    def traded(self) -> list[Traded]:
+        """GPUs that were handed over or back and can be used now."""
+        with self._lock:
+            return self._dracos.traded()
 
     def waits_for_a_node(self, wrong: Suspicion) -> bool:
         """Whether the pod that was not explained is still on no node."""
@@ -255,11 +263,12 @@ class Observer:
             started = time.monotonic()
             with self._lock:
                 counts_s = self.fairness.step(started)
+                counts_s = max(0.0, counts_s - self._starved_s(self.lease.holder, started))
                 at = datetime.now(UTC)
                 weighed = (
                     *self._late.weighed(started),
                     *self._tainted.weighed(started),
-                    *self._allocators.weighed(started),
+                    *self._dracos.weighed(started, grace_s=self._grace_s(started), undisturbed=self._undisturbed),
                     *self.bystanders.weighed(started),
                     *self.fences.weighed(started),
                 )
@@ -268,6 +277,7 @@ class Observer:
                 for wrong in self.accidents.look(counts_s, partial(self._hears, now=started)):
                     self._violated(wrong)
                 self.counts["XIDs heard of"] = self.accidents.heard
+                self.counts |= self._dracos.counts
                 for key, text in self.budgets.weighed(started):
                     self._violated(Suspicion("budget exceeded", key, text))
                 due = self._weigh(counts_s, started) if self.ready.is_set() else []
@@ -311,7 +321,7 @@ class Observer:
     async def _confirm(self, api: Api, due: Iterable[Suspicion]) -> None:
         """What the store itself shows too, read in one go, is a violation."""
         before = await fresh(api, ("request",), self.world)
-        found = await fresh(api, ("claim", "slice", "rule", "node", "request"), self.world)
+        found = await fresh(api, ("claim", "slice", "rule", "node", "request", "pod", "reservation"), self.world)
         if before is None or found is None:
             return
         for wrong in due:
@@ -380,6 +390,25 @@ class Observer:
                 self.pace.renewed(asked, asked - last)
                 last = asked
 
+    def _grace_s(self, now: float) -> float:
+        """By how much what was done lately may be late, for no fault of its own."""
+        late_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
+        return late_s + self._starved_s(self.lease.holder, now - 30.0)
+
+    def _starved_s(self, holder: str, since: float) -> float:
+        """How long an operator has waited for a processor since then."""
+        pid = self.programs.pid(holder.rpartition("_")[0])
+        if pid is None:
+            return 0.0
+        self.starvation.sample(pid, time.monotonic())
+        return self.starvation.waited_s(pid, since)
+
+    def _undisturbed(self, since: float) -> bool:
+        """Whether the same operator has led all the time, and been answered."""
+        now = time.monotonic()
+        steady = self.lease.led(self.world, now) and self.lease.steady_since < since - 1.0
+        return steady and not self.fairness.was_down("api", since - 1.0, now)
+
     def _api_was_down(self) -> bool:
         now = time.monotonic()
         return self.fairness.was_down("api", now - 30.0, now) > 0
@@ -394,6 +423,7 @@ class Observer:
             self.counts[f"{kind}s: changes"] += 1
             one = after or before
             assert one is not None
+            self._dracos.changed(kind, before, after, now)
             if kind == "request":
                 self._late.requested(one, now, gone=after is None)
                 self.bystanders.request_changed(one, now)
@@ -406,7 +436,6 @@ class Observer:
                 self.counts["GPUs out of service, at most"] = self.budgets.out.most
             if kind == "slice":
                 self._tainted.slice_changed(before, after, now)
-                self._allocators.slice_changed(after)
                 self.bystanders.slice_changed(one, now)
                 self.budgets.slices_changed(now)
             if kind == "budget":
@@ -429,11 +458,9 @@ class Observer:
                 self.counts["claims allocated"] += 1
                 if any(each.get("adminAccess") for each in results(after)):
                     self._admins.add(after["metadata"]["uid"])
-                grace_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
+                grace_s = self._grace_s(now)
                 self._late.allocated(self.world, after, now, grace_s=grace_s)
                 self._tainted.allocated(after, now, grace_s=grace_s)
-                self._allocators.allocated(after, now)
-                self.counts["claims allocated by Draco"] = self._allocators.by_draco
             if (
                 kind == "pod"
                 and after is not None

@@ -66,6 +66,10 @@ class Programs:
         if name in self._programs:
             self._programs[name].leaves = True
 
+    def pid(self, name: str) -> int | None:
+        """The process of a program; None when none was started."""
+        return self._programs[name].pid if name in self._programs else None
+
     def look(self) -> Iterator[Suspicion]:
         """What is wrong since the last look; each is told once."""
         for program in list(self._programs.values()):

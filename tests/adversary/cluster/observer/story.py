@@ -49,6 +49,12 @@ def _slice(one: Any) -> str:
     return f"generation {spec['pool']['generation']}, {len(spec.get('devices') or [])} devices, tainted: {tainted[:4]}"
 
 
+def _reservation(one: Any) -> str:
+    status = one.get("status") or {}
+    taking = [f"{each['claim']} takes over {each['reserved']}" for each in status.get("takeovers") or []]
+    return "; ".join([f"count {one['spec'].get('count')}", str(status.get("message", "")), *taking])
+
+
 _BRIEF = {
     "claim": _claim,
     "pod": _pod,
@@ -56,6 +62,8 @@ _BRIEF = {
     "rule": _rule,
     "slice": _slice,
     "budget": lambda one: str(one["spec"]),
+    "limit": lambda one: str(one["spec"]),
+    "reservation": _reservation,
 }
 
 

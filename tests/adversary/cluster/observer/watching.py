@@ -35,6 +35,8 @@ KINDS: Mapping[str, Kind] = {
     "budget": Kind(("/apis/draco.dev/v1alpha1/maintenancebudgets",), "budgets"),
     "gpunode": Kind(("/apis/draco.dev/v1alpha1/gpunodes",), "gpu_nodes"),
     "policy": Kind(("/apis/draco.dev/v1alpha1/migpolicies",), "policies"),
+    "reservation": Kind(("/apis/draco.dev/v1alpha1/devicereservations",), "reservations"),
+    "limit": Kind(("/apis/draco.dev/v1alpha1/devicelimits",), "limits"),
 }
 
 Changed = Callable[[str, Object | None, Object | None], None]

@@ -88,6 +88,8 @@ class World:
     budgets: dict[str, Object] = field(default_factory=dict)
     gpu_nodes: dict[str, Object] = field(default_factory=dict)
     policies: dict[str, Object] = field(default_factory=dict)
+    reservations: dict[str, Object] = field(default_factory=dict)
+    limits: dict[str, Object] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     held_since: dict[tuple[str, str], int] = field(default_factory=dict)
 

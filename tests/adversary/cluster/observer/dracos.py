@@ -1,0 +1,64 @@
+"""The laws of what Draco allocates, as one: of allocators, groups, reservations and limits.
+
+Owns which of them hears of which change. Judges nothing itself.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tests.adversary.cluster.observer.allocators import Allocators, Traded
+from tests.adversary.cluster.observer.groups import Groups
+from tests.adversary.cluster.observer.limited import Limits
+from tests.adversary.cluster.observer.reservations import Reservations
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import Object, World
+
+
+class DracosLaws:
+    """Told of each change of any kind."""
+
+    def __init__(self, world: World) -> None:
+        self._allocators = Allocators(world)
+        self._groups = Groups(world)
+        self._reservations = Reservations(world)
+        self._limits = Limits(world)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How often there was something to judge."""
+        return {
+            "claims allocated by Draco": self._allocators.by_draco,
+            "groups that had all they need": self._groups.whole,
+            "reserved claims that got devices": self._reservations.reserved,
+            "reserved devices that were taken over": self._reservations.taken_over,
+            "allocations that a limit was about": self._limits.bound,
+        }
+
+    def traded(self) -> list[Traded]:
+        """GPUs that have changed hands and can be used now."""
+        return list(self._allocators.traded())
+
+    def changed(self, kind: str, before: Object | None, after: Object | None, now: float) -> None:
+        """An object was written or is gone."""
+        match kind:
+            case "slice":
+                self._allocators.slice_changed(after)
+            case "pod":
+                self._groups.pod_changed(before, after, now)
+                if after is not None:
+                    self._reservations.pod_changed(after)
+            case "reservation":
+                self._reservations.reservation_changed(before, after)
+            case "limit":
+                self._limits.limit_changed(before, after, now)
+            case "claim":
+                self._allocators.claim_changed(before, after, now)
+                self._groups.claim_changed(before, after, now)
+                self._reservations.claim_changed(before, after, now)
+                self._limits.claim_changed(before, after, now)
+
+    def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
+        """What was wrong. `undisturbed` says whether one operator has led since then, and been answered."""
+        yield from self._allocators.weighed(now)
+        yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
+        yield from self._reservations.weighed(now)
+        yield from self._limits.weighed(now)

@@ -1,0 +1,44 @@
+"""The laws of scale-down: a node with devices that are reserved is held, and no other is by Draco.
+
+Owns the reading of these annotations. Does no I/O.
+"""
+
+from collections.abc import Iterator
+
+from tests.adversary.cluster.observer.allocators import is_for_draco
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import World, name, results
+
+DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+HELD = "draco.dev/scale-down-held"
+
+
+def not_held(world: World) -> Iterator[Suspicion]:
+    """Each node on which a claim of Draco's has devices that no pod uses is held against scale-down."""
+    wanted = _unattended(world)
+    for uid, node in world.nodes.items():
+        if name(node) in wanted and DISABLED not in (node["metadata"].get("annotations") or {}):
+            text = f"claim {wanted[name(node)]} has devices of {name(node)} that no pod uses, and autoscalers may remove it"
+            yield Suspicion("not held", uid, text)
+
+
+def held_for_nobody(world: World) -> Iterator[Suspicion]:
+    """No other node is held by Draco."""
+    wanted = _unattended(world)
+    for uid, node in world.nodes.items():
+        if name(node) not in wanted and HELD in (node["metadata"].get("annotations") or {}):
+            yield Suspicion(
+                "held for nobody", uid, f"Draco holds {name(node)} against scale-down, and nothing is reserved there"
+            )
+
+
+def _unattended(world: World) -> dict[str, str]:
+    """A claim for each such node."""
+    return {
+        each["pool"]: name(claim)
+        for claim in world.claims.values()
+        if is_for_draco(claim)
+        and not (claim.get("status") or {}).get("reservedFor")
+        and not claim["metadata"].get("deletionTimestamp")
+        for each in results(claim)
+    }

@@ -1,0 +1,159 @@
+"""The law of limits: what Draco allocates never makes namespaces hold more than a DeviceLimit permits them.
+
+Owns the counting, in devices, memory slices and shares of GPUs; a share is at least its part of the slices, and a GPU whose
+MIG mode is off has none. Limits and claims come on different watches, so what is counted when Draco allocates is weighed a moment
+later, by the limit that there was at the claim's own revision. What the scheduler allocated a moment before Draco may not have
+known. Does no I/O.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.adversary.cluster.observer.allocators import DRACO, allocator
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import Object, World, name, results, revision, stamp
+
+KNOWN_AFTER_S = 5.0
+"""What was written so long ago Draco knows, also one that has just begun to lead."""
+WEIGHED_AFTER_S = 1.5
+SLICES = 8
+"""Memory slices of every board here."""
+_NAMESPACE = "kubernetes.io/metadata.name"
+
+Held = dict[tuple[str, str], Counter[str]]
+"""Amounts by namespace and DeviceClass."""
+
+
+class Version(NamedTuple):
+    """A limit as it was written: since when, at which revision, and what it says; None once it is gone."""
+
+    at: float
+    revision: int
+    spec: Object | None
+
+
+class Counted(NamedTuple):
+    """What was held when Draco had allocated a claim."""
+
+    at: float
+    claim: Object
+    own: Held
+    held: Held
+
+
+class Limits:
+    """Told of each change of limits and claims."""
+
+    def __init__(self, world: World) -> None:
+        self.bound = 0
+        """Allocations by Draco that a limit was about."""
+        self._world = world
+        self._limits: dict[str, list[Version]] = {}
+        self._by_others: dict[tuple[str, str], float] = {}
+        self._counted: list[Counted] = []
+
+    def limit_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A limit was written or is gone."""
+        one = after or before
+        assert one is not None
+        versions = self._limits.setdefault(name(one), [])
+        spec = after["spec"] if after else None
+        if not versions or versions[-1].spec != spec:
+            versions.append(Version(now, revision(one), spec))
+
+    def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A claim was written or is gone."""
+        if after is None or not stamp(after) or (before is not None and stamp(before) == stamp(after)):
+            return
+        if allocator(after) != DRACO:
+            self._by_others[after["metadata"]["uid"], stamp(after)] = now
+        elif self._limits:
+            self._counted.append(Counted(now, after, self._held(now, after), self._held(now)))
+
+    def weighed(self, now: float) -> Iterator[Suspicion]:
+        """Where more was held than was permitted."""
+        for one in [each for each in self._counted if now - each.at >= WEIGHED_AFTER_S]:
+            self._counted.remove(one)
+            for title, versions in self._limits.items():
+                known = next((each for each in reversed(versions) if each.revision < revision(one.claim)), None)
+                if known is not None and known.spec is not None and one.at - known.at >= KNOWN_AFTER_S:
+                    yield from self._exceeded(title, known.spec, one)
+
+    def _exceeded(self, title: str, spec: Object, one: Counted) -> Iterator[Suspicion]:
+        namespace = one.claim["metadata"]["namespace"]
+        if not selects(spec, namespace):
+            return
+        self.bound += 1
+        own, used = (_amounts(each, spec, namespace) for each in (one.own, one.held))
+        permitted = {key: float(value) for key, value in spec["limits"].items() if key != "memory"}
+        for key, most in permitted.items():
+            if own[key] and used[key] > most:
+                text = f"Draco allocated claim {name(one.claim)}, and {used[key]:g} {key} are held where {title} permits {most:g}"
+                yield Suspicion("limit exceeded", f"{title} {one.claim['metadata']['uid']} {stamp(one.claim)}", text)
+
+    def _held(self, now: float, only: Object | None = None) -> Held:
+        held: Held = {}
+        divisible = {device for device, published in self._world.published() if published.get("consumesCounters")}
+        for holding in self._world.holdings():
+            claim = self._world.claims[holding.uid]
+            since = self._by_others.get((holding.uid, stamp(claim)))
+            if (only is not None and claim is not only) or (since is not None and now - since < KNOWN_AFTER_S):
+                continue
+            request = next(each["request"] for each in results(claim) if each["device"] == holding.device.device)
+            is_whole = holding.part is not None and not holding.part.slices
+            slices = len(holding.part.slices) if holding.part is not None else 0
+            if is_whole and holding.device in divisible:
+                slices = SLICES
+            amounts = held.setdefault((claim["metadata"]["namespace"], class_of(claim, request)), Counter())
+            amounts.update({"devices": 1, "memorySlices": slices, "gpuShare": 1 if is_whole else slices / SLICES})
+        return held
+
+
+def selects(spec: Object, namespace: str) -> bool:
+    """Whether a limit is about a namespace. The adversary selects by name, with which every namespace is labelled."""
+    selector = spec.get("namespaceSelector") or {}
+    wanted = (selector.get("matchLabels") or {}).get(_NAMESPACE, namespace)
+    several = [each["values"] for each in selector.get("matchExpressions") or [] if each["key"] == _NAMESPACE]
+    return wanted == namespace and all(namespace in each for each in several)
+
+
+def class_of(claim: Object, request: str) -> str:
+    """The DeviceClass of a request of the claim, or of the alternative that was taken."""
+    title, _, alternative = request.partition("/")
+    for each in (claim.get("spec") or {}).get("devices", {}).get("requests") or []:
+        asked = [each["exactly"]] if each.get("exactly") else []
+        asked += [one for one in each.get("firstAvailable") or [] if one["name"] == alternative]
+        if each["name"] == title and asked:
+            return str(asked[0]["deviceClassName"])
+    return ""
+
+
+def _amounts(held: Held, spec: Object, namespace: str) -> Counter[str]:
+    together = spec.get("per", "Namespace") == "Selection"
+    classes = spec.get("deviceClassNames") or []
+    found: Counter[str] = Counter()
+    for (where, kind), amounts in held.items():
+        if (where == namespace or (together and selects(spec, where))) and (not classes or kind in classes):
+            found.update(amounts)
+    return found
+
+
+def miscounted(world: World) -> Iterator[Suspicion]:
+    """At rest: each limit says how many devices are held of what it is about."""
+    held: Held = {}
+    for claim in world.claims.values():
+        for given in results(claim):
+            if not given.get("adminAccess"):
+                key = claim["metadata"]["namespace"], class_of(claim, given["request"])
+                held.setdefault(key, Counter()).update({"devices": 1})
+    for uid, limit in world.limits.items():
+        spec, used = limit["spec"], (limit.get("status") or {}).get("used") or {}
+        counted = sum(
+            amounts["devices"]
+            for (where, kind), amounts in held.items()
+            if selects(spec, where) and kind in (spec.get("deviceClassNames") or [kind])
+        )
+        if "devices" in spec["limits"] and used.get("devices") != counted:
+            text = f"{counted} devices are held of what {name(limit)} is about, and it says {used.get('devices')}"
+            yield Suspicion("miscounted", uid, text)

@@ -1,0 +1,61 @@
+"""Tries out, at rest, whether GPUs that have changed hands are of use: a claim asks for just one, and its pod is to run.
+
+Owns these claims and pods, which go again, and the verdict. Tries one GPU that was handed over to Draco, and one that came back.
+"""
+
+import asyncio
+
+from tests.adversary.cluster import manifests as write
+from tests.adversary.cluster.maintaining import Write
+from tests.adversary.cluster.manifests import ADMINS, DRACOS_GPU, DRIVER, GPU
+from tests.adversary.cluster.observer.allocators import Traded
+from tests.adversary.cluster.observer.observer import Observer
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import name, phase
+
+PODS = f"/api/v1/namespaces/{ADMINS}/pods"
+CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{ADMINS}/resourceclaims"
+WITHIN_S = 40.0
+"""A hand-over that has just begun takes some ten seconds, a pod that starts another few."""
+POLL_S = 0.2
+
+
+class Probing:
+    """On one cluster. `write` makes a request and counts what is refused."""
+
+    def __init__(self, observer: Observer, write: Write) -> None:
+        self._observer = observer
+        self._write = write
+        self._number = 0
+
+    async def run(self) -> None:
+        """Try out one of each, at once."""
+        chosen = {one.is_dracos: one for one in self._observer.traded()}
+        await asyncio.gather(*(self._try(one) for one in chosen.values()))
+
+    async def _try(self, one: Traded) -> None:
+        self._number += 1
+        title = f"probe-{self._number}"
+        kind = DRACOS_GPU if one.is_dracos else GPU
+        wanted = write.request("gpu", kind, selectors=[f'device.attributes["{DRIVER}"].uuid == "{one.uuid}"'])
+        await self._write("POST", CLAIMS, write.claim(ADMINS, title, [wanted]))
+        await self._write("POST", PODS, write.pod(ADMINS, title, [title]))
+        waited = 0.0
+        while waited < WITHIN_S and not self._runs(title) and one in self._observer.traded():
+            await asyncio.sleep(POLL_S)
+            waited += POLL_S
+        if self._runs(title):
+            self._observer.counts["GPUs used again by " + ("Draco" if one.is_dracos else "the scheduler")] += 1
+        elif waited >= WITHIN_S:
+            whose = "handed over to Draco" if one.is_dracos else "handed back to the scheduler"
+            text = (
+                f"{one.device} was {whose} and is free, and a pod that asks for it does not run within {WITHIN_S:g} s"
+            )
+            self._observer.violated(Suspicion("not used again", f"{title} {one.device}", text))
+        self._observer.bystanders.asked(f"{ADMINS}/{title}")
+        await self._write("DELETE", f"{PODS}/{title}")
+        await self._write("DELETE", f"{CLAIMS}/{title}")
+
+    def _runs(self, title: str) -> bool:
+        pods = list(self._observer.world.pods.values())
+        return any(name(each) == f"{ADMINS}/{title}" and phase(each) == "Running" for each in pods)

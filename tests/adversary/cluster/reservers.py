@@ -1,0 +1,132 @@
+"""What is done next about groups, reservations and limits, for which Draco has to see several claims at once.
+
+Owns these draws: plain data, from a seed. `actions` has the others.
+"""
+
+from tests.adversary.cluster import manifests as write
+from tests.adversary.cluster.manifests import DRACOS_GPU, DRACOS_MIG, PROFILES, TENANTS, Document
+from tests.adversary.cluster.tenants import Action, Tenants
+
+LIMITS = ("adv-limit-each", "adv-limit-all")
+TOPOLOGIES = ("", "", "sameNode", "sameNVLinkDomain", "spread")
+
+
+class Reservers(Tenants):
+    """Draws these. What was made, and not taken back, is all it remembers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._late: list[Document] = []
+        self._reservations: list[tuple[str, str, int]] = []
+
+    def group(self) -> Action:
+        """Pods that start together, or all but one of them."""
+        namespace, title = self._tenant(), self._name("g")
+        size = self._random.choice([2, 2, 3, 4])
+        topology = self._random.choice(TOPOLOGIES)
+        seconds = self._random.choice([None, None, 5.0, 20.0])
+        member = write.Member(title, str(size), topology)
+        documents = [write.template(namespace, title, [self._dracos_request()])]
+        for number in range(size):
+            name = f"{title}-{number}"
+            self._pods.append((namespace, name))
+            documents.append(write.pod(namespace, name, [], templates=[title], seconds=seconds, member=member))
+        if self._random.random() < 0.2:
+            self._late.append(documents.pop())
+        return Action("tenant: pods that start together", {"create": documents})
+
+    def late_member(self) -> Action:
+        """The pod that a group was still waiting for."""
+        if not self._late:
+            return self.group()
+        return Action("tenant: the last pod of a group", {"create": [self._late.pop(0)]})
+
+    def odd_group(self) -> Action:
+        """One that contradicts itself, or can never start."""
+        title = self._name("o")
+        sizes = self._random.choice([("2", "3"), ("many", "many"), ("40", "40"), ("999999", "999999")])
+        documents = [write.template("hostile", title, [self._dracos_request()])]
+        for number, size in enumerate(sizes):
+            name = f"{title}-{number}"
+            self._pods.append(("hostile", name))
+            member = write.Member(title, size, self._random.choice([*TOPOLOGIES, "nowhere"]))
+            documents.append(write.pod("hostile", name, [], templates=[title], member=member))
+        return Action("hostile: an odd group", {"create": documents})
+
+    def reserve(self) -> Action:
+        """Claims for pods to come, for a time."""
+        namespace, title = self._tenant(), self._name("r")
+        count = self._random.choice([1, 1, 2, 3])
+        duration = self._random.choice(["", "", "10s", "30s", "1m"])
+        wanted = self._kind()
+        document = write.reservation(
+            namespace, title, [wanted], count=count, duration=duration, topology=self._random.choice(TOPOLOGIES)
+        )
+        self._reservations.append((namespace, title, count))
+        template = write.template(namespace, title, [wanted], reservation=title)
+        return Action("tenant: reserves", {"create": [document, template]})
+
+    def use_reserved(self) -> Action:
+        """A pod that names a reserved claim, or whose own claim takes one over."""
+        if not self._reservations:
+            return self.reserve()
+        namespace, reservation, count = self._random.choice(self._reservations)
+        title = self._name("u")
+        self._pods.append((namespace, title))
+        seconds = self._random.choice([None, 1.0, 5.0, 20.0])
+        if self._random.random() < 0.5:
+            claim = f"{reservation}-{self._random.randrange(count)}"
+            return Action(
+                "tenant: uses a reserved claim", {"create": [write.pod(namespace, title, [claim], seconds=seconds)]}
+            )
+        pod = write.pod(namespace, title, [], templates=[reservation], seconds=seconds)
+        return Action("tenant: takes a reserved claim over", {"create": [pod]})
+
+    def change_reservation(self) -> Action:
+        """Another number of claims, or another end."""
+        if not self._reservations:
+            return self.reserve()
+        namespace, title, _ = self._random.choice(self._reservations)
+        spec = self._random.choice([{"count": 1}, {"count": 2}, {"count": 4}, {"duration": "1s"}, {"duration": None}])
+        return Action("reservation: changed", {"reservation": f"{namespace}/{title}", "spec": spec})
+
+    def end_reservation(self) -> Action:
+        """Take it back."""
+        if not self._reservations:
+            return self.reserve()
+        namespace, title, _ = self._reservations.pop(self._random.randrange(len(self._reservations)))
+        return Action("reservation: deleted", {"reservation": f"{namespace}/{title}"})
+
+    def set_limit(self) -> Action:
+        """Say how much tenants may hold, each of them or all together."""
+        title = self._random.choice(LIMITS)
+        limits: Document = self._random.choice(
+            [
+                {"devices": 2},
+                {"devices": 4},
+                {"devices": 8},
+                {"memorySlices": 8},
+                {"memorySlices": 20},
+                {"gpuShare": "1.5"},
+                {"gpuShare": "3"},
+                {"devices": 0},
+            ]
+        )
+        classes = self._random.choice([[], [], [DRACOS_GPU], [DRACOS_MIG]])
+        document = write.limit(
+            title,
+            limits,
+            per="Namespace" if title == LIMITS[0] else "Selection",
+            namespaces=self._random.sample(TENANTS, self._random.randrange(1, len(TENANTS) + 1)),
+            classes=classes,
+        )
+        return Action("limit: set", {"limit": document})
+
+    def end_limit(self) -> Action:
+        """Take a limit away."""
+        return Action("limit: deleted", {"title": self._random.choice(LIMITS)})
+
+    def _kind(self) -> Document:
+        if self._random.random() < 0.5:
+            return write.request("gpu", DRACOS_GPU)
+        return write.request("part", DRACOS_MIG, selectors=[write.profile(self._random.choice(PROFILES))])

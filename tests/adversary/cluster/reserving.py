@@ -1,0 +1,52 @@
+"""Does what is chosen about reservations and limits.
+
+Owns these writes; what is made is written like all that tenants make. What is refused is counted by whoever writes for it.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from tests.adversary.cluster.maintaining import GROUP, Write
+from tests.adversary.cluster.manifests import Document
+from tests.adversary.cluster.observer.api import Api
+
+LIMITS = f"{GROUP}/devicelimits"
+RESERVATIONS = GROUP + "/namespaces/{}/devicereservations"
+
+
+class Reserving:
+    """`write` makes a request and counts what is refused."""
+
+    def __init__(self, api: Api, write: Write) -> None:
+        self._api = api
+        self._write = write
+        self.kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
+            "reservation: changed": self._change,
+            "reservation: deleted": self._delete,
+            "limit: set": self._set_limit,
+            "limit: deleted": self._delete_limit,
+        }
+
+    async def _change(self, arguments: Document) -> None:
+        await self._write("PATCH", _path(arguments), {"spec": arguments["spec"]})
+
+    async def _delete(self, arguments: Document) -> None:
+        await self._write("DELETE", _path(arguments))
+
+    async def _set_limit(self, arguments: Document) -> None:
+        """Make it, or have it say this: what an earlier one said goes."""
+        document = arguments["limit"]
+        path = f"{LIMITS}/{document['metadata']['name']}"
+        found = await self._api.call("GET", path)
+        if found.status == 404:
+            await self._write("POST", LIMITS, document)
+        else:
+            amounts = dict.fromkeys((found.body.get("spec") or {}).get("limits") or {}) | document["spec"]["limits"]
+            await self._write("PATCH", path, {"spec": {**document["spec"], "limits": amounts}})
+
+    async def _delete_limit(self, arguments: Document) -> None:
+        await self._write("DELETE", f"{LIMITS}/{arguments['title']}")
+
+
+def _path(arguments: Document) -> str:
+    namespace, _, title = arguments["reservation"].partition("/")
+    return f"{RESERVATIONS.format(namespace)}/{title}"
