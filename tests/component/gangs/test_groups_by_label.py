@@ -10,7 +10,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, EVENTS, JOBS, NODES, PODS
+from draco.resources.kinds import CLAIMS, DEVICE_LIMITS, EVENTS, JOBS, NODES, PODS
 from tests.component.allocation.lab import Guarded, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_template
@@ -120,6 +120,42 @@ async def test_what_a_part_of_a_group_has_is_given_back_if_the_rest_finds_no_pla
 
             assert len(await until(together, what="both on another node")) == 1
             assert await said(all_dracos, namespace, "AllocationGivenBack", "Kueue pod group")
+
+
+async def test_what_a_part_of_a_group_has_is_given_back_if_a_limit_forbids_the_rest(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    """An operator died after one of two allocations, and the limit was lowered. No scheduler looks at the pods."""
+    nobodys: dict[str, Any] = {"schedulerName": "nobody"}
+    only_here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    limit = {"namespaceSelector": only_here, "limits": {"devices": 1}}
+    async with running(all_dracos, folder):
+        await make_template(all_dracos, namespace, "one", gpus=1)
+        for name in ("a", "b"):
+            await make_member(
+                all_dracos, namespace, name, template="one", labels=KUEUE, annotations=sized(2), **nobodys
+            )
+
+        async def made() -> list[ResourceClaim] | None:
+            claims = await all_dracos.list(CLAIMS, namespace=namespace)
+            return claims if len(claims) == 2 else None
+
+        of_a = min(await until(made, what="the claims"), key=lambda each: each.metadata.name)
+        await allocate_on(guarded, of_a, "sim-0")
+        await all_dracos.create(DEVICE_LIMITS, {"metadata": {"name": namespace}, "spec": limit})
+        try:
+            async with an_operator(guarded, GANGS):
+
+                async def given_back() -> bool:
+                    return not await allocated_claims(all_dracos, namespace)
+
+                async def told() -> bool:
+                    return await said(all_dracos, namespace, "AllocationGivenBack", "Kueue pod group")
+
+                await until(given_back, what="the allocation of a")
+                await until(told, what="the Event")
+        finally:
+            await all_dracos.delete(DEVICE_LIMITS, ObjectKey("", namespace))
 
 
 async def allocate_on(guarded: Guarded, claim: ResourceClaim, node: str) -> None:

@@ -166,7 +166,7 @@ class ClaimAllocations:
         batch = self._batch({uid: each for uid, each in groups.items() if waits[uid] == 0.0})
         if not batch:
             return _or_none(min(*waits.values(), pause_s))  # a change of what is known wakes us
-        batch = self._not_limited(batch, basis)
+        batch = await self._not_limited(batch, basis)
         placements = await self._ask_protecting(batch, head) if batch else None
         if placements is not None:
             await self._take_up(batch, placements, basis)
@@ -259,13 +259,17 @@ class ClaimAllocations:
         named = {_NOT_GIVEN_OUT: self._handover.not_owned(), _KEPT: kept}
         return [withheld(name, devices) for name, devices in named.items() if devices]
 
-    def _not_limited(self, batch: dict[str, WaitingGroup], basis: _Basis) -> dict[str, WaitingGroup]:
-        """Without the groups that a limit forbids to take anything, whichever devices those are."""
+    async def _not_limited(self, batch: dict[str, WaitingGroup], basis: _Basis) -> dict[str, WaitingGroup]:
+        """Without the groups that a limit forbids to take anything, whichever devices those are. They hold nothing meanwhile."""
         limits = self._guard.begin(self.writes.claims)
         whys = {uid: limits.foreseen(each.group) for uid, each in batch.items()}
         for uid, why in whys.items():
             if why:
                 self._remember_no_place(batch[uid], GroupPlacement([], why, is_hopeless=True), basis)
+        refused = [batch[uid] for uid, why in whys.items() if why]
+        await self._at_once(
+            [self._returns.give_back(claim, each.group.name) for each in refused for claim in each.loose]
+        )
         return {uid: each for uid, each in batch.items() if not whys[uid]}
 
     async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: _Basis) -> None:
