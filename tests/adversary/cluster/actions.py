@@ -14,8 +14,8 @@ from tests.adversary.cluster.manifests import DRIVER, PROFILES
 from tests.adversary.cluster.reservers import Reservers
 from tests.adversary.cluster.tenants import NODES, Action
 
-DYNAMIC = ("adv-0", "adv-2")
-MOST_PODS = 20
+FIRST = (("adv-0", "Dynamic", "Scheduler"), ("adv-1", "Disabled", "Operator"), ("adv-2", "Dynamic", "Scheduler"))
+MOST_PODS = 24
 BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
 LAYOUTS = {
     "adv-0": (("3g.40gb", "3g.40gb"), ("1g.10gb",) * 7, ("4g.40gb", "2g.20gb", "1g.10gb"), ("7g.80gb",)),
@@ -64,12 +64,12 @@ class Chooser(Maintainers, Reservers):
         ]  # fmt: skip
 
     def next(self) -> Action:
-        """The next action. The first ones divide GPUs on demand, so that wholes and parts meet from the start."""
+        """The next action. With the first ones, GPUs that are divided on demand and some of Draco's meet from the start."""
         self._number += 1
-        if self._number <= len(DYNAMIC):
-            title, node = self._name("mp"), DYNAMIC[self._number - 1]
+        if self._number <= len(FIRST):
+            title, (node, mode, allocator) = self._name("mp"), FIRST[self._number - 1]
             self._policies.append(title)
-            return Action("policy: set", {"policy": write.policy(title, node, "Dynamic")})
+            return Action("policy: set", {"policy": write.policy(title, node, mode, allocator=allocator)})
         weights = [weight for weight, _ in self._table]
         (choose,) = self._random.choices([each for _, each in self._table], weights)
         if len(self._pods) > MOST_PODS and self._random.random() < 0.5:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from tests.adversary.cluster import machine
 from tests.adversary.cluster import manifests as write
-from tests.adversary.cluster.actions import DYNAMIC
 from tests.adversary.cluster.maintainers import BUDGETS, Maintainers
 from tests.adversary.cluster.tenants import NODES, Action
 
+DYNAMIC = ("adv-0", "adv-2")
 SPARE = 1.2
 """So many more are drawn than are asked for, since some of them cannot be done."""
 GOES_ON_WITHIN = 0.15

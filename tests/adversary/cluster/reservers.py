@@ -29,7 +29,8 @@ class Reservers(Tenants):
         documents = [write.template(namespace, title, [self._dracos_request()])]
         for number in range(size):
             name = f"{title}-{number}"
-            self._pods.append((namespace, name))
+            if seconds is None:  # others end by themselves
+                self._pods.append((namespace, name))
             documents.append(write.pod(namespace, name, [], templates=[title], seconds=seconds, member=member))
         if self._random.random() < 0.2:
             self._late.append(documents.pop())
