@@ -14,7 +14,7 @@ from tests.adversary.cluster.manifests import DRIVER, PROFILES
 from tests.adversary.cluster.reservers import Reservers
 from tests.adversary.cluster.tenants import NODES, Action
 
-FIRST = (("adv-0", "Dynamic", "Scheduler"), ("adv-1", "Disabled", "Operator"), ("adv-2", "Dynamic", "Scheduler"))
+FIRST = (("adv-0", "Scheduler"), ("adv-1", "Operator"), ("adv-2", "Scheduler"))
 MOST_PODS = 24
 BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
 LAYOUTS = {
@@ -41,6 +41,7 @@ class Chooser(Maintainers, Reservers):
         self._pace_s = pace_s
         self._rules: list[str] = []
         self._policies: list[str] = []
+        self._lasting = ""
         self._table: list[tuple[float, Callable[[], Action]]] = [
             (10, self._whole), (12, self._parts), (3, self._several), (2, self._templated), (2, self._admin),
             (4, self._shared), (2, self._alone), (2, self._either), (14, self._end_pod), (5, self._end_claim),
@@ -67,9 +68,12 @@ class Chooser(Maintainers, Reservers):
         """The next action. With the first ones, GPUs that are divided on demand and some of Draco's meet from the start."""
         self._number += 1
         if self._number <= len(FIRST):
-            title, (node, mode, allocator) = self._name("mp"), FIRST[self._number - 1]
-            self._policies.append(title)
-            return Action("policy: set", {"policy": write.policy(title, node, mode, allocator=allocator)})
+            title, (node, allocator) = self._name("mp"), FIRST[self._number - 1]
+            if allocator == "Operator":
+                self._lasting = title  # a hand-over takes its time, so one policy is never deleted
+            else:
+                self._policies.append(title)
+            return Action("policy: set", {"policy": write.policy(title, node, "Dynamic", allocator=allocator)})
         weights = [weight for weight, _ in self._table]
         (choose,) = self._random.choices([each for _, each in self._table], weights)
         if len(self._pods) > MOST_PODS and self._random.random() < 0.5:
@@ -114,9 +118,8 @@ class Chooser(Maintainers, Reservers):
     def _hand_over(self) -> Action:
         """GPUs of a node go from one allocator to the other, in the mode that they have."""
         allocator = self._random.choice(["Operator", "Operator", "Scheduler"])
-        if not self._policies:
-            return self._set_policy()
-        return Action("policy: allocator", {"title": self._random.choice(self._policies), "allocator": allocator})
+        title = self._random.choice([self._lasting, *self._policies])
+        return Action("policy: allocator", {"title": title, "allocator": allocator})
 
     def _end_policy(self) -> Action:
         if not self._policies:
