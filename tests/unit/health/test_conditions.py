@@ -118,9 +118,9 @@ def test_a_costly_condition_is_refused_and_the_costliest_that_is_not_takes_a_mom
 
     some = ", ".join(str(number) for number in range(100, 500))
     costly = made(f"[{some}].all(i, i * 2 + 1 != fault.xid)")
-    began = time.perf_counter()
+    began = time.process_time()  # of this process, whatever else the machine does
     assert costly.holds(a_fault(), a_sick_gpu())
-    assert time.perf_counter() - began < 2  # 0.1 s here
+    assert time.process_time() - began < 2  # 0.1 s here
 
 
 @pytest.mark.exhaustive
