@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from draco.agent.hardware.nvml import NvmlCall
-from draco.kube.clock import Clock, wait_for
+from draco.kube.clock import Clock
 
 T = TypeVar("T")
 
@@ -97,11 +97,6 @@ class NameLocks:
         self._lock = threading.Lock()
         self._taken: set[str] = set()
         self._freed = asyncio.Event()
-
-    @property
-    def freed(self) -> asyncio.Event:
-        """Set the next time that somebody gives names back."""
-        return self._freed
 
     def try_take(self, names: Iterable[str]) -> bool:
         """Take all of the names, if nobody has any."""
@@ -187,12 +182,14 @@ class Lanes:
 
     async def take(self, names: Collection[str]) -> NvmlCall | None:
         """Take names, for `on_record` to give back. The call instead, if they are kept by work to which NVML does not answer."""
-        while not self._turns.try_take(names):
-            call = self.hanging
-            if call is not None and not self._worked_on.isdisjoint(names):
-                return call
-            await wait_for(self._turns.freed, self._clock, _LOOK_S)
-        return None
+        found = None
+
+        def kept() -> bool:
+            nonlocal found
+            found = None if self._worked_on.isdisjoint(names) else self.hanging
+            return found is not None
+
+        return None if await self._take_unless(kept, names) else found
 
     def give_back(self, names: Iterable[str]) -> None:
         """Give names back that nothing was done with."""
@@ -220,10 +217,8 @@ class Lanes:
 
     async def ask(self, work: Callable[[], None]) -> bool:
         """The same for work that can be done without: whether it was done. What was begun goes on where NVML does not answer."""
-        while not self._turns.try_take({_DRIVER}):
-            if self.hanging is not None:
-                return False
-            await wait_for(self._turns.freed, self._clock, _LOOK_S)
+        if not await self._take_unless(lambda: self.hanging is not None, {_DRIVER}):
+            return False
         if self.hanging is not None:
             self._turns.give_back({_DRIVER})
             return False
@@ -237,6 +232,27 @@ class Lanes:
             if not asked.done() and self.hanging is not None:
                 return False
         asked.result()
+        return True
+
+    async def _take_unless(self, hopeless: Callable[[], bool], names: Collection[str]) -> bool:
+        """Take names in one's turn: who looks for them again and again is always later than who begins anew."""
+        taking = asyncio.ensure_future(self._turns.take(names))
+        try:
+            await asyncio.sleep(0)
+            while not taking.done():
+                if hopeless():
+                    return False
+                look = asyncio.ensure_future(self._clock.sleep(_LOOK_S))
+                try:
+                    await asyncio.wait({taking, look}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    look.cancel()
+        except BaseException:
+            if taking.done():
+                self._turns.give_back(names)
+            raise
+        finally:
+            taking.cancel()
         return True
 
     def _try(self, attempt: _Attempt[T]) -> asyncio.Future[list[T]]:

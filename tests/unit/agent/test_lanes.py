@@ -233,6 +233,35 @@ async def test_who_no_longer_waits_until_nvml_is_free_leaves_its_turn_to_others(
     assert await other == "made"
 
 
+async def test_a_question_has_its_turn_while_others_ask_again_and_again(node: Node) -> None:
+    async def others() -> None:
+        while True:
+            await node.lanes.with_driver(str)
+
+    busy = [asyncio.create_task(others()) for _ in range(2)]
+    async with asyncio.timeout(30):
+        for _ in range(20):
+            assert await node.lanes.ask(lambda: None) is True
+    for one in busy:
+        one.cancel()
+    await asyncio.wait(busy)
+
+
+async def test_who_no_longer_waits_for_names_keeps_none(node: Node) -> None:
+    assert await node.lanes.take({"GPU-0"}) is None
+    for turns in range(12):
+        gone = asyncio.create_task(node.lanes.take({"GPU-0"}))
+        await asyncio.sleep(0.001)
+        node.lanes.give_back({"GPU-0"})
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        gone.cancel()
+        [ended], _ = await asyncio.wait({gone})
+        if ended.cancelled():
+            async with asyncio.timeout(5):
+                assert await node.lanes.take({"GPU-0"}) is None
+
+
 async def test_a_question_is_left_when_the_driver_does_not_answer(node: Node) -> None:
     def ask() -> None:
         node.gate()
