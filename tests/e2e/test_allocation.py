@@ -14,6 +14,7 @@ from draco_local.cluster.state import Record
 from tests.e2e.claim_history import ClaimHistory, held_of
 from tests.e2e.conftest import EXAMPLES, draco
 from tests.e2e.kubectl import Kubectl, eventually
+from tests.side_by_side import REPORTS
 
 pytestmark = [
     pytest.mark.since(36),  # PodGroups as the example has them
@@ -200,6 +201,9 @@ def test_a_reservation_is_there_before_its_pods_which_take_it_over_by_name_and_b
     kube.running("training")
     assert kube.get("pod", "training")["spec"]["nodeName"] == reserved[0][0]
     assert sorted(held(kube, "evening-")) == sorted(reserved)
+    example("reserve-two-gpus", "job.yaml")
+    eventually(lambda: phases(kube, "evaluation") == ["Running"], what="the Job's pod runs")
+    assert sorted(kube.devices("evening-0") + held(kube, "evaluation-")) == sorted(reserved)
 
 
 def test_a_pod_that_cannot_follow_its_claim_has_it_moved_to_where_it_can_run(kube: Kubectl, example: Example) -> None:
@@ -265,7 +269,7 @@ def test_no_gang_is_halved_and_no_gpu_given_twice_by_an_operator_that_is_killed_
     kube: Kubectl, example: Example, history: ClaimHistory
 ) -> None:
     """Whenever one of two gangs has so many GPUs, and both are there to be allocated all the time."""
-    operator, gangs = Operator(kube), {"first", "second"}
+    operator, gangs, had = Operator(kube), {"first", "second"}, []
     example("two-gangs")
     for gpus in random.sample(KILLED_AT, len(KILLED_AT)):
         waiting = gangs - {whole_gang(kube)}
@@ -274,9 +278,13 @@ def test_no_gang_is_halved_and_no_gpu_given_twice_by_an_operator_that_is_killed_
             what=f"one of {waiting} has {gpus} GPUs",
         )
         operator.kill()
+        had.append(len(held(kube)))
         if done := whole_gang(kube):
             kube.run("delete", "job", done)
             example("two-gangs", f"{done}.yaml")
+    REPORTS.append(
+        f"kills: an operator was killed while two gangs of six waited for eight GPUs; they had {had} by then"
+    )
     first = eventually(lambda: whole_gang(kube), what="one gang runs")
     (second,) = gangs - {first}
     eventually(lambda: held(kube, second) == [], what="the other holds nothing")

@@ -18,6 +18,7 @@ from draco.placing.groups import ClaimGroup, GroupMember, allocated
 from draco.placing.topology import SPREAD, domains_of
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
+from draco.resources.api.meta import ObjectKey
 
 ATTEMPTS: Final = 4
 """Orders of the members that are tried in one domain."""
@@ -112,12 +113,20 @@ class GangSearch:
     ) -> tuple[GroupFit, list[int]]:
         results: list[list[AllocationResult]] = [[] for _ in group.members]
         taken = _nodes_of(group.placed) if group.topology == SPREAD else set()
-        failed, lacking = [], list[ResourceClaim]()
+        failed, lacking, shared = [], list[ResourceClaim](), dict[ObjectKey, ResourceClaim]()
         for index in order:
             member = group.members[index]
             nodes = _among(asked[index].nodes, domain, taken)
+            # A claim that another member uses, too, is where that one is.
+            known = [shared[each.metadata.key] for each in member.others if each.metadata.key in shared]
+            others = [each for each in member.others if each.metadata.key not in shared]
             found, foreseen, others_lack = best_together(
-                self._fleet, self._placer, asked[index].claims, nodes, beside=member.beside, others=member.others
+                self._fleet,
+                self._placer,
+                asked[index].claims,
+                reaching(known, nodes) if known else nodes,
+                beside=[*member.beside, *known],
+                others=others,
             )
             if found is None:
                 failed.append(index)
@@ -125,7 +134,9 @@ class GangSearch:
                 if len(order) - len(failed) < group.needed:
                     break
                 continue
-            results[index] = [*map(as_allocated, found.results), *foreseen]
+            shared |= {each.metadata.key: allocated(each, one) for each, one in zip(others, foreseen, strict=True)}
+            of_others = [shared[each.metadata.key].status.allocation for each in member.others]
+            results[index] = [*map(as_allocated, found.results), *filter(None, of_others)]
             if group.topology == SPREAD:
                 taken = taken | {found.node}
             self._put(member, results[index])

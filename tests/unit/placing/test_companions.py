@@ -98,3 +98,12 @@ def test_a_card_of_no_known_class_is_said() -> None:
     (found,) = place(a_fleet(), [ClaimGroup([member])], [])
     assert found.results == []
     assert "typo.example.com" in found.why_not
+
+
+def test_members_that_share_a_claim_of_the_schedulers_are_where_its_device_is() -> None:
+    fleet = a_fleet(cards("node-1", ROOTS[1]))
+    card = a_claim("card", device_class=NICS)
+    one, other = (msgspec.structs.replace(sender(name), others=[card]) for name in ("a", "b"))
+    (found,) = places(fleet, ClaimGroup([one, other], 2))
+    assert found[0] == "node-1/gpu-1"
+    assert found[1].startswith("node-1/")
