@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -28,8 +29,10 @@ NODES: Final = ("gpu-node-0", "gpu-node-1")
 GPUS: Final = 4
 """Of each node, in two pairs that have an NVLink bridge each."""
 ALL: Final = GPUS * len(NODES)
-KILLED_AT: Final = (0, 0, 2, 2, 4, 4)
-"""How many GPUs a gang of six has when the operator is killed."""
+HANDED_OVER_WITHIN_S: Final = 150.0
+"""Ten seconds of it are pauses; the rest is for machines that have more to do."""
+KILLED_AT: Final = (0, 1, 1, 3)
+"""How many claims of a gang are seen to be allocated when the operator is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +50,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         kubeconfig.chmod(0o600)
         kube = Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig)
         kube.run("apply", "-f", str(EXAMPLES / "hand-over"))
-        eventually(lambda: handed_over(kube) == ALL, what="all GPUs are handed over")
-        eventually(lambda: linked(kube) == ALL, what="the bridges are published")
+        eventually(lambda: handed_over(kube) == ALL, what="all GPUs are handed over", within_s=HANDED_OVER_WITHIN_S)
+        eventually(lambda: linked(kube) == ALL, what="the bridges are published", within_s=HANDED_OVER_WITHIN_S)
         yield kube
     finally:
         down = draco("cluster", "down", "--name", CLUSTER)
@@ -265,31 +268,26 @@ def a_follower(name: str = "follower", *, cpu: str = "1", claim: str = "anywhere
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def test_no_gang_is_halved_and_no_gpu_given_twice_by_an_operator_that_is_killed_again_and_again(
+def test_a_gang_is_whole_in_the_end_and_no_gpu_given_twice_though_the_operator_is_killed_again_and_again(
     kube: Kubectl, example: Example, history: ClaimHistory
 ) -> None:
-    """Whenever one of two gangs has so many GPUs, and both are there to be allocated all the time."""
-    operator, gangs, had = Operator(kube), {"first", "second"}, []
-    example("two-gangs")
-    for gpus in random.sample(KILLED_AT, len(KILLED_AT)):
-        waiting = gangs - {whole_gang(kube)}
+    """As soon as so many of a gang's eight claims are seen to be allocated: more may be by then, and writes be on their way."""
+    operator, had = Operator(kube), list[int]()
+    for claims in random.sample(KILLED_AT, len(KILLED_AT)):
+        example("gang-of-eight")
         history.until(
-            lambda state, gpus=gpus, waiting=waiting: max(held_of(state, each) for each in waiting) >= gpus,
-            what=f"one of {waiting} has {gpus} GPUs",
+            lambda state, claims=claims: held_of(state, "train") >= claims,
+            what=f"{claims} of the gang's claims are allocated",
         )
         operator.kill()
-        had.append(len(held(kube)))
-        if done := whole_gang(kube):
-            kube.run("delete", "job", done)
-            example("two-gangs", f"{done}.yaml")
-    REPORTS.append(
-        f"kills: an operator was killed while two gangs of six waited for eight GPUs; they had {had} by then"
-    )
-    first = eventually(lambda: whole_gang(kube), what="one gang runs")
-    (second,) = gangs - {first}
-    eventually(lambda: held(kube, second) == [], what="the other holds nothing")
-    kube.run("delete", "job", first)
-    eventually(lambda: phases(kube, second) == ["Running"] * 3, what="the other gang runs")
+        had.append(len(held(kube, "train")))
+        if had[-1] == ALL:  # what is left to do is another one
+            kube.run("delete", "job", "train")
+            eventually(lambda: not held(kube, "train"), what="the gang's end")
+    REPORTS.append(f"kills: an operator was killed when of a gang's {ALL} claims these were allocated: {had}")
+    example("gang-of-eight")
+    eventually(lambda: phases(kube, "train") == ["Running"] * ALL, what="all eight run")
+    assert len(set(held(kube, "train"))) == ALL
 
 
 class Operator:
@@ -302,8 +300,9 @@ class Operator:
 
     def kill(self) -> None:
         """SIGKILL, and another one. Nobody waits for the end of the dead one's lease, which is taken away."""
+        os.kill(self._record.pid, signal.SIGKILL)
         self._processes.stop(attach.OPERATOR_PROCESS, grace_s=0.0)
         self._kube.run(
             "delete", "lease", "--namespace", attach.SYSTEM_NAMESPACE, "draco-operator", "--ignore-not-found"
         )
-        self._processes.start(attach.OPERATOR_PROCESS, self._record.argv)
+        self._record = self._processes.start(attach.OPERATOR_PROCESS, self._record.argv)

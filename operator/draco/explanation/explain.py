@@ -51,7 +51,8 @@ def explain(
     of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
     explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
-    by_draco = bool(claims) and all(is_for_operator(claim, fleet.classes) for claim in claims)
+    waiting = [claim for claim in claims if claim.status.allocation is None] or claims
+    by_draco = any(is_for_operator(claim, fleet.classes) for claim in waiting)
     group = gang_of(pod) if pod is not None and by_draco else None
     explanation = replace(
         explanation,

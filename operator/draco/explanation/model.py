@@ -398,7 +398,7 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     scheduler: str = ""
     """What kube-scheduler last said of the pod."""
     by_draco: bool = False
-    """Whether the claims are Draco's to allocate, not kube-scheduler's."""
+    """Whether one of those that wait is Draco's to allocate: kube-scheduler allocates none of a pod's before."""
     group: str = ""
     """The group of pods that the pod starts together with, where Draco allocates; "PodGroup default/train"."""
     devices: list[DeviceVerdict] = []

@@ -238,7 +238,7 @@ def _fits(explanation: Explanation) -> _Said:
         together = f"Draco allocates {explanation.group} all at once or not at all"
         return _Said(f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting")
     if explanation.by_draco:
-        return _Said(f"{cause}, and Draco has not allocated them yet")
+        return _Said(f"{cause}, and Draco has not allocated those that are its own yet")
     elsewhere = "the pod waits for something other than devices: see its FailedScheduling Event"
     bug = "".join(f"; a bug of this Kubernetes version may matter: {each}" for each in explanation.upstream_bugs[:1])
     if explanation.scheduler:
