@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.adversary.cluster.observer.ledger import HEARD_WITHIN_S, Accidents, disagreements, still_tainted
+from tests.adversary.cluster.observer.ledger import DEAF_S, HEARD_WITHIN_S, Accidents, disagreements, still_tainted
 from tests.adversary.cluster.observer.world import World
 from tests.adversary.cluster.test_observer import GPU, OTHER, a_slice, a_world, partition, whole
 
@@ -68,7 +68,7 @@ class Told:
 
     def __init__(self, world: World | None = None) -> None:
         self.law = Accidents(world or a_world(a_gpu_node()))
-        self.law.happened("node", GPU, 48)
+        self.law.happened("node", GPU, 48, 0.0)
 
     def after(self, seconds: float, *, up: bool = True) -> list[str]:
         return [each.law for each in self.law.look(seconds, lambda _: up)]
@@ -87,6 +87,13 @@ def test_an_agent_that_is_away_or_a_board_that_was_reset_meanwhile_owes_nothing(
     reset = Told()
     reset.law.disturbed("node")
     assert not reset.after(HEARD_WITHIN_S)
+    deaf = Told()
+    deaf.law.disturbed("node")
+    deaf.law.reloaded("node", 5.0)
+    deaf.law.happened("node", GPU, 48, 4.0 + DEAF_S)
+    assert not deaf.after(HEARD_WITHIN_S)
+    deaf.law.happened("node", GPU, 48, 5.0 + DEAF_S)
+    assert deaf.after(HEARD_WITHIN_S)
     another = Told()
     another.law.disturbed("another")
     assert another.after(HEARD_WITHIN_S)

@@ -173,8 +173,8 @@ def a_pod(**metadata: Any) -> Document:
     return {"metadata": whose, "spec": {"nodeName": "node"}, "status": {"phase": "Running"}}
 
 
-def held_by_the_pod(device: str) -> Document:
-    claim = a_claim(1, device)
+def held_by_the_pod(device: str, **more: Any) -> Document:
+    claim = a_claim(1, device, **more)
     claim["status"]["reservedFor"] = [{"name": "p", "uid": "pod"}]
     return claim
 
@@ -182,8 +182,8 @@ def held_by_the_pod(device: str) -> Document:
 class Takes:
     """A pod that goes, with a GPU."""
 
-    def __init__(self, device: str = "gpu-0") -> None:
-        self.world: World = a_world(TWO, ("claim", held_by_the_pod(device)), ("pod", a_pod()))
+    def __init__(self, device: str = "gpu-0", **more: Any) -> None:
+        self.world: World = a_world(TWO, ("claim", held_by_the_pod(device, **more)), ("pod", a_pod()))
         self.law = Bystanders(self.world, ["tenant-a"])
 
     def goes(self) -> list[str]:
@@ -231,6 +231,16 @@ def test_a_taint_takes_the_pods_of_its_own_devices_only(device: str) -> None:
     taken = Takes(device)
     taken.law.rule_changed(a_rule(effect="NoExecute", **ON_0), 5.0)
     assert bool(taken.goes()) is (device == "gpu-1")
+
+
+@pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
+def test_a_taint_takes_pods_that_only_look_at_its_devices_and_a_drain_does_not(device: str) -> None:
+    taken = Takes(device, adminAccess=True)
+    taken.law.rule_changed(a_rule(effect="NoExecute", **ON_0), 5.0)
+    assert bool(taken.goes()) is (device == "gpu-1")
+    drained = Takes(device, adminAccess=True)
+    drained.law.request_changed(asks("Draining", drain={"policy": "Evict"}), 5.0)
+    assert drained.goes()
 
 
 def test_a_pod_that_has_ended_is_no_bystander() -> None:

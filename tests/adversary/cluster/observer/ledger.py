@@ -3,6 +3,7 @@
 Owns the comparison of a GpuNode's faults with the taints of that node's devices, and of accidents with both. Does no I/O.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ TAINT_OF = {"Announce": "None", "NoSchedule": "NoSchedule", "Evict": "NoSchedule
 BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 HEARD_WITHIN_S = 20.0
 """Faults are heard at once where they are events; the next reading is ten seconds away at most, and a sick driver slow."""
+DEAF_S = 15.0
+"""For so long after a driver was loaded again its agent may not listen yet: it opens NVML again some five seconds later."""
 DOMAIN = "draco.dev/"
 
 
@@ -67,11 +70,17 @@ class Accidents:
     def __init__(self, world: World) -> None:
         self._world = world
         self._waiting: list[Accident] = []
+        self._reloaded: dict[str, float] = {}
         self.heard = 0
 
-    def happened(self, node: str, uuid: str, code: int) -> None:
+    def reloaded(self, node: str, now: float) -> None:
+        """The driver of a node may have been loaded again."""
+        self._reloaded[node] = now
+
+    def happened(self, node: str, uuid: str, code: int, now: float) -> None:
         """A board reports an XID."""
-        self._waiting.append(Accident(node, uuid, code, 0.0))
+        if now - self._reloaded.get(node, -math.inf) >= DEAF_S:
+            self._waiting.append(Accident(node, uuid, code, 0.0))
 
     def disturbed(self, node: str) -> None:
         """Something else is done to the node, or to all of them (""), so that nobody has to know any more."""

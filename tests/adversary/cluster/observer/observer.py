@@ -169,6 +169,7 @@ class Observer:
         """Files of a node's driver, its toolkit, or what is loaded, are about to change, or have changed."""
         self.disturbed(node)
         self.files.changed(node, time.monotonic())
+        self.accidents.reloaded(node, time.monotonic())
 
     def disturbed(self, node: str = "") -> None:
         """Something is done to a node, or to all, so that an upgrade may be noticed."""
@@ -179,8 +180,9 @@ class Observer:
     def faulted(self, node: str, uuid: str, code: int) -> None:
         """A board reports an XID."""
         with self._lock:
-            if self._is_up(f"agent of {node}", time.monotonic()):
-                self.accidents.happened(node, uuid, code)
+            now = time.monotonic()
+            if self._is_up(f"agent of {node}", now):
+                self.accidents.happened(node, uuid, code, now)
 
     def up(self, part: str, *, grace_s: float) -> None:
         """It was started again."""

@@ -20,12 +20,13 @@ DRAINS = frozenset({"Evict", "NoExecute"})
 
 
 class Gone(NamedTuple):
-    """A pod that goes, with what it held."""
+    """A pod that goes, with what it held and what it only looked at."""
 
     at: float
     uid: str
     pod: str
     held: tuple[Part, ...]
+    looked_at: tuple[Part, ...]
     why: str
 
 
@@ -38,7 +39,7 @@ class Bystanders:
         self._asked: set[str] = set()
         self._may_go: dict[str, tuple[float, Callable[[], list[Part]]]] = {}
         self._gone: list[Gone] = []
-        self._had: dict[str, list[tuple[float, Part]]] = {}  # by pod
+        self._had: dict[str, list[tuple[float, Part, bool]]] = {}  # by pod; whether it only looked at that
         self._seen: set[str] = set()
         self.taken = 0
 
@@ -72,11 +73,9 @@ class Bystanders:
     def claim_changed(self, before: Object | None, now: float) -> None:
         """A claim was written or is gone: its pods had until now what it had before."""
         status = (before or {}).get("status") or {}
-        held = [one for one in results(before or {}) if not one.get("adminAccess")]
-        keys = [DeviceName(one["driver"], one["pool"], one["device"]) for one in held]
-        parts = [part for key in keys if (part := part_now(self._world, key))]
+        parts = list(self._parts(before or {}))
         for pod in status.get("reservedFor") or () if parts else ():
-            self._had.setdefault(pod["uid"], []).extend((now, part) for part in parts)
+            self._had.setdefault(pod["uid"], []).extend((now, part, looks) for part, looks in parts)
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A pod was written or is gone."""
@@ -91,11 +90,11 @@ class Bystanders:
         if over or name(one) in self._asked or not one["spec"].get("nodeName"):
             return
         self.taken += 1
-        held = tuple(
-            holding.part for holding in self._world.holdings() if holding.part and self._uses(holding.uid, uid)
-        )
-        held += tuple(part for at, part in self._had.get(uid, ()) if now - at < WATCHES_DIFFER_BY_S)
-        self._gone.append(Gone(now, uid, name(one), held, _why(one)))
+        used = [claim for key, claim in self._world.claims.items() if self._uses(key, uid)]
+        had = [each for claim in used for each in self._parts(claim)]
+        had += [(part, looks) for at, part, looks in self._had.get(uid, ()) if now - at < WATCHES_DIFFER_BY_S]
+        held, looked_at = (tuple(part for part, looks in had if looks is wanted) for wanted in (False, True))
+        self._gone.append(Gone(now, uid, name(one), held, looked_at, _why(one)))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
         """The pods that went without a cause."""
@@ -104,7 +103,11 @@ class Bystanders:
         for one in [each for each in self._gone if now - each.at >= WEIGHED_AFTER_S]:
             self._gone.remove(one)
             causes = [part for _, parts in self._may_go.values() for part in parts()]
-            if not any(mine.overlaps(part) for mine in one.held for part in causes):
+            taints = [
+                part for key, (_, parts) in self._may_go.items() if not key.startswith("request") for part in parts()
+            ]
+            reasons = [(one.held, causes), (one.looked_at, taints)]  # no drain is about who only looks
+            if not any(mine.overlaps(part) for parts, why in reasons for mine in parts for part in why):
                 held = ", ".join(map(str, one.held)) or "nothing"
                 text = f"pod {one.pod}, which holds {held}, was taken ({one.why}), and no drain or taint is about that"
                 yield Suspicion("bystander taken", one.uid, text)
@@ -113,6 +116,12 @@ class Bystanders:
         kind, _, uid = key.partition(" ")
         there = {"request": self._world.requests, "rule": self._world.rules}.get(kind, self._world.slices)
         return uid in there or now - at < REMEMBERED_S
+
+    def _parts(self, claim: Object) -> Iterator[tuple[Part, bool]]:
+        """What a claim has, and whether it only looks at that."""
+        for one in results(claim):
+            if part := part_now(self._world, DeviceName(one["driver"], one["pool"], one["device"])):
+                yield part, bool(one.get("adminAccess"))
 
     def _uses(self, claim: str, pod: str) -> bool:
         status = self._world.claims[claim].get("status") or {}
