@@ -27,6 +27,7 @@ from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, RequestExplanation
 from draco.explanation.note import note
 from draco.explanation.problems.claims import problems_of
+from draco.explanation.remedies.counted_free import counted_on
 from draco.explanation.remedies.nearest import nearest_misses
 from draco.explanation.remedies.unmet import unmet_requests
 from draco.explanation.selection import alternatives, selection
@@ -92,6 +93,7 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
         nodes=[*explanation.nodes, *elsewhere],
         nearest=nearest_misses(fleet, claims, pod),
         unmet=unmet_requests(fleet, waiting) if explanation.requests and not explanation.error else [],
+        counted_on=counted_on(fleet, claims, pod, explanation.requests),
     )
 
 

@@ -392,6 +392,8 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     nearest: list[NearestMiss] = []
     unmet: list[UnmetRequest] = []
     """What no node of the cluster could give, and a new one would have to have."""
+    counted_on: str = ""
+    """The node on which Karpenter counts for the pod, whose devices are tainted: it knows no taints of devices, and adds none."""
     allocated: list[AllocatedClaim] = []
     upstream_bugs: list[str] = []
     """Bugs of the cluster's scheduler that may make it decide otherwise."""

@@ -58,10 +58,17 @@ class _Said(NamedTuple):
 def note(explanation: Explanation) -> str:
     """The explanation in one paragraph."""
     said = _said(explanation)
-    text = " ".join(sentence(capital(each)) for each in (said.cause, said.fix) if each)
+    text = " ".join(sentence(capital(each)) for each in (said.cause, said.fix, _counted(explanation)) if each)
     if said.counts and len(text) + len(said.counts) < _ROOM:
         text = f"{text} ({said.counts})"
     return text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1].rstrip()}…"
+
+
+def _counted(explanation: Explanation) -> str:
+    """What keeps Karpenter from helping, though it says that it found a place; "" where nothing does."""
+    if not explanation.counted_on:
+        return ""
+    return f"Karpenter counts on {explanation.counted_on}, as it knows no taints of devices: it may add no node"
 
 
 def _said(explanation: Explanation) -> _Said:

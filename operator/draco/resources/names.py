@@ -101,6 +101,10 @@ STANDARD_PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
 STANDARD_NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
+LABEL_KARPENTERS = "karpenter.sh/nodepool"
+"""Of the nodes that Karpenter added: the pool for which it did."""
+
+
 class Autoscaler(StrEnum):
     """Programs that add nodes for pods."""
 

@@ -5,7 +5,7 @@ is ever allocated here. Owns also what the search adds to such a claim, and take
 taint by which kube-scheduler is kept away, and a selector for the devices that have it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ from draco.resources.names import (
 Asked = TypeVar("Asked", ExactDeviceRequest, DeviceSubRequest)
 
 _TOLERATION = DeviceToleration(key=TAINT_OPERATOR_ALLOCATED, operator="Exists", effect="NoSchedule")
+_EVERYTHING = DeviceToleration(operator="Exists")
 _NAME = ATTRIBUTE_ALLOCATOR.partition("/")[2]
 ONLY_OPERATOR_ALLOCATED = f'device.attributes["{DRACO_DOMAIN}"].?{_NAME}.orValue("") == "{ALLOCATED_BY_OPERATOR}"'
 """The selector of devices that Draco allocates. Their DeviceClasses need it, so that no other claim waits for them in vain."""
@@ -55,18 +56,23 @@ def is_for_operator(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) ->
 
 def as_judged(claim: ResourceClaim, classes: Mapping[str, DeviceClass]) -> ResourceClaim:
     """The claim as its allocator judges taints: what keeps kube-scheduler away does not keep Draco from its own claims."""
-    return _opened(claim, []) if is_for_operator(claim, classes) else claim
+    return _opened(claim, _TOLERATION) if is_for_operator(claim, classes) else claim
+
+
+def tolerating_everything(claim: ResourceClaim) -> ResourceClaim:
+    """The claim as one that minds no taint."""
+    return _opened(claim, _EVERYTHING)
 
 
 def as_searched(claim: ResourceClaim) -> ResourceClaim:
     """The claim as the search sees it: open to the devices that Draco allocates, and to no others."""
-    return _opened(claim, [_SELECTOR])
+    return _opened(claim, _TOLERATION, _SELECTOR)
 
 
-def _opened(claim: ResourceClaim, selectors: Sequence[DeviceSelector]) -> ResourceClaim:
+def _opened(claim: ResourceClaim, toleration: DeviceToleration, *selectors: DeviceSelector) -> ResourceClaim:
     def opened(asked: Asked) -> Asked:
         return msgspec.structs.replace(
-            asked, selectors=[*asked.selectors, *selectors], tolerations=[*asked.tolerations, _TOLERATION]
+            asked, selectors=[*asked.selectors, *selectors], tolerations=[*asked.tolerations, toleration]
         )
 
     requests = [

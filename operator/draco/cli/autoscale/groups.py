@@ -14,12 +14,13 @@ from draco.cli.autoscale.templates import NoTemplate, SliceTemplate, of_node
 from draco.resources.api.base import OutputStruct
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, ResourceSlice
+from draco.resources.names import LABEL_KARPENTERS
 from draco.resources.texts import counted, listed
 
 SCHEMA: Final = "draco.dev/node-groups/v1"
 """Name of the document. Fields are only ever added under one name."""
 GROUP_LABELS: Final = (
-    "karpenter.sh/nodepool",
+    LABEL_KARPENTERS,
     "eks.amazonaws.com/nodegroup",
     "cloud.google.com/gke-nodepool",
     "kubernetes.azure.com/agentpool",
@@ -28,7 +29,6 @@ GROUP_LABELS: Final = (
 )
 """Labels by which nodes are of a group, the first that a node has."""
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
-KARPENTERS: Final = "karpenter.sh/nodepool"
 _PLACE: Final = frozenset(
     {"resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"}
 )
@@ -88,7 +88,7 @@ def _group(labels: Mapping[str, str], label: str) -> str:
     for each in (label,) if label else GROUP_LABELS:
         if each in labels:
             # A node pool of Karpenter's has nodes of many types, each with a template of its own.
-            kind = f", {INSTANCE_TYPE}={labels.get(INSTANCE_TYPE, '')}" if each == KARPENTERS else ""
+            kind = f", {INSTANCE_TYPE}={labels.get(INSTANCE_TYPE, '')}" if each == LABEL_KARPENTERS else ""
             return f"{each}={labels[each]}{kind}"
     return ""
 
