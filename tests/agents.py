@@ -49,9 +49,9 @@ async def eventually(check: Callable[[], Awaitable[Any] | Any], *, within_s: flo
 class SimulatedNode:
     """One node's folders and objects. `running()` runs the real agent on it."""
 
-    def __init__(self, client: Client, *, gpus: int = 2, board: str = "H100-80GB") -> None:
+    def __init__(self, client: Client, *, gpus: int = 2, board: str = "H100-80GB", name: str = "") -> None:
         self.client = client
-        self.name = f"node-{uuid.uuid4().hex[:8]}"
+        self.name = name or f"node-{uuid.uuid4().hex[:8]}"
         self.folder = Path(tempfile.mkdtemp(prefix="dra-"))
         self.gpus = self.folder / "gpus.json"
         self.cdi = self.folder / "cdi"
