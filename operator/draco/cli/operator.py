@@ -99,6 +99,12 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     help="Seconds that a group of claims waits before devices that become free are kept for it.",
 )
 @_setting(
+    "--leak-after",
+    "leak_after_s",
+    type=Seconds(min=0),
+    help="Seconds that a PodGroup without a pod may keep devices before its Event says so.",
+)
+@_setting(
     "--mass-outage",
     "mass_outage_percent",
     type=click.FloatRange(min=0, max=100),

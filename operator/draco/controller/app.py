@@ -12,8 +12,10 @@ from typing import Any
 
 import structlog
 
+from draco.controller.allocation import leaks
 from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.allocation.holds import ScaleDownHolds
+from draco.controller.allocation.leaks import LeakedClaims
 from draco.controller.claims import repair
 from draco.controller.claims.admission import Admission
 from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, PendingSubject
@@ -143,16 +145,6 @@ class Operator:
             pod_groups=features.pod_groups,
         )
 
-        def notes(reason: str, action: str) -> Notes:
-            return Notes(
-                client,
-                controller=FIELD_MANAGER_OPERATOR,
-                instance=settings.identity,
-                clock=clock,
-                reason=reason,
-                action=action,
-            )
-
         self._happenings = EventRecorder(
             client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock
         )
@@ -186,7 +178,7 @@ class Operator:
         health = HealthDecisions(self.view, clock=clock)
         self.reach = RuleReach(self.view, clock=clock)
         self._reports = TaintRuleReports(
-            client, self.view, self.reach, notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
+            client, self.view, self.reach, self._notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
         )
         self._remediation = remediation = RemediationReconciler(
             client,
@@ -216,14 +208,14 @@ class Operator:
         repairs = RepairReconciler(
             self.view,
             MovableClaims(self.view, decisions),
-            notes(repair.EVENT_REASON, repair.EVENT_ACTION),
+            self._notes(repair.EVENT_REASON, repair.EVENT_ACTION),
             releases,
             self.workers,
             clock=clock,
         )
         self._pending_claims = PendingClaims(
             self.view,
-            notes(EVENT_REASON, EVENT_ACTION),
+            self._notes(EVENT_REASON, EVENT_ACTION),
             clock=clock,
             pending_after_s=settings.pending_after_s,
             minor=minor,
@@ -446,6 +438,16 @@ class Operator:
             notes=lambda: {ANNOTATION_TROUBLES: "\n".join(self.troubles())},
         )
 
+    def _notes(self, reason: str, action: str) -> Notes:
+        return Notes(
+            self._client,
+            controller=FIELD_MANAGER_OPERATOR,
+            instance=self._settings.identity,
+            clock=self._clock,
+            reason=reason,
+            action=action,
+        )
+
     def _limiting(self) -> LimitGuard | None:
         """What counts against DeviceLimits, and, where Draco allocates, what keeps that within them."""
         held = HeldDevices(self.view)
@@ -484,7 +486,22 @@ class Operator:
         working("scale-down-holds", ScaleDownHolds(self._client, self.view, clock=self._clock))
         working("handover", handover)
         working("allocation", allocations)
-        self._allocation_troubles = (lambda: handover.trouble, lambda: allocations.writes.trouble)
+        leaked = LeakedClaims(
+            self._client,
+            self.view,
+            decisions,
+            self._notes(leaks.KEPT_REASON, leaks.EVENT_ACTION),
+            self._happenings,
+            metrics=self.metrics,
+            clock=self._clock,
+            tell_after_s=self._settings.leak_after_s,
+        )
+        working("leaked-claims", leaked)
+        self._allocation_troubles = (
+            lambda: handover.trouble,
+            lambda: allocations.writes.trouble,
+            lambda: leaked.trouble,
+        )
         return handover
 
     def _reserving(self, working: Callable[[str, Any], object], minor: int | None) -> WaitingReasons:

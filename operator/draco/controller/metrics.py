@@ -68,6 +68,11 @@ class OperatorMetrics:
             ["policy"],
             registry=self.registry,
         )
+        self.leaks_released = Counter(
+            "draco_leaked_claims_released_total",
+            "Claims that Draco took back from PodGroups without a pod, as MigPolicies permit it.",
+            registry=self.registry,
+        )
         self.remediations_opened = Counter(
             "draco_health_remediations_opened_total",
             "DeviceMaintenances that were opened because of a fault, by the HealthPolicy that says so.",

@@ -43,6 +43,8 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """After how long every API server and scheduler acts by what was written when a GPU is handed over."""
     overdue_s: float = 300.0
     """How long a group waits before devices that become free are kept for it, so that smaller ones cannot pass it for ever."""
+    leak_after_s: float = 600.0
+    """How long a PodGroup may keep devices without having a pod before that is said."""
     workers: int = 4
     """Workers of each reconciler."""
     stalled_after_s: float = 120.0

@@ -21,10 +21,18 @@ async def make_template(client: Client, namespace: str, name: str, *, gpus: int,
 
 
 async def make_pod_group(
-    client: Client, namespace: str, name: str, *, least: int, annotations: Mapping[str, str] = {}
+    client: Client,
+    namespace: str,
+    name: str,
+    *,
+    least: int,
+    annotations: Mapping[str, str] = {},
+    template: str = "",
 ) -> None:
+    """With a template it has one claim, which all its members share that ask for the same."""
     meta = {"name": name, "namespace": namespace, "annotations": dict(annotations)}
-    spec = {"schedulingPolicy": {"gang": {"minCount": least}}}
+    claims = [{"name": "gpu", "resourceClaimTemplateName": template}] if template else []
+    spec = {"schedulingPolicy": {"gang": {"minCount": least}}, "resourceClaims": claims}
     await client.create(POD_GROUP, {"metadata": meta, "spec": spec})
 
 

@@ -58,13 +58,23 @@ def claim_uses(pod: Pod) -> list[ClaimUse]:
 
 
 def check_usable(claim: ResourceClaim, pod: Pod, *, generated: bool) -> None:
-    """PodBlocked unless the claim is allocated and reserved for this very pod (and owned by it, if made for it)."""
+    """PodBlocked unless the claim is allocated and reserved for this very pod (and owned by it, if made for it).
+
+    Its PodGroup stands for it in both, as far as kubelet goes: by its name.
+    """
     name = claim.metadata.key
-    if generated and not any(owner.uid == pod.metadata.uid for owner in claim.metadata.owner_references):
+    group = pod.spec.scheduling_group.pod_group_name if pod.spec.scheduling_group else ""
+    if generated and not any(
+        owner.uid == pod.metadata.uid or (group and (owner.kind, owner.name) == ("PodGroup", group))
+        for owner in claim.metadata.owner_references
+    ):
         raise PodBlocked("ClaimNotOwned", f"claim {name} was not made for pod {pod.metadata.key}")
     if claim.status.allocation is None:
         raise PodBlocked("ClaimNotAllocated", f"claim {name} is not allocated")
-    if not any(consumer.uid == pod.metadata.uid for consumer in claim.status.reserved_for):
+    if not any(
+        consumer.uid == pod.metadata.uid or (group and (consumer.resource, consumer.name) == ("podgroups", group))
+        for consumer in claim.status.reserved_for
+    ):
         raise PodBlocked("ClaimNotReserved", f"claim {name} is not reserved for pod {pod.metadata.key}")
 
 

@@ -275,6 +275,12 @@ class PlacementStrategy(StrEnum):
     SPREAD = "Spread"
 
 
+class MigGangs(ApiStruct, frozen=True, kw_only=True):
+    """Groups of pods that start together. `release_leaked_after`: how long one without a pod may keep devices ("": for ever)."""
+
+    release_leaked_after: str = ""
+
+
 class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     """Which GPUs, and how they are to be partitioned."""
 
@@ -289,6 +295,7 @@ class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     profiles: list[str] = []
     warm: list[ProfileCount] = []
     repair: MigRepair = MigRepair()
+    gangs: MigGangs = MigGangs()
     reset: MigReset = MigReset()
 
 

@@ -1,0 +1,280 @@
+"""Says that a PodGroup without a pod keeps devices, and takes them back where the policies of the GPUs permit it.
+
+Owns since when that is so, the Event of the PodGroup, and two writes, each on top of just the version that was seen. A pod that
+joins the group writes nothing to a claim that is reserved already, so a write would not fail because of it. Therefore the
+reservation goes first: from then on the pod has to reserve the claim, or kube-controller-manager does for it. The allocation goes
+only if nobody has a while later, and the API server knows of no pod.
+
+Since when a group has no pod is kept in memory: a new leader counts from the beginning, and takes back later, never sooner. What
+is a leak is `allocation.ownership.leaks`'.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+
+import structlog
+
+from draco.allocation.ownership.gangs import GangKey, GangSource, gang_of
+from draco.allocation.ownership.handover import GpuPlace
+from draco.allocation.ownership.leaks import cause_and_fix, is_leaked, is_there, keepers, made_for, release_after
+from draco.controller.metrics import OperatorMetrics
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.notes import Notes
+from draco.kube.watch.store import Change
+from draco.mig_policy.release_policy import prepared_on
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import ObjectReference, Pod
+from draco.resources.api.draco import MigPolicy
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.scheduling import PodGroup
+from draco.resources.kinds import CLAIMS, PODS, Kind
+from draco.resources.names import DeviceKey
+from draco.resources.texts import agreeing, counted, listed
+
+log = structlog.get_logger(__name__)
+
+KEPT_REASON = "DevicesKeptWithoutPods"
+RELEASED_REASON = "LeakReleased"
+EVENT_ACTION = "Allocating"
+_BY_KEEPER = "PodGroup that keeps it"
+SETTLE_S = 10.0
+"""So long a claim must have been seen without a reservation before its allocation goes: schedulers learn of it, and pods show."""
+_AGAIN_S = 5.0
+"""How soon to look again where a write, or a node's agent, is awaited."""
+_REFUSED_S = 300.0
+"""How long nothing is tried after the API server refused: a role is mended by a person."""
+_NEVER_S = float("inf")
+
+
+class LeakedClaims:
+    """One PodGroup at a time; keys are theirs."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: MigDecisions,
+        notes: Notes,
+        events: EventRecorder,
+        *,
+        metrics: OperatorMetrics,
+        clock: Clock,
+        tell_after_s: float,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._notes = notes
+        self._events = events
+        self._count = metrics.leaks_released
+        self._clock = clock
+        self._tell_after_s = tell_after_s
+        self._since_s: dict[ObjectKey, dict[str, float]] = {}  # by PodGroup and the claim's UID
+        self._unreserved_s: dict[str, float] = {}  # since when, by the claim's UID
+        self._said: dict[ObjectKey, tuple[ObjectReference, int]] = {}  # and of how many claims
+        self._adopted = False
+        self._refused_until_s = float("-inf")
+        view.claims.store.add_index(_BY_KEEPER, lambda claim: [each.key for each in keepers(claim)])
+        metrics.on_scrape(
+            "draco_leaked_claims",
+            "Claims of Draco's that PodGroups without a pod keep, once that has been said. On the leader only.",
+            [],
+            lambda: sum(number for _, number in self._said.values()),
+        )
+
+    @property
+    def trouble(self) -> str:
+        """Which PodGroups keep devices without having pods; "" if none."""
+        if not self._said:
+            return ""
+        number = len(self._said)
+        return (
+            f"{counted(number, 'PodGroup')} without a pod {agreeing(number, 'keeps', 'keep')} GPUs: "
+            f"{listed(map(str, sorted(self._said)))}. Delete what is not used any more with kubectl delete podgroup, or set "
+            "spec.gangs.releaseLeakedAfter of the MigPolicies, so that Draco takes the GPUs back."
+        )
+
+    def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
+        """Have `wake` called with every PodGroup that a change may concern."""
+
+        def claim_changed(change: Change[ResourceClaim]) -> None:
+            for key in {each.key for claim in change.versions for each in keepers(claim)}:
+                wake(key)
+
+        def pod_changed(change: Change[Pod]) -> None:
+            if change.differs(lambda pod: (is_there(pod), pod.claims)):
+                for key in set(chain.from_iterable(map(self._concerned, change.versions))):
+                    wake(key)
+
+        def policy_changed(change: Change[MigPolicy]) -> None:
+            if change.differs(lambda policy: policy.spec):
+                for key in list(self._since_s):
+                    wake(key)
+
+        self._view.claims.subscribe(claim_changed)
+        self._view.pods.subscribe(pod_changed)
+        self._view.mig_policies.subscribe(policy_changed)
+        if self._view.pod_groups is not None:
+            self._view.pod_groups.subscribe(lambda change: wake(change.key))
+
+    def all_keys(self) -> set[ObjectKey]:
+        """The PodGroups that keep claims, and, so that Events of a leader before are found, any name at all."""
+        kept = {each.key for claim in self._view.claims.store.values() for each in keepers(claim)}
+        return kept | {ObjectKey("", "")}
+
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        """Say what is to be said of the PodGroup, and take back what may be. Raises ApiError."""
+        await self._adopt()
+        group, leaked = self._pod_group(key), self._leaked(key)
+        now_s = self._clock.monotonic()
+        before = self._since_s.pop(key, {})
+        if self._view.pod_groups is None or group is None or not leaked:
+            await self._withdraw(key)
+            for uid in before:
+                self._unreserved_s.pop(uid, None)
+            return None
+        since = self._since_s[key] = {uid: before.get(uid, now_s) for uid in (each.metadata.uid for each in leaked)}
+        waits = [await self._release(claim, key, since[claim.metadata.uid]) for claim in leaked]
+        return min(await self._tell(self._view.pod_groups.kind, group, leaked, min(since.values())), *waits)
+
+    async def _adopt(self) -> None:
+        if self._adopted:
+            return
+        for regarding in await self._notes.adopt():
+            key = ObjectKey(regarding.namespace, regarding.name)
+            group = self._pod_group(key)
+            if group is None or group.metadata.uid != regarding.uid or not self._leaked(key):
+                await self._notes.withdraw(regarding)
+            else:
+                self._said[key] = (regarding, len(self._leaked(key)))
+        self._adopted = True
+
+    def _pod_group(self, key: ObjectKey) -> PodGroup | None:
+        return self._view.pod_groups.store.get(key) if self._view.pod_groups is not None else None
+
+    def _leaked(self, key: ObjectKey) -> list[ResourceClaim]:
+        claims = self._view.claims.store.by_index(_BY_KEEPER, key)
+        classes = self._view.classes_by_name if claims else {}
+        found = [each for each in claims if is_leaked(each, classes, self._pod_group, self._pods(each))]
+        return sorted(found, key=lambda claim: claim.metadata.name)
+
+    def _pods(self, claim: ResourceClaim) -> Iterable[Pod]:
+        yield from self._view.pods_of(claim.metadata.key)
+        for each in keepers(claim):
+            yield from self._view.pods_of_gang(GangKey(GangSource.POD_GROUP, each.key.namespace, each.key.name))
+
+    def _concerned(self, pod: Pod) -> Iterable[ObjectKey]:
+        gang = gang_of(pod)
+        if gang is not None and gang.source is GangSource.POD_GROUP:
+            yield ObjectKey(gang.namespace, gang.name)
+        for key in pod.claims:
+            claim = self._view.claims.store.get(key)
+            yield from (each.key for each in (keepers(claim) if claim else ()))
+
+    async def _tell(self, kind: Kind[PodGroup], group: PodGroup, leaked: list[ResourceClaim], since_s: float) -> float:
+        key = group.metadata.key
+        for_s = self._clock.monotonic() - since_s
+        if for_s < self._tell_after_s:
+            await self._withdraw(key)
+            return self._tell_after_s - for_s
+        regarding = kind.reference(group.metadata)
+        self._said[key] = (regarding, len(leaked))
+        text = cause_and_fix(key, leaked, int(self._tell_after_s // 60))
+        return await self._notes.say(regarding, f"{text} {self._prospect(leaked)}".rstrip())
+
+    def _prospect(self, leaked: list[ResourceClaim]) -> str:
+        """What becomes of it otherwise."""
+        made = [each for each in leaked if made_for(each)]
+        if not made:
+            return ""
+        afters = [release_after(self._policies(each.devices_held)) for each in made]
+        known = [each for each in afters if each is not None]
+        if len(known) < len(made):
+            return "A MigPolicy can have Draco take the devices back: spec.gangs.releaseLeakedAfter."
+        minutes = int(max(known).total_seconds() // 60)
+        return f"Draco takes the devices back after {minutes} min without a pod, as the MigPolicy says."
+
+    async def _withdraw(self, key: ObjectKey) -> None:
+        said = self._said.get(key)
+        if said is not None:
+            await self._notes.withdraw(said[0])
+            del self._said[key]
+
+    def _policies(self, devices: Iterable[DeviceKey]) -> list[MigPolicy | None]:
+        """The policies of the GPUs, one for each; None for a GPU of none that is known."""
+        by_name = {each.name: each.policy for each in self._decisions.rules}
+        found = []
+        for place in dict.fromkeys(map(GpuPlace.of, devices)):
+            decision = self._decisions.of(place.pool)
+            names = [each.policy for each in (decision.gpus if decision else ()) if each.device == place.gpu]
+            found.append(by_name.get(names[0]) if names else None)
+        return found
+
+    async def _release(self, claim: ResourceClaim, group: ObjectKey, since_s: float) -> float:
+        """Take the next step towards its release, if it is time. Returns in how many seconds to look again."""
+        # One that was made by name would be allocated again at once, so taking it back is no use.
+        after = release_after(self._policies(claim.devices_held)) if made_for(claim) else None
+        if after is None:
+            return _NEVER_S
+        now_s, uid = self._clock.monotonic(), claim.metadata.uid
+        if claim.status.reserved_for:
+            self._unreserved_s.pop(uid, None)
+        else:
+            self._unreserved_s.setdefault(uid, now_s)
+        due_s = max(since_s + after.total_seconds(), self._unreserved_s.get(uid, now_s - SETTLE_S) + SETTLE_S)
+        wait_s = max(due_s, self._refused_until_s) - now_s
+        if wait_s > 0:
+            return wait_s
+        names = {each.pool for each in claim.devices_held}
+        nodes = [node for name in names if (node := self._view.gpu_nodes.store.get(ObjectKey("", name)))]
+        if prepared_on(claim, nodes):
+            return _AGAIN_S
+        if claim.status.reserved_for:
+            await self._write(claim, {"reservedFor": None})
+        elif not await self._has_pods(claim) and await self._write(claim, {"allocation": None}):
+            self._announce(claim, group)
+        return _AGAIN_S  # what is there now is on its way
+
+    async def _has_pods(self, claim: ResourceClaim) -> bool:
+        """Whether the API server knows of a pod that may use it: a watch may lag."""
+        groups = {each.key.name for each in keepers(claim)}
+        pods = await self._client.list(PODS, namespace=claim.metadata.namespace)
+        return any(
+            is_there(pod)
+            and (
+                claim.metadata.key in pod.claims
+                or (pod.spec.scheduling_group is not None and pod.spec.scheduling_group.pod_group_name in groups)
+            )
+            for pod in pods
+        )
+
+    async def _write(self, claim: ResourceClaim, status: dict[str, None]) -> bool:
+        meta = claim.metadata
+        seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        try:
+            await self._client.patch(CLAIMS, meta.key, {"metadata": seen, "status": status}, subresource="status")
+        except (NotFound, Conflict) as error:
+            log.info("leak.claim_changed", claim=str(meta.key), error=str(error))
+            return False
+        except (Forbidden, Invalid) as error:
+            self._refused_until_s = self._clock.monotonic() + _REFUSED_S
+            log.warning("leak.refused", claim=str(meta.key), error=str(error), again_in_s=_REFUSED_S)
+            return False
+        return True
+
+    def _announce(self, claim: ResourceClaim, group: ObjectKey) -> None:
+        devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
+        self._count.inc()
+        log.info("leak.released", claim=str(claim.metadata.key), devices=devices, pod_group=str(group))
+        self._events.record(
+            CLAIMS.reference(claim.metadata),
+            type="Normal",
+            reason=RELEASED_REASON,
+            action=EVENT_ACTION,
+            note=f"Draco took back {devices}, as the MigPolicy says: PodGroup {group} has no pod. Its next gets devices again.",
+        )
