@@ -106,7 +106,7 @@ def a_policy(after: str, allocator: Allocator = Allocator.OPERATOR) -> MigPolicy
 
 
 def test_it_is_taken_back_after_the_longest_time_if_all_policies_say_one() -> None:
-    assert release_after([a_policy("30m"), a_policy("1h")]) == timedelta(hours=1)
+    assert release_after([a_policy("1h"), a_policy("30m")]) == timedelta(hours=1)
     assert release_after([]) is None
     for other in (a_policy(""), a_policy("1m", Allocator.SCHEDULER), None):
         assert release_after([a_policy("30m"), other]) is None

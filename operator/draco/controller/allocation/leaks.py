@@ -179,8 +179,7 @@ class LeakedClaims:
     async def _tell(self, kind: Kind[PodGroup], group: PodGroup, leaked: list[ResourceClaim], since_s: float) -> float:
         key = group.metadata.key
         for_s = self._clock.monotonic() - since_s
-        if for_s < self._tell_after_s:
-            await self._withdraw(key)
+        if for_s < self._tell_after_s and key not in self._said:  # what the leader before said is so still
             return self._tell_after_s - for_s
         regarding = kind.reference(group.metadata)
         self._said[key] = (regarding, len(leaked))
@@ -223,7 +222,8 @@ class LeakedClaims:
             return _NEVER_S
         now_s, uid = self._clock.monotonic(), claim.metadata.uid
         if claim.status.reserved_for:
-            self._unreserved_s.pop(uid, None)
+            if self._unreserved_s.pop(uid, None) is not None:
+                since_s = self._since_s[group][uid] = now_s  # somebody had use for it, though no pod was seen
         else:
             self._unreserved_s.setdefault(uid, now_s)
         due_s = max(since_s + after.total_seconds(), self._unreserved_s.get(uid, now_s - SETTLE_S) + SETTLE_S)
