@@ -14,6 +14,7 @@ import structlog
 
 from draco.controller.allocation import leaks
 from draco.controller.allocation.allocations import ClaimAllocations
+from draco.controller.allocation.evicting import PreemptionEvictions
 from draco.controller.allocation.holds import ScaleDownHolds
 from draco.controller.allocation.leaks import LeakedClaims
 from draco.controller.claims import repair
@@ -22,6 +23,7 @@ from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, P
 from draco.controller.claims.release import ClaimReleases
 from draco.controller.claims.repair import RepairReconciler
 from draco.controller.claims.webhook import serving_webhook, webhook_app
+from draco.controller.evictions import PodEvictions
 from draco.controller.fencing.fences import FencingReconciler, register_fencing
 from draco.controller.fencing.signs import AgentLeases
 from draco.controller.health.decisions import HealthDecisions
@@ -153,8 +155,11 @@ class Operator:
         )
         fleet = MaintenanceFleet(self.view, clock)
         admission = MaintenanceAdmission(client, self.view, fleet, clock=clock)
-        self._eviction_requests = _eviction_requests(
-            client, self.view, features, clock=clock, paused=lambda devices: admission.paused(fleet.gpus(devices))
+        self._evictions, self._eviction_requests = (
+            PodEvictions(client, clock=clock),
+            _eviction_requests(
+                client, self.view, features, clock=clock, paused=lambda devices: admission.paused(fleet.gpus(devices))
+            ),
         )
         maintenance = MaintenanceReconciler(
             client,
@@ -167,6 +172,7 @@ class Operator:
                 client,
                 self.view,
                 self._happenings,
+                evictions=self._evictions,
                 clock=clock,
                 count=self.metrics.evictions,
                 requests=self._eviction_requests,
@@ -497,10 +503,19 @@ class Operator:
             tell_after_s=self._settings.leak_after_s,
         )
         working("leaked-claims", leaked)
+        evicting = PreemptionEvictions(
+            self._client,
+            allocations.preemptions,
+            self._evictions,
+            self._happenings,
+            count=self.metrics.preemptions,
+        )
+        working("preemption", evicting)
         self._allocation_troubles = (
             lambda: handover.trouble,
             lambda: allocations.writes.trouble,
             lambda: leaked.trouble,
+            lambda: evicting.trouble,
         )
         return handover
 

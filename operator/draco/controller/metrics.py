@@ -62,6 +62,12 @@ class OperatorMetrics:
         self.claims_allocated = Counter(
             "draco_claims_allocated_total", "Claims that Draco allocated.", registry=self.registry
         )
+        self.preemptions = Counter(
+            "draco_preemption_evictions_total",
+            "Pods that were to make room for pods of a higher priority: evicted, or refused (and asked again later).",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.claims_released = Counter(
             "draco_claims_released_total",
             "Idle claims whose allocation was taken back to make room for a pod, by the MigPolicy that permits it.",

@@ -90,7 +90,7 @@ class GangSearch:
 
     def _attempt(self, group: ClaimGroup, asked: Sequence[_Asked], domain: Mapping[str, Node]) -> GroupFit:
         """The best of some orders of the members. Counted as placed only if all are."""
-        order = sorted(range(len(group.members)), key=lambda index: (-_devices(group.members[index]), index))
+        order = sorted(range(len(group.members)), key=lambda index: (-devices_of(group.members[index]), index))
         best = GroupFit([[] for _ in group.members], 0, 0)
         for _ in range(ATTEMPTS):
             fit, failed = self._in_order(group, order, asked, domain)
@@ -172,7 +172,7 @@ def _among(nodes: Mapping[str, Node], domain: Mapping[str, Node], taken: set[str
     return nodes
 
 
-def _devices(member: GroupMember) -> int:
+def devices_of(member: GroupMember) -> int:
     """How much it asks for, as a measure of how hard it is to place."""
     requests = [request for claim in member.claims for request in claim.spec.devices.requests]
     return sum(max(1, request.exactly.count if request.exactly is not None else 1) for request in requests)

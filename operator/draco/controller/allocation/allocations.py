@@ -9,7 +9,8 @@ where its claim was, is given back if the rest finds no place: nobody holds devi
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,6 +19,7 @@ from prometheus_client import Counter
 
 from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.preemption import Preemptions
 from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.allocation.returns import AllocationReturns
 from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
@@ -41,8 +43,8 @@ from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
-from draco.placing.groups import GroupPlacement, withheld
-from draco.resources.api.claims import ResourceClaim
+from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
+from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS
@@ -66,8 +68,9 @@ _LONGEST_S = 60.0
 _NOT_GIVEN_OUT = "draco-not-given-out"
 _KEPT = "draco-kept"
 
-_Basis: TypeAlias = tuple[int, int, frozenset[GpuPlace], frozenset[DeviceKey]]
-"""What a placement rests on: the versions of fleet and limits, the GPUs that may be given out, and what is kept for others."""
+_Basis: TypeAlias = tuple[int, int, int, frozenset[GpuPlace], frozenset[DeviceKey]]
+"""What a placement rests on: the versions of fleet, limits and nominations, the GPUs that may be given out, and what is kept for
+others."""
 
 
 class _NoPlace(msgspec.Struct, frozen=True):
@@ -115,6 +118,7 @@ class ClaimAllocations:
         self._returns = AllocationReturns(client, view, events, clock=clock)
         self._refusals = NodeRefusals(view, events, clock=clock)
         self._gangs = Gangs(client, view)
+        self.preemptions = Preemptions(client, view, handover, workers, self._gangs, clock=clock)
         self._waiting = WaitingGroups(view, self._gangs, self._refusals, self._is_in_flight)
         self._held: set[ObjectKey] = set()
         """Claims of reservations that are not whole, and what is about to take over from one."""
@@ -134,6 +138,7 @@ class ClaimAllocations:
         self._view.reservations.subscribe(lambda _: wake(KEY))
         self._handover.when_owned(lambda: wake(KEY))
         self._guard.when_changed(lambda: wake(KEY))
+        self.preemptions.listen(lambda _: wake(KEY))
 
     def all_keys(self) -> set[str]:
         """The one key."""
@@ -185,6 +190,7 @@ class ClaimAllocations:
         self._without_place = {uid: each for uid, each in self._without_place.items() if uid in uids}
         self._alone = {uid: times for uid, times in self._alone.items() if uid in uids}
         self._said = {uid: why for uid, why in self._said.items() if uid in uids}
+        self.preemptions.forget_others(uids)
 
     def _head(self, groups: dict[str, WaitingGroup]) -> str:
         """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or ""."""
@@ -203,7 +209,8 @@ class ClaimAllocations:
         return head
 
     def _basis(self) -> _Basis:
-        return self._view.followed.version, self._guard.version, self._handover.owned, self._kept.devices
+        versions = self._view.followed.version, self._guard.version, self.preemptions.version
+        return *versions, self._handover.owned, self._kept.devices
 
     def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float) -> float:
         """In how many seconds to ask about the group; infinite as long as nothing changes."""
@@ -213,7 +220,8 @@ class ClaimAllocations:
         if asked is None:
             return 0.0
         changed_s = float("inf") if asked.basis in {None, basis} else asked.at_s + _AGAIN_S
-        return max(0.0, min(changed_s, asked.again_s) - now_s)
+        preempts_s = now_s + self.preemptions.due_s(waiting.uid)
+        return max(0.0, min(changed_s, asked.again_s, preempts_s) - now_s)
 
     def _batch(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:
         """The oldest group with those of its namespace that come next: a batch is on one tenant's budget."""
@@ -222,8 +230,13 @@ class ClaimAllocations:
         oldest, first = next(iter(due.items()))
         if oldest in self._alone:
             return {oldest: first}
-        same = [uid for uid, each in due.items() if each.namespace == first.namespace]
-        return {uid: due[uid] for uid in [each for each in same if each not in self._alone][:_GROUPS_AT_ONCE]}
+        kept = self.preemptions.kept_from(first)
+        same = [
+            uid
+            for uid, each in due.items()
+            if each.namespace == first.namespace and uid not in self._alone and self.preemptions.kept_from(each) == kept
+        ]
+        return {uid: due[uid] for uid in same[:_GROUPS_AT_ONCE]}
 
     async def _ask_protecting(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """As `_ask`. Meanwhile the claims get their finalizer, which is half of what is written of an allocation."""
@@ -236,8 +249,7 @@ class ClaimAllocations:
     async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
         groups = [msgspec.structs.replace(each.group, is_overdue=uid == head) for uid, each in batch.items()]
-        held = [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view)]
-        question = PlaceClaims(groups, held, sorted(self._handover.spread))
+        question = PlaceClaims(groups, self._held_from(batch), sorted(self._handover.spread))
         namespace, alone = next(iter(batch.values())).namespace, len(groups) == 1
         within_s = _PATIENCE_ALONE_S if alone else _PATIENCE_S
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, within_s)
@@ -252,6 +264,11 @@ class ClaimAllocations:
         for uid in batch:
             self._alone[uid] = self._alone.get(uid, 0) + alone
         return [GroupPlacement([], why)] if alone else None
+
+    def _held_from(self, batch: dict[str, WaitingGroup]) -> list[ResourceClaim]:
+        """Claims as they count, whatever the cluster says: what is on its way, and what is not for groups such as these."""
+        nominated = self.preemptions.claims(self.preemptions.kept_from(next(iter(batch.values()))))
+        return [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view), *nominated]
 
     def _not_given_out(self, batch: Iterable[str]) -> list[ResourceClaim]:
         """What is published as Draco's and is not to be given out, or not to these groups, as claims that have it all."""
@@ -274,6 +291,7 @@ class ClaimAllocations:
 
     async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: _Basis) -> None:
         writes: list[Coroutine[Any, Any, None]] = []
+        without: list[WaitingGroup] = []
         limits = self._guard.begin(self.writes.claims)
         for (uid, waiting), found in zip(batch.items(), placements, strict=True):
             devices = (
@@ -286,6 +304,8 @@ class ClaimAllocations:
                 continue  # handed back meanwhile: this result is worth nothing
             if limits.limited and not found.results:
                 continue  # what was refused before may be just what it lacked: it is asked about again without that
+            if any(waiting.priority is None or waiting.priority <= (each.priority or 0) for each in without):
+                continue  # asked about again once it is known what is kept for the other
             placement = limits.within(waiting.group, found)
             if self._kept.uid == uid or placement.kept:
                 self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
@@ -299,7 +319,20 @@ class ClaimAllocations:
             self._remember_no_place(waiting, placement, basis)
             if uid not in self._alone:
                 writes += [self._returns.give_back(each, waiting.group.name) for each in waiting.loose]
+                if not placement.is_hopeless and self.preemptions.may_plan(waiting):
+                    without.append(waiting)
         await self._at_once(writes)
+        await self._preempt(without)
+
+    async def _preempt(self, without: Sequence[WaitingGroup]) -> None:
+        """Make room for the first group for which that can be done."""
+        for waiting in without:
+            permitted = partial(self._is_within_limits, waiting.group)
+            if await self.preemptions.plan(waiting, self._held_from({waiting.uid: waiting}), permitted):
+                return
+
+    def _is_within_limits(self, group: ClaimGroup, results: list[list[AllocationResult]]) -> bool:
+        return bool(self._guard.begin(self.writes.claims).within(group, GroupPlacement(results)).results)
 
     def _remember_no_place(self, waiting: WaitingGroup, placement: GroupPlacement, basis: _Basis) -> None:
         now_s, uid, group = self._clock.monotonic(), waiting.uid, waiting.group

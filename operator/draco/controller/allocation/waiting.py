@@ -7,6 +7,7 @@ is not whole yet (pods, claims or terms are missing, a write is on its way) is n
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,8 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.names import ANNOTATION_TOPOLOGY, LABEL_RESERVATION
 from draco.resources.texts import counted
 
+_NEVER: Final = "Never"
+
 
 class WaitingGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group that can be asked about. `loose` are claims that others of it have and no pod uses yet."""
@@ -31,10 +34,20 @@ class WaitingGroup(msgspec.Struct, frozen=True, kw_only=True):
     group: ClaimGroup
     order: tuple[int, str, str]
     """By priority, age and name."""
+    priority: int | None = None
+    """The lowest of its pods; None without pods."""
+    may_preempt: bool = False
+    """Whether others may be evicted for it: every member has pods, and none of these forbids it."""
     since: datetime | None = None
     loose: Sequence[ResourceClaim] = ()
     unready: str = ""
     """Why it is not to be asked about yet: one sentence."""
+
+    @property
+    def called(self) -> str:
+        """How people know it: by its name, or else its first pod or claim."""
+        member = self.group.members[0]
+        return self.group.name or str((member.pods[0] if member.pods else member.claims[0]).metadata.key)
 
     @property
     def namespace(self) -> str:
@@ -103,6 +116,8 @@ class WaitingGroups:
                     uid=pods[0].metadata.uid,
                     group=ClaimGroup([found]),
                     order=_order(pods[:1], priority=pods[0].spec.priority),
+                    priority=_priority([found]),
+                    may_preempt=_may_preempt([found]),
                     since=claim.metadata.creation_timestamp,
                 )
 
@@ -178,6 +193,8 @@ class WaitingGroups:
                 str(gang),
             ),
             order=_order(pods, priority=known.priority),
+            priority=_priority(members),
+            may_preempt=_may_preempt(members),
             since=min(
                 filter(None, (claim.metadata.creation_timestamp for each in members for claim in each.claims)),
                 default=None,
@@ -219,6 +236,15 @@ def _alone(claim: ResourceClaim) -> WaitingGroup:
     return WaitingGroup(
         uid=meta.uid, group=ClaimGroup([GroupMember([claim])]), order=order, since=meta.creation_timestamp
     )
+
+
+def _priority(members: Iterable[GroupMember]) -> int | None:
+    """The lowest, as one pod of a high priority must not pull the others along."""
+    return min((pod.spec.priority for member in members for pod in member.pods), default=None)
+
+
+def _may_preempt(members: Sequence[GroupMember]) -> bool:
+    return all(member.pods and all(pod.spec.preemption_policy != _NEVER for pod in member.pods) for member in members)
 
 
 def _order(pods: Sequence[Pod], *, priority: int) -> tuple[int, str, str]:

@@ -1,47 +1,37 @@
 """Evicts the pods that hold devices under maintenance, as `maintenance.draining` decides.
 
-Owns the evictions, their Events, and what is remembered of them: when each pod was asked last, and what stood in the way. That is
-lost with the process, and nothing depends on it but the pace. Every eviction names the UID of the pod that was seen, so that one
-of the same name that came since is not touched. No pod is ever deleted but by the Eviction API, or by the cluster that was asked
-to make it leave.
+Owns whom is asked, the Events, and what is remembered of it: when each pod was asked last, and what stood in the way. That is
+lost with the process, and nothing depends on it but the pace. No pod is ever deleted but by the Eviction API, or by the cluster
+that was asked to make it leave.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 
-import msgspec
 import structlog
 from prometheus_client import Counter
 
+from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, Eviction, PodEvictions
 from draco.controller.maintenance.eviction_requests import EvictionRequests
 from draco.controller.maintenance.parts import request_reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import (
-    ApiError,
-    Conflict,
-    DisruptionRefused,
-    Forbidden,
-    NamespaceTerminating,
-    NotFound,
-    TooManyRequests,
-    Unreachable,
-)
+from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.drain import AskedPod, DrainInput, plan_drain
 from draco.maintenance.progress import DrainState
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
+from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS
+from draco.resources.kinds import PODS
 from draco.resources.names import DeviceKey
-from draco.resources.texts import listed, shown
+from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
@@ -49,13 +39,7 @@ EVICTED_REASON = "PodEvicted"
 REQUESTED_REASON = "PodEvictionRequested"
 EVENT_ACTION = "DrainingDevice"
 
-NOT_PERMITTED = "Draco may not evict pods: set the chart's value operator.evictPods to true, or delete them yourself."
-_FORBIDDEN_S = 60.0
-"""How long nobody is asked after the API server refused the right: a role is mended by a person."""
-_BUDGETS_EVERY_S = 10.0
-"""Budgets are not watched. Those of a namespace are read again at most so often, and only where a pod was refused."""
 _AT_ONCE = 4
-_LONGEST_REFUSAL = 160
 _DRAINING_PHASES = frozenset({MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING, MaintenancePhase.FAILED})
 
 
@@ -68,22 +52,22 @@ class PodDrains:
         view: ClusterView,
         events: EventRecorder,
         *,
+        evictions: PodEvictions,
         clock: Clock,
         count: Counter,
         requests: EvictionRequests | None = None,
     ) -> None:
         """`requests` are None where the cluster takes none: then every pod is evicted."""
-        self._client = client
         self._view = view
         self._events = events
         self._clock = clock
         self._count = count
+        self._evictions = evictions
+        self._budgets = DisruptionBudgets(client, clock=clock)
         self._requests = requests
         self._asked: dict[str, AskedPod] = {}  # by the pod's UID
         self._asked_by: dict[str, set[str]] = {}  # by the request's UID
         self._in_flight: set[str] = set()
-        self._budgets: dict[str, tuple[float, list[PodDisruptionBudget]]] = {}  # when read, by namespace
-        self._forbidden_until_s = float("-inf")
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that may have to look at a pod."""
@@ -115,11 +99,11 @@ class PodDrains:
                 claims=claims,
                 pods=list(pods.values()),
                 rules=rules,
-                budgets=[each for name in namespaces for each in self._budgets.get(name, (0.0, []))[1]],
+                budgets=self._budgets.of(namespaces),
                 asked=self._asked,
                 requested=self._requests.of(pods.values()) if self._requests else None,
                 paused=paused,
-                forbidden=NOT_PERMITTED if self._clock.monotonic() < self._forbidden_until_s else "",
+                forbidden=NOT_PERMITTED if self._evictions.forbidden else "",
             ),
         )
 
@@ -129,7 +113,7 @@ class PodDrains:
         Returns in how many seconds to look again. Raises ApiError where the request itself cannot be read, and then nobody is
         asked, and where the cluster did not answer and is to be asked again.
         """
-        read = await self._read_budgets({key.namespace for key in state.entrusted})
+        read = await self._budgets.read({key.namespace for key in state.entrusted})
         pods = [pod for key in (*state.evict, *state.request) if (pod := self._view.pods.store.get(key)) is not None]
         pods = [pod for pod in pods if pod.metadata.uid not in self._in_flight and not pod.is_over]
         if not pods or not await self._view.maintenances.is_current(request):
@@ -150,7 +134,7 @@ class PodDrains:
         for again in (task.result() for task in tasks):
             if again is not None:
                 raise again
-        await self._read_budgets({pod.metadata.namespace for pod in pods if self._was_refused_by_budget(pod)})
+        await self._budgets.read({pod.metadata.namespace for pod in pods if self._was_refused_by_budget(pod)})
         return 1.0
 
     def forget(self, uid: str) -> None:
@@ -178,32 +162,24 @@ class PodDrains:
 
     async def _evict(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> None:
         async with limit:
-            if self._clock.monotonic() < self._forbidden_until_s:
+            if self._evictions.forbidden:
                 return
-            try:
-                await self._client.create_subresource(PODS, pod.metadata.key, "eviction", eviction_of(pod, request))
-            except (NotFound, Conflict) as error:
-                # It is gone, or another has its name. Conflict also says that the pod changed while it was looked at.
-                log.info("drain.pod_changed", pod=str(pod.metadata.key), error=str(error))
-                self._asked.pop(pod.metadata.uid, None)
-            except ApiError as error:
-                self._refused(request, pod, error)
-            else:
-                self._note(request, pod, refusal="", by_budget=False)
-                self._count.labels("evicted").inc()
-                log.info("drain.evicted", pod=str(pod.metadata.key), request=request.metadata.name)
-                self._announce_eviction(request, pod)
-
-    def _refused(self, request: DeviceMaintenance, pod: Pod, error: ApiError) -> None:
-        if isinstance(error, Forbidden) and _lacks_the_right(error):
-            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
-            log.warning("drain.forbidden", pod=str(pod.metadata.key), error=str(error), remedy=NOT_PERMITTED)
-            return
-        # A pod that two budgets cover is refused with 500.
-        by_budget = isinstance(error, DisruptionRefused) or "PodDisruptionBudget" in error.message
-        self._note(request, pod, refusal=_words(error), by_budget=by_budget)
-        self._count.labels("refused").inc()
-        log.info("drain.refused", pod=str(pod.metadata.key), request=request.metadata.name, error=str(error))
+            answer = await self._evictions.evict(pod, grace_s=request.spec.drain.grace_period_seconds)
+            match answer.outcome:
+                case Eviction.CHANGED:
+                    log.info("drain.pod_changed", pod=str(pod.metadata.key), error=answer.error)
+                    self._asked.pop(pod.metadata.uid, None)
+                case Eviction.REFUSED:
+                    self._note(request, pod, refusal=answer.why, by_budget=answer.by_budget)
+                    self._count.labels("refused").inc()
+                    log.info(
+                        "drain.refused", pod=str(pod.metadata.key), request=request.metadata.name, error=answer.error
+                    )
+                case Eviction.ACCEPTED:
+                    self._note(request, pod, refusal="", by_budget=False)
+                    self._count.labels("evicted").inc()
+                    log.info("drain.evicted", pod=str(pod.metadata.key), request=request.metadata.name)
+                    self._announce_eviction(request, pod)
 
     def _note(self, request: DeviceMaintenance, pod: Pod, *, refusal: str, by_budget: bool) -> None:
         uid = pod.metadata.uid
@@ -216,23 +192,6 @@ class PodDrains:
     def _was_refused_by_budget(self, pod: Pod) -> bool:
         asked = self._asked.get(pod.metadata.uid)
         return asked is not None and asked.by_budget
-
-    async def _read_budgets(self, namespaces: Iterable[str]) -> bool:
-        """Read those that were not read lately. Returns whether any was."""
-        now_s, found = self._clock.monotonic(), False
-        for namespace in sorted(namespaces):
-            read_s, _ = self._budgets.get(namespace, (float("-inf"), []))
-            if now_s - read_s < _BUDGETS_EVERY_S:
-                continue
-            try:
-                budgets = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
-            except (ApiError, msgspec.ValidationError) as error:
-                # Only what is said depends on it: then the API server's own words are.
-                log.info("drain.budgets_not_read", namespace=namespace, error=str(error))
-                continue
-            self._budgets[namespace] = (now_s, budgets)
-            found = True
-        return found
 
     def _announce_eviction(self, request: DeviceMaintenance, pod: Pod) -> None:
         meta, held = request.metadata, self._what_it_holds(request, pod)
@@ -266,36 +225,5 @@ class PodDrains:
                 wake(request.metadata.uid)
 
 
-def eviction_of(pod: Pod, request: DeviceMaintenance) -> dict[str, object]:
-    """What is posted to evict this very pod."""
-    options: dict[str, object] = {"preconditions": {"uid": pod.metadata.uid}}
-    if (grace_s := request.spec.drain.grace_period_seconds) is not None:
-        options["gracePeriodSeconds"] = grace_s
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
-        "deleteOptions": options,
-    }
-
-
 def _drains(request: DeviceMaintenance) -> bool:
     return request.spec.drain.policy is not DrainPolicy.WAIT and request.status.phase in _DRAINING_PHASES
-
-
-def _lacks_the_right(error: Forbidden) -> bool:
-    """Whether it is a role that lacks the right, and not an admission webhook that guards this pod."""
-    return "pods/eviction" in error.message and "cannot create" in error.message
-
-
-def _words(error: ApiError) -> str:
-    """Why, for people."""
-    match error:
-        case NamespaceTerminating():
-            return "its namespace is being deleted, which ends it too"
-        case Unreachable():
-            return "the API server gave no answer; it is tried again"
-        case TooManyRequests() if not isinstance(error, DisruptionRefused):
-            return "the API server has too much to do; it is tried again"
-        case _:
-            return shown(error.message).rstrip(".")[:_LONGEST_REFUSAL]

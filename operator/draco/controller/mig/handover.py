@@ -20,6 +20,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
+from draco.mig_policy.preempting import preempting_policies
 from draco.mig_policy.spreading import spread_pools
 from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
@@ -65,6 +66,7 @@ class HandoverReconciler:
         self._to_taint: frozenset[GpuPlace] | None = None
         self._register_uid = ""
         self._spread: frozenset[PoolKey] = frozenset()
+        self._preemptible: frozenset[GpuPlace] = frozenset()
         self._trouble = ""
         self._when_owned: list[Callable[[], None]] = []
         self._when_to_taint: list[Callable[[str], None]] = []
@@ -83,6 +85,11 @@ class HandoverReconciler:
     def spread(self) -> frozenset[PoolKey]:
         """The pools whose nodes are to be filled evenly."""
         return self._spread
+
+    @property
+    def preemptible(self) -> frozenset[GpuPlace]:
+        """The GPUs from which pods may be evicted for pods of a higher priority."""
+        return self._preemptible & self._owned
 
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
@@ -199,8 +206,9 @@ class HandoverReconciler:
             call()
 
     async def _wanted(self, cooperative: CooperativeWork) -> frozenset[GpuPlace]:
-        found = set()
+        found, preemptible = set(), set()
         decisions = await self._decisions.all()
+        permitting = preempting_policies(self._view.mig_policies.store.values())
         drivers = {each.metadata.name: each.status.driver for each in self._view.gpu_nodes.store.values()}
         self._spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
         for decision in decisions:
@@ -210,7 +218,13 @@ class HandoverReconciler:
                 names = self._names(gpu_node, uuids)
                 driver = gpu_node.status.driver
                 found |= {GpuPlace(driver, decision.node, names[uuid]) for uuid in uuids & names.keys()}
+                preemptible |= {
+                    GpuPlace(driver, decision.node, names[each.uuid])
+                    for each in decision.gpus
+                    if each.uuid in uuids & names.keys() and each.policy in permitting
+                }
             await cooperative.pause()
+        self._preemptible = frozenset(preemptible)
         return frozenset(found)
 
     def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from draco.explanation.problems.claims import problems_of
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import Searches, plan_release
 from draco.placing.place import place
+from draco.placing.preemption import make_room
 from draco.resources.api.claims import (
     DeviceClaim,
     DeviceClass,
@@ -68,6 +69,8 @@ def answer(fleet: Fleet, question: messages.Question) -> messages.Answer:
         return messages.ClaimProblems(problems_of(fleet, [question.claim]))
     if isinstance(question, messages.PlaceClaims):
         return messages.PlacementAnswer(place(fleet, question.groups, question.held, spread=question.spread))
+    if isinstance(question, messages.FindRoom):
+        return messages.RoomAnswer(make_room(fleet, question.wanted, question.held, spread=question.spread))
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
     if found is None:

@@ -12,6 +12,7 @@ import msgspec
 
 from draco.explanation.model import Problem
 from draco.placing.groups import ClaimGroup, GroupPlacement
+from draco.placing.preemption import Room, RoomWanted
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -71,7 +72,15 @@ class PlaceClaims(Message, frozen=True):
     spread: list[PoolKey] = []
 
 
-Question: TypeAlias = ExplainPending | CheckClaim | FindRelease | PlaceClaims
+class FindRoom(Message, frozen=True):
+    """Whose pods leave so that a group gets devices. `held` and `spread` are as of PlaceClaims."""
+
+    wanted: RoomWanted
+    held: list[ResourceClaim]
+    spread: list[PoolKey] = []
+
+
+Question: TypeAlias = ExplainPending | CheckClaim | FindRelease | PlaceClaims | FindRoom
 
 
 def claims_of(question: Question) -> list[ResourceClaim]:
@@ -82,6 +91,8 @@ def claims_of(question: Question) -> list[ResourceClaim]:
         case PlaceClaims():
             members = [member for group in question.groups for member in group.members]
             return [claim for member in members for claim in (*member.claims, *member.others)]
+        case FindRoom():
+            return [claim for member in question.wanted.group.members for claim in (*member.claims, *member.others)]
     return question.claims
 
 
@@ -92,6 +103,8 @@ def pods_of(question: Question) -> list[Pod]:
             return []
         case PlaceClaims():
             return [pod for group in question.groups for member in group.members for pod in member.pods]
+        case FindRoom():
+            return [pod for member in question.wanted.group.members for pod in member.pods]
     return [question.pod]
 
 
@@ -145,6 +158,12 @@ class PlacementAnswer(Message, frozen=True):
     placements: list[GroupPlacement]
 
 
+class RoomAnswer(Message, frozen=True):
+    """The answer to FindRoom; None if no eviction would do."""
+
+    room: Room | None
+
+
 class CostlySelector(Message, frozen=True):
     """The selector that costs most: number `number`, counted from 0, of a request, or of a class where there is none."""
 
@@ -172,7 +191,9 @@ class Failed(Message, frozen=True):
     why: str
 
 
-Answer: TypeAlias = PendingAnswer | ClaimProblems | ReleaseAnswer | PlacementAnswer | OverBudget | OutOfMemory | Failed
+Answer: TypeAlias = (
+    PendingAnswer | ClaimProblems | ReleaseAnswer | PlacementAnswer | RoomAnswer | OverBudget | OutOfMemory | Failed
+)
 
 
 class PutObject(Message, frozen=True):

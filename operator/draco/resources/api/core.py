@@ -104,6 +104,8 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     termination_grace_period_seconds: int | None = None
     eviction_responders: list[EvictionResponder] = []
     priority: int = 0
+    preemption_policy: str = ""
+    """Never keeps it from having others evicted for it; "" means PreemptLowerPriority."""
     scheduling_gates: list[PodSchedulingGate] = []
     scheduling_group: PodSchedulingGroup | None = None
 
@@ -135,6 +137,7 @@ class PodStatus(ApiStruct, frozen=True, kw_only=True):
     """Phase, conditions and the names of generated claims."""
 
     phase: str = ""
+    start_time: datetime | None = None
     conditions: list[PodCondition] = []
     resource_claim_statuses: list[PodResourceClaimStatus] = []
     extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None

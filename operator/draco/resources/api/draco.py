@@ -281,12 +281,20 @@ class MigGangs(ApiStruct, frozen=True, kw_only=True):
     release_leaked_after: str = ""
 
 
+class PreemptionPermit(StrEnum):
+    """Whose pods Draco may evict so that claims of a higher priority get their devices."""
+
+    NEVER = "Never"
+    LOWER_PRIORITY = "LowerPriority"
+
+
 class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     """Which GPUs, and how they are to be partitioned."""
 
     mode: MigMode
     allocator: Allocator = Allocator.SCHEDULER
     placement: PlacementStrategy = PlacementStrategy.PACK
+    preemption: PreemptionPermit = PreemptionPermit.NEVER
     node_selector: LabelSelector | None = None
     device_selectors: list[DeviceSelector] = []
     exclude: list[str] = []

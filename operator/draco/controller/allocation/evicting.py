@@ -1,0 +1,131 @@
+"""Evicts the pods that are to leave for groups of higher priority: for one group at a time, and for none if one would be refused.
+
+Owns the evictions and what is said of them. Before the first, the API server is asked whether it would accept each of them, so
+that nobody loses work for a group that gets no room all the same; and whether the group still waits, since another replica may
+have served it. Who leaves for whom is `preemption`'s.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+import structlog
+from prometheus_client import Counter
+
+from draco.controller.allocation.preemption import Nomination, Preemptions
+from draco.controller.evictions import NOT_PERMITTED, Eviction, EvictionAnswer, PodEvictions
+from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
+from draco.resources.api.core import ObjectReference, Pod
+from draco.resources.kinds import CLAIMS, PODS
+from draco.resources.texts import agreeing, counted, listed
+
+log = structlog.get_logger(__name__)
+
+PREEMPTED_REASON = "Preempted"
+PREEMPTING_REASON = "Preempting"
+EVENT_ACTION = "Preempting"
+_AT_ONCE = 4
+
+
+class PreemptionEvictions:
+    """By the group that gets the room."""
+
+    def __init__(
+        self,
+        client: Client,
+        preemptions: Preemptions,
+        evictions: PodEvictions,
+        events: EventRecorder,
+        *,
+        count: Counter,
+    ) -> None:
+        self._client = client
+        self._preemptions = preemptions
+        self._evictions = evictions
+        self._events = events
+        self._count = count
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody is evicted though a policy permits it, and what to do; "" if nothing is in the way."""
+        return NOT_PERMITTED if self._evictions.forbidden and self._preemptions.permitted else ""
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with each group for which pods may have to be evicted."""
+        self._preemptions.listen(wake)
+
+    def all_keys(self) -> Collection[str]:
+        """The groups for which pods are to be evicted."""
+        return self._preemptions.pending
+
+    async def reconcile(self, uid: str) -> float | None:
+        """Evict all pods that are to leave for the group, or none. Raises ApiError where it cannot be seen if it still waits."""
+        nomination = self._preemptions.of(uid)
+        if nomination is None or not nomination.asked:
+            return None
+        if not await self._still_waits(nomination):
+            self._preemptions.drop(uid)
+            return None
+        pods = list(nomination.asked)
+        would = await self._ask(pods, dry_run=True)
+        if self._preemptions.of(uid) is not nomination:
+            return None  # it has found a place, or is gone
+        going: list[Pod] = []
+        answers = would
+        if not _refused(pods, would):
+            answers = await self._ask(pods)
+            going = [pod for pod, each in zip(pods, answers, strict=True) if each.outcome is Eviction.ACCEPTED]
+            self._announce(nomination, going)
+        if refused := _refused(pods, answers):
+            self._count.labels("refused").inc(len(refused))
+            why = next(each.why for each in answers if each.why)
+            log.info("preemption.refused", pods=[str(each.metadata.key) for each in refused], why=why)
+            self._preemptions.spare(refused)
+            self._preemptions.postpone(uid)
+        self._preemptions.evicted(uid, going)
+        return None
+
+    async def _still_waits(self, nomination: Nomination) -> bool:
+        meta = nomination.waiting.group.claims[0].metadata
+        found = await self._client.list(CLAIMS, namespace=meta.namespace, field_selector=f"metadata.name={meta.name}")
+        return any(each.metadata.uid == meta.uid and each.waits for each in found)
+
+    async def _ask(self, pods: Sequence[Pod], *, dry_run: bool = False) -> list[EvictionAnswer]:
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(pod: Pod) -> EvictionAnswer:
+            async with limit:
+                return await self._evictions.evict(pod, dry_run=dry_run)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(each), name=f"evict {each.metadata.key}") for each in pods]
+        return [task.result() for task in tasks]
+
+    def _announce(self, nomination: Nomination, pods: Sequence[Pod]) -> None:
+        if not pods:
+            return
+        waiting, priority = nomination.waiting, nomination.priority
+        number = sum(len(member.pods) for member in waiting.group.members)
+        self._count.labels("evicted").inc(len(pods))
+        log.info("preemption.evicted", group=waiting.called, pods=[str(each.metadata.key) for each in pods])
+        for pod in pods:
+            # Whose pods these are may be nobody's business here: it is another namespace's.
+            note = (
+                f"Evicted, because {counted(number, 'pod')} of priority {priority} {agreeing(number, 'gets', 'get')} devices "
+                f"that it holds; its own priority is {pod.spec.priority}."
+            )
+            self._record(PODS.reference(pod.metadata), PREEMPTED_REASON, note)
+        devices = listed(f"{each.device} of {each.pool}" for each in nomination.results)
+        note = f"Draco evicted {counted(len(pods), 'pod')} of lower priority to make room: {devices}."
+        member = waiting.group.members[0]
+        self._record(CLAIMS.reference(member.claims[0].metadata), PREEMPTING_REASON, note)
+        self._record(PODS.reference(member.pods[0].metadata), PREEMPTING_REASON, note)
+
+    def _record(self, regarding: ObjectReference, reason: str, note: str) -> None:
+        self._events.record(regarding, type="Normal", reason=reason, action=EVENT_ACTION, note=note)
+
+
+def _refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[Pod]:
+    return [
+        pod for pod, each in zip(pods, answers, strict=True) if each.outcome in {Eviction.REFUSED, Eviction.FORBIDDEN}
+    ]

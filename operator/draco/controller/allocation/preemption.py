@@ -1,0 +1,303 @@
+"""Makes room for groups of higher priority, where the MigPolicy of GPUs permits it: whose pods leave, and what is kept for whom.
+
+A group that finds no place is nominated for devices that others have: their pods are evicted by the Eviction API, and nobody of
+its priority or a lower one is given these devices until it has them. Owns the nominations, which are kept in memory alone: a
+process that begins finds the pods that leave already, and asks no others to, if these suffice. Who may be a victim, and which of
+them are chosen, is `placing`'s; the evictions themselves are `evicting`'s.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import msgspec
+import structlog
+
+from draco.allocation.ownership.claims import is_for_operator
+from draco.allocation.ownership.gangs import GangKey, gang_of
+from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.waiting import WaitingGroup
+from draco.controller.evictions import DisruptionBudgets
+from draco.controller.mig.handover import HandoverReconciler
+from draco.controller.view import ClusterView
+from draco.controller.workers.fair_queue import QueuePriority
+from draco.controller.workers.messages import FindRoom, RoomAnswer
+from draco.controller.workers.pool import WorkerPool
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.placing.groups import placeholder
+from draco.placing.preemption import Room, RoomWanted
+from draco.placing.victims import Evictable, Victim, VictimInput, evictable
+from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.meta import ObjectKey
+
+log = structlog.get_logger(__name__)
+
+_NOMINATED = "draco-nominated"
+_PATIENCE_S = 5.0
+_FIRST_S, _LONGEST_S = 5.0, 60.0
+"""How long a group is not planned for again after nobody could leave for it, or was refused: longer each time."""
+_AGAIN_S = 1.0
+"""How soon to plan again while pods are evicted for another group."""
+_LEAVING_S = 5.0
+"""How soon to plan again for a group that only waits for pods which leave anyway."""
+_ACCEPTED_S = 30.0
+"""So long a pod that was evicted may not be seen to leave."""
+
+
+class Nomination(msgspec.Struct):
+    """A group and what it is to get. `asked` are pods that are to be evicted yet, `going` those that were, by UID, and when."""
+
+    waiting: WaitingGroup
+    priority: int
+    results: list[DeviceRequestAllocationResult]
+    asked: list[Pod] = []
+    going: dict[str, tuple[ObjectKey, float]] = {}
+
+    @property
+    def claim(self) -> ResourceClaim:
+        """What it is to get, as a claim that has it."""
+        return placeholder(f"{_NOMINATED}-{self.waiting.uid}", self.results)
+
+
+class Preemptions:
+    """Nominations by group. A group in the way of whose eviction something stands is left alone for a while."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        handover: HandoverReconciler,
+        workers: WorkerPool,
+        gangs: Gangs,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._view = view
+        self._handover = handover
+        self._workers = workers
+        self._gangs = gangs
+        self._clock = clock
+        self._budgets = DisruptionBudgets(client, clock=clock)
+        self._nominations: dict[str, Nomination] = {}
+        self._next_s: dict[str, float] = {}
+        self._timed: set[str] = set()  # those that are planned for again even if nothing changes
+        self._tries: dict[str, int] = {}
+        self._spared_until_s: dict[str, float] = {}  # by the UIDs of pods whose eviction was refused
+        self._listeners: list[Callable[[str], None]] = []
+        self.version = 0
+        """Grows with every change of what is kept for whom."""
+
+    def listen(self, call: Callable[[str], None]) -> None:
+        """Have `call` called with the UID of each group for which something else is kept, or whose pods can be evicted."""
+        self._listeners.append(call)
+
+    def of(self, uid: str) -> Nomination | None:
+        """What is kept for the group."""
+        return self._nominations.get(uid)
+
+    @property
+    def pending(self) -> set[str]:
+        """The groups for which pods are to be evicted yet."""
+        return {uid for uid, each in self._nominations.items() if each.asked}
+
+    def kept_from(self, waiting: WaitingGroup) -> frozenset[str]:
+        """The groups whose devices this one is not given: all but those of a lower priority than its pods have."""
+        return frozenset(
+            uid
+            for uid, each in self._nominations.items()
+            if uid != waiting.uid and (waiting.priority is None or waiting.priority <= each.priority)
+        )
+
+    def claims(self, uids: Collection[str]) -> list[ResourceClaim]:
+        """What is kept for these groups, as claims that have it."""
+        return [each.claim for uid, each in self._nominations.items() if uid in uids]
+
+    def forget_others(self, uids: Collection[str]) -> None:
+        """Forget what is remembered of groups that do not wait any more."""
+        for uid in self._nominations.keys() - set(uids):
+            self.drop(uid)
+        self._next_s = {uid: each for uid, each in self._next_s.items() if uid in uids}
+        self._timed &= set(uids)
+        self._tries = {uid: each for uid, each in self._tries.items() if uid in uids}
+        now_s = self._clock.monotonic()
+        self._spared_until_s = {uid: until_s for uid, until_s in self._spared_until_s.items() if until_s > now_s}
+
+    def drop(self, uid: str) -> None:
+        """Keep nothing for the group any more."""
+        if self._nominations.pop(uid, None) is not None:
+            self._changed(uid)
+
+    @property
+    def permitted(self) -> bool:
+        """Whether a policy lets pods be evicted at all."""
+        return bool(self._handover.preemptible)
+
+    def may_plan(self, waiting: WaitingGroup) -> bool:
+        """Whether it is to be found out now who might leave for a group that found no place."""
+        # Where its pods could not run on nodes that they were given, it is not the devices that they lack.
+        is_refused = any(member.without for member in waiting.group.members)
+        return self.permitted and waiting.may_preempt and not is_refused and self._rest_s(waiting.uid) <= 0.0
+
+    def due_s(self, uid: str) -> float:
+        """In how many seconds to ask about the group again though nothing has changed; infinite without a reason to."""
+        return max(0.0, self._rest_s(uid)) if uid in self._timed else float("inf")
+
+    def _rest_s(self, uid: str) -> float:
+        """In how many seconds it may be planned for."""
+        now_s, nomination = self._clock.monotonic(), self._nominations.get(uid)
+        return max(self._next_s.get(uid, now_s) - now_s, self._leaving_s(nomination) if nomination else 0.0)
+
+    async def plan(
+        self,
+        waiting: WaitingGroup,
+        held: Sequence[ResourceClaim],
+        permitted: Callable[[list[list[AllocationResult]]], bool],
+    ) -> bool:
+        """Find out who leaves for the group, which found no place. Returns whether it is nominated now.
+
+        `held` are claims as they count, whatever the cluster says; `permitted` tells whether limits let it have its place.
+        """
+        uid, priority = waiting.uid, waiting.priority
+        if priority is None or self.pending - {uid}:
+            self._wait(uid, _AGAIN_S)
+            return False
+        found = await self._evictable(waiting, priority)
+        if found is None:
+            self._next_s[uid] = self._clock.monotonic() + _AGAIN_S
+            self._timed.discard(uid)
+            self.drop(uid)
+            return False
+        room = await self._room(waiting, priority, found, held) if found.leaving or found.victims else None
+        if room is None or not permitted(room.results):
+            self.postpone(uid)
+            self.drop(uid)
+            return False
+        self._nominate(waiting, priority, room, [found.victims[number] for number in room.victims])
+        return True
+
+    def postpone(self, uid: str) -> None:
+        """Plan for the group later, as nobody could leave for it now."""
+        tries = self._tries[uid] = self._tries.get(uid, 0) + 1
+        self._wait(uid, min(_FIRST_S * 2.0 ** (tries - 1), _LONGEST_S))
+
+    def spare(self, pods: Iterable[Pod]) -> None:
+        """Ask these pods to leave for nobody for a while: their eviction was refused."""
+        until_s = self._clock.monotonic() + _LONGEST_S
+        self._spared_until_s.update((each.metadata.uid, until_s) for each in pods)
+
+    def evicted(self, uid: str, going: Iterable[Pod]) -> None:
+        """Hear that the pods which were asked for the group have been: these are on their way out."""
+        nomination = self._nominations.get(uid)
+        if nomination is None:
+            return
+        now_s = self._clock.monotonic()
+        nomination.asked = []
+        nomination.going |= {each.metadata.uid: (each.metadata.key, now_s) for each in going}
+        if not nomination.going:
+            self.drop(uid)
+
+    def _nominate(self, waiting: WaitingGroup, priority: int, room: Room, victims: Sequence[Victim]) -> None:
+        uid, before = waiting.uid, self._nominations.get(waiting.uid)
+        results = [
+            one
+            for member in room.results
+            for result in member
+            for one in result.devices.results
+            if not one.admin_access
+        ]
+        pods = filter(None, (self._view.pods.store.get(key) for each in victims for key in each.pods))
+        nomination = Nomination(waiting, priority, results, list(pods), dict(before.going) if before else {})
+        self._nominations[uid] = nomination
+        self._wait(uid, _LEAVING_S)
+        if before is None or [each.key for each in before.results] != [each.key for each in results]:
+            devices = [f"{each.pool}/{each.device}" for each in results]
+            evict = [str(each.metadata.key) for each in nomination.asked]
+            log.info("preemption.nominated", group=waiting.called, priority=priority, devices=devices, evict=evict)
+            self._changed(uid)
+        elif nomination.asked:
+            self._tell(uid)
+
+    async def _room(
+        self, waiting: WaitingGroup, priority: int, found: Evictable, held: Sequence[ResourceClaim]
+    ) -> Room | None:
+        names = {key.namespace for each in found.victims for key in each.pods}
+        allowed = [(each.metadata.key, each.status.disruptions_allowed) for each in self._budgets.of(names)]
+        group = msgspec.structs.replace(waiting.group, is_overdue=False)
+        wanted = RoomWanted(group, priority, found.leaving, found.victims, allowed)
+        question = FindRoom(wanted, [*held], sorted(self._handover.spread))
+        answered = await self._workers.ask_within(question, waiting.namespace, QueuePriority.FIRST, _PATIENCE_S)
+        match answered.answer if answered else None:
+            case RoomAnswer(room=room):
+                return room
+            case cause:
+                log.info("preemption.not_found", group=waiting.called, why=type(cause).__name__)
+                return None
+
+    async def _evictable(self, waiting: WaitingGroup, priority: int) -> Evictable | None:
+        """What may become free for the group; None where no pod leaves and none has a lower priority."""
+        found = evictable(self._seen())
+        names = {key.namespace for each in found.victims if each.priority < priority for key in each.pods}
+        if not names and not found.leaving:
+            return None
+        await self._budgets.read(names)
+        now_s = self._clock.monotonic()
+        spared = {uid for uid, until_s in self._spared_until_s.items() if until_s > now_s}
+        found = evictable(self._seen(self._budgets.of(names), spared))
+        own = {each.metadata.key for each in waiting.group.placed}
+        own |= {each.metadata.key for member in waiting.group.members for each in member.beside}
+        victims = [each for each in found.victims if each.priority < priority and not own.intersection(each.claims)]
+        return Evictable(found.leaving, victims)
+
+    def _seen(self, budgets: Sequence[PodDisruptionBudget] = (), spared: Collection[str] = ()) -> VictimInput:
+        classes, preemptible = self._view.classes_by_name, self._handover.preemptible
+        gangs: dict[GangKey, list[Pod]] = {}
+
+        def together(pod: Pod) -> list[Pod]:
+            gang = gang_of(pod)
+            if gang is None:
+                return [pod]
+            if gang not in gangs:
+                gangs[gang] = self._gangs.pods(gang) if self._gangs.terms(gang) is not None else []
+            return gangs[gang] or [pod]
+
+        return VictimInput(
+            now=self._clock.now(),
+            claims=[
+                each
+                for each in self._view.claims.store.values()
+                if each.status.allocation is not None and is_for_operator(each, classes)
+            ],
+            permits=lambda claim: all(GpuPlace.of(each) in preemptible for each in claim.devices_held),
+            pods_of=self._view.pods_of,
+            together=together,
+            budgets=budgets,
+            spared=spared,
+        )
+
+    def _leaving_s(self, nomination: Nomination) -> float:
+        """How long the pods that were evicted are waited for yet, or those that are to be."""
+        if nomination.asked:
+            return 1.0
+        now_s, rest_s = self._clock.monotonic(), 0.0
+        for uid, (key, at_s) in nomination.going.items():
+            pod = self._view.pods.store.get(key)
+            if pod is None or pod.metadata.uid != uid:
+                continue
+            deleted = pod.metadata.deletion_timestamp
+            # The moment of deletion has the grace period in it already.
+            left_s = at_s - now_s if deleted is None else (deleted - self._clock.now()).total_seconds()
+            rest_s = max(rest_s, left_s + _ACCEPTED_S)
+        return rest_s
+
+    def _wait(self, uid: str, seconds: float) -> None:
+        self._next_s[uid] = self._clock.monotonic() + seconds
+        self._timed.add(uid)
+
+    def _changed(self, uid: str) -> None:
+        self.version += 1
+        self._tell(uid)
+
+    def _tell(self, uid: str) -> None:
+        for call in self._listeners:
+            call(uid)

@@ -1,0 +1,155 @@
+"""Asks the Eviction API to make pods leave, and reads the PodDisruptionBudgets that it goes by.
+
+Owns the request, the reading of its answer, and whether Draco has the right at all. Every eviction names the UID of the pod that
+was seen, so that one of the same name that came since is not touched. Whom to evict, and when to ask again, is the caller's.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+import structlog
+
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import (
+    ApiError,
+    Conflict,
+    DisruptionRefused,
+    Forbidden,
+    NamespaceTerminating,
+    NotFound,
+    TooManyRequests,
+    Unreachable,
+)
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS
+from draco.resources.texts import shown
+
+log = structlog.get_logger(__name__)
+
+NOT_PERMITTED: Final = (
+    "Draco may not evict pods: set the chart's value operator.evictPods to true, or delete them yourself."
+)
+_FORBIDDEN_S: Final = 60.0
+"""How long nobody is asked after the API server refused the right: a role is mended by a person."""
+_BUDGETS_EVERY_S: Final = 10.0
+_LONGEST_REFUSAL: Final = 160
+
+
+class Eviction(StrEnum):
+    """What came of asking."""
+
+    ACCEPTED = "accepted"
+    CHANGED = "changed"
+    """The pod is gone, another has its name, or it changed while it was looked at."""
+    REFUSED = "refused"
+    FORBIDDEN = "forbidden"
+    """The right is missing, for all pods."""
+
+
+class EvictionAnswer(msgspec.Struct, frozen=True):
+    """What came of asking, and of a refusal the reason, and whether a PodDisruptionBudget is it."""
+
+    outcome: Eviction
+    error: str = ""
+    why: str = ""
+    by_budget: bool = False
+
+
+class PodEvictions:
+    """The Eviction API. Shared by all who evict, so that a missing right is met once."""
+
+    def __init__(self, client: Client, *, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._forbidden_until_s = float("-inf")
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether the right was missing a moment ago."""
+        return self._clock.monotonic() < self._forbidden_until_s
+
+    async def evict(self, pod: Pod, *, grace_s: int | None = None, dry_run: bool = False) -> EvictionAnswer:
+        """Ask for this very pod to leave, or only whether it would be made to. Raises nothing."""
+        if self.forbidden:
+            return EvictionAnswer(Eviction.FORBIDDEN, why=NOT_PERMITTED)
+        try:
+            await self._client.create_subresource(
+                PODS, pod.metadata.key, "eviction", eviction_of(pod, grace_s=grace_s, dry_run=dry_run)
+            )
+        except (NotFound, Conflict) as error:
+            return EvictionAnswer(Eviction.CHANGED, str(error))
+        except ApiError as error:
+            if isinstance(error, Forbidden) and _lacks_the_right(error):
+                self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
+                log.warning("eviction.forbidden", pod=str(pod.metadata.key), error=str(error), remedy=NOT_PERMITTED)
+                return EvictionAnswer(Eviction.FORBIDDEN, str(error), NOT_PERMITTED)
+            # A pod that two budgets cover is refused with 500.
+            by_budget = isinstance(error, DisruptionRefused) or "PodDisruptionBudget" in error.message
+            return EvictionAnswer(Eviction.REFUSED, str(error), _words(error), by_budget)
+        return EvictionAnswer(Eviction.ACCEPTED)
+
+
+class DisruptionBudgets:
+    """Budgets by namespace. They are not watched: those of a namespace are read again at most every ten seconds."""
+
+    def __init__(self, client: Client, *, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._read: dict[str, tuple[float, list[PodDisruptionBudget]]] = {}
+
+    def of(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
+        """What was read of these namespaces last."""
+        return [each for name in namespaces for each in self._read.get(name, (0.0, []))[1]]
+
+    async def read(self, namespaces: Iterable[str]) -> bool:
+        """Read those that were not read lately. Returns whether any was."""
+        now_s, found = self._clock.monotonic(), False
+        for namespace in sorted(namespaces):
+            read_s, _ = self._read.get(namespace, (float("-inf"), []))
+            if now_s - read_s < _BUDGETS_EVERY_S:
+                continue
+            try:
+                budgets = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
+            except (ApiError, msgspec.ValidationError) as error:
+                # The API server goes by them whatever is known here.
+                log.info("eviction.budgets_not_read", namespace=namespace, error=str(error))
+                continue
+            self._read[namespace] = (now_s, budgets)
+            found = True
+        return found
+
+
+def eviction_of(pod: Pod, *, grace_s: int | None = None, dry_run: bool = False) -> dict[str, object]:
+    """What is posted to evict this very pod."""
+    options: dict[str, object] = {"preconditions": {"uid": pod.metadata.uid}}
+    if grace_s is not None:
+        options["gracePeriodSeconds"] = grace_s
+    if dry_run:
+        options["dryRun"] = ["All"]
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
+        "deleteOptions": options,
+    }
+
+
+def _lacks_the_right(error: Forbidden) -> bool:
+    """Whether it is a role that lacks the right, and not an admission webhook that guards this pod."""
+    return "pods/eviction" in error.message and "cannot create" in error.message
+
+
+def _words(error: ApiError) -> str:
+    """Why, for people."""
+    match error:
+        case NamespaceTerminating():
+            return "its namespace is being deleted, which ends it too"
+        case Unreachable():
+            return "the API server gave no answer; it is tried again"
+        case TooManyRequests() if not isinstance(error, DisruptionRefused):
+            return "the API server has too much to do; it is tried again"
+        case _:
+            return shown(error.message).rstrip(".")[:_LONGEST_REFUSAL]

@@ -1,0 +1,240 @@
+"""Chooses whose pods leave so that a group gets its devices at once: no more than it takes, and least work lost first.
+
+Owns the order of victims, and the search for a set of which each one is needed. Least work lost means: the highest priority among
+the victims as low as can be; then as few pods as can be that nobody makes again; then as few as can be, of the lowest priorities;
+then those that have run for the shortest time. Claims of pods that leave anyway are free at no cost. Who can be a victim at all
+is `victims`'s. Evicts nobody. Evaluates what tenants write, so it belongs into a worker.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.ownership.handover import GpuPlace
+from draco.placing.as_if import PlacerAsIf, as_if
+from draco.placing.gang_search import GangSearch, GroupFit, devices_of
+from draco.placing.groups import ClaimGroup, allocated
+from draco.placing.victims import Victim
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.errors import DracoError
+from draco.resources.names import PoolKey
+
+SEARCHES: Final = 150
+FEWEST_SEARCHES: Final = 12
+"""So many places are searched for at most, fewer for a group of many; the best set of victims found by then is taken."""
+_ROUNDS: Final = 4
+"""How often a set is looked for that asks no more of a PodDisruptionBudget than it allows."""
+
+
+class Room(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a group gets once the victims, by their number, are gone: for each member the results of its claims, or none."""
+
+    victims: list[int]
+    results: list[list[AllocationResult]]
+
+
+class RoomWanted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A group that finds no place, its priority, and what may become free for it: claims of pods that leave, and victims.
+
+    `allowed` is how many pods each PodDisruptionBudget lets go now.
+    """
+
+    group: ClaimGroup
+    priority: int
+    leaving: list[ObjectKey]
+    victims: list[Victim]
+    allowed: list[tuple[ObjectKey, int]] = []
+
+
+def make_room(
+    fleet: Fleet, wanted: RoomWanted, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
+) -> Room | None:
+    """Whose pods are to leave for the group; nobody's where those that leave anyway suffice. None if no eviction would do."""
+    with as_if(fleet, spread=spread) as placer:
+        for claim in held:
+            placer.put(claim)
+        search = _RoomSearch(fleet, placer, wanted)
+        try:
+            return search.best()
+        except DracoError:
+            return None  # it cannot be searched for at all, which is said where it is
+
+
+def cost(victims: Iterable[Victim]) -> tuple[int, int, list[int], float]:
+    """What is lost with these victims; the smaller, the better."""
+    each_pod = sorted((one.priority for one in victims for _ in one.pods), reverse=True)
+    return (
+        each_pod[0] if each_pod else 0,
+        sum(each.lone for each in victims),
+        each_pod,
+        sum(each.ran_s for each in victims),
+    )
+
+
+class _Found(NamedTuple):
+    """Victims that suffice, and where the group goes once they are gone."""
+
+    victims: list[int]
+    fit: GroupFit
+
+
+class _RoomSearch:
+    """Places one group with some victims gone, and others again."""
+
+    def __init__(self, fleet: Fleet, placer: PlacerAsIf, wanted: RoomWanted) -> None:
+        self._placer = placer
+        self._group = wanted.group
+        self._search = GangSearch(fleet, placer)
+        self._allowed = dict(wanted.allowed)
+        self._victims = {number: each for number, each in enumerate(wanted.victims) if each.priority < wanted.priority}
+        self._claims = {
+            number: [fleet.claims[key] for key in each.claims if key in fleet.claims]
+            for number, each in self._victims.items()
+        }
+        self._gpus = {
+            number: {GpuPlace.of(held) for claim in claims for held in claim.devices_held}
+            for number, claims in self._claims.items()
+        }
+        self._gone: set[int] = set()
+        self._left = max(FEWEST_SEARCHES, SEARCHES // len(wanted.group.members))
+        for key in wanted.leaving:
+            if key in fleet.claims:
+                placer.put(allocated(fleet.claims[key], None))
+
+    def best(self) -> Room | None:
+        """The set that costs least of those that were found."""
+        if (fit := self._fit(())) is not None:
+            return Room([], fit.results)
+        every = sorted(self._victims, key=self._cost_alone)
+        lowest = self._lowest(every)
+        if lowest is None:
+            return None
+        best = None if self._over_budget(lowest.victims) else lowest
+        highest = max((self._victims[each].priority for each in lowest.victims), default=0)
+        low = [each for each in every if self._victims[each].priority <= highest]
+        for order in [*self._orders(low), *([every] if len(low) < len(every) else [])]:
+            if self._left <= 0 or (order is every and best is not None):
+                break
+            found = self._within_budgets(order)
+            if found is not None and (best is None or self._cost(found.victims) < self._cost(best.victims)):
+                best = found
+        return Room(sorted(best.victims), best.fit.results) if best is not None else None
+
+    def _lowest(self, every: Sequence[int]) -> _Found | None:
+        """Those up to the lowest priority with which the group fits, as far as they are in its way; None if it never does."""
+        priorities = sorted({self._victims[number].priority for number in every})
+        found = None
+        while priorities and self._left > 0:
+            middle = (len(priorities) - 1) // 2 if found is not None else len(priorities) - 1
+            low = [each for each in every if self._victims[each].priority <= priorities[middle]]
+            if (fit := self._fit(low)) is not None:
+                found, priorities = self._narrowed(low, fit), priorities[:middle]
+            elif found is None:
+                return None
+            else:
+                priorities = priorities[middle + 1 :]
+        return found
+
+    def _orders(self, victims: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Orders in which they might leave: pool by pool, those of the cheapest pool first; and whoever costs least first.
+
+        Where one member wants several devices, these are of one pool, so that the victims of each pool are tried for themselves.
+        """
+        pools: dict[PoolKey, list[int]] = {}
+        for number in victims:
+            for pool in {PoolKey(driver, name) for driver, name, _ in self._gpus[number]}:
+                pools.setdefault(pool, []).append(number)
+        in_order = sorted(pools.values(), key=lambda numbers: (self._cost(numbers), numbers))
+        yield list(dict.fromkeys(number for numbers in in_order for number in numbers))
+        if len(self._group.members) == 1 and devices_of(self._group.members[0]) > 1:
+            yield from in_order
+        else:
+            yield victims
+
+    def _within_budgets(self, order: Sequence[int]) -> _Found | None:
+        """Victims that suffice, by this order, and of which no PodDisruptionBudget is asked for more than it allows."""
+        for _ in range(_ROUNDS):
+            found = self._needed(order)
+            if found is None or not (over := self._over_budget(found.victims)):
+                return found
+            order = [each for each in order if each not in over]
+        return None
+
+    def _over_budget(self, victims: Sequence[int]) -> set[int]:
+        """Those of the victims with which a budget is exceeded, once the cheaper ones are gone."""
+        asked: Counter[ObjectKey] = Counter()
+        over = set()
+        for number in sorted(victims, key=self._cost_alone):
+            budgets = self._victims[number].budgets
+            if any(asked[key] + pods > self._allowed.get(key, 0) for key, pods in budgets):
+                over.add(number)
+            else:
+                asked.update(dict(budgets))
+        return over
+
+    def _needed(self, order: Sequence[int]) -> _Found | None:
+        """Of the shortest part of the order that suffices, those without whom the group does not fit."""
+        found = self._shortest(order)
+        if found is None:
+            return None
+        tried: set[int] = set()
+        while self._left > 0 and (rest := set(found.victims) - tried):
+            number = max(rest, key=self._cost_alone)
+            tried.add(number)
+            victims = [each for each in found.victims if each != number]
+            if (fit := self._fit(victims)) is not None:
+                found = self._narrowed(victims, fit)
+        return found
+
+    def _shortest(self, order: Sequence[int]) -> _Found | None:
+        """The smallest part of the order, from its start, with which the group fits: those of it whose GPUs it gets."""
+        step = len(self._group.members)
+        too_few, size = 0, min(step, len(order))
+        while (fit := self._fit(order[:size])) is None:
+            if size == len(order) or self._left <= 0:
+                return None
+            too_few, step = size, step * 2
+            size = min(size + step, len(order))
+        while size - too_few > 1 and self._left > 0:
+            middle = (size + too_few) // 2
+            if (closer := self._fit(order[:middle])) is None:
+                too_few = middle
+            else:
+                size, fit = middle, closer
+        return self._narrowed(order[:size], fit)
+
+    def _narrowed(self, victims: Sequence[int], fit: GroupFit) -> _Found:
+        """Without those that have nothing of the GPUs on which the group is placed: they are in nobody's way."""
+        taken = {
+            GpuPlace.of(each.key) for member in fit.results for result in member for each in result.devices.results
+        }
+        return _Found([each for each in victims if self._gpus[each] & taken], fit)
+
+    def _fit(self, gone: Iterable[int]) -> GroupFit | None:
+        """Where the group goes if these victims are gone; None if it still does not fit, or nothing more is to be searched."""
+        if self._left <= 0:
+            return None
+        self._left -= 1
+        wanted = set(gone)
+        for number in wanted - self._gone:
+            for claim in self._claims[number]:
+                self._placer.put(allocated(claim, None))
+        for number in self._gone - wanted:
+            for claim in self._claims[number]:
+                self._placer.put(claim)
+        self._gone = wanted
+        fit = self._search.place(self._group)
+        if fit.found < self._group.needed:
+            return None
+        self._search.undo(self._group, fit)
+        return fit
+
+    def _cost(self, victims: Iterable[int]) -> tuple[int, int, list[int], float]:
+        return cost([self._victims[number] for number in victims])
+
+    def _cost_alone(self, number: int) -> tuple[object, ...]:
+        return *self._cost([number]), self._victims[number].claims

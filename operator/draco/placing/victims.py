@@ -1,0 +1,162 @@
+"""Whose pods may be made to leave for others, what becomes free once they are gone, and what that costs.
+
+Owns who is never a victim of preemption, and which pods only leave together: those that share a claim, and those that start
+together, since the others of such a group would hold devices without getting on. In the terms of Kubernetes, victims are pods of
+lower priority. Chooses none of them, and knows nothing of devices.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from draco.maintenance.draining.disruption import covering
+from draco.maintenance.draining.drain import ANNOTATION_MIRROR
+from draco.reservations.claims import reserved_by
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.meta import ObjectKey
+
+_OVERDUE: Final = timedelta(seconds=30)
+"""A pod that is there so long after its grace period is not counted on to go."""
+
+
+class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Pods that only leave together, and the claims that become free then.
+
+    `lone` of them nobody makes again: they have no controller. `ran_s` is how long they have run, all together. `budgets` are the
+    PodDisruptionBudgets that cover some, and how many.
+    """
+
+    claims: list[ObjectKey]
+    pods: list[ObjectKey]
+    priority: int = 0
+    lone: int = 0
+    ran_s: float = 0.0
+    budgets: list[tuple[ObjectKey, int]] = []
+
+
+class Evictable(msgspec.Struct, frozen=True):
+    """What may become free: claims of pods that are on their way out anyway, and victims."""
+
+    leaving: list[ObjectKey]
+    victims: list[Victim]
+
+
+class VictimInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when victims are looked for.
+
+    `claims` are those of Draco's that are allocated, and `permits` says whether the policy of a claim's GPUs lets it be taken
+    away. `pods_of` are the pods that use a claim, `together` those that start together with a pod, itself among them. Pods whose
+    UIDs are `spared` are not asked now.
+    """
+
+    now: datetime
+    claims: Sequence[ResourceClaim]
+    permits: Callable[[ResourceClaim], bool]
+    pods_of: Callable[[ObjectKey], Sequence[Pod]]
+    together: Callable[[Pod], Sequence[Pod]]
+    budgets: Sequence[PodDisruptionBudget] = ()
+    spared: Collection[str] = ()
+
+
+def evictable(seen: VictimInput) -> Evictable:
+    """What may become free. Whose priority is low enough is for the caller to see."""
+    held = {claim.metadata.key: claim for claim in seen.claims if claim.status.reserved_for}
+    leaving = {key for key, claim in held.items() if _is_leaving(claim, seen)}
+    rest = {key: claim for key, claim in held.items() if key not in leaving}
+    victims, done = list[Victim](), set[ObjectKey]()
+    for key in rest:
+        if key not in done:
+            claims, pods = _together(key, rest, seen)
+            done.update(claims)
+            if _may_leave(claims.values(), pods, seen):
+                victims.append(_victim(claims, pods, seen))
+    return Evictable(sorted(leaving), victims)
+
+
+def _is_leaving(claim: ResourceClaim, seen: VictimInput) -> bool:
+    """Whether it becomes free by itself: no pod uses it that stays. One that is not known is gone."""
+    if any(each.resource != "pods" or each.api_group for each in claim.status.reserved_for) or reserved_by(claim):
+        return False
+    pods = seen.pods_of(claim.metadata.key)
+    return all(pod.is_over and not _is_stuck(pod, seen.now) for pod in pods)
+
+
+def _is_stuck(pod: Pod, now: datetime) -> bool:
+    deleted = pod.metadata.deletion_timestamp
+    return deleted is not None and deleted + _OVERDUE < now
+
+
+def _together(
+    first: ObjectKey, held: Mapping[ObjectKey, ResourceClaim], seen: VictimInput
+) -> tuple[dict[ObjectKey, ResourceClaim], dict[ObjectKey, Pod]]:
+    """The claims and pods that hang together with this claim. Pods that are over and hold nothing are left out."""
+    claims, pods, open_ = dict[ObjectKey, ResourceClaim](), dict[ObjectKey, Pod](), [first]
+    while open_:
+        key = open_.pop()
+        if key in claims:
+            continue
+        claims[key] = claim = held[key]
+        holders = {each.uid for each in claim.status.reserved_for}
+        for user in seen.pods_of(key):
+            if user.is_over:
+                found = [user] if user.metadata.uid in holders else []
+            else:
+                found = [user, *(pod for pod in seen.together(user) if not pod.is_over)]
+            for pod in found:
+                if pod.metadata.key not in pods:
+                    pods[pod.metadata.key] = pod
+                    open_ += [each for each in pod.claims if each in held]
+    return claims, pods
+
+
+def _may_leave(claims: Iterable[ResourceClaim], pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> bool:
+    for claim in claims:
+        consumers = claim.status.reserved_for
+        if reserved_by(claim) or any(each.resource != "pods" or each.api_group for each in consumers):
+            return False
+        if not seen.permits(claim):
+            return False
+    if any(
+        ANNOTATION_MIRROR in pod.metadata.annotations
+        or pod.metadata.uid in seen.spared
+        or _is_stuck(pod, seen.now)
+        or len(covering(pod, seen.budgets)) > 1
+        for pod in pods.values()
+    ):
+        return False
+    allowed = {each.metadata.key: each.status.disruptions_allowed for each in seen.budgets}
+    return bool(_to_evict(pods)) and all(number <= allowed[key] for key, number in _budgets(pods, seen))
+
+
+def _to_evict(pods: Mapping[ObjectKey, Pod]) -> list[Pod]:
+    """Those that run, or are about to. Others hold nothing."""
+    return [pod for pod in pods.values() if not pod.is_over and pod.spec.node_name]
+
+
+def _budgets(pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> list[tuple[ObjectKey, int]]:
+    """The Eviction API asks no budget about a pod that has not started."""
+    covered = Counter(
+        each.metadata.key for pod in _to_evict(pods) if not pod.pending for each in covering(pod, seen.budgets)
+    )
+    return sorted(covered.items())
+
+
+def _victim(claims: Mapping[ObjectKey, ResourceClaim], pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> Victim:
+    asked = _to_evict(pods)
+    return Victim(
+        claims=sorted(claims),
+        pods=sorted(pod.metadata.key for pod in asked),
+        priority=max(pod.spec.priority for pod in pods.values() if not pod.is_over),
+        lone=sum(not any(each.controller for each in pod.metadata.owner_references) for pod in asked),
+        ran_s=sum(_ran_s(pod, seen.now) for pod in asked),
+        budgets=_budgets(pods, seen),
+    )
+
+
+def _ran_s(pod: Pod, now: datetime) -> float:
+    since = pod.status.start_time or pod.metadata.creation_timestamp
+    return max(0.0, (now - since).total_seconds()) if since is not None else 0.0

@@ -1,0 +1,226 @@
+"""Who leaves for a group of higher priority: no more than it takes, and least work lost first."""
+
+from itertools import combinations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draco.allocation.fleet.fleet import Fleet
+from draco.placing.groups import ClaimGroup, GroupMember
+from draco.placing.place import place
+from draco.placing.preemption import Room, RoomWanted, cost, make_room
+from draco.placing.victims import Victim
+from draco.resources.api.meta import ObjectKey
+from tests.builders import a_claim, a_device_class, a_node, a_slice
+from tests.unit.placing.test_place import CLASS, ours
+
+
+def a_fleet(holders: dict[str, list[str]], *, gpus: int = 2, nodes: int = 2) -> Fleet:
+    """Nodes with so many GPUs of Draco's, and claims by name that hold some: `{"a": ["0/1"]}` is GPU 1 of node 0."""
+    device_class = a_device_class(CLASS)
+    meta = msgspec.structs.replace(device_class.metadata, labels={"draco.dev/allocator": "operator"})
+    names = [f"node-{number}" for number in range(nodes)]
+    return Fleet.of(
+        nodes=[a_node(name) for name in names],
+        slices=[a_slice(name, [ours(f"gpu-{number}") for number in range(gpus)]) for name in names],
+        classes=[msgspec.structs.replace(device_class, metadata=meta)],
+        claims=[
+            a_claim(
+                name, device_class=CLASS, on=["gpu.nvidia.com/node-{}/gpu-{}".format(*each.split("/")) for each in on]
+            )
+            for name, on in holders.items()
+        ],
+    )
+
+
+def key(name: str) -> ObjectKey:
+    return ObjectKey("default", name)
+
+
+def a_victim(*claims: str, priority: int = 0, pods: int = 1, **more: object) -> Victim:
+    made = Victim([key(each) for each in claims], [key(f"{claims[0]}-{number}") for number in range(pods)], priority)
+    return msgspec.structs.replace(made, **more)
+
+
+def a_group(*counts: int, **more: object) -> ClaimGroup:
+    members = []
+    for number, count in enumerate(counts):
+        claim = a_claim(f"wants-{number}", device_class=CLASS)
+        (request,) = claim.spec.devices.requests
+        assert request.exactly is not None
+        exactly = msgspec.structs.replace(request.exactly, count=count)
+        devices = msgspec.structs.replace(
+            claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)]
+        )
+        members.append(
+            GroupMember([msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))])
+        )
+    return msgspec.structs.replace(ClaimGroup(members, len(members)), **more)
+
+
+def room(
+    fleet: Fleet, group: ClaimGroup, *victims: Victim, priority: int = 10, leaving: tuple[str, ...] = (), **allowed: int
+) -> Room | None:
+    wanted = RoomWanted(
+        group, priority, [key(each) for each in leaving], list(victims), [(key(name), n) for name, n in allowed.items()]
+    )
+    return make_room(fleet, wanted, [])
+
+
+def leave(found: Room | None, *victims: Victim) -> set[str] | None:
+    return None if found is None else {claim.name for number in found.victims for claim in victims[number].claims}
+
+
+FULL = {"a": ["0/0"], "b": ["0/1"], "c": ["1/0"], "d": ["1/1"]}
+
+
+def test_one_of_lower_priority_leaves_for_one_gpu_and_the_lowest_first() -> None:
+    victims = [
+        a_victim("a", priority=5),
+        a_victim("b", priority=1),
+        a_victim("c", priority=3),
+        a_victim("d", priority=10),
+    ]
+    found = room(a_fleet(FULL), a_group(1), *victims)
+    assert leave(found, *victims) == {"b"}
+    assert found is not None
+    assert [(each.pool, each.device) for (result,) in found.results for each in result.devices.results] == [
+        ("node-0", "gpu-1")
+    ]
+
+
+def test_nobody_of_the_same_priority_or_a_higher_leaves() -> None:
+    assert room(a_fleet(FULL), a_group(1), *(a_victim(name, priority=10) for name in FULL)) is None
+
+
+def test_where_the_group_fits_anyway_or_will_once_leaving_pods_are_gone_nobody_is_evicted() -> None:
+    free = {name: on for name, on in FULL.items() if name != "d"}
+    assert leave(room(a_fleet(free), a_group(1), a_victim("a"))) == set()
+    assert leave(room(a_fleet(FULL), a_group(1), a_victim("a"), leaving=("d",))) == set()
+
+
+def test_as_few_pods_as_can_be_leave_and_of_these_the_youngest() -> None:
+    victims = [
+        a_victim("a", ran_s=50.0),
+        a_victim("b", ran_s=60.0),
+        a_victim("c", ran_s=1.0),
+        a_victim("d", ran_s=90.0),
+    ]
+    assert leave(room(a_fleet(FULL), a_group(1), *victims), *victims) == {"c"}
+    whole = {"a": ["0/0", "0/1"], "c": ["1/0"], "d": ["1/1"]}
+    victims = [a_victim("a", ran_s=500.0), a_victim("c"), a_victim("d")]
+    assert leave(room(a_fleet(whole), a_group(2), *victims), *victims) == {"a"}
+
+
+def test_pods_that_start_together_are_all_hurt_so_one_on_its_own_leaves_before() -> None:
+    victims = [a_victim("a", "c", pods=2), a_victim("b", ran_s=900.0), a_victim("d", ran_s=1000.0)]
+    assert leave(room(a_fleet(FULL), a_group(1), *victims), *victims) == {"b"}
+    assert leave(room(a_fleet(FULL), a_group(1), victims[0]), victims[0]) == {"a", "c"}
+
+
+def test_pods_that_nobody_makes_again_leave_after_others_of_their_priority_and_before_those_of_a_higher() -> None:
+    victims = [a_victim("a", lone=1), a_victim("b", ran_s=900.0), a_victim("c", priority=5)]
+    assert leave(room(a_fleet(FULL), a_group(1), *victims), *victims) == {"b"}
+    assert leave(room(a_fleet(FULL), a_group(1), victims[0], victims[2]), victims[0], victims[2]) == {"a"}
+
+
+def test_room_is_made_for_all_of_a_group_or_for_none_of_it() -> None:
+    victims = [a_victim("a"), a_victim("c", priority=1), a_victim("d")]
+    assert leave(room(a_fleet(FULL), a_group(1, 2), *victims), *victims) == {"a", "c", "d"}
+    assert room(a_fleet(FULL), a_group(2, 2), *victims) is None
+
+
+def test_a_group_gets_room_within_its_topology() -> None:
+    victims = [a_victim("a"), a_victim("b", priority=5), a_victim("c"), a_victim("d")]
+    assert leave(room(a_fleet(FULL), a_group(1, 1, topology="sameNode"), *victims), *victims) == {"c", "d"}
+    assert leave(room(a_fleet(FULL), a_group(1, 1, topology="spread"), *victims), *victims) in ({"a", "c"}, {"a", "d"})
+
+
+def test_no_disruption_budget_is_asked_for_more_than_it_allows() -> None:
+    guarded = [(key("guard"), 1)]
+    victims = [a_victim("a", budgets=guarded), a_victim("b", budgets=guarded), a_victim("c", priority=5), a_victim("d")]
+    assert leave(room(a_fleet(FULL), a_group(2), *victims, guard=2), *victims) == {"a", "b"}
+    assert leave(room(a_fleet(FULL), a_group(2), *victims, guard=1), *victims) == {"c", "d"}
+    assert room(a_fleet(FULL), a_group(2), *victims[:2], guard=1) is None
+
+
+def test_what_is_free_already_is_used_before_anybody_leaves_for_it() -> None:
+    victims = [a_victim("a"), a_victim("b"), a_victim("c")]
+    fleet = a_fleet({name: on for name, on in FULL.items() if name != "d"})
+    assert len(leave(room(fleet, a_group(1, 1), *victims), *victims) or ()) == 1
+    assert leave(room(fleet, a_group(2), *victims), *victims) == {"c"}
+
+
+def test_afterwards_the_fleet_is_as_it_was() -> None:
+    fleet = a_fleet(FULL)
+    before = dict(fleet.claims), bytes(fleet.held)
+    room(fleet, a_group(2), a_victim("a"), a_victim("b"))
+    assert (dict(fleet.claims), bytes(fleet.held)) == before
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[dict[str, list[str]], list[Victim]]:
+    """Claims that hold most of the GPUs of three nodes with three each, and the pods that use them: some start together."""
+    holders: dict[str, list[str]] = {}
+    for node in range(3):
+        left = list(range(3))
+        while left:
+            count = draw(st.integers(1, len(left)))
+            if draw(st.integers(0, 7)):
+                holders[f"c{len(holders)}"] = [f"{node}/{gpu}" for gpu in left[:count]]
+            left = left[count:]
+    victims, names = [], list(holders)
+    while names:
+        size = min(len(names), draw(st.sampled_from([1, 1, 1, 2])))
+        victims.append(
+            a_victim(
+                *names[:size],
+                priority=draw(st.integers(0, 3)),
+                pods=size,
+                lone=draw(st.integers(0, 1)),
+                ran_s=float(draw(st.integers(0, 9))),
+            )
+        )
+        names = names[size:]
+    return holders, victims
+
+
+@given(crowd=crowds(), counts=st.lists(st.integers(1, 3), min_size=1, max_size=3), priority=st.integers(0, 4))
+def test_the_laws_of_room(crowd: tuple[dict[str, list[str]], list[Victim]], counts: list[int], priority: int) -> None:
+    """Only lower priorities leave, the whole group fits then, and none of them stays without harm to it."""
+    holders, victims = crowd
+    group = a_group(*counts)
+
+    def fits(gone: set[int]) -> bool:
+        claims = {claim.name for number in gone for claim in victims[number].claims}
+        fleet = a_fleet({name: on for name, on in holders.items() if name not in claims}, gpus=3, nodes=3)
+        return bool(place(fleet, [group], [])[0].results)
+
+    lower = {number for number, each in enumerate(victims) if each.priority < priority}
+    found = room(a_fleet(holders, gpus=3, nodes=3), group, *victims, priority=priority)
+    if found is None:
+        assert not fits(lower)
+        return
+    gone = set(found.victims)
+    assert gone <= lower
+    assert fits(gone)
+    assert not any(fits(gone - {number}) for number in gone)
+    if gone:
+        highest = max(victims[number].priority for number in gone)
+        assert not fits({number for number in lower if victims[number].priority < highest})
+
+
+@given(crowd=crowds(), count=st.integers(1, 3))
+def test_for_one_pod_nothing_else_would_cost_less(crowd: tuple[dict[str, list[str]], list[Victim]], count: int) -> None:
+    holders, victims = crowd
+    found = room(a_fleet(holders, gpus=3, nodes=3), a_group(count), *victims)
+    assert found is not None
+    held = {tuple(map(int, gpu.split("/"))): name for name, on in holders.items() for gpu in on}
+    owner = {claim.name: number for number, each in enumerate(victims) for claim in each.claims}
+    best = min(
+        cost([victims[number] for number in {owner[held[gpu]] for gpu in gpus if gpu in held}])
+        for node in range(3)
+        for gpus in combinations([(node, gpu) for gpu in range(3)], count)
+    )
+    assert cost([victims[number] for number in found.victims]) == best
