@@ -77,7 +77,7 @@ class PodEvictions:
             return EvictionAnswer(Eviction.FORBIDDEN, why=NOT_PERMITTED)
         try:
             await self._client.create_subresource(
-                PODS, pod.metadata.key, "eviction", eviction_of(pod, grace_s=grace_s, dry_run=dry_run)
+                PODS, pod.metadata.key, "eviction", eviction_of(pod, grace_s=grace_s), dry_run=dry_run
             )
         except (NotFound, Conflict) as error:
             return EvictionAnswer(Eviction.CHANGED, str(error))
@@ -122,13 +122,11 @@ class DisruptionBudgets:
         return found
 
 
-def eviction_of(pod: Pod, *, grace_s: int | None = None, dry_run: bool = False) -> dict[str, object]:
+def eviction_of(pod: Pod, *, grace_s: int | None = None) -> dict[str, object]:
     """What is posted to evict this very pod."""
     options: dict[str, object] = {"preconditions": {"uid": pod.metadata.uid}}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
-    if dry_run:
-        options["dryRun"] = ["All"]
     return {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

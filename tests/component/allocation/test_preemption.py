@@ -1,79 +1,117 @@
 """Pods of a higher priority get devices that pods of a lower one have, where the MigPolicy permits it."""
 
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import pytest
-
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
-from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import EVENTS, MIG_POLICIES, PODS, Kind
-from tests.component.allocation.lab import ALLOCATING, Guarded
+from draco.resources.kinds import POD_DISRUPTION_BUDGETS
+from tests.component.allocation import preempting
+from tests.component.allocation.lab import Guarded, make_claim, until_allocated
+from tests.component.allocation.preempting import PREEMPTING, events_of, of_priority, permit, staying
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_template
-from tests.component.simulator.test_nodes import running, until_gone, until_running
+from tests.component.simulator.test_nodes import make_pod, running, until_gone, until_running
 
-PRIORITY_CLASSES: Kind[Any] = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, dict)
-PRIORITIES = {"draco-test-low": 10, "draco-test-middle": 50, "draco-test-high": 100}
-LOW: dict[str, Any] = {"priorityClassName": "draco-test-low"}
-MIDDLE: dict[str, Any] = {"priorityClassName": "draco-test-middle"}
-HIGH: dict[str, Any] = {"priorityClassName": "draco-test-high"}
-PREEMPTING = msgspec.structs.replace(ALLOCATING, lease_duration_s=15, renew_deadline_s=10.0)
+priorities = preempting.priorities
+LOW, MIDDLE, HIGH, POLITE = map(of_priority, ("low", "middle", "high", "polite"))
 
 
-@pytest.fixture
-async def permitting(handed_over: Client) -> AsyncIterator[Client]:
-    """A policy that lets pods of a lower priority be evicted from the GPUs of one node, and priorities."""
-    await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"preemption": "LowerPriority"}})
-    for name, value in PRIORITIES.items():
-        await handed_over.create(PRIORITY_CLASSES, {"metadata": {"name": name}, "value": value})
-    yield handed_over
-    for name in PRIORITIES:
-        with contextlib.suppress(NotFound):
-            await handed_over.delete(PRIORITY_CLASSES, ObjectKey("", name))
-
-
-async def events_of(client: Client, namespace: str, reason: str) -> dict[str, str]:
-    """The notes of such Events by the name of what they are about."""
-    events = await client.list(EVENTS, namespace=namespace)
-    return {
-        each.involved_object.name: each.message for each in events if each.reason == reason and each.involved_object
-    }
-
-
-async def pod(client: Client, namespace: str, name: str) -> Pod | None:
-    try:
-        return await client.get(PODS, ObjectKey(namespace, name))
-    except NotFound:
-        return None
-
-
-async def test_a_pod_of_a_higher_priority_gets_the_gpus_of_one_of_a_lower(
-    guarded: Guarded, permitting: Client, namespace: str, folder: Path
+async def test_once_the_policy_permits_it_a_pod_gets_the_gpus_of_one_of_a_lower_priority(
+    guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    async with running(permitting, folder), an_operator(guarded, PREEMPTING):
-        await make_template(permitting, namespace, "four", gpus=4)
-        await make_member(permitting, namespace, "low", template="four", **LOW)
-        await make_member(permitting, namespace, "middle", template="four", **MIDDLE)
-        await until_running(permitting, namespace, "low", "middle")
-        await make_member(permitting, namespace, "high", template="four", **HIGH)
-        await until_running(permitting, namespace, "high")
-        await until_gone(permitting, namespace, "low")
-        middle = await pod(permitting, namespace, "middle")
-        assert middle is not None
-        assert middle.metadata.deletion_timestamp is None
+    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+        await make_template(handed_over, namespace, "four", gpus=4)
+        await make_member(handed_over, namespace, "low", template="four", **LOW)
+        await make_member(handed_over, namespace, "middle", template="four", **MIDDLE)
+        await until_running(handed_over, namespace, "low", "middle")
+        await make_member(handed_over, namespace, "polite", template="four", **POLITE)
+        await make_member(handed_over, namespace, "high", template="four", **HIGH)
+
+        async def explained() -> bool:
+            return {"polite", "high"} <= {*await events_of(handed_over, namespace, "ClaimPending")}
+
+        await until(explained, what="why both wait")
+        assert await staying(handed_over, namespace) == {"low", "middle", "polite", "high"}
+        await permit(handed_over)
+        await until_running(handed_over, namespace, "high")
+        await until_gone(handed_over, namespace, "low")
+        assert await staying(handed_over, namespace) == {"middle", "polite", "high"}
 
         async def told() -> dict[str, str] | None:
-            return await events_of(permitting, namespace, "Preempted")
+            return await events_of(handed_over, namespace, "Preempted")
 
         assert await until(told, what="the Event") == {
             "low": "Evicted, because 1 pod of priority 100 gets devices that it holds; its own priority is 10."
         }
-        said = await events_of(permitting, namespace, "Preempting")
+        said = await events_of(handed_over, namespace, "Preempting")
         assert said["high"].startswith("Draco evicted 1 pod of lower priority to make room: gpu-")
-        assert len(await allocated_claims(permitting, namespace)) == 2
+        assert len(await allocated_claims(handed_over, namespace)) == 2
+
+
+async def test_what_becomes_free_is_kept_for_the_pod_that_others_left_for(
+    guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
+) -> None:
+    """One of the two that leave takes its time, and an older claim without a pod would take what the other had."""
+    await permit(handed_over)
+    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+        for gpus, template in ((4, "four"), (8, "eight")):
+            await make_template(handed_over, namespace, template, gpus=gpus)
+        await make_member(handed_over, namespace, "quick", template="four", **LOW)
+        slow: dict[str, Any] = {"terminationGracePeriodSeconds": 8}
+        await make_member(handed_over, namespace, "slow", template="four", **LOW, **slow)
+        await until_running(handed_over, namespace, "quick", "slow")
+        await make_claim(handed_over, namespace, "older")
+        await make_member(handed_over, namespace, "high", template="eight", **HIGH)
+        await until_gone(handed_over, namespace, "quick", "slow")
+        await until_running(handed_over, namespace, "high")
+        assert {*await events_of(handed_over, namespace, "Preempted")} == {"quick", "slow"}
+        assert "older" not in await events_of(handed_over, namespace, "Allocated")
+        assert [each.metadata.name[:4] for each in await allocated_claims(handed_over, namespace)] == ["high"]
+
+
+async def test_a_budget_that_allows_nothing_keeps_all_of_them_and_once_it_is_gone_they_leave(
+    guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
+) -> None:
+    """Two would have to leave, and the budget covers one."""
+    await permit(handed_over)
+    async with running(handed_over, folder), an_operator(guarded, PREEMPTING) as (operator, _):
+        for gpus, template in ((4, "four"), (8, "eight")):
+            await make_template(handed_over, namespace, template, gpus=gpus)
+        await make_member(handed_over, namespace, "free", template="four", **LOW)
+        await make_member(handed_over, namespace, "guarded", template="four", labels={"app": "guarded"}, **LOW)
+        await until_running(handed_over, namespace, "free", "guarded")
+        spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}
+        budget = {"metadata": {"name": "budget", "namespace": namespace}, "spec": spec}
+        await handed_over.create(POD_DISRUPTION_BUDGETS, budget)
+        await make_member(handed_over, namespace, "high", template="eight", **HIGH)
+
+        async def explained() -> bool:
+            return "high" in await events_of(handed_over, namespace, "ClaimPending")
+
+        await until(explained, what="why it waits")
+        assert await staying(handed_over, namespace) == {"free", "guarded", "high"}
+        await handed_over.delete(POD_DISRUPTION_BUDGETS, ObjectKey(namespace, "budget"))
+        await until_running(handed_over, namespace, "high")
+        assert await staying(handed_over, namespace) == {"high"}
+        assert (
+            operator.metrics.registry.get_sample_value("draco_preemption_evictions_total", {"outcome": "evicted"}) == 2
+        )
+
+
+async def test_a_claim_by_name_that_a_pod_lost_waits_without_taking_the_gpus_back(
+    guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
+) -> None:
+    """Its claim is allocated as soon as it can be, and it is older. One that no pod uses is nobody's to take."""
+    await permit(handed_over)
+    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+        await make_template(handed_over, namespace, "seven", gpus=7)
+        for name in ("used", "idle"):
+            await make_claim(handed_over, namespace, name)
+            await until_allocated(handed_over, namespace, name)
+        await make_pod(handed_over, namespace, "low", "used", **LOW)
+        await until_running(handed_over, namespace, "low")
+        await make_member(handed_over, namespace, "high", template="seven", **HIGH)
+        await until_running(handed_over, namespace, "high")
+        names = {each.metadata.name for each in await allocated_claims(handed_over, namespace)}
+        assert {"used", "idle"} & names == {"idle"}

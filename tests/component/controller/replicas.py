@@ -60,19 +60,20 @@ class Died(BaseException):
 class MortalConnection(Connection):
     """A connection whose process dies once `writes` writes (leases aside) were made, before it sees the last one's answer.
 
-    What it asks about its own rights is written nowhere.
+    Only writes to paths that contain `to` count. What it asks about its own rights is written nowhere.
     """
 
-    def __init__(self, real: Connection, writes: int) -> None:
+    def __init__(self, real: Connection, writes: int, to: str = "") -> None:
         self.__dict__.update(real.__dict__)
         self.left = writes
+        self.to = to
         self.dead = False
 
     async def request(self, method: str, path: str, **rest: Any) -> bytes:
         if self.dead:
             raise Unreachable("the process is dead")
         answer = await super().request(method, path, **rest)
-        is_kept = not any(part in path for part in ("/leases", "/authorization.k8s.io/"))
+        is_kept = self.to in path and not any(part in path for part in ("/leases", "/authorization.k8s.io/"))
         if method != "GET" and is_kept and "dryRun" not in str(rest.get("params")):
             self.left -= 1
             if self.left == 0:
@@ -132,6 +133,7 @@ async def an_operator(
     settings: OperatorSettings | None = None,
     *,
     dies_after_writes: int = 0,
+    dies_of_writes_to: str = "",
     events_fail_with: list[int] | None = None,
     without_taint_rules: bool = False,
     before_requests: Callable[[str, str], Awaitable[None]] | None = None,
@@ -141,7 +143,7 @@ async def an_operator(
     clock, stop = clock or SystemClock(), asyncio.Event()
     connection = await connect(served.kubeconfig)
     if dies_after_writes:
-        connection = MortalConnection(connection, dies_after_writes)
+        connection = MortalConnection(connection, dies_after_writes, dies_of_writes_to)
     if events_fail_with is not None:
         connection = FlakyConnection(connection, events_fail_with)
     if before_requests is not None:

@@ -68,9 +68,9 @@ _LONGEST_S = 60.0
 _NOT_GIVEN_OUT = "draco-not-given-out"
 _KEPT = "draco-kept"
 
-_Basis: TypeAlias = tuple[int, int, int, frozenset[GpuPlace], frozenset[DeviceKey]]
-"""What a placement rests on: the versions of fleet, limits and nominations, the GPUs that may be given out, and what is kept for
-others."""
+_Basis: TypeAlias = tuple[int, int, int, frozenset[GpuPlace], frozenset[GpuPlace], frozenset[DeviceKey]]
+"""What a placement rests on: the versions of fleet, limits and nominations, the GPUs that may be given out and those from which
+pods may be evicted, and what is kept for others."""
 
 
 class _NoPlace(msgspec.Struct, frozen=True):
@@ -210,7 +210,7 @@ class ClaimAllocations:
 
     def _basis(self) -> _Basis:
         versions = self._view.followed.version, self._guard.version, self.preemptions.version
-        return *versions, self._handover.owned, self._kept.devices
+        return *versions, self._handover.owned, self._handover.preemptible, self._kept.devices
 
     def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float) -> float:
         """In how many seconds to ask about the group; infinite as long as nothing changes."""

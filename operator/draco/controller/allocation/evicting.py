@@ -67,20 +67,22 @@ class PreemptionEvictions:
             self._preemptions.drop(uid)
             return None
         pods = list(nomination.asked)
-        would = await self._ask(pods, dry_run=True)
+        would = await self._would(pods)
         if self._preemptions.of(uid) is not nomination:
             return None  # it has found a place, or is gone
         going: list[Pod] = []
-        answers = would
-        if not _refused(pods, would):
-            answers = await self._ask(pods)
-            going = [pod for pod, each in zip(pods, answers, strict=True) if each.outcome is Eviction.ACCEPTED]
-            self._announce(nomination, going)
-        if refused := _refused(pods, answers):
+        refused = _refused(pods, would)
+        for pod in pods if not refused else ():
+            answer = await self._evictions.evict(pod)
+            if refused := _refused([pod], [answer]):
+                break
+            if answer.outcome is Eviction.ACCEPTED:
+                going.append(pod)
+        self._announce(nomination, going)
+        if refused:
             self._count.labels("refused").inc(len(refused))
-            why = next(each.why for each in answers if each.why)
-            log.info("preemption.refused", pods=[str(each.metadata.key) for each in refused], why=why)
-            self._preemptions.spare(refused)
+            log.info("preemption.refused", pods=[str(pod.metadata.key) for pod, _ in refused], why=refused[0][1].why)
+            self._preemptions.spare([pod for pod, _ in refused])
             self._preemptions.postpone(uid)
         self._preemptions.evicted(uid, going)
         return None
@@ -90,12 +92,13 @@ class PreemptionEvictions:
         found = await self._client.list(CLAIMS, namespace=meta.namespace, field_selector=f"metadata.name={meta.name}")
         return any(each.metadata.uid == meta.uid and each.waits for each in found)
 
-    async def _ask(self, pods: Sequence[Pod], *, dry_run: bool = False) -> list[EvictionAnswer]:
+    async def _would(self, pods: Sequence[Pod]) -> list[EvictionAnswer]:
+        """What would come of asking each of them now."""
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(pod: Pod) -> EvictionAnswer:
             async with limit:
-                return await self._evictions.evict(pod, dry_run=dry_run)
+                return await self._evictions.evict(pod, dry_run=True)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(each), name=f"evict {each.metadata.key}") for each in pods]
@@ -125,7 +128,9 @@ class PreemptionEvictions:
         self._events.record(regarding, type="Normal", reason=reason, action=EVENT_ACTION, note=note)
 
 
-def _refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[Pod]:
+def _refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tuple[Pod, EvictionAnswer]]:
     return [
-        pod for pod, each in zip(pods, answers, strict=True) if each.outcome in {Eviction.REFUSED, Eviction.FORBIDDEN}
+        (pod, each)
+        for pod, each in zip(pods, answers, strict=True)
+        if each.outcome in {Eviction.REFUSED, Eviction.FORBIDDEN}
     ]

@@ -89,7 +89,7 @@ class HandoverReconciler:
     @property
     def preemptible(self) -> frozenset[GpuPlace]:
         """The GPUs from which pods may be evicted for pods of a higher priority."""
-        return self._preemptible & self._owned
+        return self._preemptible
 
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
@@ -112,7 +112,7 @@ class HandoverReconciler:
         )
 
     def when_owned(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called when Draco may give out other GPUs than before."""
+        """Have `wake` called when Draco may give out other GPUs than before, or evict pods from others."""
         self._when_owned.append(wake)
 
     def when_to_taint(self, wake: Callable[[str], None]) -> None:
@@ -224,8 +224,14 @@ class HandoverReconciler:
                     if each.uuid in uuids & names.keys() and each.policy in permitting
                 }
             await cooperative.pause()
-        self._preemptible = frozenset(preemptible)
+        self._permit(frozenset(preemptible))
         return frozenset(found)
+
+    def _permit(self, preemptible: frozenset[GpuPlace]) -> None:
+        if preemptible != self._preemptible:
+            self._preemptible = preemptible
+            for call in self._when_owned:
+                call()
 
     def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:
         """The names of at least these GPUs of the node, as far as they are known: as reported, or else as published."""

@@ -168,13 +168,16 @@ class Client:
         return decode(kind, answer)
 
     async def create_subresource(
-        self, kind: Kind[Any], key: ObjectKey, subresource: str, body: Mapping[str, Any]
+        self, kind: Kind[Any], key: ObjectKey, subresource: str, body: Mapping[str, Any], *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """POST to a subresource, such as a pod's eviction or binding, and return the answer as it is."""
+        """POST to a subresource, such as a pod's eviction or binding, and return the answer as it is.
+
+        A dry run is answered as if it were made, and changes nothing.
+        """
         answer = await self.connection.request(
             "POST",
             kind.path(key, subresource=subresource),
-            params={"fieldManager": self._manager},
+            params={"fieldManager": self._manager, **({"dryRun": "All"} if dry_run else {})},
             body=msgspec.json.encode(body),
         )
         decoded: dict[str, Any] = read_plain(answer)

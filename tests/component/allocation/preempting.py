@@ -1,0 +1,58 @@
+"""Pods with priorities, whose GPUs Draco may take for others: what tests of preemption share."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from draco.kube.connect.client import Client
+from draco.kube.errors import NotFound
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import EVENTS, MIG_POLICIES, PODS, Kind
+from tests.component.allocation.lab import ALLOCATING
+
+PRIORITY_CLASSES: Kind[Any] = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, dict)
+_PRIORITIES: Final = {
+    "low": (10, {}),
+    "middle": (50, {}),
+    "high": (100, {}),
+    "polite": (100, {"preemptionPolicy": "Never"}),
+}
+PREEMPTING = msgspec.structs.replace(ALLOCATING, lease_duration_s=15, renew_deadline_s=10.0)
+
+
+def of_priority(name: str) -> dict[str, Any]:
+    """What a pod's spec has then."""
+    return {"priorityClassName": f"draco-test-{name}"}
+
+
+async def permit(client: Client, preemption: str = "LowerPriority") -> None:
+    """Have the policy permit it."""
+    await client.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"preemption": preemption}})
+
+
+@pytest.fixture
+async def priorities(client: Client) -> AsyncIterator[None]:
+    """PriorityClasses, which belong to no namespace."""
+    for name, (value, more) in _PRIORITIES.items():
+        await client.create(PRIORITY_CLASSES, {"metadata": {"name": f"draco-test-{name}"}, "value": value, **more})
+    yield
+    for name in _PRIORITIES:
+        with contextlib.suppress(NotFound):
+            await client.delete(PRIORITY_CLASSES, ObjectKey("", f"draco-test-{name}"))
+
+
+async def events_of(client: Client, namespace: str, reason: str) -> dict[str, str]:
+    """The notes of such Events by the name of what they are about."""
+    events = await client.list(EVENTS, namespace=namespace)
+    return {
+        each.involved_object.name: each.message for each in events if each.reason == reason and each.involved_object
+    }
+
+
+async def staying(client: Client, namespace: str) -> set[str]:
+    """The names of the pods that are not being deleted."""
+    pods = await client.list(PODS, namespace=namespace)
+    return {each.metadata.name for each in pods if each.metadata.deletion_timestamp is None}
