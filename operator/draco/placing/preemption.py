@@ -7,7 +7,7 @@ is `victims`'s. Evicts nobody. Evaluates what tenants write, so it belongs into 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from draco.placing.victims import Victim
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
-from draco.resources.names import PoolKey
+from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 
 SEARCHES: Final = 150
 FEWEST_SEARCHES: Final = 12
@@ -119,6 +119,8 @@ class _RoomSearch:
         for order in [*self._orders(low), *([every] if len(low) < len(every) else [])]:
             if self._left <= 0 or (order is every and best is not None):
                 break
+            if best is not None and order and min(map(self._cost_of_one, order)) >= self._cost(best.victims):
+                continue  # whoever of them leaves, it costs no less
             found = self._within_budgets(order)
             if found is not None and (best is None or self._cost(found.victims) < self._cost(best.victims)):
                 best = found
@@ -142,18 +144,27 @@ class _RoomSearch:
     def _orders(self, victims: Sequence[int]) -> Iterator[Sequence[int]]:
         """Orders in which they might leave: pool by pool, those of the cheapest pool first; and whoever costs least first.
 
-        Where one member wants several devices, these are of one pool, so that the victims of each pool are tried for themselves.
+        What a single member wants is on one GPU, or one pool, so that the victims of each are tried for themselves.
         """
-        pools: dict[PoolKey, list[int]] = {}
-        for number in victims:
-            for pool in {PoolKey(driver, name) for driver, name, _ in self._gpus[number]}:
-                pools.setdefault(pool, []).append(number)
-        in_order = sorted(pools.values(), key=lambda numbers: (self._cost(numbers), numbers))
-        yield list(dict.fromkeys(number for numbers in in_order for number in numbers))
-        if len(self._group.members) == 1 and devices_of(self._group.members[0]) > 1:
-            yield from in_order
-        else:
+        by_pool = self._parts(victims, lambda gpu: PoolKey(gpu.driver, gpu.pool))
+        yield list(dict.fromkeys(number for numbers in by_pool for number in numbers))
+        if len(self._group.members) > 1:
             yield victims
+        elif devices_of(self._group.members[0]) > 1:
+            yield from by_pool
+        else:
+            for numbers in self._parts(victims, lambda gpu: gpu):
+                # Partitions that lie beside each other make room for a larger one.
+                along = sorted(numbers, key=self._position)
+                yield from [numbers, along, along[::-1]] if len(numbers) > 1 else [numbers]
+
+    def _parts(self, victims: Sequence[int], part: Callable[[GpuPlace], Hashable]) -> list[list[int]]:
+        """Those that hold something of the same part of the cluster, of the cheapest first."""
+        parts: dict[Hashable, list[int]] = {}
+        for number in victims:
+            for each in {part(gpu) for gpu in self._gpus[number]}:
+                parts.setdefault(each, []).append(number)
+        return sorted(parts.values(), key=lambda numbers: (self._cost(numbers), numbers))
 
     def _within_budgets(self, order: Sequence[int]) -> _Found | None:
         """Victims that suffice, by this order, and of which no PodDisruptionBudget is asked for more than it allows."""
@@ -235,6 +246,15 @@ class _RoomSearch:
 
     def _cost(self, victims: Iterable[int]) -> tuple[int, int, list[int], float]:
         return cost([self._victims[number] for number in victims])
+
+    def _position(self, number: int) -> tuple[int, DeviceKey]:
+        """Where its first device lies: partitions of a GPU by where they start."""
+        first = min(held for claim in self._claims[number] for held in claim.devices_held)
+        partition = read_partition_name(first.device)
+        return (partition.start if partition is not None else 0), first
+
+    def _cost_of_one(self, number: int) -> tuple[int, int, list[int], float]:
+        return self._cost([number])
 
     def _cost_alone(self, number: int) -> tuple[object, ...]:
         return *self._cost([number]), self._victims[number].claims

@@ -11,8 +11,11 @@ from draco.placing.groups import ClaimGroup, GroupMember
 from draco.placing.place import place
 from draco.placing.preemption import Room, RoomWanted, cost, make_room
 from draco.placing.victims import Victim
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import DeviceAttribute
 from tests.builders import a_claim, a_device_class, a_node, a_slice
+from tests.mig_claims import MIG_CLASS, a_mig_claim, a_mig_pool
 from tests.unit.placing.test_place import CLASS, ours
 
 
@@ -224,3 +227,38 @@ def test_for_one_pod_nothing_else_would_cost_less(crowd: tuple[dict[str, list[st
         for gpus in combinations([(node, gpu) for gpu in range(3)], count)
     )
     assert cost([victims[number] for number in found.victims]) == best
+
+
+def a_divided_fleet(*claims: ResourceClaim) -> Fleet:
+    """One node with two H100s that can be divided, Draco's to allocate, with partitions as these claims have them."""
+    mine = {"draco.dev/allocator": DeviceAttribute(string="operator")}
+    slices = []
+    for each in a_mig_pool("node-0", 2):
+        devices = [
+            msgspec.structs.replace(device, attributes={**device.attributes, **mine}) for device in each.spec.devices
+        ]
+        slices.append(msgspec.structs.replace(each, spec=msgspec.structs.replace(each.spec, devices=devices)))
+    meta = msgspec.structs.replace(MIG_CLASS.metadata, labels={"draco.dev/allocator": "operator"})
+    return Fleet.of(
+        nodes=[a_node("node-0")],
+        slices=slices,
+        classes=[msgspec.structs.replace(MIG_CLASS, metadata=meta)],
+        claims=claims,
+    )
+
+
+def test_a_partition_gets_room_by_the_fewest_others_on_one_gpu() -> None:
+    """Each GPU has its slices used up; of the second one, a single pod has most."""
+    first = [a_mig_claim(f"a{start}", "1g.10gb", f"0:1g.10gb@{start}", used=True) for start in range(7)]
+    second = [
+        a_mig_claim("b0", "4g.40gb", "1:4g.40gb@0", used=True),
+        a_mig_claim("b1", "3g.40gb", "1:3g.40gb@4", used=True),
+    ]
+    fleet = a_divided_fleet(*first, *second)
+    victims = [a_victim(claim.metadata.name) for claim in (*first, *second)]
+    group = ClaimGroup([GroupMember([a_mig_claim("wants", "3g.40gb")])])
+    found = room(fleet, group, *victims)
+    assert leave(found, *victims) in ({"b0"}, {"b1"})
+    low = [msgspec.structs.replace(each, priority=0 if each.claims[0].name[0] == "a" else 5) for each in victims]
+    assert len(leave(room(fleet, group, *low), *low) or ()) == 3
+    assert room(fleet, group, *low, priority=0) is None
