@@ -5,7 +5,7 @@ from typing import Any
 
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import POD_DISRUPTION_BUDGETS
+from draco.resources.kinds import MIG_POLICIES, POD_DISRUPTION_BUDGETS
 from tests.component.allocation import preempting
 from tests.component.allocation.lab import Guarded, make_claim, until_allocated
 from tests.component.allocation.preempting import PREEMPTING, events_of, of_priority, permit, staying
@@ -115,3 +115,22 @@ async def test_a_claim_by_name_that_a_pod_lost_waits_without_taking_the_gpus_bac
         await until_running(handed_over, namespace, "high")
         names = {each.metadata.name for each in await allocated_claims(handed_over, namespace)}
         assert {"used", "idle"} & names == {"idle"}
+
+
+async def test_a_partition_gets_room_by_another_on_the_same_gpus(
+    guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
+) -> None:
+    """All eight GPUs are one partition each, of which one has to be given up for a smaller one."""
+    await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"mode": "Dynamic"}})
+    await permit(handed_over)
+    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+        for name, profile, count in (("whole", "7g.80gb", 8), ("small", "1g.10gb", 1)):
+            selector = {"cel": {"expression": f'device.attributes["gpu.nvidia.com"].profile == "{profile}"'}}
+            await make_template(
+                handed_over, namespace, name, gpus=count, device_class="mig.draco.dev", selectors=[selector]
+            )
+        await make_member(handed_over, namespace, "low", template="whole", **LOW)
+        await until_running(handed_over, namespace, "low")
+        await make_member(handed_over, namespace, "high", template="small", **HIGH)
+        await until_running(handed_over, namespace, "high")
+        await until_gone(handed_over, namespace, "low")

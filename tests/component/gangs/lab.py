@@ -1,6 +1,6 @@
 """Gangs of pods, each of which asks for some of Draco's GPUs by a template."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,16 @@ GANGS = msgspec.structs.replace(ALLOCATING, lease_duration_s=15, renew_deadline_
 (POD_GROUP,) = [kind for kind in POD_GROUPS if kind.version == "v1alpha2"]
 
 
-async def make_template(client: Client, namespace: str, name: str, *, gpus: int, device_class: str = CLASS) -> None:
-    exactly = {"deviceClassName": device_class, "count": gpus}
+async def make_template(
+    client: Client,
+    namespace: str,
+    name: str,
+    *,
+    gpus: int,
+    device_class: str = CLASS,
+    selectors: Sequence[object] = (),
+) -> None:
+    exactly = {"deviceClassName": device_class, "count": gpus, "selectors": list(selectors)}
     spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
     await client.create(CLAIM_TEMPLATES, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 

@@ -3,10 +3,12 @@
 from itertools import combinations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draco.allocation.fleet.fleet import Fleet
+from draco.placing import preemption
 from draco.placing.groups import ClaimGroup, GroupMember
 from draco.placing.place import place
 from draco.placing.preemption import Room, RoomWanted, cost, make_room
@@ -262,3 +264,15 @@ def test_a_partition_gets_room_by_the_fewest_others_on_one_gpu() -> None:
     low = [msgspec.structs.replace(each, priority=0 if each.claims[0].name[0] == "a" else 5) for each in victims]
     assert len(leave(room(fleet, group, *low), *low) or ()) == 3
     assert room(fleet, group, *low, priority=0) is None
+
+
+def test_in_a_large_cluster_nobody_leaves_from_gpus_that_the_group_does_not_get(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are too few searches to try for each of them whether it may stay."""
+    monkeypatch.setattr(preemption, "SEARCHES", 3)
+    monkeypatch.setattr(preemption, "FEWEST_SEARCHES", 3)
+    holders = {f"c{node}-{gpu}": [f"{node}/{gpu}"] for node in range(40) for gpu in range(2)}
+    victims = [a_victim(name, ran_s=float(number * 7 % 80)) for number, name in enumerate(holders)]
+    found = room(a_fleet(holders, nodes=40), a_group(2), *victims)
+    assert len(leave(found, *victims) or ()) == 2

@@ -130,6 +130,8 @@ def test_a_claim_without_a_pod_is_nobodys_to_take_and_a_pod_that_does_not_go_is_
     stuck = running("stuck", "b", deletion_timestamp=MOMENT - timedelta(seconds=31))
     result = found([held("a"), held("b", "stuck")], stuck)
     assert result == Evictable([], [])
+    shared = found([held("b", "stuck", "stays")], stuck, running("stays", "b"))
+    assert shared == Evictable([], [])  # it would not become free, whoever else leaves
 
 
 def test_what_only_leaving_or_vanished_pods_hold_becomes_free_by_itself_though_no_policy_permits_anything() -> None:
