@@ -47,7 +47,7 @@ def _placed(fleet: Fleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGr
     try:
         fit = search.place(group)
         if fit.found >= group.needed:
-            return GroupPlacement(_own(group, fit))
+            return GroupPlacement(own_results(group, fit))
         if not group.is_overdue and (group.placed or not group.name):
             return GroupPlacement([], _too_few(group, fit, _NOW))
         ahead = prospect(fleet, placer, group)
@@ -58,7 +58,7 @@ def _placed(fleet: Fleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGr
     return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept if group.is_overdue else ())
 
 
-def _own(group: ClaimGroup, fit: GroupFit) -> list[list[AllocationResult]]:
+def own_results(group: ClaimGroup, fit: GroupFit) -> list[list[AllocationResult]]:
     """The results of the members' claims, without what is foreseen for their others."""
     return [results[: len(member.claims)] for member, results in zip(group.members, fit.results, strict=True)]
 

@@ -17,6 +17,7 @@ from draco.allocation.ownership.handover import GpuPlace
 from draco.placing.as_if import PlacerAsIf, as_if
 from draco.placing.gang_search import GangSearch, GroupFit, devices_of
 from draco.placing.groups import ClaimGroup, allocated
+from draco.placing.place import own_results
 from draco.placing.victims import Victim
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -108,7 +109,7 @@ class _RoomSearch:
     def best(self) -> Room | None:
         """The set that costs least of those that were found."""
         if (fit := self._fit(())) is not None:
-            return Room([], fit.results)
+            return Room([], own_results(self._group, fit))
         every = sorted(self._victims, key=self._cost_alone)
         lowest = self._lowest(every)
         if lowest is None:
@@ -124,7 +125,7 @@ class _RoomSearch:
             found = self._within_budgets(order)
             if found is not None and (best is None or self._cost(found.victims) < self._cost(best.victims)):
                 best = found
-        return Room(sorted(best.victims), best.fit.results) if best is not None else None
+        return Room(sorted(best.victims), own_results(self._group, best.fit)) if best is not None else None
 
     def _lowest(self, every: Sequence[int]) -> _Found | None:
         """Those up to the lowest priority with which the group fits, as far as they are in its way; None if it never does."""
