@@ -1,0 +1,15 @@
+"""Which policies permit preemption."""
+
+from draco.mig_policy.preempting import preempting_policies
+from draco.resources.api.draco import Allocator, PreemptionPermit
+from tests.builders import a_mig_policy
+
+
+def test_a_policy_permits_it_only_if_it_says_so_and_draco_allocates() -> None:
+    lower = {"preemption": PreemptionPermit.LOWER_PRIORITY}
+    policies = [
+        a_mig_policy("permits", allocator=Allocator.OPERATOR, **lower),
+        a_mig_policy("says-nothing", allocator=Allocator.OPERATOR),
+        a_mig_policy("schedulers", **lower),
+    ]
+    assert preempting_policies(policies) == {"permits"}
