@@ -96,7 +96,8 @@ class SimulatedNode:
 
     async def delete(self) -> None:
         for one in await self.slices():
-            await self.client.delete(SLICES, one.metadata.key)
+            with suppress(NotFound):  # where there is a garbage collector, they go with a node that is gone
+                await self.client.delete(SLICES, one.metadata.key)
         with suppress(NotFound):
             await self.client.delete(NODES, ObjectKey("", self.name))
         shutil.rmtree(self.folder, ignore_errors=True)
