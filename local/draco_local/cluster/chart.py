@@ -69,7 +69,7 @@ def rendered(helm: Path, kubeconfig: Path, values: dict[str, Any]) -> list[dict[
     """
     command = [helm, "--kubeconfig", kubeconfig, "--namespace", SYSTEM_NAMESPACE, "template", RELEASE, data.chart()]
     documents = _run([*map(str, command), "--dry-run=server", "--skip-tests", "--values", "-"], values)
-    return [each for each in yaml.load_all(documents, yaml.CSafeLoader) if each]
+    return [each for each in yaml.safe_load_all(documents) if each]
 
 
 def _run(command: list[str], values: object) -> str:
