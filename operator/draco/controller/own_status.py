@@ -67,7 +67,7 @@ class OwnStatus(Generic[T]):
                 meta.key,
                 {
                     # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
-                    "metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version},
+                    "metadata": meta.as_seen,
                     "status": status,
                 },
                 manager=FIELD_MANAGER_OPERATOR,

@@ -157,7 +157,7 @@ async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[
                 params={"fieldManager": "draco", "fieldValidation": "Strict"},
                 body=msgspec.json.encode(
                     {
-                        "metadata": {"uid": now.metadata.uid, "resourceVersion": now.metadata.resource_version},
+                        "metadata": now.metadata.as_seen,
                         "spec": dict(spec),
                     }
                 ),

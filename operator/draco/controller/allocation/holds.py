@@ -75,7 +75,7 @@ class ScaleDownHolds:
         if wait_s > 0:
             return wait_s
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
-        seen = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
+        seen = node.metadata.as_seen
         try:
             await self._client.patch(NODES, node.metadata.key, {"metadata": {**seen, "annotations": change}})
         except NotFound:

@@ -255,7 +255,7 @@ class LeakedClaims:
 
     async def _write(self, claim: ResourceClaim, status: dict[str, None]) -> bool:
         meta = claim.metadata
-        seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        seen = meta.as_seen
         try:
             await self._client.patch(CLAIMS, meta.key, {"metadata": seen, "status": status}, subresource="status")
         except (NotFound, Conflict) as error:

@@ -57,7 +57,7 @@ class AllocationReturns:
         """Take the allocation away. Raises nothing: what became of it is seen on the watch."""
         meta = claim.metadata
         self._replaced[meta.key] = (meta.resource_version, self._clock.monotonic() + _UNANSWERED_S)
-        seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        seen = meta.as_seen
         try:
             await self._client.patch(
                 CLAIMS, meta.key, {"metadata": seen, "status": {"allocation": None}}, subresource="status"

@@ -168,7 +168,7 @@ class AllocationWrites:
 
     async def _add_finalizer(self, meta: ObjectMeta) -> str:
         """Returns the version with it."""
-        body = {"uid": meta.uid, "resourceVersion": meta.resource_version, "finalizers": [*meta.finalizers, FINALIZER]}
+        body = {**meta.as_seen, "finalizers": [*meta.finalizers, FINALIZER]}
         return (await self._client.patch(CLAIMS, meta.key, {"metadata": body})).metadata.resource_version
 
     async def _refused(self, write: _Write, error: Conflict | Forbidden | Invalid) -> None:

@@ -165,7 +165,7 @@ class ClaimReleases:
             pod=release.pod,
         )
         # Only on top of what was seen: a pod that reserves the claim now, or a newer leader, must win.
-        seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        seen = meta.as_seen
         try:
             await self._client.patch(
                 CLAIMS, key, {"metadata": seen, "status": {"allocation": None}}, subresource="status"

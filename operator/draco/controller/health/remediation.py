@@ -193,7 +193,7 @@ class RemediationReconciler:
         if self._superseded.get(meta.uid) == meta.resource_version:
             return  # our own write is still on its way to us; its arrival wakes us
         # Only on top of what was seen: a request that a person has just changed is looked at again first.
-        seen = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        seen = meta.as_seen
         if change.outcome:
             seen["annotations"] = {ANNOTATION_OUTCOME: change.outcome}  # type: ignore[assignment] # a patch of many types
         spec = {"cancelled": True} if change.outcome else {"finished": True}

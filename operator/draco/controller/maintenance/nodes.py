@@ -66,7 +66,7 @@ class NodeConditionReconciler:
         if wait_s > 0:
             return wait_s
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
-        seen = {"uid": node.metadata.uid, "resourceVersion": node.metadata.resource_version}
+        seen = node.metadata.as_seen
         body = {"metadata": seen, "status": {"conditions": wanted}}
         try:
             await self._client.apply(

@@ -160,7 +160,7 @@ class MigLayoutReconciler:
     async def _write(self, gpu_node: GpuNode, wanted: GpuNodeSpec) -> GpuNode:
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win, and a node that is gone must not
         # come back.
-        seen = {"uid": gpu_node.metadata.uid, "resourceVersion": gpu_node.metadata.resource_version}
+        seen = gpu_node.metadata.as_seen
         key = gpu_node.metadata.key
         spec: dict[str, Any] = {"gpus": wanted.gpus}
         if wanted.promised:

@@ -60,6 +60,11 @@ class ObjectMeta(ApiStruct, frozen=True, kw_only=True):
         """Namespace and name."""
         return ObjectKey(self.namespace, self.name)
 
+    @property
+    def as_seen(self) -> dict[str, str]:
+        """The metadata of a write that the API server makes on top of just this version of this very object, or refuses."""
+        return {"uid": self.uid, "resourceVersion": self.resource_version}
+
 
 class Condition(ApiStruct, frozen=True, kw_only=True):
     """A standard condition. `status` is "True", "False" or "Unknown"."""
