@@ -48,6 +48,14 @@ def taints(kube: Kubectl) -> dict[str, Json]:
     }
 
 
+def ledger(kube: Kubectl) -> dict[str, list[str]]:
+    """The names of the faults that the agent has counted, by GPU."""
+    return {
+        gpu["device"]: [fault["name"] for fault in gpu.get("faults", [])]
+        for gpu in kube.get("gpunode", NODE)["status"]["gpus"]
+    }
+
+
 @pytest.fixture
 def healed(kube: Kubectl) -> Iterator[Kubectl]:
     """Kubectl. Afterwards every GPU is well again, by what a repair and a new load of the driver do."""
@@ -71,11 +79,10 @@ def test_a_fault_of_each_family_is_a_taint_of_its_own_and_the_scheduler_heeds_it
             what=f"gpu-{gpu} is tainted for {family}",
         )
     eventually(lambda: taints(kube)["6"].get("draco.dev/xid") == ("Xid119", "NoSchedule"), what="gpu-6 is tainted")
-    ledger = {
-        gpu["device"]: [fault["name"] for fault in gpu.get("faults", [])]
-        for gpu in kube.get("gpunode", NODE)["status"]["gpus"]
-    }
-    assert all(name in ledger[f"gpu-{command[1]}"] for command, (name, _) in CAUSES.values())
+    eventually(
+        lambda: all(name in ledger(kube)[f"gpu-{command[1]}"] for command, (name, _) in CAUSES.values()),
+        what="each fault is in its GPU's ledger",
+    )
     # Of this node's GPUs only the hot one may be allocated: it is slower, not wrong.
     expression = "device.attributes['resource.kubernetes.io'].pciBusID != ''"
     exactly = {"deviceClassName": "gpu.nvidia.com", "selectors": [{"cel": {"expression": expression}}]}

@@ -101,7 +101,7 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     assert request["spec"]["deviceSelector"]["device"] == device
     assert request["spec"]["drain"]["policy"] == "Evict"
     assert request["metadata"]["name"] in {each["name"] for each in job["metadata"]["ownerReferences"]}
-    assert kube.get("healthpolicy", POLICY)["status"]["remediating"] == 1
+    eventually(lambda: kube.get("healthpolicy", POLICY)["status"]["remediating"] == 1, what="the policy counts it")
     accident("reset", number)  # what the Job's container would have done
     reaches(kube, "Completed", within_s=120)
     eventually(lambda: taints(kube)[device] == [], what="the GPU is offered again")

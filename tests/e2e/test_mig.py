@@ -73,6 +73,11 @@ def instances(kube: Kubectl, device: str = "gpu-0") -> list[tuple[str, int, str]
     )
 
 
+def made(kube: Kubectl, *devices: str) -> list[tuple[str, str]]:
+    """Profile and use of each instance of these GPUs."""
+    return sorted((profile, use) for device in devices for profile, _, use in instances(kube, device))
+
+
 def uuids(kube: Kubectl, device: str = "gpu-0") -> dict[tuple[str, int], str]:
     """The MIG UUID of each instance of a GPU, by profile and start."""
     return {(each["profile"], each["start"]): each["uuid"] for each in gpu(kube, device)["mig"].get("instances", [])}
@@ -171,8 +176,8 @@ def test_each_replica_gets_two_sizes_from_one_gpu_and_one_pod_both_halves_of_ano
     )
     claims = [claim["metadata"]["name"] for claim in kube.objects("resourceclaims")]
     assert [len(set(parents(kube, claim))) for claim in claims] == [1, 1, 1]
-    made = sorted(each for device in ("gpu-0", "gpu-1", "gpu-2") for each in instances(kube, device))
-    assert [(profile, use) for profile, _, use in made] == [("1g.10gb", "Claim")] * 2 + [("3g.40gb", "Claim")] * 4
+    wanted = [("1g.10gb", "Claim")] * 2 + [("3g.40gb", "Claim")] * 4
+    eventually(lambda: made(kube, "gpu-0", "gpu-1", "gpu-2") == wanted, what="all six instances are reported")
 
 
 @on_demand
@@ -181,7 +186,9 @@ def test_two_partitions_of_different_gpus(kube: Kubectl, example: Example) -> No
     kube.running("two-replicas")
     assert len(set(parents(kube, "apart"))) == 2
     for device in parents(kube, "apart"):
-        assert [profile for profile, _, _ in instances(kube, device)] == ["2g.20gb"]
+        eventually(
+            lambda gpu=device: made(kube, gpu) == [("2g.20gb", "Claim")], what=f"{device}'s instance is reported"
+        )
 
 
 @on_demand
@@ -223,9 +230,10 @@ def test_a_layout_is_changed_around_whoever_is_at_work(kube: Kubectl, example: E
     before = uuids(kube)
     example("mig-static-layout", "pod.yaml")
     kube.running("steady")
-    assert uuids(kube) == before  # it got what was there
     (device,) = [device for _, device in kube.devices("half")]
     assert device == "gpu-0-mig-3g40gb-9-4"
+    eventually(lambda: ("3g.40gb", 4, "Claim") in instances(kube), what="the instance is reported as the claim's")
+    assert uuids(kube) == before  # it got what was there
 
     lay_out(kube, "half-and-small")
     small = [("1g.10gb", start, "Layout") for start in range(4)]
@@ -358,8 +366,5 @@ def test_an_instance_that_is_made_halfway_is_undone_and_made_again(kube: Kubectl
     by_hand("fail", NODE, "nvmlGpuInstanceCreateComputeInstance", "UNKNOWN", "--times", "1")
     ask(kube, "unlucky", profile="2g.20gb")
     kube.running("unlucky")
-    eventually(
-        lambda: [(profile, use) for profile, _, use in instances(kube)] == [("2g.20gb", "Claim")],
-        what="the instance is reported",
-    )
-    assert gpu(kube)["mig"]["state"] == "Ready"
+    eventually(lambda: made(kube, "gpu-0") == [("2g.20gb", "Claim")], what="the instance is reported")
+    eventually(lambda: gpu(kube)["mig"]["state"] == "Ready", what="the GPU has no step left on record")
