@@ -27,7 +27,7 @@ from benchmarks.operator_scale import SERVICE_ACCOUNTS, a_cluster, a_node, a_sli
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
-from draco.kube.errors import Invalid
+from draco.kube.errors import Invalid, NotFound
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
@@ -304,16 +304,24 @@ async def add_pod(client: Client, name: str) -> None:
     await client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
 
 
-async def clear(client: Client) -> None:
-    """Delete all pods and claims; what kube-controller-manager would do in between is done here."""
+async def end(client: Client, key: ObjectKey) -> None:
+    """Delete a pod and its claim; what kube-controller-manager would do in between is done here.
 
-    async def gone(key: ObjectKey) -> None:
+    The claim is on its way out before it loses its allocation: else it waits for another one.
+    """
+    with contextlib.suppress(NotFound):
         await client.delete(PODS, key, grace_period_s=0)
+    with contextlib.suppress(NotFound):  # one that was never allocated goes at once
+        await client.delete(CLAIMS, key)
         await client.patch(CLAIMS, key, {"status": {"reservedFor": None, "allocation": None}}, subresource="status")
         await client.patch(CLAIMS, key, {"metadata": {"finalizers": None}})
-        await client.delete(CLAIMS, key)
 
-    await in_parallel([gone(each.metadata.key) for each in await client.list(CLAIMS, namespace="default")], AT_ONCE)
+
+async def clear(client: Client) -> None:
+    """End all pods and claims."""
+    await in_parallel(
+        [end(client, each.metadata.key) for each in await client.list(CLAIMS, namespace="default")], AT_ONCE
+    )
 
 
 if __name__ == "__main__":

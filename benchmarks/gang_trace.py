@@ -3,7 +3,8 @@
 One real API server and kube-scheduler with the feature gates of PodGroups. Jobs come at random, from one GPU to gangs of 64, each
 pod with a claim for one GPU; a job runs from when its last pod is bound, for a time of its own, and then is gone. The same jobs
 come at the same times twice: first the scheduler allocates their claims, then Draco does. The trace is replayed in seconds; one
-second stands for what you like, as long as it is long against the time that a decision takes.
+second stands for what you like, as long as it is long against the time that a decision takes. Time is compressed, so the backoff
+of the scheduler is, too: at most 1 s instead of 10 s, which is longer than most jobs run. It is the same scheduler in both runs.
 
 Idle counts what no job that runs has, as long as a gang waits: also what a gang holds that has only a part of its pods.
 
@@ -22,7 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.claim_allocation import OPERATORS_CLASS, add_claim, handed_over, publish_for_the_scheduler
+import yaml
+
+from benchmarks.claim_allocation import OPERATORS_CLASS, add_claim, clear, end, handed_over, publish_for_the_scheduler
 from benchmarks.operator_scale import a_cluster, in_parallel, say
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock
@@ -31,7 +34,7 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, POD_GROUPS, PODS
+from draco.resources.kinds import POD_GROUPS, PODS
 from draco.resources.names import NVIDIA_DEVICE_CLASS
 from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER
 from tests.component.allocation.lab import ALLOCATE
@@ -46,6 +49,7 @@ AT_ONCE = 32
 WITHIN_S = 900.0
 GATES = ("--feature-gates", "GenericWorkload=true,GangScheduling=true,DRAWorkloadResourceClaims=true")
 FLAGS = {APISERVER: (*GATES, "--runtime-config", "scheduling.k8s.io/v1alpha2=true"), SCHEDULER: GATES}
+BACKOFF_S = 1
 CHART = (*ALLOCATE, "--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup")
 POD_GROUP = next(kind for kind in POD_GROUPS if kind.version == "v1alpha2")
 
@@ -79,10 +83,16 @@ class Outcome(NamedTuple):
         """Of the gangs that started, and of the others as long as they were waited for."""
         return statistics.fmean(self.waits_s)
 
+    @property
+    def longest_wait_s(self) -> float:
+        """Of the same gangs: a short mean is worth little if one of them starves."""
+        return max(self.waits_s)
+
     def __str__(self) -> str:
         return (
-            f"gangs waited {self.mean_wait_s:.1f} s in the mean, {self.idle_gpu_s:.0f} GPU seconds idle meanwhile, "
-            f"{self.unstarted} not started after {self.lasted_s:.0f} s (load average {self.load:.1f})"
+            f"gangs waited {self.mean_wait_s:.1f} s in the mean, {self.longest_wait_s:.1f} s at most, "
+            f"{self.idle_gpu_s:.0f} GPU seconds idle meanwhile, {self.unstarted} not started after {self.lasted_s:.0f} s "
+            f"(load average {self.load:.1f})"
         )
 
 
@@ -142,7 +152,7 @@ class Replay:
         finally:
             if is_gang:
                 self._change(-1, 0)
-        await in_parallel([end(self._client, name) for name in job.pods], AT_ONCE)
+        await in_parallel([end(self._client, ObjectKey("default", name)) for name in job.pods], AT_ONCE)
 
     async def _group(self, job: Job) -> None:
         meta = {"name": job.name, "namespace": "default"}
@@ -150,7 +160,6 @@ class Replay:
         await self._client.create(POD_GROUP, {"metadata": meta, "spec": spec})
 
     async def _begin(self, job: Job, name: str) -> None:
-        await add_claim(self._client, name, self._class)
         spec: dict[str, Any] = {
             "automountServiceAccountToken": False,
             "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
@@ -158,6 +167,8 @@ class Replay:
             **({"schedulingGroup": {"podGroupName": job.name}} if job.size >= GANG else {}),
         }
         await self._client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+        # After its pod, as a claim made of a template comes: one without a pod is for Draco a claim of its own, not a gang's.
+        await add_claim(self._client, name, self._class)
 
     def _look(self, change: Change[Pod]) -> None:
         pod = change.after
@@ -192,15 +203,6 @@ def trace(number: int, gpus: int, prefix: str) -> list[Job]:
     return jobs
 
 
-async def end(client: Client, name: str) -> None:
-    """Delete a pod and its claim; what kube-controller-manager would do in between is done here."""
-    key = ObjectKey("default", name)
-    await client.delete(PODS, key, grace_period_s=0)
-    await client.patch(CLAIMS, key, {"status": {"reservedFor": None, "allocation": None}}, subresource="status")
-    await client.patch(CLAIMS, key, {"metadata": {"finalizers": None}})
-    await client.delete(CLAIMS, key)
-
-
 async def replayed(client: Client, jobs: Sequence[Job], device_class: str, gpus: int) -> Outcome:
     """The trace with claims of this class, from an empty cluster to an empty one."""
     replay = Replay(client, device_class, gpus)
@@ -211,15 +213,15 @@ async def replayed(client: Client, jobs: Sequence[Job], device_class: str, gpus:
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-    left = await client.list(CLAIMS, namespace="default")
-    await in_parallel([end(client, each.metadata.name) for each in left], AT_ONCE)
+    await clear(client)
     return found
 
 
 async def run(folder: Path, nodes: int, number: int) -> tuple[Outcome, Outcome]:
     """The scheduler's outcome and Draco's."""
     gpus = nodes * GPUS
-    async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER], FLAGS) as (plane, client):
+    flags = FLAGS | {SCHEDULER: (*GATES, "--config", str(compressed(folder)))}
+    async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER], flags) as (plane, client):
         await publish_for_the_scheduler(plane, client, nodes, GPUS, CHART)
         theirs = await replayed(client, trace(number, gpus, "theirs"), NVIDIA_DEVICE_CLASS, gpus)
         say(f"kube-scheduler with GangScheduling: {theirs}")
@@ -227,6 +229,22 @@ async def run(folder: Path, nodes: int, number: int) -> tuple[Outcome, Outcome]:
             ours = await replayed(client, trace(number, gpus, "ours"), OPERATORS_CLASS, gpus)
             say(f"Draco: {ours}")
     return theirs, ours
+
+
+def compressed(folder: Path) -> Path:
+    """The scheduler's configuration with its backoff as short as the trace's time wants it. Returns its file."""
+    access = str(folder / "plane" / f"{SCHEDULER}.kubeconfig")
+    config = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": access, "qps": 2000, "burst": 4000},
+        "podInitialBackoffSeconds": BACKOFF_S,
+        "podMaxBackoffSeconds": BACKOFF_S,
+    }
+    path = folder / "compressed.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 async def main() -> int:
@@ -249,8 +267,8 @@ def rows(theirs: Outcome, ours: Outcome, known: str) -> list[Row]:
     return [
         Row(
             f"mean wait of gangs of 8 to 64, {known}",
-            f"{ours.mean_wait_s:.1f} s, {wait:.2f} of the scheduler's",
-            f"{theirs.mean_wait_s:.1f} s {scheduler}",
+            f"{ours.mean_wait_s:.1f} s (longest {ours.longest_wait_s:.1f}), {wait:.2f} of the scheduler's",
+            f"{theirs.mean_wait_s:.1f} s (longest {theirs.longest_wait_s:.1f}) {scheduler}",
             "below the scheduler's",
             wait < 1,
         ),
