@@ -12,11 +12,7 @@ from typing import Any
 
 import structlog
 
-from draco.controller.allocation import leaks
-from draco.controller.allocation.allocations import ClaimAllocations
-from draco.controller.allocation.evicting import PreemptionEvictions
-from draco.controller.allocation.holds import ScaleDownHolds
-from draco.controller.allocation.leaks import LeakedClaims
+from draco.controller.allocation.parts import AllocationParts
 from draco.controller.claims import repair
 from draco.controller.claims.admission import Admission
 from draco.controller.claims.pending_claims import EVENT_ACTION, EVENT_REASON, PendingClaims, PendingSubject
@@ -43,11 +39,9 @@ from draco.controller.maintenance.nodes import NodeConditionReconciler
 from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.metrics import OperatorMetrics, register_view, register_workers
 from draco.controller.mig.decisions import MigDecisions, register_mig
-from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
-from draco.controller.mig.register import RegisterStore
 from draco.controller.own_advice import OwnAdvice
 from draco.controller.reconciling import Reconciling
 from draco.controller.reservations.reconciler import ReservationReconciler
@@ -71,9 +65,7 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.rediscovery import differences, until_changed
 from draco.kube.secure_metrics import serving_metrics
-from draco.kube.watch.informer import Informer
 from draco.mig_policy.release_policy import ReleaseDelays
-from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import OWN_KINDS
@@ -118,9 +110,6 @@ async def run_operator(settings: OperatorSettings, *, connect: Connect, stop: as
 
 class Operator:
     """The parts of one replica, made but not started. `minor` is that of Kubernetes 1, None where it is not known."""
-
-    _allocation_troubles: tuple[Callable[[], str], ...] = ()
-    _register: Informer[AllocationRegister] | None = None
 
     def __init__(
         self,
@@ -249,7 +238,8 @@ class Operator:
         self.taint_reports: Reconciling[str] = working("taint-reports", self._reports)
         self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
-        handover = self._handing_over(working, decisions)
+        self._allocation = self._allocating(working, decisions)
+        handover = self._allocation.handover if self._allocation else None
         self.layouts: Reconciling[str] = working(
             "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health, handover)
         )
@@ -284,8 +274,9 @@ class Operator:
             tasks.append(group.create_task(self.agent_leases.informer.run(), name="agent leases"))
             if self._eviction_requests:
                 tasks.append(group.create_task(self._eviction_requests.informer.run(), name="eviction requests"))
-            if self._register:
-                tasks.append(group.create_task(self._register.run(), name="allocation register"))
+            if self._allocation:
+                register = self._allocation.handover.register
+                tasks.append(group.create_task(register.run(), name="allocation register"))
             tasks.append(group.create_task(self.workers.run(), name="workers"))
             tasks.append(group.create_task(self._loop_watch.run(), name="loop-watch"))
             tasks.append(group.create_task(self._run_kopf(), name="kopf"))
@@ -311,7 +302,7 @@ class Operator:
             kind.kind for kind, own in self.view.own_kinds.items() if own.unwatched_s > self._settings.unserved_after_s
         ]
         found = [*self.metrics.certificates.troubles.values(), *self._fences.troubles()]
-        found += filter(None, (say() for say in self._allocation_troubles))
+        found += self._allocation.troubles if self._allocation else []
         if (
             not self.agent_leases.informer.synced.is_set()
             and self._clock.monotonic() - self._started > self._settings.unserved_after_s
@@ -461,63 +452,27 @@ class Operator:
         self._limits = DeviceLimitReconciler(self._client, self.view, held, self._guard, clock=self._clock)
         return self._guard
 
-    def _handing_over(
-        self, working: Callable[[str, Any], object], decisions: MigDecisions
-    ) -> HandoverReconciler | None:
+    def _allocating(self, working: Callable[[str, Any], object], decisions: MigDecisions) -> AllocationParts | None:
         """What makes Draco the allocator of the GPUs that policies hand over to it; None where it is not to be."""
         working("device-limits", self._limits)
         if self._guard is None:
             return None
-        handover = HandoverReconciler(
+        parts = AllocationParts(
             self._client,
             self.view,
             decisions,
-            RegisterStore(self._client),
-            clock=self._clock,
-            settle_s=self._settings.handover_settle_s,
-        )
-        self._register = handover.register
-        allocations = ClaimAllocations(
-            self._client,
-            self.view,
-            handover,
             self.workers,
-            self._happenings,
             guard=self._guard,
-            clock=self._clock,
-            count=self.metrics.claims_allocated,
-            overdue_s=self._settings.overdue_s,
-            tell_after_s=self._settings.pending_after_s,
-        )
-        working("scale-down-holds", ScaleDownHolds(self._client, self.view, clock=self._clock))
-        working("handover", handover)
-        working("allocation", allocations)
-        leaked = LeakedClaims(
-            self._client,
-            self.view,
-            decisions,
-            self._notes(leaks.KEPT_REASON, leaks.EVENT_ACTION),
-            self._happenings,
+            events=self._happenings,
+            notes=self._notes,
+            evictions=self._evictions,
+            settings=self._settings,
             metrics=self.metrics,
             clock=self._clock,
-            tell_after_s=self._settings.leak_after_s,
         )
-        working("leaked-claims", leaked)
-        evicting = PreemptionEvictions(
-            self._client,
-            allocations.preemptions,
-            self._evictions,
-            self._happenings,
-            count=self.metrics.preemptions,
-        )
-        working("preemption", evicting)
-        self._allocation_troubles = (
-            lambda: handover.trouble,
-            lambda: allocations.writes.trouble,
-            lambda: leaked.trouble,
-            lambda: evicting.trouble,
-        )
-        return handover
+        for name, reconciler in parts.reconcilers.items():
+            working(name, reconciler)
+        return parts
 
     def _reserving(self, working: Callable[[str, Any], object], minor: int | None) -> WaitingReasons:
         """What makes the claims of reservations. Where Draco does not allocate, it says so on each."""

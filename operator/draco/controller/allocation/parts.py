@@ -1,0 +1,95 @@
+"""What runs where Draco allocates: the parts, made of what the whole operator shares, and by which names they are known.
+
+Owns the wiring of these parts alone. They are started, and ended, by the operator.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from draco.controller.allocation import leaks
+from draco.controller.allocation.allocations import ClaimAllocations
+from draco.controller.allocation.evicting import PreemptionEvictions
+from draco.controller.allocation.holds import ScaleDownHolds
+from draco.controller.allocation.leaks import LeakedClaims
+from draco.controller.evictions import PodEvictions
+from draco.controller.limits.guard import LimitGuard
+from draco.controller.metrics import OperatorMetrics
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.handover import HandoverReconciler
+from draco.controller.mig.register import RegisterStore
+from draco.controller.settings import OperatorSettings
+from draco.controller.view import ClusterView
+from draco.controller.workers.pool import WorkerPool
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.notes import Notes
+
+
+class AllocationParts:
+    """`reconcilers` are to run on the leader, `handover.register` everywhere."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: MigDecisions,
+        workers: WorkerPool,
+        *,
+        guard: LimitGuard,
+        events: EventRecorder,
+        notes: Callable[[str, str], Notes],
+        evictions: PodEvictions,
+        settings: OperatorSettings,
+        metrics: OperatorMetrics,
+        clock: Clock,
+    ) -> None:
+        self.handover = HandoverReconciler(
+            client, view, decisions, RegisterStore(client), clock=clock, settle_s=settings.handover_settle_s
+        )
+        self._allocations = ClaimAllocations(
+            client,
+            view,
+            self.handover,
+            workers,
+            events,
+            guard=guard,
+            clock=clock,
+            count=metrics.claims_allocated,
+            overdue_s=settings.overdue_s,
+            tell_after_s=settings.pending_after_s,
+        )
+        self._leaked = LeakedClaims(
+            client,
+            view,
+            decisions,
+            notes(leaks.KEPT_REASON, leaks.EVENT_ACTION),
+            events,
+            metrics=metrics,
+            clock=clock,
+            tell_after_s=settings.leak_after_s,
+        )
+        self._evicting = PreemptionEvictions(
+            client, self._allocations.preemptions, evictions, events, count=metrics.preemptions
+        )
+        self.reconcilers: Mapping[str, Any] = {
+            "scale-down-holds": ScaleDownHolds(client, view, clock=clock),
+            "handover": self.handover,
+            "allocation": self._allocations,
+            "leaked-claims": self._leaked,
+            "preemption": self._evicting,
+        }
+
+    @property
+    def troubles(self) -> list[str]:
+        """What somebody should see to: one sentence each."""
+        return [
+            each
+            for each in (
+                self.handover.trouble,
+                self._allocations.writes.trouble,
+                self._leaked.trouble,
+                self._evicting.trouble,
+            )
+            if each
+        ]
