@@ -24,7 +24,6 @@ _AFTER_S: Final = 1.0
 _EVERY_S: Final = 20.0
 _WITHIN_S: Final = 10.0
 _AT_ONCE: Final = 4
-_TOGETHER: Final = "one of them would fit, but all are to get devices together."
 
 
 class _Waiting(msgspec.Struct):
@@ -88,7 +87,8 @@ class WaitingReasons:
         answered = await self._workers.ask_within(question, meta.namespace, QueuePriority.AGAIN, _WITHIN_S)
         match answered.answer if answered else None:
             case PendingAnswer(reason=PendingReason.FITS):
-                return _TOGETHER
+                together = "one of them would fit, but all are to get devices together"
+                return f"{together}: see the Event GroupWaiting of claim {meta.name}."
             case PendingAnswer(text=text):
                 return text
             case OverBudget() | OutOfMemory() | Failed() as cause:
