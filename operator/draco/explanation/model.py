@@ -403,6 +403,8 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     """Whether one of those that wait is Draco's to allocate: kube-scheduler allocates none of a pod's before."""
     group: str = ""
     """The group of pods that the pod starts together with, where Draco allocates; "PodGroup default/train"."""
+    preemption: str = ""
+    """Whether pods of a lower priority are evicted for the pod, where Draco allocates and others have the devices."""
     devices: list[DeviceVerdict] = []
     """Only where asked for."""
 

@@ -152,6 +152,8 @@ def capital(text: str) -> str:
 def report(explanation: Explanation) -> Iterator[str]:
     """The whole explanation, line by line; indented by two blanks for each level."""
     yield explanation.summary
+    if explanation.preemption:
+        yield sentence(capital(explanation.preemption))
     for claim in explanation.allocated:
         yield from _allocated(claim)
     for request in explanation.requests:

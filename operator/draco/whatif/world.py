@@ -14,7 +14,8 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.rules import extended_device, plan_extensions
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import Node, Pod
+from draco.resources.api.core import Node, Pod, PodDisruptionBudget
+from draco.resources.api.draco import MigPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
@@ -46,6 +47,9 @@ class LiveCluster(msgspec.Struct, kw_only=True):
     """Labels by name; none where there are no limits."""
     creation_failures: dict[str, str]
     """By the pod's UID: why a claim could not be made for it, as kube-controller-manager says."""
+    policies: list[MigPolicy]
+    budgets: list[PodDisruptionBudget]
+    """Those of pods that could be evicted for others."""
     unread: list[str]
     """What could not be read and what that means, a sentence each."""
 
@@ -63,6 +67,8 @@ class World(msgspec.Struct, kw_only=True):
     limits: list[DeviceLimit] = []
     namespaces: dict[str, dict[str, str]] = {}
     creation_failures: dict[str, str] = {}
+    policies: list[MigPolicy] = []
+    budgets: list[PodDisruptionBudget] = []
     """The same as those of the live cluster."""
     server: str = ""
     """The live cluster it is made from; "" for files alone."""
@@ -100,6 +106,8 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
         limits=live.limits,
         namespaces=live.namespaces,
         creation_failures=live.creation_failures,
+        policies=live.policies,
+        budgets=live.budgets,
         server=live.server,
         kubernetes_minor=live.kubernetes_minor,
     )

@@ -1,11 +1,16 @@
 """Pods of a higher priority get devices that pods of a lower one have, where the MigPolicy permits it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from draco.cli.explain.command import command as explain_command
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import MIG_POLICIES, POD_DISRUPTION_BUDGETS
+from draco_local.cluster.controlplane import ControlPlane
 from tests.component.allocation import preempting
 from tests.component.allocation.lab import Guarded, make_claim, until_allocated
 from tests.component.allocation.preempting import PREEMPTING, events_of, of_priority, permit, staying
@@ -17,8 +22,14 @@ priorities = preempting.priorities
 LOW, MIDDLE, HIGH, POLITE = map(of_priority, ("low", "middle", "high", "polite"))
 
 
+async def explained_pod(plane: ControlPlane, namespace: str, pod: str) -> str:
+    """What `draco explain pod` prints."""
+    arguments = ["--kubeconfig", str(plane.kubeconfig), "-n", namespace, "pod", pod]
+    return (await asyncio.to_thread(CliRunner().invoke, explain_command, arguments)).stdout
+
+
 async def test_once_the_policy_permits_it_a_pod_gets_the_gpus_of_one_of_a_lower_priority(
-    guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
+    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
     async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
         await make_template(handed_over, namespace, "four", gpus=4)
@@ -33,9 +44,12 @@ async def test_once_the_policy_permits_it_a_pod_gets_the_gpus_of_one_of_a_lower_
 
         await until(explained, what="why both wait")
         assert await staying(handed_over, namespace) == {"low", "middle", "polite", "high"}
+        said_before = await explained_pod(control_plane, namespace, "high")
+        assert "2 pods of lower priority have devices, but no MigPolicy permits it" in said_before
         await permit(handed_over)
         await until_running(handed_over, namespace, "high")
         await until_gone(handed_over, namespace, "low")
+        assert "its preemptionPolicy is Never" in await explained_pod(control_plane, namespace, "polite")
         assert await staying(handed_over, namespace) == {"middle", "polite", "high"}
 
         async def told() -> dict[str, str] | None:
@@ -71,7 +85,7 @@ async def test_what_becomes_free_is_kept_for_the_pod_that_others_left_for(
 
 
 async def test_a_budget_that_allows_nothing_keeps_all_of_them_and_once_it_is_gone_they_leave(
-    guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
+    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
     """Two would have to leave, and the budget covers one."""
     await permit(handed_over)
@@ -91,6 +105,9 @@ async def test_a_budget_that_allows_nothing_keeps_all_of_them_and_once_it_is_gon
 
         await until(explained, what="why it waits")
         assert await staying(handed_over, namespace) == {"free", "guarded", "high"}
+        shown = await explained_pod(control_plane, namespace, "high")
+        assert f"Draco may evict pods of a priority below 100: {namespace}/free" in shown
+        assert f"PodDisruptionBudget {namespace}/budget allows no eviction of {namespace}/guarded" in shown
         await handed_over.delete(POD_DISRUPTION_BUDGETS, ObjectKey(namespace, "budget"))
         await until_running(handed_over, namespace, "high")
         assert await staying(handed_over, namespace) == {"high"}

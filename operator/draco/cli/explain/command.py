@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import click
 import msgspec
 
+from draco.cli.explain.preempting import with_preemption
 from draco.cli.explain.refusals import with_refusals
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
@@ -81,7 +82,7 @@ def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tupl
         explanation = explain(
             made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
         )
-        yield subject, with_refusals(made, subject, explanation)
+        yield subject, with_preemption(made, subject, with_refusals(made, subject, explanation))
 
 
 def _with_devices(made: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:

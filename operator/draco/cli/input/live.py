@@ -12,7 +12,9 @@ from draco.explanation.refused_creation import EVENT_REASON
 from draco.kube.connect.client import Client
 from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import NotFound
-from draco.resources.api.core import Pod
+from draco.mig_policy.preempting import preempting_policies
+from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.draco import MigPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import (
@@ -21,8 +23,10 @@ from draco.resources.kinds import (
     DEVICE_CLASSES,
     DEVICE_LIMITS,
     EVENTS,
+    MIG_POLICIES,
     NAMESPACES,
     NODES,
+    POD_DISRUPTION_BUDGETS,
     PODS,
     SLICES,
     TAINT_RULES,
@@ -47,6 +51,7 @@ async def read_cluster(client: Client) -> LiveCluster:
         )
         rules = tasks.create_task(_rules(reader))
         limits = tasks.create_task(_limits(reader))
+        policies = tasks.create_task(_policies(reader))
         minor = tasks.create_task(kubernetes_minor(client))
     fleet = Fleet.of(
         slices=slices, rules=rules.result(), nodes=nodes.result(), classes=classes.result(), claims=claims.result()
@@ -60,6 +65,8 @@ async def read_cluster(client: Client) -> LiveCluster:
         templates={template.metadata.key: template for template in templates.result()},
         limits=found_limits,
         namespaces=namespaces,
+        policies=policies.result(),
+        budgets=await _budgets(reader, policies.result()),
         creation_failures=await _creation_failures(reader, pods.result()),
         unread=sorted(reader.unread),
     )
@@ -82,6 +89,17 @@ async def _limits(reader: Reader) -> tuple[list[DeviceLimit], dict[str, dict[str
         return [], {}
     namespaces = await reader.all_if_allowed(NAMESPACES, consequence)
     return limits, {each.metadata.name: each.metadata.labels for each in namespaces}
+
+
+async def _policies(reader: Reader) -> list[MigPolicy]:
+    return await reader.all_if_served(MIG_POLICIES, "whether pods are evicted for others is not known") or []
+
+
+async def _budgets(reader: Reader, policies: Iterable[MigPolicy]) -> list[PodDisruptionBudget]:
+    """What keeps pods from being evicted, where a policy permits that at all."""
+    if not preempting_policies(policies):
+        return []
+    return await reader.all_if_allowed(POD_DISRUPTION_BUDGETS, "which pods may not be evicted for others is not known")
 
 
 async def _creation_failures(reader: Reader, pods: Iterable[Pod]) -> dict[str, str]:
