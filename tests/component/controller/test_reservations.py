@@ -202,9 +202,10 @@ async def test_what_is_in_use_when_a_reservation_ends_is_left_to_its_pod(served:
 
 async def test_a_reservation_ends_by_itself(served: ControlPlane, lab: Lab) -> None:
     async with an_operator(served, ALLOCATING):
-        end = datetime.now(UTC) + timedelta(seconds=3)
-        await lab.reserve(expiresAt=f"{end:%Y-%m-%dT%H:%M:%SZ}")
+        await lab.reserve()
         await lab.until_claims("train-0")
+        end = datetime.now(UTC) + timedelta(seconds=2)
+        await lab.change(expiresAt=f"{end:%Y-%m-%dT%H:%M:%SZ}")
         await lab.until_claims()
         assert conditions(await lab.not_ready("Expired"))["Expired"] == ("True", "Ended")
 
