@@ -26,11 +26,15 @@ CHAPTERS = {
 @pytest.mark.local_provider  # and of that provider
 def test_each_chapter_of_the_demo_shows_what_it_promises() -> None:
     name = f"demo-{os.getpid()}"
-    told = draco("demo", "--name", name)
+    try:
+        told = draco("demo", "--name", name)
+        clusters = draco("cluster", "list").stdout.split()
+    finally:
+        draco("cluster", "down", "--name", name)  # one that failed leaves its cluster to look at
     assert told.returncode == 0, told.stdout + told.stderr
     chapters = re.split(r"^== (.*)$", told.stdout, flags=re.MULTILINE)
     texts = dict(zip(chapters[1::2], chapters[2::2], strict=True))
     for title, shown in CHAPTERS.items():
         (text,) = [text for each, text in texts.items() if title in each]
         assert shown in text, text
-    assert name not in draco("cluster", "list").stdout.split()
+    assert name not in clusters

@@ -92,6 +92,7 @@ class GangSearch:
         """The best of some orders of the members. Counted as placed only if all are."""
         order = sorted(range(len(group.members)), key=lambda index: (-devices_of(group.members[index]), index))
         best = GroupFit([[] for _ in group.members], 0, 0)
+        are_alike = _are_alike(group.members, asked)
         for _ in range(ATTEMPTS):
             fit, failed = self._in_order(group, order, asked, domain)
             if not failed:
@@ -99,7 +100,7 @@ class GangSearch:
             self.undo(group, fit)
             if fit.tells_more_than(best):
                 best = fit
-            if order[: len(failed)] == failed:
+            if are_alike or order[: len(failed)] == failed:
                 break
             order = failed + [index for index in order if index not in set(failed)]
         return best
@@ -162,6 +163,14 @@ class GangSearch:
         for member, results in zip(group.members, fit.results, strict=True):
             if results:
                 self._put(member, results)
+
+
+def _are_alike(members: Sequence[GroupMember], asked: Sequence[_Asked]) -> bool:
+    """Whether all ask for the same, of the same nodes: then one order of them finds as much as any other."""
+    if any(each.beside or each.others for each in members):
+        return False
+    specs = [[claim.spec for claim in each.claims] for each in asked]
+    return all(each.nodes.keys() == asked[0].nodes.keys() for each in asked) and all(each == specs[0] for each in specs)
 
 
 def _among(nodes: Mapping[str, Node], domain: Mapping[str, Node], taken: set[str]) -> Mapping[str, Node]:

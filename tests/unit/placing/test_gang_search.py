@@ -1,11 +1,14 @@
 """Groups get devices for all members that they need at once, within their topology, or none."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
+from draco.placing.as_if import PlacerAsIf, as_if
+from draco.placing.gang_search import ATTEMPTS, GangSearch
 from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.placing.place import place
 from draco.resources.api.claims import ResourceClaim
@@ -92,6 +95,29 @@ def test_all_members_get_devices_or_none_and_those_after_the_group_get_what_it_l
     assert found[0].is_hopeless
     assert "3 of 4" in found[0].why_not
     assert fleet.claims == {}
+
+
+class CountingPlacer:
+    """A placer, and how often it was asked."""
+
+    def __init__(self, placer: PlacerAsIf) -> None:
+        self._placer = placer
+        self.put = placer.put
+        self.asked = 0
+
+    def best(self, *question: Any, **more: Any) -> Any:
+        self.asked += 1
+        return self._placer.best(*question, **more)
+
+
+@pytest.mark.parametrize(("counts", "asked"), [([1] * 8, 7), ([1] * 7 + [2], ATTEMPTS * 6)])
+def test_another_order_is_tried_only_where_members_differ(counts: list[int], asked: int) -> None:
+    fleet = a_fleet()
+    group = a_group(member(f"m{index}", count) for index, count in enumerate(counts))
+    with as_if(fleet) as placer:
+        counting = CountingPlacer(placer)
+        fit = GangSearch(fleet, counting).place(group)
+    assert (fit.found < len(counts), counting.asked) == (True, asked)
 
 
 def test_a_group_that_needs_fewer_than_it_has_takes_as_many_as_find_devices() -> None:
