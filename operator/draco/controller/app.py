@@ -42,6 +42,7 @@ from draco.controller.mig.decisions import MigDecisions, register_mig
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.mig.warm_ahead import WarmAheadReconciler
 from draco.controller.own_advice import OwnAdvice
 from draco.controller.reconciling import Reconciling
 from draco.controller.reservations.reconciler import ReservationReconciler
@@ -239,13 +240,7 @@ class Operator:
         self.fencing: Reconciling[str] = working("fencing", self._fences)
         self.pending: Reconciling[PendingSubject] = working("pending-claims", self._pending_claims)
         self._allocation = self._allocating(working, decisions)
-        handover = self._allocation.handover if self._allocation else None
-        self.layouts: Reconciling[str] = working(
-            "mig-layouts", MigLayoutReconciler(client, self.view, decisions, health, handover)
-        )
-        self.policies: Reconciling[str] = working(
-            "mig-policies", MigPolicyReconciler(client, self.view, decisions, clock=clock, adviser=repairs)
-        )
+        self._dividing(working, repairs, health)
         self.repairs: Reconciling[str] = working("mig-repair", repairs)
         self.remediation: Reconciling[str] = working("health-remediation", remediation)
         self.health_policies: Reconciling[str] = working(
@@ -451,6 +446,17 @@ class Operator:
         self._guard = LimitGuard(self.view, held, self._happenings) if self._settings.allocate else None
         self._limits = DeviceLimitReconciler(self._client, self.view, held, self._guard, clock=self._clock)
         return self._guard
+
+    def _dividing(
+        self, working: Callable[[str, Any], Reconciling[str]], repairs: RepairReconciler, health: HealthDecisions
+    ) -> None:
+        """What has GPUs divided as MigPolicies ask."""
+        client, view, decisions, clock = self._client, self.view, self._decisions, self._clock
+        handover = self._allocation.handover if self._allocation else None
+        self.layouts = working("mig-layouts", MigLayoutReconciler(client, view, decisions, health, handover))
+        policies = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=repairs)
+        self.policies = working("mig-policies", policies)
+        self.warm_ahead = working("mig-warm", WarmAheadReconciler(view, decisions, clock=clock))
 
     def _allocating(self, working: Callable[[str, Any], object], decisions: MigDecisions) -> AllocationParts | None:
         """What makes Draco the allocator of the GPUs that policies hand over to it; None where it is not to be."""

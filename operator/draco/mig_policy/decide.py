@@ -26,6 +26,7 @@ from draco.resources.api.draco import (
     LayoutInstances,
     MigMode,
     MigPolicy,
+    ProfileCount,
     WantedGpu,
     WantedInstance,
 )
@@ -75,13 +76,22 @@ class NodeDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return f"{self.node}: " + ("; ".join(said) or "no GPU")
 
 
-def decide(seen: SeenNode, rules: Sequence[Rules], permits: Mapping[str, bool]) -> NodeDecision:
-    """What is wanted of the node's GPUs. `rules` are the policies, oldest first; `permits` whether each may reset now."""
+Ahead = Mapping[str, Sequence[ProfileCount]]
+"""What GPUs are to keep idle by the measured demand, by UUID."""
+
+
+def decide(
+    seen: SeenNode, rules: Sequence[Rules], permits: Mapping[str, bool], ahead: Ahead | None = None
+) -> NodeDecision:
+    """What is wanted of the node's GPUs. `rules` are the policies, oldest first; `permits` whether each may reset now.
+
+    `ahead` None: demand is not measured here, so what is kept ahead of it stays as it stands.
+    """
     node = seen.gpu_node
     boards = boards_of(node)
     current = {each.uuid: each for each in node.spec.gpus}
     gpus = [*node.status.gpus, *_unreported(node, current)]
-    decided = tuple(_gpu(seen, gpu, boards, rules, permits) for gpu in gpus)
+    decided = tuple(_gpu(seen, gpu, boards, rules, permits, ahead=ahead) for gpu in gpus)
     return NodeDecision(node=node.metadata.name, gpus=decided, boards=boards)
 
 
@@ -91,6 +101,8 @@ def _gpu(
     boards: Mapping[str, Board],
     rules: Sequence[Rules],
     permits: Mapping[str, bool],
+    *,
+    ahead: Ahead | None,
 ) -> GpuDecision:
     current = next((each for each in seen.gpu_node.spec.gpus if each.uuid == gpu.uuid), None)
     driver = seen.gpu_node.status.driver
@@ -106,7 +118,8 @@ def _gpu(
     kept = current if has_it == owner.name else None
     wanted, hindered = kept, None
     if gpu.mig is not None and verdicts[owner.name].answer is PolicyMatch.SELECTED:
-        result = wanted_of(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board))
+        there = (kept.warm if kept else []) if ahead is None else ahead.get(gpu.uuid, ())
+        result = wanted_of(owner.policy, gpu.uuid, gpu.mig, boards.get(gpu.mig.board), there)
         # What cannot be as it is wanted stays as it was, and Draco's.
         wanted, hindered = (result, None) if isinstance(result, WantedGpu) else (kept, result)
     if wanted is not None:
@@ -135,10 +148,13 @@ def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStat
     return [GpuStatus(device="", uuid=uuid) for uuid in current if uuid not in reported]
 
 
-def wanted_of(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) -> WantedGpu | GpuCondition:
+def wanted_of(
+    policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None, ahead: Sequence[ProfileCount] = ()
+) -> WantedGpu | GpuCondition:
     """What the policy wants of the GPU with this UUID; or why that cannot be said, and then the GPU stays as it is.
 
-    Resets are not permitted yet: that is a matter of time.
+    `ahead` is what it is to keep by demand; what the policy gives no limit for is left out. Resets are not
+    permitted yet: that is a matter of time.
     """
     plain = WantedGpu(uuid=uuid, policy=policy.metadata.name, mode=policy.spec.mode)
     if policy.spec.mode is MigMode.DISABLED:
@@ -146,7 +162,11 @@ def wanted_of(policy: MigPolicy, uuid: str, mig: GpuMig, board: Board | None) ->
     if board is None:
         # Some drivers tell what fits on a board only once MIG is on, so that comes first.
         return _cannot(LayoutState.CHANGING, "its agent has not reported its board") if mig.enabled else plain
-    return _static(policy, plain, mig, board) if policy.spec.mode is MigMode.STATIC else _dynamic(policy, plain, board)
+    return (
+        _static(policy, plain, mig, board)
+        if policy.spec.mode is MigMode.STATIC
+        else _dynamic(policy, plain, board, ahead)
+    )
 
 
 def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> WantedGpu | GpuCondition:
@@ -159,13 +179,21 @@ def _static(policy: MigPolicy, plain: WantedGpu, mig: GpuMig, board: Board) -> W
     return msgspec.structs.replace(plain, layout=list(placed))
 
 
-def _dynamic(policy: MigPolicy, plain: WantedGpu, board: Board) -> WantedGpu | GpuCondition:
+def _dynamic(
+    policy: MigPolicy, plain: WantedGpu, board: Board, ahead: Sequence[ProfileCount]
+) -> WantedGpu | GpuCondition:
     has = {profile.name for profile in board.profiles}
     profiles = [name for name in policy.spec.profiles if name in has]
     if policy.spec.profiles and not profiles:
         names = ", ".join(profile_names({"": board}))
         return _cannot(LayoutState.FAILED, f"its board has none of spec.profiles; it has {names}")
+    limits = {each.profile: each.count for each in policy.spec.warm_ahead.limits} if policy.spec.warm_ahead else {}
     warm = [each for each in policy.spec.warm if each.profile in has]
+    warm += [
+        ProfileCount(profile=each.profile, count=min(each.count, limits[each.profile]))
+        for each in ahead
+        if each.profile in has and each.profile in limits
+    ]
     return msgspec.structs.replace(plain, profiles=profiles, warm=warm)
 
 

@@ -165,6 +165,7 @@ def _unknown_profiles(policy: MigPolicy, counts: PolicyCounts) -> str:
         return ""
     has = profile_names({str(key): board for key, board in counts.boards.items()})
     asked = [*policy.spec.profiles, *(each.profile for each in policy.spec.warm)]
+    asked += [each.profile for each in policy.spec.warm_ahead.limits] if policy.spec.warm_ahead else []
     unknown = [name for name in dict.fromkeys(asked) if name not in has]
     if not has or not unknown:
         return ""

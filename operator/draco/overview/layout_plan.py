@@ -19,6 +19,7 @@ from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
 from draco.mig_policy.matching import PolicyMatch, Rules, oldest_first, rules_of, whole_gpus
 from draco.mig_policy.promises import promises
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID, summary
+from draco.mig_policy.warm_ahead import within_limits
 from draco.mig_policy.windows import Permit, permit
 from draco.overview.layout_foreseen import ForeseenGpu, planned, without_policy
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlanView, PolicyPlanView
@@ -88,9 +89,11 @@ def plan(seen: ObservedNodes, now: datetime) -> PlanView:
     policies = _policies(seen, now)
     holders = holders_of(seen.claims)
     slices = by_pool(seen.slices)
+    found = [node for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))]
+    # Demand is not measured here: GPUs keep what they keep ahead of it, as far as the policies that will be there allow.
+    kept = within_limits(found, [each.policy for each in policies.after])
     nodes = [
-        _node(seen, node, policies, slices, holders)
-        for _, node in sorted(seen.gpu_nodes.items(), key=lambda pair: natural(pair[0]))
+        _node(seen, node, policies, slices, holders, keeping=keeping) for node, keeping in zip(found, kept, strict=True)
     ]
     gpus = [each for node in nodes for each in _gpus(node, policies)]
     decisions = [node.taken_up for node in nodes]
@@ -137,6 +140,8 @@ def _node(
     policies: _Policies,
     slices: Mapping[PoolKey, Sequence[ResourceSlice]],
     holders: Mapping[PoolKey, Holders],
+    *,
+    keeping: GpuNode,
 ) -> _Node:
     name, driver = node.metadata.name, node.status.driver
     known = seen.nodes.get(name)
@@ -146,7 +151,7 @@ def _node(
     whole = whole_gpus(devices, node.status.gpus, driver=driver)
     at = SeenNode(gpu_node=node, labels=known.metadata.labels if known else {}, devices=whole)
     before = decide(at, policies.before, policies.granted)
-    decided = decide(at, policies.after, policies.granted)
+    decided = decide(msgspec.structs.replace(at, gpu_node=keeping), policies.after, policies.granted)
     taken_up = msgspec.structs.replace(
         node,
         spec=msgspec.structs.replace(node.spec, gpus=decided.wanted),

@@ -33,12 +33,23 @@ def by_cel(cel: dict[str, Any]) -> dict[str, Any]:
 
 
 SMALL = {"profile": "1g.10gb"}
+
+
+def ahead(*limits: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**DYNAMIC, "warmAhead": {"limits": list(limits or [SMALL]), **fields}}
+
+
 GOOD: list[dict[str, Any]] = [
     DYNAMIC,
     {"mode": "Disabled", "exclude": ["GPU-1", "GPU-2"]},
     static({**SMALL, "count": 7}),
     static({**SMALL, "start": 0}, {**SMALL, "start": 63}),
     {**DYNAMIC, "profiles": ["1g.10gb"], "warm": [SMALL]},
+    ahead({**SMALL, "count": 32}, {"profile": "2g.20gb"}),
+    ahead(window="1m", leadTimeSeconds=1),
+    ahead(window="24h", leadTimeSeconds=3600),
+    ahead(window="1h30m"),
+    {**ahead(), "profiles": ["1g.10gb"], "warm": []},
     window(days=["Sat", "Sun"]),
     window(duration="24h", start="00:00"),
     window(duration="1m"),
@@ -64,6 +75,22 @@ BAD: list[dict[str, Any]] = [
     {**DYNAMIC, "profiles": ["1g.10gb", "1g.10gb"]},
     {**DYNAMIC, "warm": [SMALL, SMALL]},
     {**DYNAMIC, "warm": [{**SMALL, "count": 33}]},
+    {**DYNAMIC, "warmAhead": {}},
+    {**DYNAMIC, "warmAhead": {"limits": []}},
+    {**ahead(), "mode": "Disabled"},
+    {**static(SMALL), "warmAhead": {"limits": [SMALL]}},
+    {**ahead(), "profiles": ["2g.20gb"]},
+    {**ahead(), "warm": [SMALL]},
+    ahead(SMALL, SMALL),
+    ahead({**SMALL, "count": 0}),
+    ahead({**SMALL, "count": 33}),
+    ahead({"profile": ""}),
+    ahead(window="0m"),
+    ahead(window="25h"),
+    ahead(window="90s"),
+    ahead(window=""),
+    ahead(leadTimeSeconds=0),
+    ahead(leadTimeSeconds=3601),
     {**DYNAMIC, "repair": {"maxMoves": 3}},
     {**DYNAMIC, "repair": {"maxMoves": -1}},
     {**DYNAMIC, "exclude": ["gpu-0"]},

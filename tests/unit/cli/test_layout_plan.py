@@ -31,6 +31,7 @@ from draco.resources.api.draco import (
     ResetPermit,
     WantedGpu,
     WantedInstance,
+    WarmAhead,
 )
 from draco.resources.api.meta import LabelSelector
 from draco.resources.api.schedule import TimeWindow
@@ -557,3 +558,21 @@ def test_labels_that_the_files_leave_out_are_missed_where_they_are_asked_for() -
     assert not plan(ObservedNodes(gpu_nodes={"node-0": node}, asked=[HALVES]), MOMENT).notes
     labelled = {"node-0": a_node("node-0")}
     assert not plan(ObservedNodes(gpu_nodes={"node-0": node}, nodes=labelled, asked=[here]), MOMENT).notes
+
+
+def test_what_is_kept_ahead_of_demand_stays_as_far_as_the_limit_of_the_plan_allows() -> None:
+    def ahead(limit: int) -> MigPolicy:
+        return a_mig_policy(warm_ahead=WarmAhead(limits=[ProfileCount(profile="1g.10gb", count=limit)]))
+
+    def kept(uuid: str, count: int) -> WantedGpu:
+        warm = [ProfileCount(profile="1g.10gb", count=count)]
+        return WantedGpu(uuid=uuid, policy="policy", mode=MigMode.DYNAMIC, warm=warm)
+
+    idle = [on(*(an_instance(f"1g.10gb@{start}", InstanceUse.WARM) for start in starts)) for starts in ((6, 5), (6,))]
+    stands = [kept(FIRST, 2), kept(SECOND, 1)]
+    same = planned(idle, ahead(4), policies=[ahead(4)], wanted=stands)
+    assert [(each.makes, each.destroys) for each in same.gpus] == [([], [])] * 2
+    fewer = planned(idle, ahead(2), policies=[ahead(4)], wanted=stands)
+    assert [each.destroys for each in fewer.gpus] == [[], places("1g.10gb@6")]
+    none = planned(idle, a_mig_policy(), policies=[ahead(4)], wanted=stands)
+    assert [len(each.destroys) for each in none.gpus] == [2, 1]

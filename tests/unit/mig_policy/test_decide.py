@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from draco.mig.known_boards import BOARDS
-from draco.mig_policy.decide import NodeDecision, SeenNode, decide
+from draco.mig_policy.decide import Ahead, NodeDecision, SeenNode, decide
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState
 from draco.mig_policy.matching import oldest_first, rules_of, whole_gpus
 from draco.resources.api.claims import CelSelector, DeviceSelector
@@ -25,6 +25,7 @@ from draco.resources.api.draco import (
     ResetPermit,
     WantedGpu,
     WantedInstance,
+    WarmAhead,
 )
 from draco.resources.api.meta import Condition, LabelSelector, NodeSelectorRequirement
 from draco.resources.api.slices import Device, DeviceAttribute
@@ -466,3 +467,44 @@ def test_what_is_remembered_of_tens_of_thousands_of_gpus_costs_the_garbage_colle
     assert [each for each in (decision, *decision.gpus, *verdicts, *decision.wanted) if gc.is_tracked(each)] == []
     one, other = (each.condition for each in decision.gpus)
     assert one is other
+
+
+def ahead_of(*limits: ProfileCount, **spec: Any) -> MigPolicy:
+    return a_mig_policy(warm_ahead=WarmAhead(limits=list(limits)), **spec)
+
+
+def kept_on(node: GpuNode, policy: MigPolicy, ahead: Ahead | None) -> list[tuple[str, int]]:
+    """What the first GPU is to keep."""
+    seen = SeenNode(gpu_node=node, devices={})
+    wanted = {each.uuid: each for each in decide(seen, [rules_of(policy)], {}, ahead).wanted}[FIRST]
+    return [(each.profile, each.count) for each in wanted.warm]
+
+
+SMALL = "1g.10gb"
+
+
+def test_what_is_kept_ahead_of_demand_comes_on_top_of_what_is_kept_anyway() -> None:
+    policy = ahead_of(ProfileCount(profile=SMALL, count=4), warm=[ProfileCount(profile="3g.40gb", count=1)])
+    ahead = {FIRST: [ProfileCount(profile=SMALL, count=2)]}
+    node = a_mig_node(board=H100)
+    assert kept_on(node, policy, ahead) == [("3g.40gb", 1), (SMALL, 2)]
+    assert kept_on(node, policy, {SECOND: ahead[FIRST]}) == [("3g.40gb", 1)]
+    assert kept_on(node, policy, {FIRST: [ProfileCount(profile=SMALL, count=9)]})[-1] == (SMALL, 4)
+
+
+@pytest.mark.parametrize("profile", ["2g.20gb", "1g.6gb"])
+def test_what_has_no_limit_or_is_not_of_the_board_is_not_kept_ahead(profile: str) -> None:
+    limit = ProfileCount(profile=profile if profile == "1g.6gb" else SMALL, count=4)
+    ahead = {FIRST: [ProfileCount(profile=profile, count=2)]}
+    assert kept_on(a_mig_node(board=H100), ahead_of(limit), ahead) == []
+    assert kept_on(a_mig_node(board=H100), a_mig_policy(), ahead) == []
+
+
+def test_where_demand_is_not_measured_what_stands_by_the_policy_stays() -> None:
+    stands = WantedGpu(uuid=FIRST, policy="policy", mode=MigMode.DYNAMIC, warm=[ProfileCount(profile=SMALL, count=3)])
+    policy, node = ahead_of(ProfileCount(profile=SMALL, count=4)), a_mig_node(board=H100, wanted=[stands])
+    assert kept_on(node, policy, None) == [(SMALL, 3)]
+    assert kept_on(node, policy, {}) == []
+    assert kept_on(node, ahead_of(ProfileCount(profile=SMALL, count=1)), None) == [(SMALL, 1)]
+    of_another = msgspec.structs.replace(stands, policy="another")
+    assert kept_on(a_mig_node(board=H100, wanted=[of_another]), policy, None) == []

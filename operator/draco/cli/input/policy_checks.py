@@ -29,6 +29,7 @@ _MOST_MOVES: Final = 2
 _START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SHORTEST: Final = timedelta(minutes=1)
 _LONGEST: Final = timedelta(hours=24)
+_LONGEST_LEAD_S: Final = 3600
 _WITH_VALUES: Final = ("In", "NotIn")
 _OPERATORS: Final = (*_WITH_VALUES, "Exists", "DoesNotExist")
 
@@ -115,6 +116,30 @@ def _warm(spec: MigPolicySpec) -> Iterator[str]:
             yield f"spec.warm names {each.profile}, which spec.profiles does not list; add it there"
     yield from _repeated("spec.warm", [each.profile for each in spec.warm])
     yield from _repeated("spec.profiles", spec.profiles)
+    yield from _warm_ahead(spec)
+
+
+def _warm_ahead(spec: MigPolicySpec) -> Iterator[str]:
+    ahead = spec.warm_ahead
+    if ahead is None:
+        return
+    if spec.mode is not MigMode.DYNAMIC:
+        yield "spec.warmAhead needs mode Dynamic; leave it out in other modes"
+    if not ahead.limits:
+        yield "spec.warmAhead.limits is empty; name at least one profile"
+    if not _SHORTEST <= lasting(ahead.window) <= _LONGEST:
+        yield f"spec.warmAhead.window must be 1m to 24h, in hours and minutes such as 10m, not {ahead.window}"
+    if not 1 <= ahead.lead_time_seconds <= _LONGEST_LEAD_S:
+        yield f"spec.warmAhead.leadTimeSeconds is {ahead.lead_time_seconds}: it must be from 1 to {_LONGEST_LEAD_S}"
+    for each in ahead.limits:
+        if not each.profile:
+            yield "spec.warmAhead.limits has an entry without a profile; name one, such as 1g.10gb"
+            continue
+        if spec.profiles and each.profile not in spec.profiles:
+            yield f"spec.warmAhead names {each.profile}, which spec.profiles does not list; add it there"
+        if each.profile in {one.profile for one in spec.warm}:
+            yield f"spec.warmAhead names {each.profile}, which spec.warm keeps on each GPU; leave it out of one of them"
+    yield from _repeated("spec.warmAhead.limits", [each.profile for each in ahead.limits])
 
 
 def _reset(reset: MigReset) -> Iterator[str]:

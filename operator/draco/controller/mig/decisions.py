@@ -6,16 +6,18 @@ never held for long. Writes nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import is_
+from types import MappingProxyType
+from typing import NamedTuple
 
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
-from draco.mig_policy.decide import NodeDecision, SeenNode, decide
+from draco.mig_policy.decide import Ahead, NodeDecision, SeenNode, decide
 from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import Rules, oldest_first, rules_of, whole_gpus
 from draco.mig_policy.windows import permit
@@ -24,7 +26,18 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice, own_slices
 from draco.resources.names import PoolKey
 
+_NONE_AHEAD: Ahead = {}
 _NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+class AheadReport(NamedTuple):
+    """What is kept ahead of claims. `said`: in words, by policy; the others by policy and profile."""
+
+    said: Mapping[str, str] = MappingProxyType({})
+    rates: Mapping[tuple[str, str], float] = MappingProxyType({})
+    """Instances that claims take in a minute."""
+    counts: Mapping[tuple[str, str], int] = MappingProxyType({})
+    """Idle instances that are wanted by these rates."""
 
 
 class MigDecisions:
@@ -39,6 +52,11 @@ class MigDecisions:
         self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
         self._gpu_counts: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
         self._all_decided = False  # once at least
+        self._ahead: dict[str, Ahead] | None = None  # by node; None: not measured here yet
+        self._when_ahead: list[Callable[[str], None]] = []
+        self._when_told: list[Callable[[], None]] = []
+        self.ahead = AheadReport()
+        """What is kept ahead of claims, and why."""
         view.mig_policies.subscribe(self._forget_rules)
         view.gpu_nodes.subscribe(self._forget_node)
 
@@ -83,6 +101,26 @@ class MigDecisions:
         names = [meta.name for meta in policies if meta.deletion_timestamp is None]
         return {(name, state.value): self._gpu_counts[name, state.value] for name in names for state in LayoutState}
 
+    def keep_ahead(self, ahead: Mapping[str, Ahead], report: AheadReport) -> None:
+        """Take up what GPUs are to keep idle by demand, by node."""
+        before, told = self._ahead or {}, self.ahead.said
+        self.ahead = report
+        self._ahead = {node: before[node] if before.get(node) == each else each for node, each in ahead.items()}
+        for node in before.keys() | ahead.keys():
+            if before.get(node) != ahead.get(node):
+                for wake in self._when_ahead:
+                    wake(node)
+        for tell in self._when_told if told != report.said else ():
+            tell()
+
+    def when_told(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when something else is said of what is kept ahead of claims."""
+        self._when_told.append(tell)
+
+    def when_ahead(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called with the name of a node whose GPUs are to keep other idle instances than before."""
+        self._when_ahead.append(wake)
+
     def seconds_to_next_window(self) -> float | None:
         """In how many seconds a window for resets opens or closes; None if there is none."""
         self._permitted(self.rules)
@@ -95,13 +133,14 @@ class MigDecisions:
         node = self._view.nodes.store.get(ObjectKey("", name))
         labels: Mapping[str, str] = node.metadata.labels if node else {}
         slices = self._slices(gpu_node)
-        basis = (rules, permits, gpu_node, node, *slices)
+        ahead = self._ahead.get(name, _NONE_AHEAD) if self._ahead is not None else None
+        basis = (rules, permits, gpu_node, node, ahead, *slices)
         known = self._known.get(name)
         if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):
             return known[1]
         devices = [device for each in slices for device in each.spec.devices]
         whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
-        decision = decide(SeenNode(gpu_node=gpu_node, labels=labels, devices=whole), rules, permits)
+        decision = decide(SeenNode(gpu_node=gpu_node, labels=labels, devices=whole), rules, permits, ahead)
         self._forget(name)
         self._known[name] = (basis, decision)
         self._gpu_counts.update(_gpu_counts(decision))
@@ -146,6 +185,18 @@ def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
         "GPUs of each MigPolicy by state: applied, changing, or failed. On the leader only.",
         ["policy", "standing"],
         lambda: decisions.gpu_counts,
+    )
+    metrics.on_scrape(
+        "draco_mig_policy_warm_taken_per_minute",
+        "Instances that claims take in a minute, by MigPolicy with spec.warmAhead and profile. On the leader only.",
+        ["policy", "profile"],
+        lambda: decisions.ahead.rates,
+    )
+    metrics.on_scrape(
+        "draco_mig_policy_warm_wanted",
+        "Idle instances wanted by spec.warmAhead, by MigPolicy and profile. On the leader only.",
+        ["policy", "profile"],
+        lambda: decisions.ahead.counts,
     )
 
 

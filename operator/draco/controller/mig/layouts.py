@@ -69,6 +69,7 @@ class MigLayoutReconciler:
         self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
         self._view.health_policies.subscribe(lambda change: self._wake_for_health_policy(change, wake))
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
+        self._decisions.when_ahead(wake)
         if self._handover:
             self._handover.when_to_taint(wake)
 

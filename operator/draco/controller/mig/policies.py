@@ -68,6 +68,7 @@ class MigPolicyReconciler:
                 wake_all()
 
         self._adviser.on_advice(wake_all)
+        self._decisions.when_told(wake_all)
         self._view.mig_policies.subscribe(lambda _: wake_all())
         self._view.gpu_nodes.subscribe(lambda _: wake_all())
         self._view.nodes.subscribe(on_node)
@@ -96,4 +97,5 @@ class MigPolicyReconciler:
             await work.pause()
         # What is remembered of the rules may hold an older status.
         rules = msgspec.structs.replace(rules, policy=policy)
-        return status_of(rules, counts, self._clock.now(), self._adviser.advice(rules.name))
+        said = (self._adviser.advice(rules.name), self._decisions.ahead.said.get(rules.name, ""))
+        return status_of(rules, counts, self._clock.now(), " ".join(filter(None, said)))

@@ -288,6 +288,14 @@ class PreemptionPermit(StrEnum):
     LOWER_PRIORITY = "LowerPriority"
 
 
+class WarmAhead(ApiStruct, frozen=True, kw_only=True):
+    """Idle instances kept by the rate at which claims take them, measured over `window`: at most `limits` on all GPUs."""
+
+    window: str = "10m"
+    lead_time_seconds: int = 15
+    limits: list[ProfileCount]
+
+
 class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     """Which GPUs, and how they are to be partitioned."""
 
@@ -302,6 +310,7 @@ class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     layout: str = ""
     profiles: list[str] = []
     warm: list[ProfileCount] = []
+    warm_ahead: WarmAhead | None = None
     repair: MigRepair = MigRepair()
     gangs: MigGangs = MigGangs()
     reset: MigReset = MigReset()

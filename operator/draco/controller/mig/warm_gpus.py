@@ -1,0 +1,158 @@
+"""Reads off the cluster which GPUs can keep idle instances ahead of claims, and what is free on each.
+
+Owns the reading. Cordons, taints of slices, DeviceTaintRules and isolation count: what no claim gets is kept nowhere. Holds for
+each GPU what others had of it at the last look. Writes nothing.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+
+from draco.controller.view import BY_POOL, ClusterView
+from draco.mig.board import Board, Placement
+from draco.mig.geometry import State, geometry
+from draco.mig_policy.decide import GpuDecision, NodeDecision
+from draco.mig_policy.gpu_state import LayoutState, switched_by_reset
+from draco.mig_policy.matching import PolicyMatch
+from draco.mig_policy.warm_ahead import WarmGpu, beside_fixed
+from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, InstanceUse, MigState, ProfileCount
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintSelector
+from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name, read_partition_name
+
+
+class LookedAt:
+    """What one look has found, by policy."""
+
+    def __init__(self) -> None:
+        self.gpus: dict[str, list[WarmGpu]] = defaultdict(list)
+        self.nodes: dict[str, str] = {}
+        """The node of each GPU, by UUID."""
+        self.untold: dict[str, Counter[str]] = defaultdict(Counter)
+        """What GPUs keep, by profile, that cannot be told anything else now."""
+
+    def stands(self, policy: str, profile: str) -> int:
+        """How many the GPUs of the policy are asked to keep now."""
+        return self.untold[policy][profile] + sum(each.stands.get(profile, 0) for each in self.gpus[policy])
+
+
+class WarmGpus:
+    """One look at a time: `begin`, `add` for each node, and then `found`."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._view = view
+        self._before: dict[str, State] = {}
+        self._now: dict[str, State] = {}
+        self._exact: dict[PoolKey, list[DeviceTaintSelector]] = {}
+        self._wide: list[DeviceTaintSelector] = []
+        self.found = LookedAt()
+
+    def begin(self) -> None:
+        """Start a look."""
+        self._before, self._now = self._now, {}
+        self._exact, self._wide, self.found = defaultdict(list), [], LookedAt()
+        for rule in self._view.rule_store.values():
+            selector = rule.spec.device_selector
+            if selector is None or rule.spec.taint.effect not in BLOCKING_EFFECTS:
+                continue
+            if selector.driver and selector.pool:
+                self._exact[PoolKey(selector.driver, selector.pool)].append(selector)
+            else:
+                self._wide.append(selector)
+
+    def add(self, decision: NodeDecision, policies: Mapping[str, Collection[str]]) -> None:
+        """Look at the GPUs of a node that these policies have; for each policy, the profiles that it keeps by demand."""
+        mine = [each for each in decision.gpus if each.policy in policies]
+        gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if mine else None
+        if gpu_node is None:
+            return
+        reported = {each.uuid: each for each in gpu_node.status.gpus}
+        standing = {(each.uuid, each.policy): each.warm for each in gpu_node.spec.gpus}
+        held, barred = self._held(gpu_node), self._barred(gpu_node)
+        for each in mine:
+            stands = {
+                one.profile: one.count
+                for one in standing.get((each.uuid, each.policy), ())
+                if one.profile in policies[each.policy]
+            }
+            gpu, board = reported.get(each.uuid), decision.boards.get(each.board)
+            told = each.verdicts[each.policy].answer is PolicyMatch.SELECTED
+            if gpu is None or gpu.mig is None or board is None or each.wanted is None or not told:
+                self.found.untold[each.policy].update(stands)
+                continue
+            fixed = [one for one in each.wanted.warm if one.profile not in policies[each.policy]]
+            state = _state(gpu, gpu.mig, board, held, fixed)
+            self._now[each.uuid] = state
+            self.found.nodes[each.uuid] = decision.node
+            self.found.gpus[each.policy].append(
+                WarmGpu(
+                    uuid=each.uuid,
+                    board=board,
+                    state=state,
+                    lately=self._before.get(each.uuid),
+                    usable=gpu.device not in barred and _takes_claims(gpu, gpu.mig, each),
+                    stands=stands,
+                    idle=Counter(one.profile.name for one in _idle(gpu.mig, board, held)),
+                )
+            )
+
+    def _held(self, gpu_node: GpuNode) -> frozenset[str]:
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        claims = self._view.claims.store.by_index(BY_POOL, pool)
+        return frozenset(
+            one.device for each in claims for one in each.devices_held if (one.driver, one.pool) == tuple(pool)
+        )
+
+    def _barred(self, gpu_node: GpuNode) -> frozenset[str]:
+        """The names of the node's GPUs of which no claim gets anything now."""
+        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        node = self._view.nodes.store.get(ObjectKey("", pool.pool))
+        isolated = {each.uuid for each in gpu_node.spec.isolated if not read_partition_name(each.device)}
+        if "" in isolated or (node is not None and (node.spec.unschedulable or not node.ready)):
+            return frozenset(each.device for each in gpu_node.status.gpus)
+        rules = [*self._exact.get(pool, ()), *self._wide]
+        devices = list(chain.from_iterable(each.spec.devices for each in self._view.current_slices_of(pool)))
+        published = {gpu_name(each.name) for each in devices}
+        free = {gpu_name(each.name) for each in devices if not _is_tainted(each, DeviceKey(*pool, each.name), rules)}
+        return frozenset((published - free) | {each.device for each in gpu_node.status.gpus if each.uuid in isolated})
+
+
+def _is_tainted(device: Device, key: DeviceKey, rules: Sequence[DeviceTaintSelector]) -> bool:
+    own = any(each.effect in BLOCKING_EFFECTS and each.key != TAINT_OPERATOR_ALLOCATED for each in device.taints)
+    return own or any(each.matches(key) for each in rules)
+
+
+def _takes_claims(gpu: GpuStatus, mig: GpuMig, decision: GpuDecision) -> bool:
+    """Whether instances could be made here: where MIG is off, once it may be turned on."""
+    if mig.state not in {MigState.READY, MigState.CHANGING} or decision.condition.state is LayoutState.FAILED:
+        return False
+    permitted = decision.wanted is not None and decision.wanted.reset_permitted
+    return mig.enabled or permitted or not switched_by_reset(gpu)
+
+
+def _idle(mig: GpuMig, board: Board, held: Collection[str]) -> Iterable[Placement]:
+    for each in mig.instances:
+        profile = board.profile(each.profile)
+        if each.use is InstanceUse.WARM and each.device not in held and profile is not None:
+            yield Placement(profile, each.start)
+
+
+def _state(gpu: GpuStatus, mig: GpuMig, board: Board, held: Collection[str], fixed: Iterable[ProfileCount]) -> State:
+    """What claims, others and `spec.warm` have of the GPU, and what is still to be destroyed."""
+    shape = geometry(board)
+    places = set()
+    for device in held:
+        part = read_partition_name(device)
+        profile = board.by_id(part.profile_id) if part is not None and part.parent == gpu.device else None
+        if part is not None and profile is not None:
+            places.add(Placement(profile, part.start))
+    for each in mig.instances:
+        profile = board.profile(each.profile)
+        if each.use is not InstanceUse.WARM and profile is not None:
+            places.add(Placement(profile, each.start))
+    state = shape.state_of(places)
+    # In use as a whole: by a claim, or by programs while MIG is off, of which the agent tells.
+    if gpu.device in held or (not mig.enabled and mig.state is MigState.READY and mig.message):
+        return shape.block(state, (1 << board.units) - 1)
+    return beside_fixed(board, state, _idle(mig, board, held), fixed)
