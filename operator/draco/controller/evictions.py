@@ -4,7 +4,8 @@ Owns the request, the reading of its answer, and whether Draco has the right at 
 was seen, so that one of the same name that came since is not touched. Whom to evict, and when to ask again, is the caller's.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -36,6 +37,7 @@ _FORBIDDEN_S: Final = 60.0
 """How long nobody is asked after the API server refused the right: a role is mended by a person."""
 _BUDGETS_EVERY_S: Final = 10.0
 _LONGEST_REFUSAL: Final = 160
+_AT_ONCE: Final = 4
 
 
 class Eviction(StrEnum):
@@ -91,6 +93,18 @@ class PodEvictions:
             return EvictionAnswer(Eviction.REFUSED, str(error), _words(error), by_budget)
         return EvictionAnswer(Eviction.ACCEPTED)
 
+    async def would_evict(self, pods: Sequence[Pod]) -> list[EvictionAnswer]:
+        """What would come of asking each of them now."""
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(pod: Pod) -> EvictionAnswer:
+            async with limit:
+                return await self.evict(pod, dry_run=True)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(each), name=f"evict {each.metadata.key}") for each in pods]
+        return [task.result() for task in tasks]
+
 
 class DisruptionBudgets:
     """Budgets by namespace. They are not watched: those of a namespace are read again at most every ten seconds."""
@@ -120,6 +134,15 @@ class DisruptionBudgets:
             self._read[namespace] = (now_s, budgets)
             found = True
         return found
+
+
+def refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tuple[Pod, EvictionAnswer]]:
+    """Those of them that would not, or did not, have to leave, and their answers."""
+    return [
+        (pod, each)
+        for pod, each in zip(pods, answers, strict=True)
+        if each.outcome in {Eviction.REFUSED, Eviction.FORBIDDEN}
+    ]
 
 
 def eviction_of(pod: Pod, *, grace_s: int | None = None) -> dict[str, object]:

@@ -68,6 +68,12 @@ class OperatorMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.losses = Counter(
+            "draco_partial_loss_evictions_total",
+            "Pods of groups that lost a pod, that were to leave as MigPolicies say: evicted, or refused (and tried again).",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.claims_released = Counter(
             "draco_claims_released_total",
             "Idle claims whose allocation was taken back to make room for a pod, by the MigPolicy that permits it.",

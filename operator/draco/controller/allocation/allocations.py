@@ -117,9 +117,9 @@ class ClaimAllocations:
         self.writes = AllocationWrites(client, view, events, clock=clock, count=count)
         self._returns = AllocationReturns(client, view, events, clock=clock)
         self._refusals = NodeRefusals(view, events, clock=clock)
-        self._gangs = Gangs(client, view)
-        self.preemptions = Preemptions(client, view, handover, workers, self._gangs, clock=clock)
-        self._waiting = WaitingGroups(view, self._gangs, self._refusals, self._is_in_flight)
+        self.gangs = Gangs(client, view)
+        self.preemptions = Preemptions(client, view, handover, workers, self.gangs, clock=clock)
+        self._waiting = WaitingGroups(view, self.gangs, self._refusals, self._is_in_flight)
         self._held: set[ObjectKey] = set()
         """Claims of reservations that are not whole, and what is about to take over from one."""
         self._without_place: dict[str, _NoPlace] = {}  # by group
@@ -156,7 +156,7 @@ class ClaimAllocations:
         now = self._clock.now()
         self._held = on_hold(self._view, unallocated, now) | about_to_take_over(self._view, unallocated, now)
         waiting = self._waiting.groups()
-        if await self._gangs.read():
+        if await self.gangs.read():
             return 0.0
         self._forget_others({each.uid for each in waiting})
         groups = {each.uid: each for each in waiting if not each.unready}

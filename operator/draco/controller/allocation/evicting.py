@@ -5,14 +5,13 @@ that nobody loses work for a group that gets no room all the same; and whether t
 have served it. Who leaves for whom is `preemption`'s.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 import structlog
 from prometheus_client import Counter
 
 from draco.controller.allocation.preemption import Nomination, Preemptions
-from draco.controller.evictions import NOT_PERMITTED, Eviction, EvictionAnswer, PodEvictions
+from draco.controller.evictions import NOT_PERMITTED, Eviction, PodEvictions, refused
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.core import ObjectReference, Pod
@@ -24,7 +23,6 @@ log = structlog.get_logger(__name__)
 PREEMPTED_REASON = "Preempted"
 PREEMPTING_REASON = "Preempting"
 EVENT_ACTION = "Preempting"
-_AT_ONCE = 4
 
 
 class PreemptionEvictions:
@@ -67,22 +65,22 @@ class PreemptionEvictions:
             self._preemptions.drop(uid)
             return None
         pods = list(nomination.asked)
-        would = await self._would(pods)
+        would = await self._evictions.would_evict(pods)
         if self._preemptions.of(uid) is not nomination:
             return None  # it has found a place, or is gone
         going: list[Pod] = []
-        refused = _refused(pods, would)
-        for pod in pods if not refused else ():
+        staying = refused(pods, would)
+        for pod in pods if not staying else ():
             answer = await self._evictions.evict(pod)
-            if refused := _refused([pod], [answer]):
+            if staying := refused([pod], [answer]):
                 break
             if answer.outcome is Eviction.ACCEPTED:
                 going.append(pod)
         self._announce(nomination, going)
-        if refused:
-            self._count.labels("refused").inc(len(refused))
-            log.info("preemption.refused", pods=[str(pod.metadata.key) for pod, _ in refused], why=refused[0][1].why)
-            self._preemptions.spare([pod for pod, _ in refused])
+        if staying:
+            self._count.labels("refused").inc(len(staying))
+            log.info("preemption.refused", pods=[str(pod.metadata.key) for pod, _ in staying], why=staying[0][1].why)
+            self._preemptions.spare([pod for pod, _ in staying])
             self._preemptions.postpone(uid)
         self._preemptions.evicted(uid, going)
         return None
@@ -91,18 +89,6 @@ class PreemptionEvictions:
         meta = nomination.waiting.group.claims[0].metadata
         found = await self._client.list(CLAIMS, namespace=meta.namespace, field_selector=f"metadata.name={meta.name}")
         return any(each.metadata.uid == meta.uid and each.waits for each in found)
-
-    async def _would(self, pods: Sequence[Pod]) -> list[EvictionAnswer]:
-        """What would come of asking each of them now."""
-        limit = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(pod: Pod) -> EvictionAnswer:
-            async with limit:
-                return await self._evictions.evict(pod, dry_run=True)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(each), name=f"evict {each.metadata.key}") for each in pods]
-        return [task.result() for task in tasks]
 
     def _announce(self, nomination: Nomination, pods: Sequence[Pod]) -> None:
         if not pods:
@@ -126,11 +112,3 @@ class PreemptionEvictions:
 
     def _record(self, regarding: ObjectReference, reason: str, note: str) -> None:
         self._events.record(regarding, type="Normal", reason=reason, action=EVENT_ACTION, note=note)
-
-
-def _refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tuple[Pod, EvictionAnswer]]:
-    return [
-        (pod, each)
-        for pod, each in zip(pods, answers, strict=True)
-        if each.outcome in {Eviction.REFUSED, Eviction.FORBIDDEN}
-    ]

@@ -15,8 +15,8 @@ from itertools import chain
 import structlog
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, gang_of
-from draco.allocation.ownership.handover import GpuPlace
 from draco.allocation.ownership.leaks import cause_and_fix, is_leaked, is_there, keepers, made_for, release_after
+from draco.controller.allocation.gpu_policies import policies_of
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
@@ -33,7 +33,6 @@ from draco.resources.api.draco import MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.kinds import CLAIMS, PODS, Kind
-from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, counted, listed
 
 log = structlog.get_logger(__name__)
@@ -191,7 +190,7 @@ class LeakedClaims:
         made = [each for each in leaked if made_for(each)]
         if not made:
             return ""
-        afters = [release_after(self._policies(each.devices_held)) for each in made]
+        afters = [release_after(policies_of(self._decisions, each.devices_held)) for each in made]
         known = [each for each in afters if each is not None]
         if len(known) < len(made):
             return "A MigPolicy can have Draco take the devices back: spec.gangs.releaseLeakedAfter."
@@ -204,20 +203,10 @@ class LeakedClaims:
             await self._notes.withdraw(said[0])
             del self._said[key]
 
-    def _policies(self, devices: Iterable[DeviceKey]) -> list[MigPolicy | None]:
-        """The policies of the GPUs, one for each; None for a GPU of none that is known."""
-        by_name = {each.name: each.policy for each in self._decisions.rules}
-        found = []
-        for place in dict.fromkeys(map(GpuPlace.of, devices)):
-            decision = self._decisions.of(place.pool)
-            names = [each.policy for each in (decision.gpus if decision else ()) if each.device == place.gpu]
-            found.append(by_name.get(names[0]) if names else None)
-        return found
-
     async def _release(self, claim: ResourceClaim, group: ObjectKey, since_s: float) -> float:
         """Take the next step towards its release, if it is time. Returns in how many seconds to look again."""
         # One that was made by name would be allocated again at once, so taking it back is no use.
-        after = release_after(self._policies(claim.devices_held)) if made_for(claim) else None
+        after = release_after(policies_of(self._decisions, claim.devices_held)) if made_for(claim) else None
         if after is None:
             return _NEVER_S
         now_s, uid = self._clock.monotonic(), claim.metadata.uid

@@ -11,6 +11,7 @@ from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.allocation.evicting import PreemptionEvictions
 from draco.controller.allocation.holds import ScaleDownHolds
 from draco.controller.allocation.leaks import LeakedClaims
+from draco.controller.allocation.losses import PartialLosses
 from draco.controller.evictions import PodEvictions
 from draco.controller.limits.guard import LimitGuard
 from draco.controller.metrics import OperatorMetrics
@@ -72,12 +73,24 @@ class AllocationParts:
         self._evicting = PreemptionEvictions(
             client, self._allocations.preemptions, evictions, events, count=metrics.preemptions
         )
+        self._losses = PartialLosses(
+            client,
+            view,
+            decisions,
+            self._allocations.gangs,
+            self._allocations.preemptions,
+            evictions=evictions,
+            events=events,
+            count=metrics.losses,
+            clock=clock,
+        )
         self.reconcilers: Mapping[str, Any] = {
             "scale-down-holds": ScaleDownHolds(client, view, clock=clock),
             "handover": self.handover,
             "allocation": self._allocations,
             "leaked-claims": self._leaked,
             "preemption": self._evicting,
+            "partial-losses": self._losses,
         }
 
     @property
@@ -90,6 +103,7 @@ class AllocationParts:
                 self._allocations.writes.trouble,
                 self._leaked.trouble,
                 self._evicting.trouble,
+                self._losses.trouble,
             )
             if each
         ]

@@ -275,10 +275,18 @@ class PlacementStrategy(StrEnum):
     SPREAD = "Spread"
 
 
+class PartialLoss(StrEnum):
+    """What becomes of a running group that has lost a pod which finds no place again: it keeps its devices, or leaves them."""
+
+    KEEP = "Keep"
+    RELEASE = "Release"
+
+
 class MigGangs(ApiStruct, frozen=True, kw_only=True):
     """Groups of pods that start together. `release_leaked_after`: how long one without a pod may keep devices ("": for ever)."""
 
     release_leaked_after: str = ""
+    on_partial_loss: PartialLoss = PartialLoss.KEEP
 
 
 class PreemptionPermit(StrEnum):

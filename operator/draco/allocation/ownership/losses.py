@@ -1,0 +1,74 @@
+"""Whether a running group of pods has lost one, so that what the rest of it has is of no use until it is whole again.
+
+Owns the rule, and which groups can be released: those all of whose claims were made for their pods, since a claim that was made
+by name would be allocated again at once. A pod that is gone is a loss only once another waits in its place: it may have
+Succeeded, and a group that lacks pods would not start again either. Pods beyond the group's size are no loss.
+Pure: the caller reads, writes and tells the time.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from draco.allocation.ownership.claims import is_for_operator
+from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.draco import Allocator, MigPolicy, PartialLoss
+from draco.resources.api.meta import ObjectKey
+
+
+class GroupStanding(NamedTuple):
+    """How many pods lack devices, how many wait for some, whether all have a node, and Draco's claims of those that run."""
+
+    missing: int
+    waiting: int
+    is_whole: bool
+    held: Sequence[ResourceClaim]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it would start again as a whole if only it had the devices."""
+        return 0 < self.missing <= self.waiting
+
+
+def standing(
+    size: int,
+    pods: Iterable[Pod],
+    claim_of: Callable[[ObjectKey], ResourceClaim | None],
+    classes: Mapping[str, DeviceClass],
+) -> GroupStanding:
+    """How a group of `size` stands. Pods that are on their way out have left; those behind a gate do not wait for devices."""
+    settled, bound, waiting = 0, 0, 0
+    held: dict[ObjectKey, ResourceClaim] = {}
+    for pod in pods:
+        if pod.status.phase == "Succeeded":
+            settled, bound = settled + 1, bound + 1
+            continue
+        if pod.is_over or pod.spec.scheduling_gates:
+            continue
+        claims = [claim_of(key) for key in pod.claims]
+        has_all = len(claims) >= len(pod.spec.resource_claims) and all(
+            each is not None and each.status.allocation for each in claims
+        )
+        settled += has_all
+        if pod.spec.node_name:
+            bound += 1
+            held |= {each.metadata.key: each for each in claims if each and is_for_operator(each, classes)}
+        else:
+            waiting += not has_all
+    return GroupStanding(max(0, size - settled), waiting, bound >= size, [held[key] for key in sorted(held)])
+
+
+def is_made_for_a_pod(claim: ResourceClaim) -> bool:
+    """Whether it goes with its pod."""
+    return any(each.controller and each.kind == "Pod" for each in claim.metadata.owner_references)
+
+
+def releases(policies: Iterable[MigPolicy | None]) -> bool:
+    """Whether all of these policies, of which there is one, have the rest of such a group leave."""
+    found = list(policies)
+    return bool(found) and all(
+        each is not None
+        and each.spec.allocator is Allocator.OPERATOR
+        and each.spec.gangs.on_partial_loss is PartialLoss.RELEASE
+        for each in found
+    )

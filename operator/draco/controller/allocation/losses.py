@@ -1,0 +1,270 @@
+"""Has the rest of a running group leave that has lost a pod, where the policies of its GPUs say so, to start again as a whole.
+
+Owns since when a group has been short of a pod, the evictions, and what is said of them. All that run are evicted or none:
+whether each of them would have to leave is asked before the first. Since when is kept in memory: a new leader counts from the
+beginning, and evicts later, never sooner. What was evicted when an operator died is gone; the rest follows once those are made
+again and wait, unless the group is whole by then. What a loss is, is `allocation.ownership.losses`'.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import structlog
+from prometheus_client import Counter
+
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, gang_of
+from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, releases, standing
+from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.gpu_policies import policies_of
+from draco.controller.allocation.preemption import Preemptions
+from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, Eviction, PodEvictions, refused
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import Backoff
+from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.watch.store import Change
+from draco.maintenance.draining.disruption import why_refused
+from draco.placing.victims import VictimInput, evictable
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
+from draco.resources.api.draco import MigPolicy, PartialLoss
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, PODS
+from draco.resources.texts import counted, sentence
+
+log = structlog.get_logger(__name__)
+
+RELEASED_REASON = "GroupReleased"
+KEPT_REASON = "GroupNotReleased"
+EVENT_ACTION = "Releasing"
+AFTER_S = 300.0
+"""So long a group may be short of a pod."""
+_AGAIN_S, _LONGEST_S = 10.0, 300.0
+"""How soon to try again what was refused: later each time."""
+_STAYS = (
+    "a static pod, or one that does not end after its grace period, is among them, or one that shares a claim with pods of "
+    "another group: delete what is in the way yourself"
+)
+
+
+class _Shortage(msgspec.Struct):
+    """When the pods of a group that is short of one are to leave, or are to be asked again."""
+
+    due_s: float
+    backoff: Backoff
+    is_begun: bool = False
+    """Whether some have left and others were refused: these are not kept until all pods have been made again."""
+
+    def is_of(self, found: GroupStanding) -> bool:
+        """Whether the group is short still."""
+        return found.is_short or (self.is_begun and found.missing > 0)
+
+
+class PartialLosses:
+    """One group at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: MigDecisions,
+        gangs: Gangs,
+        preemptions: Preemptions,
+        *,
+        evictions: PodEvictions,
+        events: EventRecorder,
+        count: Counter,
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._gangs = gangs
+        self._preemptions = preemptions
+        self._evictions = evictions
+        self._budgets = DisruptionBudgets(client, clock=clock)
+        self._events = events
+        self._count = count
+        self._clock = clock
+        self._short: dict[GangKey, _Shortage] = {}
+
+    @property
+    def trouble(self) -> str:
+        """Why no group is released though a policy says so, and what to do; "" if nothing is in the way."""
+        return NOT_PERMITTED if self._evictions.forbidden and self._wanted else ""
+
+    @property
+    def _wanted(self) -> bool:
+        policies = self._view.mig_policies.store.values()
+        return any(each.spec.gangs.on_partial_loss is PartialLoss.RELEASE for each in policies)
+
+    def subscribe(self, wake: Callable[[GangKey], None]) -> None:
+        """Have `wake` called with every group that a change may concern."""
+
+        def pods_changed(pods: Iterable[Pod]) -> None:
+            if self._wanted:
+                for gang in {gang for pod in pods if (gang := gang_of(pod))}:
+                    wake(gang)
+
+        def claim_changed(change: Change[ResourceClaim]) -> None:
+            if change.differs(lambda claim: claim.status.allocation is None):
+                pods_changed(self._view.pods_of(change.key))
+
+        def policy_changed(change: Change[MigPolicy]) -> None:
+            if change.differs(lambda policy: policy.spec):
+                for key in self.all_keys():
+                    wake(key)
+
+        self._view.pods.subscribe(lambda change: pods_changed(change.versions))
+        self._view.claims.subscribe(claim_changed)
+        self._view.mig_policies.subscribe(policy_changed)
+        if self._view.pod_groups is not None:
+            self._view.pod_groups.subscribe(
+                lambda change: wake(GangKey(GangSource.POD_GROUP, change.key.namespace, change.key.name))
+            )
+
+    def all_keys(self) -> set[GangKey]:
+        """All groups that have pods."""
+        return {gang for pod in self._view.pods.store.values() if (gang := gang_of(pod))}
+
+    async def reconcile(self, gang: GangKey) -> float | None:
+        """Release the group if it is time. Returns in how many seconds to look again. Raises ApiError."""
+        if not self._wanted:
+            self._short.pop(gang, None)
+            return None
+        found = self._standing(gang, self._gangs.pods(gang), self._view.claims.store.get)
+        if found is None or found.is_whole or not self._may_be_released(found.held):
+            self._short.pop(gang, None)
+            return _AGAIN_S if found is None and self._is_unread(gang) else None
+        now_s, shortage = self._clock.monotonic(), self._short.get(gang)
+        if shortage is None and found.is_short:
+            backoff = Backoff(self._clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
+            shortage = self._short[gang] = _Shortage(now_s + AFTER_S, backoff)
+        if shortage is None or not shortage.is_of(found):
+            if found.missing:  # nobody takes the place of the one that is gone; otherwise it is about to start
+                self._short.pop(gang, None)
+            return None
+        if shortage.due_s > now_s:
+            return shortage.due_s - now_s
+        if self._preemptions.of(str(gang)) is not None:
+            return _AGAIN_S  # others may be leaving for it
+        await self._release(gang, shortage)
+        return max(0.0, shortage.due_s - self._clock.monotonic())
+
+    def _is_unread(self, gang: GangKey) -> bool:
+        """Whether it is known of no Job yet how many pods it has: that is read for the pod that waits."""
+        return gang.source is GangSource.JOB_SET and isinstance(self._gangs.terms(gang), UnknownTerms)
+
+    def _standing(
+        self, gang: GangKey, pods: Sequence[Pod], claim_of: Callable[[ObjectKey], ResourceClaim | None]
+    ) -> GroupStanding | None:
+        terms = self._gangs.terms(gang)
+        return (
+            standing(terms.size, pods, claim_of, self._view.classes_by_name) if isinstance(terms, GangTerms) else None
+        )
+
+    def _may_be_released(self, held: Sequence[ResourceClaim]) -> bool:
+        devices = [device for claim in held for device in claim.devices_held]
+        return all(map(is_made_for_a_pod, held)) and releases(policies_of(self._decisions, devices))
+
+    async def _release(self, gang: GangKey, shortage: _Shortage) -> None:
+        """Evict all that run, if it is so still: a watch may lag."""
+        known = await self._client.list(PODS, namespace=gang.namespace)
+        claims = {each.metadata.key: each for each in await self._client.list(CLAIMS, namespace=gang.namespace)}
+        pods = [pod for pod in known if gang_of(pod) == gang]
+        await self._budgets.read({gang.namespace})
+        shortage.due_s = self._clock.monotonic() + _AGAIN_S
+        found = self._standing(gang, pods, claims.get)
+        if found is None or not shortage.is_of(found) or not self._may_be_released(found.held):
+            return
+        going, staying = await self._evict(gang, known, found)
+        if going:
+            self._announce(gang, going, found.missing)
+        if staying:
+            shortage.is_begun = shortage.is_begun or bool(going)
+            shortage.due_s = self._clock.monotonic() + shortage.backoff.next()
+            self._refuse(gang, staying, found.missing)
+
+    async def _evict(
+        self, gang: GangKey, known: Sequence[Pod], found: GroupStanding
+    ) -> tuple[list[Pod], list[tuple[Pod, str]]]:
+        """Evict the pods of the group that run, or none. Returns those that leave, and those that do not, and why."""
+        pods = [pod for pod in known if gang_of(pod) == gang]
+        running = [pod for pod in pods if pod.spec.node_name and not pod.is_over]
+        budgets = self._budgets.of([gang.namespace])
+        asked = self._victims(gang, known, found, ())
+        if not asked:
+            return [], [(running[0], _STAYS)]
+        staying = refused(asked, await self._evictions.would_evict(asked))
+        if not staying and not self._victims(gang, known, found, budgets):
+            # Each of them alone might leave.
+            return [], [(pod, why) for pod in asked if (why := why_refused(pod, budgets)[1])]
+        going: list[Pod] = []
+        for pod in asked if not staying else ():
+            answer = await self._evictions.evict(pod)
+            if staying := refused([pod], [answer]):
+                break
+            if answer.outcome is Eviction.ACCEPTED:
+                going.append(pod)
+        return going, [
+            (pod, (answer.by_budget and why_refused(pod, budgets)[1]) or answer.why) for pod, answer in staying
+        ]
+
+    def _victims(
+        self, gang: GangKey, known: Sequence[Pod], found: GroupStanding, budgets: Sequence[PodDisruptionBudget]
+    ) -> list[Pod]:
+        """The pods that run, if they may leave by the rules of preemption, and take no others with them."""
+        pods = {pod.metadata.key: pod for pod in known if gang_of(pod) == gang}
+        seen = VictimInput(
+            now=self._clock.now(),
+            claims=found.held,
+            permits=is_made_for_a_pod,
+            pods_of=lambda key: [pod for pod in known if key in pod.claims],
+            together=lambda pod: list(pods.values()) if gang_of(pod) == gang else [pod],
+            budgets=budgets,
+        )
+        victims = evictable(seen).victims
+        claims = {key for each in victims for key in each.claims}
+        names = dict.fromkeys(key for each in victims for key in each.pods)
+        if claims != {each.metadata.key for each in found.held} or not pods.keys() >= names.keys():
+            return []
+        return [pods[key] for key in names]
+
+    def _announce(self, gang: GangKey, going: Sequence[Pod], missing: int) -> None:
+        self._count.labels("evicted").inc(len(going))
+        log.info("loss.released", group=str(gang), pods=[str(each.metadata.key) for each in going])
+        note = (
+            f"{gang} has been short of {counted(missing, 'pod')} for {_minutes()} min, so Draco evicted the rest, as "
+            "the MigPolicy says (spec.gangs.onPartialLoss): it gets devices again as a whole."
+        )
+        for pod in going:
+            self._record(PODS.reference(pod.metadata), "Normal", RELEASED_REASON, note)
+        if (group := self._pod_group(gang)) is not None:
+            self._record(group, "Normal", RELEASED_REASON, note)
+
+    def _refuse(self, gang: GangKey, staying: Sequence[tuple[Pod, str]], missing: int) -> None:
+        """Say once, of the PodGroup or the first pod that stays, why the group keeps what it has."""
+        self._count.labels("refused").inc(len(staying))
+        first, why = staying[0]
+        names = [str(pod.metadata.key) for pod, _ in staying]
+        log.info("loss.refused", group=str(gang), pods=names, why=why)
+        note = (
+            f"{gang} has been short of {counted(missing, 'pod')} for {_minutes()} min, and Draco cannot evict the rest, as "
+            f"the MigPolicy says (spec.gangs.onPartialLoss). Pod {first.metadata.name}: {sentence(why)}"
+        )
+        self._record(self._pod_group(gang) or PODS.reference(first.metadata), "Warning", KEPT_REASON, note)
+
+    def _pod_group(self, gang: GangKey) -> ObjectReference | None:
+        if gang.source is not GangSource.POD_GROUP or self._view.pod_groups is None:
+            return None
+        group = self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
+        return self._view.pod_groups.kind.reference(group.metadata) if group is not None else None
+
+    def _record(self, regarding: ObjectReference, kind: EventType, reason: str, note: str) -> None:
+        self._events.record(regarding, type=kind, reason=reason, action=EVENT_ACTION, note=note)
+
+
+def _minutes() -> int:
+    return int(AFTER_S // 60)
