@@ -14,7 +14,6 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
-from draco.kube.watch.collection import Collection
 from draco.resources.api.claims import AllocatedDeviceStatus, ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import ObjectReference, Pod, PodSchedulingGroup, PodStatus
 from draco.resources.api.draco import Allocator, MigGangs, MigMode
@@ -24,6 +23,7 @@ from draco.resources.kinds import CLAIMS, POD_GROUPS, PODS, Kind
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import MOMENT, a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
+from tests.unit.controller.watching import tell
 
 KIND = POD_GROUPS[-1]
 KEY = ObjectKey("default", "train")
@@ -94,22 +94,7 @@ class World:
 
     def put(self, *objects: Any) -> None:
         """As if the watch had told of them."""
-        informers: dict[str, Collection[Any] | None] = {
-            "GpuNode": self.view.gpu_nodes,
-            "Node": self.view.nodes,
-            "ResourceSlice": self.view.slices,
-            "MigPolicy": self.view.mig_policies,
-            "DeviceClass": self.view.classes,
-            "ResourceClaim": self.view.claims,
-            "Pod": self.view.pods,
-            "PodGroup": self.view.pod_groups,
-        }
-        for item in objects:
-            informer = informers[type(item).__name__]
-            assert informer is not None
-            for change in informer.store.put(item):
-                for subscriber in informer._subscribers:
-                    subscriber(change)
+        tell(self.view, *objects)
 
     def keep(self, name: str = "gpu", *, reserved: bool = True, made: bool = True, **status: Any) -> ResourceClaim:
         claim = a_claim(name, device_class="ours", on=["node-0/gpu-0"])

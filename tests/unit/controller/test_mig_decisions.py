@@ -22,6 +22,7 @@ from draco.resources.api.meta import LabelSelector, ObjectKey
 from draco.resources.api.schedule import TimeWindow
 from tests.builders import a_gpu_uuid, a_mig_node, a_mig_policy, a_node, a_slice
 from tests.doubles.clock import ManualClock, WorkClock
+from tests.unit.controller.watching import tell
 
 H100 = BOARDS["H100-80GB"]
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -44,16 +45,7 @@ class World:
 
     def put(self, *objects: Any) -> None:
         """As if the watch had told of them."""
-        for item in objects:
-            informers: dict[str, Collection[Any]] = {
-                "GpuNode": self.view.gpu_nodes,
-                "Node": self.view.nodes,
-                "ResourceSlice": self.view.slices,
-                "MigPolicy": self.view.mig_policies,
-                "ResourceClaim": self.view.claims,
-            }
-            informer = informers[type(item).__name__]
-            _tell(informer, informer.store.put(item))
+        tell(self.view, *objects)
 
     def delete(self, *nodes: str) -> None:
         """As if the watch had told that the GpuNodes of these nodes are gone."""

@@ -16,7 +16,6 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, DisruptionRefused, Forbidden
 from draco.kube.events.events import EventRecorder
-from draco.kube.watch.collection import Collection
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import ObjectReference, Pod, PodStatus
 from draco.resources.api.draco import Allocator, MigGangs, MigMode, PartialLoss
@@ -24,6 +23,7 @@ from draco.resources.api.meta import ObjectKey, OwnerReference
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS, Kind
 from tests.builders import a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
+from tests.unit.controller.watching import collection_of
 
 GANG = GangKey(GangSource.KUEUE, "default", "train")
 LABELS = {"kueue.x-k8s.io/pod-group-name": "train"}
@@ -83,23 +83,11 @@ class World:
 
     def put(self, *objects: Any) -> None:
         for item in objects:
-            self.collection(type(item).__name__).store.put(item)
+            collection_of(self.view, type(item).__name__).store.put(item)
 
     def remove(self, name: str) -> None:
         for kind in ("Pod", "ResourceClaim"):
-            self.collection(kind).store.remove(ObjectKey("default", name))
-
-    def collection(self, kind: str) -> Collection[Any]:
-        informers: dict[str, Collection[Any]] = {
-            "GpuNode": self.view.gpu_nodes,
-            "Node": self.view.nodes,
-            "ResourceSlice": self.view.slices,
-            "MigPolicy": self.view.mig_policies,
-            "DeviceClass": self.view.classes,
-            "ResourceClaim": self.view.claims,
-            "Pod": self.view.pods,
-        }
-        return informers[kind]
+            collection_of(self.view, kind).store.remove(ObjectKey("default", name))
 
     def of(self, uid: str) -> object:
         """What is kept for the group by preemption."""
@@ -113,7 +101,7 @@ class World:
         assert namespace == "default"
         if kind is POD_DISRUPTION_BUDGETS:
             return []
-        found = self.collection(kind.kind).store.values()
+        found = collection_of(self.view, kind.kind).store.values()
         newer = {each.metadata.key: each for each in self.unseen} if kind is PODS else {}
         return [newer.get(each.metadata.key, each) for each in found]
 

@@ -19,7 +19,6 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Conflict, Forbidden, ServerError, TooManyRequests, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
-from draco.kube.watch.collection import Collection
 from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.mig_policy.releases import ClaimRelease
@@ -32,6 +31,7 @@ from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_mig_policy,
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import PromptWorkers
 from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool
+from tests.unit.controller.watching import tell
 
 REFUSED = PodStatus(conditions=[PodCondition(type="PodScheduled", status="False", reason="Unschedulable")])
 
@@ -115,20 +115,7 @@ class World:
 
     def put(self, *objects: Any) -> None:
         """As if the watch had told of them."""
-        informers: dict[str, Collection[Any]] = {
-            "GpuNode": self.view.gpu_nodes,
-            "Node": self.view.nodes,
-            "ResourceSlice": self.view.slices,
-            "MigPolicy": self.view.mig_policies,
-            "DeviceClass": self.view.classes,
-            "ResourceClaim": self.view.claims,
-            "Pod": self.view.pods,
-        }
-        for item in objects:
-            informer = informers[type(item).__name__]
-            for change in informer.store.put(item):
-                for subscriber in informer._subscribers:
-                    subscriber(change)
+        tell(self.view, *objects)
 
     def wait_for(self, name: str, profile: str) -> None:
         """A pod that was refused, and its claim."""
