@@ -19,7 +19,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES, LEASES, MIG_POLICIES, PODS, SLICES
 from draco.resources.names import OPERATOR_LEASE
 from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim
-from tests.component.allocation.test_race import Observer
+from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.controller.replicas import MortalConnection, an_operator, until
 from tests.component.simulator.test_nodes import running
@@ -129,16 +129,8 @@ async def killed_after_each_write(
 @pytest.fixture
 async def lab(guarded: Guarded, handed_over: Client, namespace: str, folder: Path) -> AsyncIterator[Lab]:
     """With nodes and an observer, which has seen no device in two claims by the end."""
-    observer = Observer(handed_over)
-    watching = asyncio.create_task(observer.informer.run())
-    try:
-        await observer.informer.synced.wait()
-        async with running(handed_over, folder):
-            yield Lab(handed_over, namespace)
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-    assert observer.doubles == []
+    async with no_device_in_two_claims(handed_over), running(handed_over, folder):
+        yield Lab(handed_over, namespace)
 
 
 async def test_an_operator_that_dies_while_gpus_come_to_draco_leaves_them_whole_to_one(

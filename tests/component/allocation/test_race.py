@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import structlog
@@ -91,6 +92,20 @@ class Observer:
         if after and not before and change.after is not None:
             (request,) = change.after.spec.devices.requests
             self.allocated[request.exactly.device_class_name if request.exactly else ""] += 1
+
+
+@contextlib.asynccontextmanager
+async def no_device_in_two_claims(client: Client) -> AsyncIterator[None]:
+    """As long as this lasts, which an observer says at its end."""
+    observer = Observer(client)
+    watching = asyncio.create_task(observer.informer.run())
+    try:
+        await observer.informer.synced.wait()
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert observer.doubles == []
 
 
 async def churn(client: Client, observer: Observer, namespace: str, name: str, device_class: str, *, pod: bool) -> None:

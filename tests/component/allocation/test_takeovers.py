@@ -16,7 +16,7 @@ from draco.resources.kinds import CLAIMS, DEVICE_RESERVATIONS, PODS
 from draco.resources.names import DeviceKey
 from tests.component.allocation.lab import Guarded, make_claim, until_allocated
 from tests.component.allocation.published import publishing
-from tests.component.allocation.test_race import Observer
+from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.allocation.test_reservations import make_templated_pod, reserve, until_reserved
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import GANGS, make_template
@@ -75,20 +75,12 @@ class Takeovers:
 
 @pytest.fixture
 async def lab(guarded: Guarded, handed_over: Client, namespace: str) -> AsyncIterator[Takeovers]:
-    observer = Observer(handed_over)
-    watching = asyncio.create_task(observer.informer.run())
-    await observer.informer.synced.wait()
-    try:
-        async with publishing(handed_over, ["sim-1"], GPUS):
-            found = Takeovers(handed_over, namespace)
-            async with an_operator(guarded, GANGS):
-                await found.prepare()
-            yield found
-            await found.clear()
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-    assert observer.doubles == []
+    async with no_device_in_two_claims(handed_over), publishing(handed_over, ["sim-1"], GPUS):
+        found = Takeovers(handed_over, namespace)
+        async with an_operator(guarded, GANGS):
+            await found.prepare()
+        yield found
+        await found.clear()
 
 
 async def test_pods_take_over_by_label_and_by_name_though_the_operator_dies_after_each_write(
