@@ -17,10 +17,10 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS, EVENTS, MIG_POLICIES, NODES, PODS
 from draco.resources.names import NVIDIA_DRIVER
 from draco_local.cluster.controlplane import ControlPlane
-from tests.component.allocation.lab import Guarded
+from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.allocation.test_reservations import reserve, until_reserved
 from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_template
+from tests.component.gangs.lab import allocated_claims, make_member, make_template
 from tests.requests import call
 from tests.scale.karpenter import GPUS, agents, karpenter, node_claims, nodes_of, remove_nodes, until_nodes
 
@@ -89,7 +89,7 @@ async def test_a_pending_claim_makes_a_node_appear_on_which_its_pod_runs(
 async def test_a_gang_brings_as_many_nodes_as_it_needs_and_starts_together(
     control_plane: ControlPlane, guarded: Guarded, scaled: Client, namespace: str
 ) -> None:
-    async with an_operator(guarded, GANGS):
+    async with an_operator(guarded, ALLOCATING):
         await make_template(scaled, namespace, "node", gpus=GPUS)
         gang: dict[str, Any] = {
             "labels": {"kueue.x-k8s.io/pod-group-name": "train"},
@@ -112,7 +112,7 @@ async def test_a_node_with_a_reservation_stays_until_the_reservation_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(holds, "RELEASE_AFTER_S", 0.5)
-    async with an_operator(guarded, GANGS):
+    async with an_operator(guarded, ALLOCATING):
         await make_template(scaled, namespace, "one", gpus=1)
         await make_member(scaled, namespace, "pod", template="one")
         (node,) = await until_nodes(scaled, 1, within_s=PATIENCE_S)
@@ -142,7 +142,7 @@ async def test_a_node_with_a_reservation_stays_until_the_reservation_ends(
 async def test_an_isolated_gpu_counts_as_free_until_a_claim_holds_it_and_the_event_of_the_pod_that_waits_says_so(
     guarded: Guarded, scaled: Client, namespace: str, taint: Callable[[str, str], None]
 ) -> None:
-    async with an_operator(guarded, GANGS):
+    async with an_operator(guarded, ALLOCATING):
         for name, gpus in (("most", GPUS - 1), ("one", 1)):
             await make_template(scaled, namespace, name, gpus=gpus, device_class=NVIDIA_DRIVER)
         await make_member(scaled, namespace, "uses-most", template="most")

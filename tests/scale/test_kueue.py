@@ -14,9 +14,9 @@ from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIM_TEMPLATES, EVENTS, JOBS, PODS
 from draco_local.cluster.controlplane import ControlPlane
-from tests.component.allocation.lab import Guarded
+from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_template
+from tests.component.gangs.lab import allocated_claims, make_member, make_template
 from tests.component.simulator.test_nodes import running, until_running
 from tests.requests import call
 from tests.scale.kueue import KUEUE, kueue, make
@@ -99,7 +99,7 @@ def _is_refusal(condition: dict[str, Any]) -> bool:
 async def test_a_gang_has_no_gpu_while_the_quota_is_used_up_and_all_of_its_gpus_once_it_is_admitted(
     control_plane: ControlPlane, guarded: Guarded, all_dracos: Client, team: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, team, "four", gpus=4)
         first = await members(all_dracos, team, "first", 2, "four")  # all eight of the quota, of 24 that there are
         await until_running(all_dracos, team, *first)
@@ -121,7 +121,7 @@ async def test_an_admitted_gang_that_finds_no_room_gets_nothing_until_it_gets_ev
     control_plane: ControlPlane, guarded: Guarded, all_dracos: Client, team: str, folder: Path
 ) -> None:
     """Quota is a number: Kueue admits a gang for which there are GPUs on no node that it may use. Draco holds it together."""
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, team, "six", gpus=6, device_class=BOARD)
         await make_template(all_dracos, team, "one", gpus=1, device_class=BOARD)
         there: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "sim-2"}}
@@ -151,7 +151,7 @@ async def test_an_admitted_gang_that_finds_no_room_gets_nothing_until_it_gets_ev
 async def test_a_job_is_suspended_until_there_is_quota_for_all_its_pods(
     control_plane: ControlPlane, guarded: Guarded, all_dracos: Client, team: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, team, "two", gpus=2)
         for name in ("first", "second"):
             await make_job(all_dracos, team, name, 3, ["two"])  # six of eight

@@ -4,14 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import msgspec
 import pytest
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, MIG_POLICIES, PODS, Kind
-from tests.component.allocation.lab import ALLOCATING
 
 PRIORITY_CLASSES: Kind[Any] = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, dict)
 _PRIORITIES: Final = {
@@ -20,7 +18,6 @@ _PRIORITIES: Final = {
     "high": (100, {}),
     "polite": (100, {"preemptionPolicy": "Never"}),
 }
-PREEMPTING = msgspec.structs.replace(ALLOCATING, lease_duration_s=15, renew_deadline_s=10.0)
 
 
 def of_priority(name: str) -> dict[str, Any]:

@@ -10,17 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, GPU_NODES, LEASES, MIG_POLICIES, PODS, SLICES
-from draco.resources.names import OPERATOR_LEASE
-from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim
+from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, PODS, SLICES
+from tests.component.allocation.lab import ALLOCATING, Guarded, end_lease, make_claim
 from tests.component.allocation.test_race import no_device_in_two_claims
-from tests.component.chart.rendering import NAMESPACE
 from tests.component.controller.replicas import MortalConnection, an_operator, until
 from tests.component.simulator.test_nodes import running
 from tests.side_by_side import REPORTS
@@ -28,8 +25,6 @@ from tests.side_by_side import REPORTS
 POLICY = ObjectKey("", "draco")
 NODE = "sim-1"
 WITHIN_S = 120.0
-OUTLIVING_ITS_LEASE = msgspec.structs.replace(ALLOCATING, lease_duration_s=60, renew_deadline_s=40.0)
-"""Who died is buried, and nobody loses a lease because the machine is busy."""
 AT_LEAST_TO_DRACO = 8
 """The node's spec, the register, and two for each of three claims."""
 AT_LEAST_BACK = 2
@@ -91,11 +86,6 @@ class Lab:
 
         await until(all_gone, within_s=WITHIN_S, what="the end of all claims")
 
-    async def bury(self) -> None:
-        """The lease of an operator that died runs out."""
-        with contextlib.suppress(NotFound):
-            await self.client.delete(LEASES, ObjectKey(NAMESPACE, OPERATOR_LEASE))
-
 
 async def killed_after_each_write(
     guarded: Guarded,
@@ -108,7 +98,7 @@ async def killed_after_each_write(
     """How many writes there are on the way to what is to be done: an operator died after each of them, and another went on."""
     for writes in count(1):
         await begin()
-        async with an_operator(guarded, OUTLIVING_ITS_LEASE, dies_after_writes=writes) as (operator, task):
+        async with an_operator(guarded, ALLOCATING, dies_after_writes=writes) as (operator, task):
             connection = operator._client.connection
 
             async def ended(task: "asyncio.Task[None]" = task) -> bool:
@@ -117,8 +107,8 @@ async def killed_after_each_write(
             await until(ended, within_s=WITHIN_S, what=f"an end after {writes} writes")
             # That it is dead is known before its task has ended, which may be after what it wrote last was carried out.
             died = isinstance(connection, MortalConnection) and connection.dead
-        await lab.bury()
-        async with an_operator(guarded, OUTLIVING_ITS_LEASE):
+        await end_lease(lab.client)
+        async with an_operator(guarded, ALLOCATING):
             await until(done, within_s=WITHIN_S, what=f"what an operator left that died after {writes} writes")
             await undo()
         if not died:
@@ -167,7 +157,7 @@ async def test_an_operator_that_dies_while_gpus_go_back_leaves_nothing_behind(gu
         await lab.policy_says("Operator")
         await until(lab.is_dracos, within_s=WITHIN_S, what="the next way over")
 
-    async with an_operator(guarded, OUTLIVING_ITS_LEASE):
+    async with an_operator(guarded, ALLOCATING):
         await lab.make_claims()
         await until(lab.is_allocated, within_s=WITHIN_S, what="the allocations")
     writes = await killed_after_each_write(guarded, lab, begin=begin, done=lab.is_nobodys, undo=undo)

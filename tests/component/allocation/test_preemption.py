@@ -12,8 +12,8 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import MIG_POLICIES, POD_DISRUPTION_BUDGETS
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.allocation import preempting
-from tests.component.allocation.lab import Guarded, make_claim, until_allocated
-from tests.component.allocation.preempting import PREEMPTING, events_of, of_priority, permit, staying
+from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
+from tests.component.allocation.preempting import events_of, of_priority, permit, staying
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_template
 from tests.component.simulator.test_nodes import make_pod, running, until_gone, until_running
@@ -31,7 +31,7 @@ async def explained_pod(plane: ControlPlane, namespace: str, pod: str) -> str:
 async def test_once_the_policy_permits_it_a_pod_gets_the_gpus_of_one_of_a_lower_priority(
     control_plane: ControlPlane, guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
-    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await make_template(handed_over, namespace, "four", gpus=4)
         await make_member(handed_over, namespace, "low", template="four", **LOW)
         await make_member(handed_over, namespace, "middle", template="four", **MIDDLE)
@@ -68,7 +68,7 @@ async def test_what_becomes_free_is_kept_for_the_pod_that_others_left_for(
 ) -> None:
     """One of the two that leave takes its time, and an older claim without a pod would take what the other had."""
     await permit(handed_over)
-    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         for gpus, template in ((4, "four"), (8, "eight")):
             await make_template(handed_over, namespace, template, gpus=gpus)
         await make_member(handed_over, namespace, "quick", template="four", **LOW)
@@ -89,7 +89,7 @@ async def test_a_budget_that_allows_nothing_keeps_all_of_them_and_once_it_is_gon
 ) -> None:
     """Two would have to leave, and the budget covers one."""
     await permit(handed_over)
-    async with running(handed_over, folder), an_operator(guarded, PREEMPTING) as (operator, _):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING) as (operator, _):
         for gpus, template in ((4, "four"), (8, "eight")):
             await make_template(handed_over, namespace, template, gpus=gpus)
         await make_member(handed_over, namespace, "free", template="four", **LOW)
@@ -121,7 +121,7 @@ async def test_a_claim_by_name_that_a_pod_lost_waits_without_taking_the_gpus_bac
 ) -> None:
     """Its claim is allocated as soon as it can be, and it is older. One that no pod uses is nobody's to take."""
     await permit(handed_over)
-    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await make_template(handed_over, namespace, "seven", gpus=7)
         for name in ("used", "idle"):
             await make_claim(handed_over, namespace, name)
@@ -140,7 +140,7 @@ async def test_a_partition_gets_room_by_another_on_the_same_gpus(
     """All eight GPUs are one partition each, of which one has to be given up for a smaller one."""
     await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"mode": "Dynamic"}})
     await permit(handed_over)
-    async with running(handed_over, folder), an_operator(guarded, PREEMPTING):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         for name, profile, count in (("whole", "7g.80gb", 8), ("small", "1g.10gb", 1)):
             selector = {"cel": {"expression": f'device.attributes["gpu.nvidia.com"].profile == "{profile}"'}}
             await make_template(

@@ -14,12 +14,12 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_RESERVATIONS, PODS
 from draco.resources.names import DeviceKey
-from tests.component.allocation.lab import Guarded, make_claim, until_allocated
+from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
 from tests.component.allocation.published import publishing
 from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.allocation.test_reservations import make_templated_pod, reserve, until_reserved
-from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import GANGS, make_template
+from tests.component.controller.replicas import an_operator, two_leaders, until
+from tests.component.gangs.lab import make_template
 from tests.component.simulator.test_nodes import make_pod
 
 GPUS = 3
@@ -77,7 +77,7 @@ class Takeovers:
 async def lab(guarded: Guarded, handed_over: Client, namespace: str) -> AsyncIterator[Takeovers]:
     async with no_device_in_two_claims(handed_over), publishing(handed_over, ["sim-1"], GPUS):
         found = Takeovers(handed_over, namespace)
-        async with an_operator(guarded, GANGS):
+        async with an_operator(guarded, ALLOCATING):
             await found.prepare()
         yield found
         await found.clear()
@@ -97,7 +97,7 @@ async def test_pods_take_over_by_label_and_by_name_though_the_operator_dies_afte
     all_done = asyncio.create_task(until(done, within_s=180, what="both take-overs"))
     while not all_done.done():
         async with an_operator(
-            guarded, GANGS, dies_after_writes=1, dies_of_writes_to=f"/namespaces/{lab.namespace}/"
+            guarded, ALLOCATING, dies_after_writes=1, dies_of_writes_to=f"/namespaces/{lab.namespace}/"
         ) as (_, task):
             await asyncio.wait([task, all_done], return_when=asyncio.FIRST_COMPLETED)
         lives += 1
@@ -114,8 +114,7 @@ async def test_pods_take_over_by_label_and_by_name_though_the_operator_dies_afte
 async def test_two_operators_that_both_believe_to_lead_give_a_reserved_device_to_one_pod(
     guarded: Guarded, lab: Takeovers
 ) -> None:
-    """They have one identity."""
-    async with an_operator(guarded, GANGS), an_operator(guarded, GANGS):
+    async with two_leaders(guarded, ALLOCATING):
         await asyncio.gather(
             make_templated_pod(lab.client, lab.namespace, "pod", "train"),
             make_pod(lab.client, lab.namespace, "named", "train-1"),
@@ -140,13 +139,13 @@ async def test_a_reservation_that_ends_during_a_take_over_leaves_the_pod_to_wait
     """The operator died once the take-over was written down, or once the reserved claim was deleted."""
     await make_templated_pod(lab.client, lab.namespace, "pod", "train")
     written = f"/namespaces/{lab.namespace}/"
-    async with an_operator(guarded, GANGS, dies_after_writes=writes, dies_of_writes_to=written) as (_, task):
+    async with an_operator(guarded, ALLOCATING, dies_after_writes=writes, dies_of_writes_to=written) as (_, task):
         await asyncio.wait([task])
     (takeover,) = (await lab.client.get(DEVICE_RESERVATIONS, lab.key)).status.takeovers
     assert takeover.allocation is not None
     past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat(timespec="seconds").replace("+00:00", "Z")
     await lab.client.patch(DEVICE_RESERVATIONS, lab.key, {"spec": {"expiresAt": past}})
-    async with an_operator(guarded, GANGS):
+    async with an_operator(guarded, ALLOCATING):
 
         async def both() -> bool:
             older = (await lab.claims())["older"]

@@ -1,8 +1,9 @@
 """The chart installed into a real API server: its rights are enough for each program's work, and for no more."""
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -60,8 +61,9 @@ async def administrator(release: ControlPlane, client: Client) -> Client:
 
 @pytest.fixture
 async def agent(release: ControlPlane, administrator: Client) -> AsyncIterator[Client]:
-    """An agent's client: a token bound to a pod that runs on node-a."""
+    """An agent's client: a token bound to a pod that runs on node-a. What it may not write is refused already."""
     async with as_pod_of(release, administrator, "draco-agent", node="node-a") as client:
+        await policies_in_force(client, administrator)
         yield client
 
 
@@ -133,7 +135,6 @@ def a_slice(name: str, node: str) -> dict[str, Any]:
 async def test_an_agent_publishes_for_its_own_node_only(agent: Client) -> None:
     key = ObjectKey("", "node-a-slice")
     other = ObjectKey("", "node-b-slice")
-    await policy_in_force(agent)
     await agent.create(SLICES, a_slice(key.name, "node-a"))
     await agent.delete(SLICES, key)
     with pytest.raises(
@@ -144,7 +145,6 @@ async def test_an_agent_publishes_for_its_own_node_only(agent: Client) -> None:
 
 async def test_an_agent_writes_its_own_gpunode_only(agent: Client, administrator: Client) -> None:
     mine, other = ObjectKey("", "node-a"), ObjectKey("", "node-b")
-    await policy_in_force(agent)
     await agent.create(GPU_NODES, {"metadata": {"name": mine.name}})
     await agent.apply(GPU_NODES, mine, {"status": {"driver": DRIVER}}, manager="test", subresource="status")
     await administrator.apply(GPU_NODES, other, {"spec": {}}, manager="test")
@@ -158,8 +158,7 @@ async def test_an_agent_reports_devices_of_its_driver_on_its_node(
     agent: Client, administrator: Client, namespace: str
 ) -> None:
     key = await an_allocated_claim(administrator, namespace, node="node-a")
-    report = {"driver": DRIVER, "pool": "node-a", "device": "gpu-0", "conditions": [a_ready_condition()]}
-    claim = await agent.apply(CLAIMS, key, {"status": {"devices": [report]}}, manager="agent", subresource="status")
+    claim = await agent.apply(CLAIMS, key, a_report("node-a"), manager="agent", subresource="status")
     assert [device.device for device in claim.status.devices] == ["gpu-0"]
 
 
@@ -167,9 +166,8 @@ async def test_an_agent_cannot_report_for_a_claim_on_another_node(
     agent: Client, administrator: Client, namespace: str
 ) -> None:
     key = await an_allocated_claim(administrator, namespace, node="node-b")
-    report = {"driver": DRIVER, "pool": "node-b", "device": "gpu-0", "conditions": [a_ready_condition()]}
     with pytest.raises(Invalid):
-        await agent.apply(CLAIMS, key, {"status": {"devices": [report]}}, manager="agent", subresource="status")
+        await agent.apply(CLAIMS, key, a_report("node-b"), manager="agent", subresource="status")
 
 
 async def test_an_agent_cannot_allocate_or_read_secrets_or_write_rules(
@@ -244,18 +242,27 @@ def test_an_upgrade_keeps_the_webhooks_certificate_and_makes_one_that_was_delete
     assert certificate() != first
 
 
-async def policy_in_force(agent: Client) -> None:
-    """Wait until the API server enforces the policy: it does so a moment after it has stored it."""
-    probe = ObjectKey("", "node-of-nobody")
+async def policies_in_force(agent: Client, administrator: Client) -> None:
+    """Wait until the API server enforces each policy, which it does some time after it has stored it: each at its own."""
+    nobodys = ObjectKey("", "node-of-nobody")
+    with contextlib.suppress(AlreadyExists):
+        await an_allocated_claim(administrator, "default", node="node-b")
+    claim = ObjectKey("default", "claim-node-b")
+    probes: list[Callable[[], Awaitable[object]]] = [
+        lambda: agent.create(SLICES, a_slice(nobodys.name, nobodys.name)),
+        lambda: agent.create(GPU_NODES, {"metadata": {"name": nobodys.name}}),
+        lambda: agent.apply(CLAIMS, claim, a_report("node-b"), manager="agent", subresource="status"),
+    ]
     async with asyncio.timeout(30):
-        while True:
-            try:
-                await agent.create(SLICES, a_slice(probe.name, probe.name))
-            except Invalid:
-                return
-            except AlreadyExists:
-                pass
-            await asyncio.sleep(0.1)
+        for probe in probes:
+            while True:
+                try:
+                    await probe()
+                except Invalid:
+                    break
+                except AlreadyExists:
+                    pass
+                await asyncio.sleep(0.1)
 
 
 def a_rule(name: str) -> dict[str, Any]:
@@ -263,6 +270,12 @@ def a_rule(name: str) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"deviceSelector": {"device": "gpu-0"}, "taint": {"key": "a.dev/b", "effect": "NoSchedule"}},
     }
+
+
+def a_report(node: str) -> dict[str, Any]:
+    """An agent's report on gpu-0 of a node, for the status of a claim."""
+    device = {"driver": DRIVER, "pool": node, "device": "gpu-0", "conditions": [a_ready_condition()]}
+    return {"status": {"devices": [device]}}
 
 
 def a_ready_condition() -> dict[str, str]:

@@ -22,6 +22,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover_for_operator, kubernetes_minor
+from draco.kube.election import LeadershipLost
 from draco.kube.errors import ApiStatus, Unreachable, from_status
 from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
@@ -138,8 +139,9 @@ async def an_operator(
     without_taint_rules: bool = False,
     before_requests: Callable[[str, str], Awaitable[None]] | None = None,
     clock: Clock | None = None,
+    ends: tuple[type[BaseException], ...] = (Died,),
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
-    """A running operator and its task; stopped at the end, unless it died."""
+    """A running operator and its task; stopped at the end, unless it has ended by one of `ends`."""
     clock, stop = clock or SystemClock(), asyncio.Event()
     connection = await connect(served.kubeconfig)
     if dies_after_writes:
@@ -175,8 +177,16 @@ async def an_operator(
                 async with asyncio.timeout(60):
                     await task
             except BaseExceptionGroup as group:
-                if group.split(Died)[1] is not None:
+                if group.split(ends)[1] is not None:
                     raise
+
+
+@asynccontextmanager
+async def two_leaders(served: Reachable, settings: OperatorSettings, **options: Any) -> AsyncIterator[None]:
+    """Two operators of one identity: both believe to lead. `options` are for the first. Who ends gives up the lease of both."""
+    both = (Died, LeadershipLost)
+    async with an_operator(served, settings, ends=both, **options), an_operator(served, settings, ends=both):
+        yield
 
 
 async def until(look: Callable[[], Awaitable[R | None]], *, within_s: float = 60.0, what: str = "it") -> R:

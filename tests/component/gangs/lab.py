@@ -3,14 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, POD_GROUPS, PODS
-from tests.component.allocation.lab import ALLOCATING, CLASS
+from tests.component.allocation.lab import CLASS
 
-GANGS = msgspec.structs.replace(ALLOCATING, lease_duration_s=15, renew_deadline_s=10.0)
 (POD_GROUP,) = [kind for kind in POD_GROUPS if kind.version == "v1alpha2"]
 
 

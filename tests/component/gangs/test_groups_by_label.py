@@ -11,9 +11,9 @@ from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_LIMITS, EVENTS, JOBS, NODES, PODS
-from tests.component.allocation.lab import Guarded, make_claim, until_allocated
+from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_template
+from tests.component.gangs.lab import allocated_claims, make_member, make_template
 from tests.component.simulator.test_nodes import running, until_running
 
 KUEUE = {"kueue.x-k8s.io/pod-group-name": "train"}
@@ -34,7 +34,7 @@ async def said(client: Client, namespace: str, reason: str, text: str) -> bool:
 async def test_nothing_is_allocated_before_all_members_are_there_and_unlike_pods_start_together(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         await make_template(all_dracos, namespace, "one", gpus=1)
         await make_member(all_dracos, namespace, "a", template="eight", labels=KUEUE, annotations=sized(2))
@@ -51,7 +51,7 @@ async def test_nothing_is_allocated_before_all_members_are_there_and_unlike_pods
 async def test_a_member_behind_a_gate_holds_the_others_back_and_nothing_is_held_for_them(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "one", gpus=1)
         gate: dict[str, Any] = {"schedulingGates": [{"name": "example.com/admission"}]}
         await make_member(all_dracos, namespace, "a", template="one", labels=KUEUE, annotations=sized(2))
@@ -71,7 +71,7 @@ async def test_members_that_were_all_behind_gates_start_as_soon_as_the_gates_are
 ) -> None:
     """As Kueue admits them: nothing but the gates changes, so the operator has to wake for that."""
     gate: dict[str, Any] = {"schedulingGates": [{"name": "example.com/admission"}]}
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_claim(all_dracos, namespace, "before")
         await until_allocated(all_dracos, namespace, "before")  # it has taken the GPUs over
         await make_template(all_dracos, namespace, "one", gpus=1)
@@ -94,7 +94,7 @@ async def test_what_a_part_of_a_group_has_is_given_back_if_the_rest_finds_no_pla
     nobodys: dict[str, Any] = {"schedulerName": "nobody"}
     pair = sized(2, "sameNode")
     async with running(all_dracos, folder):
-        async with an_operator(guarded, GANGS):
+        async with an_operator(guarded, ALLOCATING):
             await make_claim(all_dracos, namespace, "first")
             await until_allocated(all_dracos, namespace, "first")
         await make_template(all_dracos, namespace, "one", gpus=1)
@@ -109,7 +109,7 @@ async def test_what_a_part_of_a_group_has_is_given_back_if_the_rest_finds_no_pla
         (of_a,) = [claim for name, claim in claims.items() if name.startswith("a-")]
         await allocate_on(guarded, of_a, "sim-0")
         await all_dracos.patch(NODES, ObjectKey("", "sim-0"), {"spec": {"unschedulable": True}})
-        async with an_operator(guarded, GANGS):
+        async with an_operator(guarded, ALLOCATING):
 
             async def together() -> set[str] | None:
                 found = [
@@ -144,7 +144,7 @@ async def test_what_a_part_of_a_group_has_is_given_back_if_a_limit_forbids_the_r
         await allocate_on(guarded, of_a, "sim-0")
         await all_dracos.create(DEVICE_LIMITS, {"metadata": {"name": namespace}, "spec": limit})
         try:
-            async with an_operator(guarded, GANGS):
+            async with an_operator(guarded, ALLOCATING):
 
                 async def given_back() -> bool:
                     return not await allocated_claims(all_dracos, namespace)
@@ -175,7 +175,7 @@ async def test_a_group_starts_as_a_whole_though_the_operator_dies_after_each_wri
 ) -> None:
     members = ("a", "b", "c")
     async with running(all_dracos, folder):
-        async with an_operator(guarded, GANGS):
+        async with an_operator(guarded, ALLOCATING):
             await make_claim(all_dracos, namespace, "first")
             await until_allocated(all_dracos, namespace, "first")
         await make_template(all_dracos, namespace, "two", gpus=2)
@@ -189,7 +189,7 @@ async def test_a_group_starts_as_a_whole_though_the_operator_dies_after_each_wri
         lives = 0
         whole_now = asyncio.create_task(until(whole, within_s=300, what="the whole group"))
         while not whole_now.done():
-            async with an_operator(guarded, GANGS, dies_after_writes=1) as (_, task):
+            async with an_operator(guarded, ALLOCATING, dies_after_writes=1) as (_, task):
                 await asyncio.wait([task, whole_now], return_when=asyncio.FIRST_COMPLETED)
             lives += 1
         await whole_now
@@ -206,7 +206,7 @@ async def test_a_job_set_starts_once_all_pods_of_its_jobs_have_devices(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
     labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "2"}
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         for name, parallelism in (("leader", 1), ("workers", 2)):
             pod = {

@@ -14,12 +14,12 @@ from draco.kube.errors import Invalid
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS, MIG_POLICIES, PODS
-from tests.component.allocation.lab import Guarded
+from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import GANGS, POD_GROUP, allocated_claims, make_member, make_pod_group, make_template
+from tests.component.gangs.lab import POD_GROUP, allocated_claims, make_member, make_pod_group, make_template
 from tests.component.simulator.test_nodes import running, until_gone, until_running
 
-TELLING = msgspec.structs.replace(GANGS, leak_after_s=0.5)
+TELLING = msgspec.structs.replace(ALLOCATING, leak_after_s=0.5)
 GROUP = "train"
 
 
@@ -81,7 +81,7 @@ async def test_a_group_without_a_pod_is_said_to_keep_its_devices_and_loses_them_
 async def test_the_operators_account_takes_only_reservations_of_pod_groups_and_never_with_the_allocation(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         leaked = await a_leak(all_dracos, namespace)
         await make_template(all_dracos, namespace, "own", gpus=1)
         await make_pod_group(all_dracos, namespace, "plain", least=1)

@@ -13,11 +13,11 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import ApiStatus, from_status
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS, MIG_POLICIES, POD_DISRUPTION_BUDGETS, PODS, Kind
-from tests.component.allocation.lab import Guarded, make_claim, until_allocated
+from tests.component.allocation.lab import ALLOCATING, Guarded, end_lease, make_claim, until_allocated
 from tests.component.allocation.preempting import events_of, staying
 from tests.component.controller.replicas import an_operator, until
 from tests.component.controller.test_maintenance_jobs import RAW_JOBS
-from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_pod_group, make_template
+from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
 from tests.component.gangs.test_groups_by_label import sized
 from tests.component.simulator.test_nodes import running, until_gone, until_running
 
@@ -73,7 +73,7 @@ async def held(client: Client, namespace: str) -> int:
 async def test_the_rest_leaves_once_the_policy_says_so_and_the_group_starts_again_as_a_whole(
     guarded: Guarded, handed_over: Client, namespace: str, folder: Path, source: str
 ) -> None:
-    async with running(handed_over, folder), an_operator(guarded, GANGS) as (operator, _):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING) as (operator, _):
         await lose_one(handed_over, namespace, source)
         assert await staying(handed_over, namespace) == {"a", "c"}
         await release(handed_over)
@@ -196,7 +196,7 @@ async def test_a_budget_that_keeps_some_keeps_all_and_is_named_until_it_is_gone(
 ) -> None:
     training = Training(handed_over, namespace, REPLICA_SETS, a_replica_set(pod_group=GROUP))
     await make_pod_group(handed_over, namespace, GROUP, least=4)
-    async with running(handed_over, folder), an_operator(guarded, GANGS) as (operator, _):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING) as (operator, _):
         await training.lose_one()
         last = max(await training.rest())
         await handed_over.patch(PODS, ObjectKey(namespace, last), {"metadata": {"labels": {"app": "guarded"}}})
@@ -231,16 +231,18 @@ async def test_the_rest_leaves_though_the_operator_dies_after_each_eviction_and_
 ) -> None:
     training = Training(handed_over, namespace, REPLICA_SETS, a_replica_set())
     async with running(handed_over, folder):
-        async with an_operator(guarded, GANGS):
+        async with an_operator(guarded, ALLOCATING):
             await training.lose_one()
         await release(handed_over)
-        standby = msgspec.structs.replace(GANGS, identity="standby")
-        async with an_operator(guarded, GANGS, dies_after_writes=1, dies_of_writes_to="/eviction") as (_, first):
+        standby = msgspec.structs.replace(ALLOCATING, identity="standby")
+        async with an_operator(guarded, ALLOCATING, dies_after_writes=1, dies_of_writes_to="/eviction") as (_, first):
             await asyncio.wait([first])
             assert not await training.left()
+            await end_lease(handed_over)
             async with an_operator(guarded, standby, dies_after_writes=1, dies_of_writes_to="/eviction") as (_, second):
                 await asyncio.wait([second])
-        async with an_operator(guarded, GANGS):
+        await end_lease(handed_over)
+        async with an_operator(guarded, ALLOCATING):
             await until(training.left, what="the release of the rest")
             assert await held(handed_over, namespace) == 1
             await handed_over.delete(CLAIMS, ObjectKey(namespace, "other"))
@@ -259,7 +261,7 @@ async def test_what_is_refused_midway_is_said_and_goes_on_though_nobody_makes_th
             raise from_status(ApiStatus(code=403, reason="Forbidden", message="admission webhook says: not now"))
 
     training = Training(handed_over, namespace, REPLICA_SETS, a_replica_set())
-    async with running(handed_over, folder), an_operator(guarded, GANGS, before_requests=refusing):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING, before_requests=refusing):
         await training.lose_one()
         await training.orphan()
         await release(handed_over)
@@ -281,10 +283,10 @@ async def test_an_operator_that_knows_nothing_of_a_job_set_yet_releases_it(
 ) -> None:
     training = Training(handed_over, namespace, RAW_JOBS, a_job())
     async with running(handed_over, folder):
-        async with an_operator(guarded, GANGS):
+        async with an_operator(guarded, ALLOCATING):
             await training.lose_one()
         await release(handed_over)
-        async with an_operator(guarded, GANGS):
+        async with an_operator(guarded, ALLOCATING):
             await until(training.left, what="the release of the rest")
 
 
@@ -293,7 +295,7 @@ async def test_one_that_succeeded_and_was_deleted_is_no_loss(
 ) -> None:
     """Another group that has lost a pod at the same time is released before anything is done about it."""
     await release(handed_over)
-    async with running(handed_over, folder), an_operator(guarded, GANGS):
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
         await make_template(handed_over, namespace, "two", gpus=2)
         done = {"kueue.x-k8s.io/pod-group-name": "done"}
         for name in ("works", "ends"):

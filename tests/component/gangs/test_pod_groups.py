@@ -5,16 +5,16 @@ from pathlib import Path
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, PODS
-from tests.component.allocation.lab import Guarded
+from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import GANGS, allocated_claims, make_member, make_pod_group, make_template
+from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
 from tests.component.simulator.test_nodes import running, until_running
 
 
 async def test_a_gang_of_two_whole_nodes_runs_at_once(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         await make_pod_group(all_dracos, namespace, "train", least=2)
         for name in ("a", "b"):
@@ -27,7 +27,7 @@ async def test_a_gang_of_two_whole_nodes_runs_at_once(
 async def test_a_gang_that_never_fits_gets_nothing_and_says_what_is_missing(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         await make_pod_group(all_dracos, namespace, "huge", least=4)
         for number in range(4):
@@ -45,7 +45,7 @@ async def test_a_gang_that_never_fits_gets_nothing_and_says_what_is_missing(
 async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_until_it_can(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    async with running(all_dracos, folder), an_operator(guarded, GANGS):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         gangs = {gang: [f"{gang}-{number}" for number in range(2)] for gang in ("one", "two")}
         for gang in gangs:

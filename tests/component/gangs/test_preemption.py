@@ -5,8 +5,8 @@ from pathlib import Path
 
 from draco.kube.connect.client import Client
 from tests.component.allocation import preempting
-from tests.component.allocation.lab import Guarded
-from tests.component.allocation.preempting import PREEMPTING, events_of, of_priority, permit, staying
+from tests.component.allocation.lab import ALLOCATING, Guarded
+from tests.component.allocation.preempting import events_of, of_priority, permit, staying
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import make_member, make_template
 from tests.component.gangs.test_groups_by_label import sized
@@ -25,7 +25,7 @@ async def test_a_group_leaves_as_a_whole_and_whom_nobody_needs_to_leave_stays(
     guarded: Guarded, all_dracos: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
     await permit(all_dracos)
-    async with running(all_dracos, folder), an_operator(guarded, PREEMPTING):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         for name in ("low-a", "low-b"):
             await make_member(
@@ -51,7 +51,7 @@ async def test_no_more_pods_leave_than_have_to_though_the_operator_dies_after_ea
     await permit(all_dracos)
     low, high = ("low-a", "low-b", "low-c"), ("high-a", "high-b")
     async with running(all_dracos, folder):
-        async with an_operator(guarded, PREEMPTING):
+        async with an_operator(guarded, ALLOCATING):
             await make_template(all_dracos, namespace, "eight", gpus=8)
             for name in low:
                 await make_member(all_dracos, namespace, name, template="eight", terminationGracePeriodSeconds=5, **LOW)
@@ -63,7 +63,7 @@ async def test_no_more_pods_leave_than_have_to_though_the_operator_dies_after_ea
         lives = 0
         run = asyncio.create_task(until_running(all_dracos, namespace, *high))
         while not run.done():
-            async with an_operator(guarded, PREEMPTING, dies_after_writes=1, dies_of_writes_to="/eviction") as (
+            async with an_operator(guarded, ALLOCATING, dies_after_writes=1, dies_of_writes_to="/eviction") as (
                 _,
                 task,
             ):
@@ -80,7 +80,7 @@ async def test_nobody_leaves_for_a_group_that_would_not_fit_all_the_same(
     guarded: Guarded, all_dracos: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
     await permit(all_dracos)
-    async with running(all_dracos, folder), an_operator(guarded, PREEMPTING):
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         await make_member(all_dracos, namespace, "low", template="eight", **LOW)
         await make_member(all_dracos, namespace, "equal", template="eight", **HIGH)
