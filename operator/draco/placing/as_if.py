@@ -1,6 +1,6 @@
 """Placing claims as if things were otherwise: whatever was put while that is asked, the fleet is left as it was found.
 
-Owns what has to be put back. Chooses nothing.
+Owns what has to be put back, and the placer that is kept from one question to the next. Chooses nothing.
 """
 
 from collections.abc import Collection, Iterator
@@ -33,16 +33,51 @@ class PlacerAsIf:
         """Have the fleet be as before."""
         for key, known in self._before.items():
             if known is None:
-                self._fleet.remove_claim(key)
+                self._placer.remove(key)
             else:
-                self._fleet.put_claim(known)
+                self._placer.put(known)
 
 
-@contextmanager
-def as_if(fleet: Fleet, *, spread: Collection[PoolKey] = ()) -> Iterator[PlacerAsIf]:
-    """A placer of this fleet. The nodes of the pools in `spread` are filled evenly."""
-    placer = PlacerAsIf(fleet, BestPlacer(fleet, share_ids=(str(uuid4()) for _ in count()), spread=spread))
-    try:
-        yield placer
-    finally:
-        placer.restore()
+class PlacedFleet:
+    """A fleet, and the placer of the last question about it, which remembers what nodes are like.
+
+    The next question is about much the same: claims come and go one by one, and a node of which nothing has changed is searched
+    only once. Claims change through here; whoever changes anything else of the fleet says so by `forget`.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._placer: BestPlacer | None = None
+        self._spread: frozenset[PoolKey] = frozenset()
+
+    def put_claim(self, claim: ResourceClaim) -> None:
+        """Take a claim as it now is."""
+        if self._placer is None:
+            self.fleet.put_claim(claim)
+        else:
+            self._placer.put(claim)
+
+    def remove_claim(self, key: ObjectKey) -> None:
+        """Forget a claim; nothing happens if it is not known."""
+        if self._placer is None:
+            self.fleet.remove_claim(key)
+        else:
+            self._placer.remove(key)
+
+    def forget(self) -> None:
+        """More has changed than claims."""
+        self._placer = None
+
+    @contextmanager
+    def as_if(self, *, spread: Collection[PoolKey] = ()) -> Iterator[PlacerAsIf]:
+        """A placer of this fleet. The nodes of the pools in `spread` are filled evenly."""
+        wanted = frozenset(spread)
+        if self._placer is None or self._spread != wanted:
+            share_ids = (str(uuid4()) for _ in count())
+            self._placer, self._spread = BestPlacer(self.fleet, share_ids=share_ids, spread=wanted), wanted
+        placer = PlacerAsIf(self.fleet, self._placer)
+        try:
+            yield placer
+        finally:
+            placer.restore()
+            self._placer.tidy()

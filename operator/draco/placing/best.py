@@ -1,7 +1,8 @@
 """The best place for claims in the whole fleet, of all that `allocate` would let them have.
 
 Owns the choice of the node, and what is remembered between claims that are placed one after the other: nodes that are alike are
-searched once, and again only when what is in use there changes. While a placer is in use, the fleet must not change but by `put`.
+searched once, and again only when what is in use there changes. While a placer is in use, the fleet must not change but by `put`
+and `remove`.
 Evaluates what tenants write, so it belongs into a worker.
 """
 
@@ -27,7 +28,8 @@ from draco.placing.set_search import Effort, SetSearch
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import PlacementStrategy
-from draco.resources.names import PoolKey, gpu_name
+from draco.resources.api.meta import ObjectKey
+from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 MAX_TRIES: Final = 4_000
 """Devices that are tried for one node: then the best set so far is taken."""
@@ -37,6 +39,9 @@ _LEAST_TRIES: Final = 200
 _MAX_STEPS: Final = 50_000
 """Of `allocate`, where the search found nothing in time."""
 _MAX_QUESTIONS: Final = 64
+_KEPT_QUESTIONS: Final = 8
+_MAX_ANSWERS: Final = 4_096
+"""Of one question: nodes get ever new kinds, as what is in use there changes."""
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,21 +93,34 @@ class BestPlacer:
         out; if nothing fits and there was one, it is raised. Raises AllocationError.
         """
         asked = msgspec.msgpack.encode(([each.spec for each in claims], [each.results for each in beside]))
-        question = self._questions.get(asked)
+        question = self._questions.pop(asked, None)
         if question is None:
             if len(self._questions) >= _MAX_QUESTIONS:
                 self._questions.clear()
-            question = self._questions[asked] = _Question(self._fleet, self._gpus, claims, beside, self._spread)
+            question = _Question(self._fleet, self._gpus, claims, beside, self._spread)
+        self._questions[asked] = question  # what was asked last is last
         return question.best(claims, nodes, self._share_ids)
 
     def put(self, claim: ResourceClaim) -> None:
         """Have the claim count as it is now, allocated or not."""
-        key = claim.metadata.key
-        devices = self._fleet.state.held_by(key)
+        before = self._fleet.state.held_by(claim.metadata.key)
         self._fleet.put_claim(claim)
-        devices |= self._fleet.state.held_by(key)
+        self._forget(before | self._fleet.state.held_by(claim.metadata.key))
+
+    def remove(self, key: ObjectKey) -> None:
+        """Have the claim count no more."""
+        before = self._fleet.state.held_by(key)
+        self._fleet.remove_claim(key)
+        self._forget(before)
+
+    def tidy(self) -> None:
+        """Between tenants: remember only the last questions, without those for which a fresh search might find something else."""
+        recent = list(self._questions.items())[-_KEPT_QUESTIONS:]
+        self._questions = {asked: each for asked, each in recent if each.is_worth_keeping}
+
+    def _forget(self, devices: Iterable[DeviceKey]) -> None:
         changed = {self._fleet.inventory.node_of(row) for each in devices for row in self._fleet.inventory.rows(each)}
-        for question in self._questions.values():
+        for question in self._questions.values() if changed else ():
             question.forget(changed)
 
 
@@ -152,6 +170,12 @@ class _Question:
         self._known: dict[str, _Answer | AllocationError | None] = {}
         self._order: list[tuple[PlacementScore, str]] = []
         self._effort = Effort(0)
+        self._has_failed = False
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Whether nothing was cut short, and no error is remembered: that one would name the claims of who asked first."""
+        return self._effort.left > 0 and not self._has_failed
 
     def forget(self, nodes: Iterable[str]) -> None:
         """What is in use on these nodes has changed; on devices of no one node, if "" is one of them."""
@@ -205,6 +229,7 @@ class _Question:
 
     def _learn(self, name: str, answer: "_Answer | AllocationError | None") -> None:
         self._known[name] = answer
+        self._has_failed |= isinstance(answer, AllocationError)
         if isinstance(answer, _Answer):
             insort(self._order, (answer.score, name))
 
@@ -231,6 +256,8 @@ class _Question:
         if kind is None:
             return self._search(node)
         if kind not in self._answers:
+            if len(self._answers) >= _MAX_ANSWERS:
+                self._answers.clear()
             self._answers[kind] = self._search(node) if self._kinds.may_fit(node.metadata.name) else None
         return self._answers[kind]
 

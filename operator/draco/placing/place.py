@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.as_if import PlacerAsIf, as_if
+from draco.placing.as_if import PlacedFleet, PlacerAsIf
 from draco.placing.gang_search import GangSearch, GroupFit
 from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
 from draco.placing.overdue import prospect
@@ -24,19 +24,19 @@ _NEVER: Final = "even if nobody else had any, only"
 
 
 def place(
-    fleet: Fleet,
+    placed: PlacedFleet,
     groups: Sequence[ClaimGroup],
     held: Sequence[ResourceClaim],
     *,
     spread: Collection[PoolKey] = (),
 ) -> list[GroupPlacement]:
     """A placement for each group, as if those before it were allocated already. The nodes of `spread` are filled evenly."""
-    with as_if(fleet, spread=spread) as placer:
+    with placed.as_if(spread=spread) as placer:
         for claim in held:
             placer.put(claim)
-        search, placements = GangSearch(fleet, placer), list[GroupPlacement]()
+        search, placements = GangSearch(placed.fleet, placer), list[GroupPlacement]()
         for group in groups:
-            placement = _placed(fleet, placer, search, group)
+            placement = _placed(placed.fleet, placer, search, group)
             if placement.kept:
                 placer.put(withheld(f"{_KEPT}-{len(placements)}", placement.kept))
             placements.append(placement)

@@ -14,7 +14,7 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.handover import GpuPlace
-from draco.placing.as_if import PlacerAsIf, as_if
+from draco.placing.as_if import PlacedFleet, PlacerAsIf
 from draco.placing.gang_search import GangSearch, GroupFit, devices_of
 from draco.placing.groups import ClaimGroup, allocated
 from draco.placing.place import own_results
@@ -52,13 +52,13 @@ class RoomWanted(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def make_room(
-    fleet: Fleet, wanted: RoomWanted, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
+    placed: PlacedFleet, wanted: RoomWanted, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
 ) -> Room | None:
     """Whose pods are to leave for the group; nobody's where those that leave anyway suffice. None if no eviction would do."""
-    with as_if(fleet, spread=spread) as placer:
+    with placed.as_if(spread=spread) as placer:
         for claim in held:
             placer.put(claim)
-        search = _RoomSearch(fleet, placer, wanted)
+        search = _RoomSearch(placed.fleet, placer, wanted)
         try:
             return search.best()
         except DracoError:

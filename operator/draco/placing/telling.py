@@ -9,7 +9,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched, is_for_operator
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
-from draco.placing.as_if import as_if
+from draco.placing.as_if import PlacedFleet
 from draco.placing.best import BestPlacement
 from draco.placing.companions import best_together
 from draco.placing.groups import allocated
@@ -29,7 +29,7 @@ def placement_lines(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
     others = [claim for claim in claims if claim.status.allocation is None and claim not in concerned]
     bare = [allocated(claim, None) for claim in concerned]
     try:
-        with as_if(fleet) as placer:
+        with PlacedFleet(fleet).as_if() as placer:
             for claim in bare:
                 placer.put(claim)
             nodes = reaching(beside, nodes_for(fleet, pod).open)

@@ -13,12 +13,15 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.watching import ListedCollection
+from draco.placing.groups import ClaimGroup, GroupMember
+from draco.placing.place import place
 from draco.resources.api.core import Node, NodeCondition
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import TAINT_RULES
 from tests.builders import MOMENT, a_claim, a_device_class, a_device_key, a_node, a_rule, a_slice
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import hand_on, told_fleet
+from tests.unit.placing.test_place import ours
 
 
 @pytest.fixture
@@ -184,3 +187,35 @@ def test_what_has_been_said_is_known_while_more_changes(view: ClusterView) -> No
     put(view.nodes, a_node("node-2", ready=False))
     assert view.followed.next_changes(1).version == 3, "its change has, but that of the fourth node has not"
     assert view.followed.next_changes(1).version == view.followed.version == 5
+
+
+def test_a_question_after_any_change_is_answered_by_what_has_changed(view: ClusterView) -> None:
+    """Though what nodes are like is remembered from one question to the next."""
+    assert view.rules is not None
+    devices = [ours(name) for name in ("gpu-0", "gpu-1")]
+    put(view.classes, a_device_class())
+    put(view.nodes, a_node("node-0"))
+    put(view.slices, a_slice("node-0", devices))
+    feed = told_fleet(view.followed)
+
+    def device() -> str:
+        """Where a claim would go, or nowhere."""
+        hand_on(view.followed, feed)
+        (found,) = place(feed.placed, [ClaimGroup([GroupMember([a_claim("asked")])])], [])
+        return ", ".join(each.device for results in found.results for one in results for each in one.devices.results)
+
+    assert device() == "gpu-0"
+    put(view.claims, a_claim("train", on=["node-0/gpu-0"]))
+    assert device() == "gpu-1"
+    put(view.rules, a_rule("sick", device="gpu-1"))
+    assert device() == ""
+    put(view.slices, a_slice("node-0", [*devices, ours("gpu-2")]))
+    assert device() == "gpu-2"
+    put(view.classes, a_device_class(selector="false"))
+    assert device() == ""
+    put(view.classes, a_device_class())
+    remove(view.nodes, "node-0")
+    assert device() == ""
+    put(view.nodes, a_node("node-0"))
+    remove(view.claims, "default", "train")
+    assert device() == "gpu-0"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.as_if import PlacerAsIf, as_if
+from draco.placing.as_if import PlacedFleet, PlacerAsIf
 from draco.placing.gang_search import ATTEMPTS, GangSearch
 from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.placing.place import place
@@ -90,7 +90,7 @@ def holder(name: str, node: str, gpu: int) -> ResourceClaim:
 def test_all_members_get_devices_or_none_and_those_after_the_group_get_what_it_leaves() -> None:
     fleet = a_fleet()
     huge, fitting = a_group(member(f"h{n}", 2) for n in range(4)), a_group(member(f"f{n}", 2) for n in range(3))
-    found = place(fleet, [huge, fitting], [])
+    found = place(PlacedFleet(fleet), [huge, fitting], [])
     assert (nodes(found[0]), sorted(nodes(found[1]))) == ([], ["node-0", "node-1", "node-2"])
     assert found[0].is_hopeless
     assert "3 of 4" in found[0].why_not
@@ -114,14 +114,14 @@ class CountingPlacer:
 def test_another_order_is_tried_only_where_members_differ(counts: list[int], asked: int) -> None:
     fleet = a_fleet()
     group = a_group(member(f"m{index}", count) for index, count in enumerate(counts))
-    with as_if(fleet) as placer:
+    with PlacedFleet(fleet).as_if() as placer:
         counting = CountingPlacer(placer)
         fit = GangSearch(fleet, counting).place(group)
     assert (fit.found < len(counts), counting.asked) == (True, asked)
 
 
 def test_a_group_that_needs_fewer_than_it_has_takes_as_many_as_find_devices() -> None:
-    (found,) = place(a_fleet(), [a_group((member(f"m{n}", 2) for n in range(5)), needed=2)], [])
+    (found,) = place(PlacedFleet(a_fleet()), [a_group((member(f"m{n}", 2) for n in range(5)), needed=2)], [])
     assert sorted(filter(None, nodes(found))) == ["node-0", "node-1", "node-2"]
     assert len(found.results) == 5
 
@@ -129,13 +129,13 @@ def test_a_group_that_needs_fewer_than_it_has_takes_as_many_as_find_devices() ->
 def test_unlike_members_do_not_take_each_others_only_devices() -> None:
     """The first of equal size would take the only node on which the second may run."""
     fleet = a_fleet(racks=("a", "b"))
-    (found,) = place(fleet, [a_group([member("anywhere", 2), member("bound", 2, only="node-0")])], [])
+    (found,) = place(PlacedFleet(fleet), [a_group([member("anywhere", 2), member("bound", 2, only="node-0")])], [])
     assert nodes(found) == ["node-1", "node-0"]
 
 
 def test_what_asks_for_most_is_placed_first() -> None:
     fleet = a_fleet(holder("taken", "node-0", 0), racks=("a", "b"))
-    (found,) = place(fleet, [a_group([member("small"), member("large", 2)])], [])
+    (found,) = place(PlacedFleet(fleet), [a_group([member("small"), member("large", 2)])], [])
     assert nodes(found) == ["node-0", "node-1"]
 
 
@@ -151,7 +151,9 @@ def test_what_asks_for_most_is_placed_first() -> None:
     ],
 )
 def test_a_group_keeps_to_its_topology(topology: str, members: int, where: set[int]) -> None:
-    (found,) = place(a_fleet(), [a_group((member(f"m{n}") for n in range(members)), topology=topology)], [])
+    (found,) = place(
+        PlacedFleet(a_fleet()), [a_group((member(f"m{n}") for n in range(members)), topology=topology)], []
+    )
     assert {len(set(nodes(found)))} - {0} == where
     if topology == "rack":
         assert set(nodes(found)) <= {"node-0", "node-1"}
@@ -159,40 +161,44 @@ def test_a_group_keeps_to_its_topology(topology: str, members: int, where: set[i
 
 def test_nodes_of_one_nvlink_fabric_are_one_domain_and_others_one_each() -> None:
     fleet = a_fleet(fabrics=("u.1", "", "u.1"))
-    (found,) = place(fleet, [a_group((member(f"m{n}", 2) for n in range(2)), topology="sameNVLinkDomain")], [])
+    (found,) = place(
+        PlacedFleet(fleet), [a_group((member(f"m{n}", 2) for n in range(2)), topology="sameNVLinkDomain")], []
+    )
     assert sorted(nodes(found)) == ["node-0", "node-2"]
-    (three,) = place(fleet, [a_group((member(f"m{n}", 2) for n in range(3)), topology="sameNVLinkDomain")], [])
+    (three,) = place(
+        PlacedFleet(fleet), [a_group((member(f"m{n}", 2) for n in range(3)), topology="sameNVLinkDomain")], []
+    )
     assert three.is_hopeless
 
 
 def test_the_domain_with_least_to_spare_is_taken() -> None:
-    (found,) = place(a_fleet(), [a_group((member(f"m{n}") for n in range(2)), topology="rack")], [])
+    (found,) = place(PlacedFleet(a_fleet()), [a_group((member(f"m{n}") for n in range(2)), topology="rack")], [])
     assert set(nodes(found)) == {"node-2"}
 
 
 def test_members_that_come_later_go_where_the_others_are() -> None:
     placed = placed_on("node-0")
-    (found,) = place(a_fleet(placed), [a_group([member("late")], topology="rack", placed=[placed])], [])
+    (found,) = place(PlacedFleet(a_fleet(placed)), [a_group([member("late")], topology="rack", placed=[placed])], [])
     assert set(nodes(found)) <= {"node-0", "node-1"}
-    (spread,) = place(a_fleet(placed), [a_group([member("late")], topology="spread", placed=[placed])], [])
+    (spread,) = place(PlacedFleet(a_fleet(placed)), [a_group([member("late")], topology="spread", placed=[placed])], [])
     assert nodes(spread) == ["node-1"]
 
 
 def test_members_that_are_in_two_domains_already_are_said() -> None:
     placed = [placed_on("node-0"), placed_on("node-2")]
-    (found,) = place(a_fleet(), [a_group([member("late")], topology="rack", placed=placed)], [])
+    (found,) = place(PlacedFleet(a_fleet()), [a_group([member("late")], topology="rack", placed=placed)], [])
     assert "several domains of its topology rack: a, b" in found.why_not
 
 
 def placed_on(node: str) -> ResourceClaim:
-    (found,) = place(a_fleet(), [a_group([member("m", only=node)])], [])
+    (found,) = place(PlacedFleet(a_fleet()), [a_group([member("m", only=node)])], [])
     (result,) = found.results[0]
     claim = a_claim("placed", device_class=CLASS)
     return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=result))
 
 
 def test_a_topology_that_no_node_has_is_said() -> None:
-    (found,) = place(a_fleet(), [a_group([member("m")], topology="zone")], [])
+    (found,) = place(PlacedFleet(a_fleet()), [a_group([member("m")], topology="zone")], [])
     assert "No node that the group may run on has the label zone" in found.why_not
 
 
@@ -200,18 +206,20 @@ def test_for_an_overdue_group_what_is_free_is_kept_and_later_groups_do_not_get_i
     fleet = a_fleet(holder("a", "node-0", 0), holder("b", "node-1", 0), holder("c", "node-1", 1), racks=("a", "b"))
     gang = a_group((member(f"m{n}", 2) for n in range(1)), is_overdue=True)
     small = a_group([member("small")])
-    found = place(fleet, [gang, small], [])
+    found = place(PlacedFleet(fleet), [gang, small], [])
     assert [f"{each.pool}/{each.device}" for each in found[0].kept] == ["node-0/gpu-1"]
     assert found[1].results == []
-    assert nodes(place(fleet, [msgspec.structs.replace(gang, is_overdue=False), small], [])[1]) == ["node-0"]
+    assert nodes(place(PlacedFleet(fleet), [msgspec.structs.replace(gang, is_overdue=False), small], [])[1]) == [
+        "node-0"
+    ]
 
 
 def test_small_claims_go_ahead_of_an_overdue_group_where_that_does_not_delay_it() -> None:
     fleet = a_fleet(holder("a", "node-0", 0), racks=("a", "b", "c"))
     gang = a_group((member(f"m{n}", 2) for n in range(3)), is_overdue=True)
     only = a_group((member(f"m{n}", 2, only="node-0") for n in range(1)), is_overdue=True)
-    assert place(fleet, [gang, a_group([member("small")])], [])[1].results == []
-    assert nodes(place(fleet, [only, a_group([member("small")])], [])[1]) == ["node-1"]
+    assert place(PlacedFleet(fleet), [gang, a_group([member("small")])], [])[1].results == []
+    assert nodes(place(PlacedFleet(fleet), [only, a_group([member("small")])], [])[1]) == ["node-1"]
 
 
 def test_a_group_may_start_once_what_is_still_being_handed_over_is_dracos() -> None:
@@ -219,7 +227,7 @@ def test_a_group_may_start_once_what_is_still_being_handed_over_is_dracos() -> N
     coming = withheld(
         "not-yet", [a_device_key("gpu.nvidia.com/node-1/gpu-0"), a_device_key("gpu.nvidia.com/node-1/gpu-1")]
     )
-    (pair,) = place(fleet, [a_group(member(f"m{n}", 2) for n in range(2))], [coming])
+    (pair,) = place(PlacedFleet(fleet), [a_group(member(f"m{n}", 2) for n in range(2))], [coming])
     assert (pair.results, pair.is_hopeless) == ([], False)
-    (three,) = place(fleet, [a_group(member(f"m{n}", 2) for n in range(3))], [coming])
+    (three,) = place(PlacedFleet(fleet), [a_group(member(f"m{n}", 2) for n in range(3))], [coming])
     assert three.is_hopeless

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.placing import preemption
+from draco.placing.as_if import PlacedFleet
 from draco.placing.groups import ClaimGroup, GroupMember
 from draco.placing.place import place
 from draco.placing.preemption import Room, RoomWanted, cost, make_room
@@ -70,7 +71,7 @@ def room(
     wanted = RoomWanted(
         group, priority, [key(each) for each in leaving], list(victims), [(key(name), n) for name, n in allowed.items()]
     )
-    return make_room(fleet, wanted, [])
+    return make_room(PlacedFleet(fleet), wanted, [])
 
 
 def leave(found: Room | None, *victims: Victim) -> set[str] | None:
@@ -200,7 +201,7 @@ def test_the_laws_of_room(crowd: tuple[dict[str, list[str]], list[Victim]], coun
     def fits(gone: set[int]) -> bool:
         claims = {claim.name for number in gone for claim in victims[number].claims}
         fleet = a_fleet({name: on for name, on in holders.items() if name not in claims}, gpus=3, nodes=3)
-        return bool(place(fleet, [group], [])[0].results)
+        return bool(place(PlacedFleet(fleet), [group], [])[0].results)
 
     lower = {number for number, each in enumerate(victims) if each.priority < priority}
     found = room(a_fleet(holders, gpus=3, nodes=3), group, *victims, priority=priority)

@@ -16,6 +16,7 @@ from draco.explanation.refused_creation import creation_refusal
 from draco.limits.amounts import Holdings, added, holdings_of
 from draco.limits.rules import LimitCheck, rule_of
 from draco.limits.wording import refusal_text
+from draco.placing.as_if import PlacedFleet
 from draco.placing.groups import ClaimGroup, GroupMember, allocated
 from draco.placing.place import place
 from draco.resources.api.claims import ResourceClaim
@@ -52,7 +53,7 @@ def _limited(world: World, subject: ExplainSubject) -> str:
     beside = [each for each in subject.claims if each.status.allocation is not None]
     others = [each for each in waiting if each not in mine]
     member = GroupMember(mine, [subject.pod] if subject.pod is not None else [], beside, (), others)
-    (placement,) = place(fleet, [ClaimGroup([member])], [])
+    (placement,) = place(PlacedFleet(fleet), [ClaimGroup([member])], [])
     if not placement.results:
         return ""
     planned = [allocated(claim, result) for claim, result in zip(mine, placement.results[0], strict=True)]

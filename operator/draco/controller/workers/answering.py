@@ -25,6 +25,7 @@ from draco.explanation.model import Explanation
 from draco.explanation.problems.claims import problems_of
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import Searches, plan_release
+from draco.placing.as_if import PlacedFleet
 from draco.placing.place import place
 from draco.placing.preemption import make_room
 from draco.resources.api.claims import (
@@ -61,16 +62,17 @@ class BudgetUsedUp(BaseException):
     """Not an Exception, so that nothing on the way takes it for a fault of what it tried."""
 
 
-def answer(fleet: Fleet, question: messages.Question) -> messages.Answer:
+def answer(placed: PlacedFleet, question: messages.Question) -> messages.Answer:
     """The answer, whatever it takes."""
+    fleet = placed.fleet
     if isinstance(question, messages.ExplainPending):
         return _why_waiting(fleet, question)
     if isinstance(question, messages.CheckClaim):
         return messages.ClaimProblems(problems_of(fleet, [question.claim]))
     if isinstance(question, messages.PlaceClaims):
-        return messages.PlacementAnswer(place(fleet, question.groups, question.held, spread=question.spread))
+        return messages.PlacementAnswer(place(placed, question.groups, question.held, spread=question.spread))
     if isinstance(question, messages.FindRoom):
-        return messages.RoomAnswer(make_room(fleet, question.wanted, question.held, spread=question.spread))
+        return messages.RoomAnswer(make_room(placed, question.wanted, question.held, spread=question.spread))
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
     if found is None:
@@ -106,12 +108,12 @@ def _unmet(explanation: Explanation, claims: Sequence[ResourceClaim]) -> list[me
     ]
 
 
-def answer_within(fleet: Fleet, ask: messages.AskQuestion) -> messages.Answer:
+def answer_within(placed: PlacedFleet, ask: messages.AskQuestion) -> messages.Answer:
     """The answer, or what kept it from being found. After OverBudget and OutOfMemory the fleet is not to be used again."""
     try:
-        return _limited(lambda: answer(fleet, ask.question), ask.cpu_s)
+        return _limited(lambda: answer(placed, ask.question), ask.cpu_s)
     except BudgetUsedUp:
-        return _why_over_budget(fleet, ask.question) if ask.is_last else messages.OverBudget(None, 0)
+        return _why_over_budget(placed.fleet, ask.question) if ask.is_last else messages.OverBudget(None, 0)
     except MemoryError:
         return messages.OutOfMemory()
     except Exception as error:  # noqa: BLE001 - the outermost loop: the operator says it, and asks somebody else next time
@@ -158,7 +160,7 @@ class FollowedFeed(Protocol):
     """A fleet, the version that it is of, and how it takes changes in."""
 
     @property
-    def fleet(self) -> Fleet:
+    def placed(self) -> PlacedFleet:
         """The fleet."""
 
     @property
@@ -179,7 +181,7 @@ def serve(feed: FollowedFeed, questions: int, answers: int) -> NoReturn:
                 feed.take(message)
                 continue
             began_s = time.process_time()
-            answered = answer_within(feed.fleet, message)
+            answered = answer_within(feed.placed, message)
             spent_s = time.process_time() - began_s
             messages.write(answers, messages.Reply(message.number, answered, feed.version, spent_s))
             if isinstance(answered, messages.OverBudget | messages.OutOfMemory | messages.Failed):

@@ -29,6 +29,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.selector import compile_selector
 from draco.controller.workers import messages
 from draco.controller.workers.answering import serve, warm_up
+from draco.placing.as_if import PlacedFleet
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
@@ -55,6 +56,7 @@ class FleetFeed:
 
     def __init__(self, left_out: Callable[[messages.SkippedObject], None]) -> None:
         self.fleet = fleet = Fleet()
+        self.placed = PlacedFleet(fleet)
         self.version = 0
         self._left_out = left_out
         self._shared = Shared()
@@ -63,13 +65,15 @@ class FleetFeed:
             TAINT_RULES[0].kind: (_decoder(DeviceTaintRule), fleet.put_rule, lambda key: fleet.remove_rule(key.name)),
             NODES.kind: (_decoder(Node), fleet.put_node, lambda key: fleet.remove_node(key.name)),
             DEVICE_CLASSES.kind: (_decoder(DeviceClass), fleet.put_class, lambda key: fleet.remove_class(key.name)),
-            CLAIMS.kind: (_decoder(ResourceClaim), fleet.put_claim, fleet.remove_claim),
+            CLAIMS.kind: (_decoder(ResourceClaim), self.placed.put_claim, self.placed.remove_claim),
         }
 
     def take(self, changes: messages.Changes) -> None:
         """Take changes in."""
         for change in changes.changes:
             decoder, put, remove = self._kinds[change.kind]
+            if change.kind != CLAIMS.kind:
+                self.placed.forget()
             if not isinstance(change, messages.PutObject):
                 remove(change.key)
                 continue

@@ -5,6 +5,7 @@ import pytest
 from draco.controller.workers import messages
 from draco.controller.workers.answering import answer, warm_up
 from draco.explanation.findings.placement import PodRules, nodes_for
+from draco.placing.as_if import PlacedFleet
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectMeta
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
@@ -34,6 +35,6 @@ def test_where_a_pod_may_go_that_asks_nothing_is_known_before_anybody_asks(monke
 def test_only_names_that_draco_or_the_cluster_knows_are_handed_on_to_be_counted(said: str, told: str) -> None:
     claim = asking(f'{ATTRIBUTES}.productName == "{said}" && {ATTRIBUTES}.profile == "{said}"')
     pod = Pod(metadata=ObjectMeta(name="pod", namespace="default"))
-    answered = answer(a_fleet(), messages.ExplainPending(pod, [claim], "", None))
+    answered = answer(PlacedFleet(a_fleet()), messages.ExplainPending(pod, [claim], "", None))
     assert isinstance(answered, messages.PendingAnswer)
     assert answered.unmet == [messages.UnmetDevices(0, GPU, told, "", 1)]

@@ -1,0 +1,86 @@
+"""The placer that is kept from one question to the next finds what a new one would, whatever has changed in between."""
+
+import random
+from collections.abc import Collection, Sequence
+
+import msgspec
+import pytest
+
+from draco.allocation.errors import AllocationError
+from draco.allocation.fleet.fleet import Fleet
+from draco.placing import best
+from draco.placing.as_if import PlacedFleet
+from draco.placing.groups import allocated
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.names import PoolKey
+from tests.unit.allocation.worlds import a_world, put
+
+
+def renamed(claim: ResourceClaim, name: str) -> ResourceClaim:
+    return msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, name=name))
+
+
+def found(
+    placed: PlacedFleet, claims: Sequence[ResourceClaim], called: str = "", spread: Collection[PoolKey] = ()
+) -> str:
+    """Where the claims would go, or why nowhere; and where once that had been given out, to them or to claims called so."""
+    try:
+        with placed.as_if(spread=spread) as placer:
+            chosen = placer.best(claims, placed.fleet.nodes)
+            if chosen is None:
+                return "nowhere"
+            for claim, result in zip(claims, chosen.results, strict=True):
+                placer.put(allocated(renamed(claim, called + claim.metadata.name), result))
+            again = placer.best(claims, placed.fleet.nodes)
+            return f"{chosen}; {chosen.runner_up}; then {again}"
+    except AllocationError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("tries", [best.MAX_TRIES_IN_ALL, 4])
+def test_whatever_claims_come_and_go_in_between_the_kept_placer_finds_what_a_new_one_does(
+    tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the search is cut short: what was found then is not remembered."""
+    monkeypatch.setattr(best, "MAX_TRIES_IN_ALL", tries)
+    monkeypatch.setattr(best, "_LEAST_TRIES", 1)
+    moves = 0
+    for seed in range(60):
+        chance = random.Random(seed)
+        fleet, objects, asked = Fleet(), *a_world(chance)
+        known = [put(fleet, each) for each in objects]
+        claims = {str(each.metadata.key): each for each in known if isinstance(each, ResourceClaim)}
+        wanted = [claims[name] for name in asked]
+        holding = [each for each in claims.values() if each.status.allocation is not None]
+        placed = PlacedFleet(fleet)
+        for turn in range(12):
+            question = wanted if chance.random() < 0.6 else wanted[: chance.randint(1, len(wanted))]
+            called, spread = (
+                chance.choice(("", "another-")),
+                chance.choice(([], [each.key for each in fleet.inventory.pools])),
+            )
+            kept = found(placed, question, called, spread)
+            assert kept == found(PlacedFleet(fleet), question, called, spread), (seed, turn)
+            if holding and chance.random() < 0.3:
+                gone = holding.pop(chance.randrange(len(holding)))
+                placed.remove_claim(gone.metadata.key)
+                continue
+            try:
+                with placed.as_if() as placer:
+                    chosen = placer.best(question, fleet.nodes)
+            except AllocationError:
+                continue
+            for claim, result in zip(question, chosen.results if chosen else [], strict=False):
+                holding.append(allocated(renamed(claim, f"{claim.metadata.name}-{turn}"), result))
+                placed.put_claim(holding[-1])
+                moves += 1
+    assert moves > 100
+
+
+def test_a_claim_that_nobody_knows_may_be_forgotten() -> None:
+    placed = PlacedFleet(Fleet())
+    placed.remove_claim(ObjectKey("default", "nobodys"))
+    with placed.as_if():
+        pass
+    placed.remove_claim(ObjectKey("default", "nobodys"))
