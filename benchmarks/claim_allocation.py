@@ -23,7 +23,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.operator_scale import SERVICE_ACCOUNTS, a_cluster, a_node, a_slice, an_operator, in_parallel, say, until
+import msgspec
+
+from benchmarks.operator_scale import (
+    SERVICE_ACCOUNTS,
+    OperatorProcess,
+    a_cluster,
+    a_node,
+    a_slice,
+    an_operator,
+    in_parallel,
+    say,
+    until,
+)
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
@@ -32,6 +44,8 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import Device, DeviceAttribute
+from draco.resources.api.taints import DeviceTaint
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES
 from draco.resources.names import (
     ALLOCATED_BY_OPERATOR,
@@ -199,9 +213,18 @@ async def publish_for_the_scheduler(
 async def handed_over(
     plane: ControlPlane, client: Client, folder: Path, nodes: int, gpus: int, *options: str
 ) -> AsyncIterator[None]:
-    """All GPUs of the nodes are Draco's, and its operator runs as the chart's account, with these further options."""
+    """All GPUs of the nodes are Draco's, and its operator runs with these further options."""
     await in_parallel([hand_over(client, each, gpus) for each in range(nodes)], AT_ONCE)
     policy = {"mode": "Disabled", "allocator": "Operator"}
+    async with allocating(plane, client, folder, nodes * gpus, policy, *options):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def allocating(
+    plane: ControlPlane, client: Client, folder: Path, gpus: int, policy: dict[str, str], *options: str
+) -> AsyncIterator[OperatorProcess]:
+    """The operator as the chart's account, once it has taken over so many GPUs and has nothing more to do."""
     await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
     kubeconfig = folder / "operator"
     plane.write_kubeconfig(kubeconfig, USER)
@@ -211,10 +234,11 @@ async def handed_over(
 
         async def owned() -> bool:
             said = [each for each in operator.events() if each["event"] == "handover.owned"]
-            return bool(said) and len(said[-1]["gpus"]) == nodes * gpus
+            return bool(said) and len(said[-1]["gpus"]) == gpus
 
         await until(owned, 120, pause_s=0.2)
-        yield
+        await operator.until_idle(120)
+        yield operator
 
 
 async def claims_are_admitted(client: Client) -> bool:
@@ -281,10 +305,16 @@ async def hand_over(client: Client, number: int, gpus: int) -> None:
     name = f"node-{number:05}"
     found = a_slice(name, number, gpus)
     found["spec"]["pool"]["generation"] = 2
-    for device in found["spec"]["devices"]:
-        device["attributes"][ATTRIBUTE_ALLOCATOR] = {"string": ALLOCATED_BY_OPERATOR}
-        device["taints"] = [{"key": TAINT_OPERATOR_ALLOCATED, "effect": "NoSchedule"}]
+    devices = msgspec.convert(found["spec"]["devices"], list[Device])
+    found["spec"]["devices"] = msgspec.to_builtins([published_as_dracos(each) for each in devices])
     await client.patch(SLICES, ObjectKey("", found["metadata"]["name"]), {"spec": found["spec"]})
+
+
+def published_as_dracos(device: Device) -> Device:
+    """The device as an agent publishes it once its GPU is handed over."""
+    attributes = device.attributes | {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
+    taint = DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")
+    return msgspec.structs.replace(device, attributes=attributes, taints=[taint])
 
 
 async def add_claim(client: Client, name: str, device_class: str) -> None:

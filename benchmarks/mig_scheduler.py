@@ -151,7 +151,7 @@ def replayed(stream: Sequence[Arrival], policy: Policy, gpus: int) -> int:
 async def run(stream: Sequence[Arrival], order: Order) -> Outcome:
     """The stream on a cluster of its own."""
     async with cluster() as client:
-        uids = {name: await _node(client, name) for name in NODE_NAMES}
+        uids = {name: await ready_node(client, name) for name in NODE_NAMES}
         nodes = {name: Node(name, order) for name in NODE_NAMES}
         for node in nodes.values():
             await node.publish(client, uids[node.name])
@@ -204,13 +204,15 @@ def _device_class() -> dict[str, Any]:
     return {"metadata": {"name": NVIDIA_DEVICE_CLASS}, "spec": {"selectors": [selector]}}
 
 
-async def _node(client: Client, name: str) -> str:
+async def ready_node(client: Client, name: str) -> str:
+    """A node that pods may run on; its UID."""
     labels = {"kubernetes.io/hostname": name}
     made = await client.create(NODES, {"metadata": {"name": name, "labels": labels}})
     resources = {"cpu": "64", "memory": "256Gi", "pods": "250"}
     conditions = [{"type": "Ready", "status": "True", "reason": "Simulated", "message": "There is no kubelet."}]
     status = {"capacity": resources, "allocatable": resources, "conditions": conditions}
     await client.patch(NODES, ObjectKey("", name), {"status": status}, subresource="status")
+    await client.patch(NODES, ObjectKey("", name), {"spec": {"taints": None}})  # not-ready: nobody else takes it away
     return made.metadata.uid
 
 
@@ -223,7 +225,6 @@ async def _scheduled(client: Client, name: str, profile: str) -> tuple[str, str]
     await client.create(CLAIMS, {"metadata": metadata, "spec": spec})
     pod = {
         "automountServiceAccountToken": False,
-        "tolerations": [{"operator": "Exists"}],
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "mig"}]}}],
         "resourceClaims": [{"name": "mig", "resourceClaimName": name}],
     }

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -220,6 +221,10 @@ def a_slice(node: str, number: int, gpus: int) -> dict[str, Any]:
     }
 
 
+_IDLE_FOR_S, _IDLE_SHARE = 1.0, 0.05
+"""An operator is idle that has used at most this share of one processor for so long."""
+
+
 class OperatorProcess:
     """One replica under measurement."""
 
@@ -261,6 +266,27 @@ class OperatorProcess:
     def events(self) -> list[dict[str, Any]]:
         """What it has logged."""
         return [json.loads(line) for line in self._log.read_text().splitlines() if line.endswith("}")]
+
+    async def until_idle(self, within_s: float) -> None:
+        """Return once it has used next to no processor time for a while: what its start made it do is done."""
+
+        async def idle() -> bool:
+            before = self._cpu_s()
+            await asyncio.sleep(_IDLE_FOR_S)
+            return self._cpu_s() - before <= _IDLE_SHARE * _IDLE_FOR_S
+
+        await until(idle, within_s)
+
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system: see proc(5)
+
+    def log_from(self, offset: int) -> bytes:
+        """The whole lines of its log from this byte on."""
+        with self._log.open("rb") as stream:
+            stream.seek(offset)
+            read = stream.read()
+        return read[: read.rfind(b"\n") + 1]
 
     async def scrape(self, query: str = "") -> str:
         """Its metrics."""

@@ -63,6 +63,8 @@ class HandoverReconciler:
         """Only wakes: what it says is read."""
         self._owned: frozenset[GpuPlace] = frozenset()
         self._tainted: frozenset[GpuPlace] = frozenset()
+        self._withheld: frozenset[GpuPlace] = frozenset()
+        """What is tainted and not owned."""
         self._to_taint: frozenset[GpuPlace] | None = None
         self._register_uid = ""
         self._spread: frozenset[PoolKey] = frozenset()
@@ -93,9 +95,8 @@ class HandoverReconciler:
 
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
-        withheld = self._tainted - self._owned
-        pools = {PoolKey(place.driver, place.pool) for place in withheld}
-        return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in withheld]
+        pools = {PoolKey(place.driver, place.pool) for place in self._withheld}
+        return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in self._withheld]
 
     def gives_out(self, devices: Iterable[DeviceKey]) -> bool:
         """Whether Draco may give out all these devices still: a GPU may have gone back while it was decided who gets it."""
@@ -153,6 +154,7 @@ class HandoverReconciler:
         cooperative = CooperativeWork(self._clock)
         wanted = await self._wanted(cooperative)
         self._tainted = await self._find_tainted(wanted | registered, cooperative)
+        self._withheld = self._tainted - self._owned
         seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
@@ -200,7 +202,7 @@ class HandoverReconciler:
     def _own(self, owned: frozenset[GpuPlace]) -> None:
         if owned == self._owned:
             return
-        self._owned = owned
+        self._owned, self._withheld = owned, self._tainted - owned
         log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
         for call in self._when_owned:
             call()
