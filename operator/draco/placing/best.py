@@ -39,7 +39,7 @@ _LEAST_TRIES: Final = 200
 _MAX_STEPS: Final = 50_000
 """Of `allocate`, where the search found nothing in time."""
 _MAX_QUESTIONS: Final = 64
-_KEPT_QUESTIONS: Final = 8
+_KEPT_QUESTIONS: Final = 4
 _MAX_ANSWERS: Final = 4_096
 """Of one question: nodes get ever new kinds, as what is in use there changes."""
 
@@ -92,7 +92,10 @@ class BestPlacer:
         `beside` are allocated claims of the same pod: their devices are to be near. An error on one node only rules that node
         out; if nothing fits and there was one, it is raised. Raises AllocationError.
         """
-        asked = msgspec.msgpack.encode(([each.spec for each in claims], [each.results for each in beside]))
+        namespaces = [
+            each.metadata.namespace for each in claims
+        ]  # an error names claims, which are nobody else's to read
+        asked = msgspec.msgpack.encode((namespaces, [each.spec for each in claims], [each.results for each in beside]))
         question = self._questions.pop(asked, None)
         if question is None:
             if len(self._questions) >= _MAX_QUESTIONS:
@@ -114,7 +117,7 @@ class BestPlacer:
         self._forget(before)
 
     def tidy(self) -> None:
-        """Between tenants: remember only the last questions, without those for which a fresh search might find something else."""
+        """Remember only the last questions, without those for which a fresh search might find something else."""
         recent = list(self._questions.items())[-_KEPT_QUESTIONS:]
         self._questions = {asked: each for asked, each in recent if each.is_worth_keeping}
 
@@ -174,7 +177,7 @@ class _Question:
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether nothing was cut short, and no error is remembered: that one would name the claims of who asked first."""
+        """Whether nothing was cut short, and no error is remembered: it would name the claims that were asked about first."""
         return self._effort.left > 0 and not self._has_failed
 
     def forget(self, nodes: Iterable[str]) -> None:
