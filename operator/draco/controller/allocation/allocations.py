@@ -19,9 +19,11 @@ from prometheus_client import Counter
 
 from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.group_notes import GroupNotes
 from draco.controller.allocation.preemption import Preemptions
 from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.allocation.returns import AllocationReturns
+from draco.controller.allocation.useless import UselessAllocations, cannot_start
 from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
 from draco.controller.allocation.writes import AllocationWrites
 from draco.controller.limits.guard import LimitGuard
@@ -47,14 +49,11 @@ from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, PODS
 from draco.resources.names import DeviceKey
 
 log = structlog.get_logger(__name__)
 
 KEY = ""
-WAITING_REASON = "GroupWaiting"
-EVENT_ACTION = "Allocating"
 
 _GROUPS_AT_ONCE = 64
 _WRITES_AT_ONCE = 32
@@ -109,24 +108,22 @@ class ClaimAllocations:
         self._view = view
         self._handover = handover
         self._workers = workers
-        self._events = events
         self._guard = guard
         self._clock = clock
         self._overdue_s = overdue_s
-        self._tell_after_s = tell_after_s
         self.writes = AllocationWrites(client, view, events, clock=clock, count=count)
         self._returns = AllocationReturns(client, view, events, clock=clock)
-        self._refusals = NodeRefusals(view, events, clock=clock)
+        self._refusals = NodeRefusals(view, events, clock=clock, returned=self._returns.__contains__)
         self.gangs = Gangs(client, view)
         self.preemptions = Preemptions(client, view, handover, workers, self.gangs, clock=clock)
         self._waiting = WaitingGroups(view, self.gangs, self._refusals, self._is_in_flight)
+        self._useless = UselessAllocations(view, self.gangs, self._is_in_flight)
         self._held: set[ObjectKey] = set()
         """Claims of reservations that are not whole, and what is about to take over from one."""
         self._without_place: dict[str, _NoPlace] = {}  # by group
         self._alone: dict[str, int] = {}  # groups that are to be asked about alone, and how often there was no answer
         self._kept = _Kept()
-        self._said: dict[str, str] = {}  # why a group waits
-        self._unready_since: dict[str, float] = {}
+        self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a claim may have to be allocated, or may be by now."""
@@ -149,6 +146,7 @@ class ClaimAllocations:
         self.writes.settle()
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
+        await self._at_once([self._returns.give_back(claim, why) for claim, why in self._useless.found()])
         if not self.writes.refused_s:
             taken = [each for each in due(self._view, self._may_be_given) if each[0].metadata.key not in self.writes]
             await self._at_once([self.writes.write(claim, result) for claim, result in taken])
@@ -160,7 +158,7 @@ class ClaimAllocations:
             return 0.0
         self._forget_others({each.uid for each in waiting})
         groups = {each.uid: each for each in waiting if not each.unready}
-        pause_s = min(self.writes.next_s(), self._returns.next_s(), self._tell_unready(waiting))
+        pause_s = min(self.writes.next_s(), self._returns.next_s(), self._notes.tell_unready(waiting))
         if not groups or not self._handover.owned:
             return _or_none(pause_s)
         if self.writes.refused_s:
@@ -189,7 +187,7 @@ class ClaimAllocations:
         """Forget what is remembered of groups that do not wait any more."""
         self._without_place = {uid: each for uid, each in self._without_place.items() if uid in uids}
         self._alone = {uid: times for uid, times in self._alone.items() if uid in uids}
-        self._said = {uid: why for uid, why in self._said.items() if uid in uids}
+        self._notes.forget_others(uids)
         self.preemptions.forget_others(uids)
 
     def _head(self, groups: dict[str, WaitingGroup]) -> str:
@@ -231,12 +229,19 @@ class ClaimAllocations:
         if oldest in self._alone:
             return {oldest: first}
         kept = self.preemptions.kept_from(first)
-        same = [
-            uid
-            for uid, each in due.items()
-            if each.namespace == first.namespace and uid not in self._alone and self.preemptions.kept_from(each) == kept
-        ]
-        return {uid: due[uid] for uid in same[:_GROUPS_AT_ONCE]}
+        batch: dict[str, WaitingGroup] = {}
+        claims: set[ObjectKey] = set()
+        for uid, each in due.items():
+            own = {claim.metadata.key for claim in each.group.claims}
+            # Groups whose pods name one claim are asked about one after the other: where the first gets it decides for the next.
+            if each.namespace != first.namespace or uid in self._alone or claims & own:
+                continue
+            if self.preemptions.kept_from(each) == kept:
+                batch[uid] = each
+                claims |= own
+            if len(batch) == _GROUPS_AT_ONCE:
+                break
+        return batch
 
     async def _ask_protecting(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """As `_ask`. Meanwhile the claims get their finalizer, which is half of what is written of an allocation."""
@@ -285,7 +290,7 @@ class ClaimAllocations:
                 self._remember_no_place(batch[uid], GroupPlacement([], why, is_hopeless=True), basis)
         refused = [batch[uid] for uid, why in whys.items() if why]
         await self._at_once(
-            [self._returns.give_back(claim, each.group.name) for each in refused for claim in each.loose]
+            [self._returns.give_back(claim, cannot_start(each.group.name)) for each in refused for claim in each.loose]
         )
         return {uid: each for uid, each in batch.items() if not whys[uid]}
 
@@ -318,7 +323,8 @@ class ClaimAllocations:
                 continue
             self._remember_no_place(waiting, placement, basis)
             if uid not in self._alone:
-                writes += [self._returns.give_back(each, waiting.group.name) for each in waiting.loose]
+                why = cannot_start(waiting.group.name)
+                writes += [self._returns.give_back(each, why) for each in waiting.loose]
                 if not placement.is_hopeless and self.preemptions.may_plan(waiting):
                     without.append(waiting)
         await self._at_once(writes)
@@ -347,33 +353,7 @@ class ClaimAllocations:
             None if uid in self._alone else basis, now_s, again_s, placement.is_hopeless
         )
         if group.name:
-            self._tell(waiting, placement.why_not)
-
-    def _tell_unready(self, waiting: Iterable[WaitingGroup]) -> float:
-        """Say what has been missing of groups for a while. Returns in how many seconds there may be more to say."""
-        now_s = self._clock.monotonic()
-        unready = {each.uid: each for each in waiting if each.unready}
-        self._unready_since = {uid: self._unready_since.get(uid, now_s) for uid in unready}
-        next_s = float("inf")
-        for uid, each in unready.items():
-            left_s = self._unready_since[uid] + self._tell_after_s - now_s
-            if left_s <= 0:
-                self._tell(each, each.unready)
-            else:
-                next_s = min(next_s, left_s)
-        return next_s
-
-    def _tell(self, waiting: WaitingGroup, why: str) -> None:
-        """Say once why a group waits, at its first pod."""
-        if self._said.get(waiting.uid) == why:
-            return
-        self._said[waiting.uid] = why
-        member = waiting.group.members[0]
-        regarding = (
-            PODS.reference(member.pods[0].metadata) if member.pods else CLAIMS.reference(member.claims[0].metadata)
-        )
-        log.info("allocation.group_waits", group=waiting.group.name, why=why)
-        self._events.record(regarding, type="Warning", reason=WAITING_REASON, action=EVENT_ACTION, note=why)
+            self._notes.tell(waiting, placement.why_not)
 
     async def _at_once(self, writes: Iterable[Coroutine[Any, Any, None]]) -> None:
         limit = asyncio.Semaphore(_WRITES_AT_ONCE)

@@ -5,6 +5,8 @@ this memory Draco would give the pod the same devices again, for ever. Owns when
 longer each time, since a node seldom changes as fast as an allocation. It is lost with the process, which costs one more try.
 """
 
+from collections.abc import Callable
+
 import structlog
 
 from draco.allocation.ownership.claims import nodes_of
@@ -14,6 +16,7 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS
 from draco.resources.texts import listed
 
@@ -28,7 +31,11 @@ _LONGEST_S = 300.0
 class NodeRefusals:
     """By the pod's UID, until the pod is gone."""
 
-    def __init__(self, view: ClusterView, events: EventRecorder, *, clock: Clock) -> None:
+    def __init__(
+        self, view: ClusterView, events: EventRecorder, *, clock: Clock, returned: Callable[[ObjectKey], bool]
+    ) -> None:
+        """`returned` tells whether it is Draco itself that is taking a claim's allocation back: that says nothing of its node."""
+        self._returned = returned
         self._view = view
         self._events = events
         self._clock = clock
@@ -51,7 +58,7 @@ class NodeRefusals:
         before, after = change.before, change.after
         if before is None or after is None or before.metadata.uid != after.metadata.uid:
             return
-        if before.status.allocation is None or after.status.allocation is not None:
+        if before.status.allocation is None or after.status.allocation is not None or self._returned(change.key):
             return
         nodes = nodes_of(before)
         for pod in self._view.pods_of(change.key):

@@ -1,4 +1,4 @@
-"""Gives allocations back that a group has no use for: it cannot start, and nobody else shall wait for that.
+"""Gives allocations back that nobody has a use for: their group cannot start, or their devices have left.
 
 Owns the one write, on top of just the version that was seen: a pod that reserves the claim now wins. What is on its way counts as
 allocated until the watch has delivered it.
@@ -53,8 +53,8 @@ class AllocationReturns:
             and claim.metadata.resource_version == version
         }
 
-    async def give_back(self, claim: ResourceClaim, group: str) -> None:
-        """Take the allocation away. Raises nothing: what became of it is seen on the watch."""
+    async def give_back(self, claim: ResourceClaim, why: str) -> None:
+        """Take the allocation away, and say why. Raises nothing: what became of it is seen on the watch."""
         meta = claim.metadata
         self._replaced[meta.key] = (meta.resource_version, self._clock.monotonic() + _UNANSWERED_S)
         seen = meta.as_seen
@@ -70,11 +70,11 @@ class AllocationReturns:
             log.warning("allocation.not_given_back", claim=str(meta.key), error=str(error), again_in_s=_UNANSWERED_S)
             return
         devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
-        log.info("allocation.given_back", claim=str(meta.key), devices=devices, group=group)
+        log.info("allocation.given_back", claim=str(meta.key), devices=devices, why=why)
         self._events.record(
             CLAIMS.reference(claim.metadata),
             type="Normal",
             reason=GIVEN_BACK_REASON,
             action=EVENT_ACTION,
-            note=f"Draco took back {devices}: {group} cannot start as a whole now, and others may use them meanwhile.",
+            note=f"Draco took back {devices}: {why}",
         )

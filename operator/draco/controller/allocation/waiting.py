@@ -15,12 +15,13 @@ from draco.allocation.ownership.claims import classes_of, is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, gang_of
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
+from draco.controller.allocation.writes import FINALIZER
 from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
 from draco.placing.groups import ClaimGroup, GroupMember
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.names import ANNOTATION_TOPOLOGY, LABEL_RESERVATION
 from draco.resources.texts import counted
 
@@ -61,8 +62,6 @@ class _GangPods(msgspec.Struct):
     members: list[GroupMember] = []
     settled: int = 0
     """Pods that have their devices, or need none."""
-    bound: int = 0
-    """Those of them that have a node, too."""
     placed: list[ResourceClaim] = []
     loose: list[ResourceClaim] = []
     unready: list[str] = []
@@ -151,9 +150,14 @@ class WaitingGroups:
         if len(pod.claims) < len(pod.spec.resource_claims):
             return f"the claims of pod {pod.metadata.name} are not all made yet"
         known = [found for each in pod.claims if (found := self._view.claims.store.get(each)) is not None]
+        if pod.waits and (leaving := [each.metadata for each in known if each.metadata.deletion_timestamp is not None]):
+            return _leaving(pod, leaving[0])
+        if missing := [each.name for each in pod.claims if each not in {found.metadata.key for found in known}]:
+            claim, name = missing[0], pod.metadata.name
+            return f"claim {claim} of pod {name} does not exist: create it, or delete the pod if a template made it"
         # One that is on its way decides where the others go, and counts once it has been delivered.
-        if len(known) < len(pod.claims) or any(map(self._in_flight, pod.claims)):
-            return f"a claim of pod {pod.metadata.name} is missing, or is being written"
+        if any(map(self._in_flight, pod.claims)):
+            return f"a claim of pod {pod.metadata.name} is being written"
         together = [mine[each.metadata.key] for each in known if each.metadata.key in mine]
         beside = [each for each in known if each.status.allocation]
         others = [each for each in known if not each.status.allocation and each.metadata.key not in mine]
@@ -199,7 +203,7 @@ class WaitingGroups:
                 filter(None, (claim.metadata.creation_timestamp for each in members for claim in each.claims)),
                 default=None,
             ),
-            loose=found.loose if found.bound < known.size else (),
+            loose=found.loose if found.settled < known.size else (),
             unready=unready,
         )
 
@@ -208,7 +212,6 @@ class WaitingGroups:
         for pod in pods:
             if pod.status.phase == "Succeeded":
                 found.settled += 1
-                found.bound += 1
             elif pod.is_over:
                 continue
             elif pod.waits and pod.spec.scheduling_gates:
@@ -225,9 +228,15 @@ class WaitingGroups:
             found.members.append(member)
         else:
             found.settled += 1
-            found.bound += not pod.waits
         if pod.waits:
             found.loose += [each for each in member.beside if not each.status.reserved_for]
+
+
+def _leaving(pod: Pod, claim: ObjectMeta) -> str:
+    """What is said of a pod with a claim that is being deleted: Kubernetes lets no such pod start."""
+    foreign = [each for each in claim.finalizers if each != FINALIZER]
+    kept = f": it stays until the finalizer {foreign[0]} is taken off it" if foreign else ""
+    return f"claim {claim.name} of pod {pod.metadata.name} is being deleted{kept}"
 
 
 def _alone(claim: ResourceClaim) -> WaitingGroup:

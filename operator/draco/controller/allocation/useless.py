@@ -1,0 +1,114 @@
+"""What Draco allocated and nobody can use: the rest of a group that is not whole any more, and devices that have left.
+
+A pod or a claim may be deleted, and a device withdrawn, between a decision and its last write, or before another operator goes on
+with what one left. Owns which allocations are taken back for that: only such as no pod has reserved, and only where it is certain
+(the group's size is known; the pool is published completely, and without the device). Looks only at what has changed, as most
+allocations are good for hours. Writes nothing.
+"""
+
+from collections.abc import Callable, Iterator
+
+from draco.allocation.ownership.claims import is_for_operator
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of
+from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.view import ClusterView
+from draco.kube.watch.store import Change
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.scheduling import PodGroup
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.names import PoolKey
+from draco.resources.texts import listed
+
+
+class UselessAllocations:
+    """Remembers what has changed and is to be looked at: groups and claims."""
+
+    def __init__(self, view: ClusterView, gangs: Gangs, in_flight: Callable[[ObjectKey], bool]) -> None:
+        self._view = view
+        self._gangs = gangs
+        self._in_flight = in_flight
+        self._groups: set[GangKey] = set()
+        self._claims: set[ObjectKey] = set()
+        view.pods.subscribe(self._pod_changed)
+        view.claims.subscribe(self._claim_changed)
+        view.slices.subscribe(self._slice_changed)
+        if view.pod_groups is not None:
+            view.pod_groups.subscribe(self._group_changed)
+
+    def found(self) -> Iterator[tuple[ResourceClaim, str]]:
+        """Claims whose allocations are to be taken back, and why. What is found is looked at again the next time."""
+        self._groups, groups = set(), self._groups
+        self._claims, claims = set(), self._claims
+        for gang in groups:
+            if rest := self._rest_of(gang):
+                self._groups.add(gang)
+                for each in rest:
+                    if not self._in_flight(each.metadata.key):
+                        yield each, cannot_start(str(gang))
+        for key in claims:
+            claim = self._view.claims.store.get(key)
+            if claim is not None and self._is_idle(claim) and (gone := self._gone(claim)):
+                self._claims.add(key)
+                if not self._in_flight(key):
+                    yield claim, f"{listed(gone)} left its pool meanwhile, so no pod could use the claim."
+
+    def _rest_of(self, gang: GangKey) -> list[ResourceClaim]:
+        """What pods of a group have that wait for others, which do not exist or cannot start."""
+        terms = self._gangs.terms(gang)
+        if not isinstance(terms, GangTerms):
+            return []  # they start one by one, or it is not known how many start together
+        pods = [pod for pod in self._gangs.pods(gang) if pod.status.phase == "Succeeded" or not pod.is_over]
+        if sum(not pod.waits or self._can_start(pod) for pod in pods) >= terms.size:
+            return []
+        keys = dict.fromkeys(key for pod in pods if pod.waits for key in pod.claims)
+        known = filter(None, map(self._view.claims.store.get, keys))
+        return [claim for claim in known if self._is_idle(claim)]
+
+    def _can_start(self, pod: Pod) -> bool:
+        claims = map(self._view.claims.store.get, pod.claims)
+        return not pod.spec.scheduling_gates and all(
+            each is not None and each.metadata.deletion_timestamp is None for each in claims
+        )
+
+    def _is_idle(self, claim: ResourceClaim) -> bool:
+        """Whether Draco allocated it and nobody uses it. Kubernetes takes the allocation of one that is deleted."""
+        return (
+            claim.status.allocation is not None
+            and not claim.status.reserved_for
+            and claim.metadata.deletion_timestamp is None
+            and is_for_operator(claim, self._view.classes_by_name)
+        )
+
+    def _gone(self, claim: ResourceClaim) -> list[str]:
+        """Devices that it has and that are certainly not there."""
+        return [f"{each.device} of {each.pool}" for each in claim.results if self._has_left(each)]
+
+    def _has_left(self, held: DeviceRequestAllocationResult) -> bool:
+        slices = self._view.current_slices_of(PoolKey(held.driver, held.pool))
+        if not slices or len(slices) < slices[0].spec.pool.resource_slice_count:
+            return False
+        return not any(each.name == held.device for item in slices for each in item.spec.devices)
+
+    def _pod_changed(self, change: Change[Pod]) -> None:
+        if change.differs(lambda pod: (pod.waits, pod.is_over, pod.claims)):
+            self._groups.update(filter(None, map(gang_of, change.versions)))
+
+    def _claim_changed(self, change: Change[ResourceClaim]) -> None:
+        if change.differs(lambda claim: (claim.status.allocation, claim.metadata.deletion_timestamp)):
+            self._claims.add(change.key)
+            self._groups.update(filter(None, map(gang_of, self._view.pods_of(change.key))))
+
+    def _slice_changed(self, change: Change[ResourceSlice]) -> None:
+        for item in change.versions:
+            pool = PoolKey(item.spec.driver, item.spec.pool.name)
+            self._claims.update(claim.metadata.key for claim in self._view.claims_in(pool))
+
+    def _group_changed(self, change: Change[PodGroup]) -> None:
+        self._groups.add(GangKey(GangSource.POD_GROUP, *change.key))
+
+
+def cannot_start(group: str) -> str:
+    """Why a part of a group is to have nothing."""
+    return f"{group} cannot start as a whole now, and others may use them meanwhile."
