@@ -86,7 +86,7 @@ def terms_of(
     size = _size(key, pods, pod_group, parallelism)
     if size is None or isinstance(size, UnknownTerms):
         return size
-    topology = _topology(pods, pod_group)
+    topology = _topology(key, pods, pod_group)
     if isinstance(topology, UnknownTerms):
         return topology
     priority = pod_group.spec.priority if pod_group is not None else None
@@ -100,7 +100,7 @@ def _size(
 ) -> int | UnknownTerms | None:
     if key.source is GangSource.POD_GROUP:
         if pod_group is None:
-            return UnknownTerms(f"{key} does not exist, so it is not known how many pods start together.")
+            return UnknownTerms(f"{key} does not exist, so it is not known how many pods start together: create it.")
         gang = pod_group.spec.scheduling_policy.gang
         return None if gang is None else max(1, gang.min_count)
     if said := _annotated(pods, ANNOTATION_GROUP_SIZE):
@@ -138,7 +138,7 @@ def _size_of_job_set(key: GangKey, pods: Sequence[Pod], parallelism: Mapping[str
     return sum(parallelism[job] for job in jobs)
 
 
-def _topology(pods: Sequence[Pod], pod_group: PodGroup | None) -> str | UnknownTerms:
+def _topology(key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None) -> str | UnknownTerms:
     said = _annotated(pods, ANNOTATION_TOPOLOGY)
     if pod_group is not None:
         if text := pod_group.metadata.annotations.get(ANNOTATION_TOPOLOGY):
@@ -147,7 +147,8 @@ def _topology(pods: Sequence[Pod], pod_group: PodGroup | None) -> str | UnknownT
         if constraints is not None and not said:
             said = {each.key for each in constraints.topology}
     if len(said) > 1:
-        return UnknownTerms(f"The group is to be in several topologies at once: {listed(sorted(said))}. Choose one.")
+        where = f"all of its pods say one in the annotation {ANNOTATION_TOPOLOGY}"
+        return UnknownTerms(f"{key} is to be in several topologies at once: {listed(sorted(said))}. Let {where}.")
     return next(iter(said), "")
 
 

@@ -28,11 +28,16 @@ class GpuPlace(NamedTuple):
 
 
 class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What is now: GPUs that policies give to Draco, those whose published devices are all tainted, and those in the register."""
+    """What is now: GPUs that policies give to Draco, those whose published devices are all tainted, and those in the register.
+
+    Those that have `left` are not published any more, but a claim of Draco's has devices of them, which it may take back as long
+    as they stand in the register.
+    """
 
     wanted: frozenset[GpuPlace]
     tainted: frozenset[GpuPlace]
     registered: frozenset[GpuPlace]
+    left: frozenset[GpuPlace] = frozenset()
 
 
 class HandoverPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +81,7 @@ class Handovers:
         rests += [self._registered[place] for place in (register & seen.registered) - owned]
         rests += self._let_go.values()
         return HandoverPlan(
-            register=frozenset(register),
+            register=frozenset(register) | seen.left,
             taint=seen.wanted | seen.registered | self._let_go.keys(),
             owned=frozenset(owned),
             look_again_s=min((since_s + self._settle_s - now_s for since_s in rests), default=None),

@@ -229,7 +229,12 @@ class WaitingGroups:
         else:
             found.settled += 1
         if pod.waits:
-            found.loose += [each for each in member.beside if not each.status.reserved_for]
+            loose = [each for each in member.beside if not each.status.reserved_for and self._is_own(each, pod)]
+            found.loose += [each for each in loose if each not in found.loose]
+
+    def _is_own(self, claim: ResourceClaim, pod: Pod) -> bool:
+        """Whether nobody uses the claim but pods of the pod's group."""
+        return {gang_of(each) for each in self._view.pods_of(claim.metadata.key)} == {gang_of(pod)}
 
 
 def _leaving(pod: Pod, claim: ObjectMeta) -> str:

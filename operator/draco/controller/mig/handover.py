@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 import structlog
 
+from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
@@ -23,6 +24,7 @@ from draco.kube.watch.store import Change
 from draco.mig_policy.preempting import preempting_policies
 from draco.mig_policy.spreading import spread_pools
 from draco.resources.api.allocation import AllocationRegister
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
@@ -66,6 +68,7 @@ class HandoverReconciler:
         self._withheld: frozenset[GpuPlace] = frozenset()
         """What is tainted and not owned."""
         self._to_taint: frozenset[GpuPlace] | None = None
+        self._left: frozenset[GpuPlace] = frozenset()
         self._register_uid = ""
         self._spread: frozenset[PoolKey] = frozenset()
         self._preemptible: frozenset[GpuPlace] = frozenset()
@@ -135,7 +138,13 @@ class HandoverReconciler:
             if change.differs(_with_the_taint):
                 wake(KEY)
 
+        def claim_changed(change: Change[ResourceClaim]) -> None:
+            places = {GpuPlace.of(key) for each in change.versions for key in each.devices_held}
+            if not places <= self._owned and is_for_operator(change.versions[-1], self._view.classes_by_name):
+                wake(KEY)  # one of them may have left
+
         self.register.subscribe(lambda _: wake(KEY))
+        self._view.claims.subscribe(claim_changed)
         self._view.gpu_nodes.subscribe(gpu_node_changed)
         self._view.mig_policies.subscribe(policy_changed)
         self._view.slices.subscribe(slice_changed)
@@ -155,7 +164,8 @@ class HandoverReconciler:
         wanted = await self._wanted(cooperative)
         self._tainted = await self._find_tainted(wanted | registered, cooperative)
         self._withheld = self._tainted - self._owned
-        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered)
+        self._left = self._find_left(wanted | registered)
+        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered, left=self._left)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
         self._take_up(plan.owned & self._owned, plan.taint)
@@ -253,6 +263,21 @@ class HandoverReconciler:
                 by_gpu[place] = by_gpu.get(place, True) and _is_tainted(device)
             await cooperative.pause()
         return frozenset(place for place in places if by_gpu.get(place))
+
+    def _find_left(self, places: Collection[GpuPlace]) -> frozenset[GpuPlace]:
+        """GPUs in the pools of these that are not published, though a claim of Draco's has devices of them."""
+        left: set[GpuPlace] = set()
+        by_pool: dict[PoolKey, set[GpuPlace]] = {}
+        for each in places:
+            by_pool.setdefault(PoolKey(each.driver, each.pool), set()).add(each)
+        for pool, expected in by_pool.items():
+            published = {GpuPlace.of(key) for key, _ in self._devices(pool)}
+            if expected - published:
+                classes = self._view.classes_by_name
+                own = [claim for claim in self._view.claims_in(pool) if is_for_operator(claim, classes)]
+                held = {GpuPlace.of(key) for claim in own for key in claim.devices_held}
+                left |= {each for each in held - published if (each.driver, each.pool) == pool}
+        return frozenset(left)
 
     def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
         for each in self._view.current_slices_of(pool):
