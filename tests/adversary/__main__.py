@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tests.adversary.agent.run import Finding, hunt
 from tests.adversary.cluster import machine as cluster
+from tests.adversary.cluster.rivalry import Rivalry
 
 
 class Machine(NamedTuple):
@@ -24,6 +25,12 @@ class Machine(NamedTuple):
 
 def _cluster(seconds: float, seed: int) -> bool:
     report = cluster.run(seconds, seed)
+    print(report)
+    return not report.violations
+
+
+def _rivals(seconds: float, seed: int) -> bool:
+    report = cluster.run(seconds, seed, draws=Rivalry)
     print(report)
     return not report.violations
 
@@ -41,6 +48,7 @@ def _agent(seconds: float, seed: int) -> bool:
 MACHINES = {
     "agent": Machine("torments one agent, step by step", _agent),
     "cluster": Machine("torments a whole cluster", _cluster),
+    "rivals": Machine("torments one whose pods are evicted for others", _rivals),
 }
 
 

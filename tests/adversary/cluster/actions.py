@@ -10,12 +10,11 @@ from typing import Any
 from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.drivers import VERSIONS
 from tests.adversary.cluster.maintainers import GPUS, Maintainers
-from tests.adversary.cluster.manifests import DRIVER, PROFILES
-from tests.adversary.cluster.reservers import Reservers
+from tests.adversary.cluster.manifests import DRIVER, PROFILES, Document
+from tests.adversary.cluster.rivals import Rivals
 from tests.adversary.cluster.tenants import NODES, Action
 
 FIRST = (("adv-0", "Scheduler"), ("adv-1", "Operator"), ("adv-2", "Scheduler"))
-MOST_PODS = 24
 BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
 LAYOUTS = {
     "adv-0": (("3g.40gb", "3g.40gb"), ("1g.10gb",) * 7, ("4g.40gb", "2g.20gb", "1g.10gb"), ("7g.80gb",)),
@@ -33,8 +32,12 @@ SLOW_CALLS = (
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd")
 
 
-class Chooser(Maintainers, Reservers):
+class Chooser(Maintainers, Rivals):
     """Draws actions. What it made, and has not taken back, is all it remembers."""
+
+    first: tuple[tuple[str, str], ...] = FIRST
+    """Nodes whose GPUs are divided on demand from the start, and who allocates them."""
+    most_pods = 24
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
         super().__init__(seed)
@@ -55,6 +58,7 @@ class Chooser(Maintainers, Reservers):
             (5, self.group), (1, self.late_member), (0.7, self.odd_group),
             (3, self.reserve), (4, self.use_reserved), (1, self.change_reservation), (2, self.end_reservation),
             (1.5, self.set_limit), (1, self.end_limit),
+            (6, self.urgent), (2, self.urgent_group), (1, self._permit), (0.7, self.guard), (1, self.end_guard),
             (9, self.sickness), (1.2, self._reboot), (1, self._reload),
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
@@ -67,19 +71,24 @@ class Chooser(Maintainers, Reservers):
     def next(self) -> Action:
         """The next action. With the first ones, GPUs that are divided on demand and some of Draco's meet from the start."""
         self._number += 1
-        if self._number <= len(FIRST):
-            title, (node, allocator) = self._name("mp"), FIRST[self._number - 1]
+        if self._number <= len(self.first):
+            title, (node, allocator) = self._name("mp"), self.first[self._number - 1]
             if allocator == "Operator":
                 self._lasting = title  # a hand-over takes its time, so one policy is never deleted
             else:
                 self._policies.append(title)
-            return Action("policy: set", {"policy": write.policy(title, node, "Dynamic", allocator=allocator)})
+            return Action("policy: set", {"policy": self.policy(title, node, allocator)})
         weights = [weight for weight, _ in self._table]
         (choose,) = self._random.choices([each for _, each in self._table], weights)
-        if len(self._pods) > MOST_PODS and self._random.random() < 0.5:
+        if len(self._pods) > self.most_pods and self._random.random() < 0.5:
             choose = self._end_pod
         drawn = choose()
         return drawn._replace(wait_s=round(self._random.expovariate(1 / self._pace_s), 2))
+
+    @staticmethod
+    def policy(title: str, node: str, allocator: str) -> Document:
+        """One of those there are from the start."""
+        return write.policy(title, node, "Dynamic", allocator=allocator, preemption="LowerPriority")
 
     def _exact_rule(self) -> Action:
         title = self._name("rule")
@@ -112,7 +121,8 @@ class Chooser(Maintainers, Reservers):
         )
         if title not in self._policies:
             self._policies.append(title)
-        document = write.policy(title, node, mode, bus=bus, layout=layout, allocator=allocator)
+        preemption = self._random.choice(["LowerPriority", "Never"])
+        document = write.policy(title, node, mode, bus=bus, layout=layout, allocator=allocator, preemption=preemption)
         return Action("policy: set", {"policy": document})
 
     def _hand_over(self) -> Action:
@@ -120,6 +130,9 @@ class Chooser(Maintainers, Reservers):
         allocator = self._random.choice(["Operator", "Operator", "Scheduler"])
         title = self._random.choice([self._lasting, *self._policies])
         return Action("policy: allocator", {"title": title, "allocator": allocator})
+
+    def _permit(self) -> Action:
+        return self.permits([self._lasting, *self._policies])
 
     def _end_policy(self) -> Action:
         if not self._policies:

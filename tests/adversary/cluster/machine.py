@@ -70,13 +70,14 @@ def run(
     folder: Path | None = None,
     say: Say = print,
     stop_at_first: bool = False,
+    draws: Callable[[int], Chooser] = Chooser,
 ) -> Report:
     """Act for so long on a new cluster: what the seed draws, and `beside` it a record, which begins `ahead_s` earlier.
 
-    `most` is how many actions are drawn at most.
+    `most` is how many actions are drawn at most, and `draws` makes of a seed what draws them.
     """
     say(f"cluster machine: {seconds:.0f} s with seed {seed}")
-    chooser = Chooser(seed)
+    chooser = draws(seed)
 
     def drawn() -> Iterator[Action]:
         until = time.monotonic() + ahead_s + seconds

@@ -21,6 +21,8 @@ DRACO = "draco.dev/v1alpha1"
 WORKS = ("adv-works", "adv-works-long", "adv-never-ends", "adv-not-there")
 """CronJobs that requests name; the last one nobody makes."""
 ANY = ({"operator": "Exists"},)
+PRIORITIES = {"adv-low": 10, "adv-middle": 50, "adv-high": 100, "adv-polite": 100}
+"""Of PriorityClasses; pods of the last one have nobody evicted."""
 _GROUP = "kueue.x-k8s.io/pod-group-name"
 
 
@@ -96,8 +98,9 @@ def pod(
     node: str = "",
     tolerations: Sequence[Document] = (),
     member: Member | None = None,
+    priority: str = "",
 ) -> Document:
-    """A pod that uses claims, and may be the member of a group."""
+    """A pod that uses claims, and may be the member of a group, or more urgent than others."""
     uses = [{"name": f"c{index}", "resourceClaimName": each} for index, each in enumerate(claims)]
     uses += [{"name": f"t{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
     spec: Document = {
@@ -112,6 +115,8 @@ def pod(
         spec["nodeSelector"] = {"kubernetes.io/hostname": node}
     if tolerations:
         spec["tolerations"] = list(tolerations)
+    if priority:
+        spec["priorityClassName"] = priority
     annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
     labels = {_GROUP: member.group} if member else {}
     if member:
@@ -206,13 +211,40 @@ def cron_job(title: str, seconds: float | None) -> Document:
     return {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": title}, "spec": spec}
 
 
+def priority_class(title: str) -> Document:
+    """One of those that pods name."""
+    polite = {"preemptionPolicy": "Never"} if title == "adv-polite" else {}
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": title},
+        "value": PRIORITIES[title],
+        **polite,
+    }
+
+
+def pod_budget(namespace: str, title: str, least: int) -> Document:
+    """So many pods of a namespace are not to be evicted; all of them count."""
+    metadata = {"name": title, "namespace": namespace}
+    spec = {"minAvailable": least, "selector": {"matchLabels": {}}}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
+
+
 def policy(
-    title: str, node: str, mode: str, *, bus: str = "", layout: Sequence[str] = (), allocator: str = "Scheduler"
+    title: str,
+    node: str,
+    mode: str,
+    *,
+    bus: str = "",
+    layout: Sequence[str] = (),
+    allocator: str = "Scheduler",
+    preemption: str = "Never",
 ) -> Document:
     """A policy for a node's GPUs, or for the one at a PCI address."""
     spec: Document = {
         "mode": mode,
         "allocator": allocator,
+        "preemption": preemption,
         "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
     }
     if bus:

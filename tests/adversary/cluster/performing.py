@@ -17,9 +17,10 @@ from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD
 from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.state import StateError
-from tests.adversary.cluster import drivers, maintaining
+from tests.adversary.cluster import drivers, evicting, maintaining
 from tests.adversary.cluster.breaking import BREAK
 from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
+from tests.adversary.cluster.evicting import Evicting
 from tests.adversary.cluster.maintaining import REQUESTS, Maintaining
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
 from tests.adversary.cluster.observer import world
@@ -92,6 +93,7 @@ class Performer:
             "all is given back": self._given_back,
             **Maintaining(api, self._write).kinds,
             **Reserving(api, self._write).kinds,
+            **Evicting(api, self._write).kinds,
         }
 
     async def prepare(self) -> None:
@@ -101,6 +103,7 @@ class Performer:
             body = {"metadata": {"name": name, "labels": labels}}
             await self._api.call("POST", "/api/v1/namespaces", body)
         await maintaining.prepare(self._api)
+        await evicting.prepare(self._api)
         for version in RULE_VERSIONS:
             if (await self._api.call("GET", f"{RESOURCE}/{version}/devicetaintrules?limit=1")).ok:
                 self._rules = f"{RESOURCE}/{version}/devicetaintrules"

@@ -45,6 +45,11 @@ def _brief(value: Any) -> str:
 class Tenants:
     """Draws what tenants do. What was made, and not taken back, is all it remembers."""
 
+    nodes: tuple[str, ...] = NODES
+    """Those that pods are for, if they are for one."""
+    profiles: tuple[str, ...] = PROFILES
+    """What is asked for of Draco's GPUs."""
+
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
         self._number = 0
@@ -58,11 +63,11 @@ class Tenants:
     def _tenant(self) -> str:
         return self._random.choice(TENANTS)
 
-    def _claimed(self, kind: str, requests: list[Document], **devices: Any) -> Action:
+    def _claimed(self, kind: str, requests: list[Document], *, priority: str = "", **devices: Any) -> Action:
         """A claim and a pod that uses it."""
         namespace, title = self._tenant(), self._name("p")
         seconds = self._random.choice([None, None, 1.0, 5.0, 20.0])
-        node = self._random.choice(["", "", "", *NODES])
+        node = self._random.choice(["", "", "", *self.nodes])
         self._pods.append((namespace, title))
         if (
             seconds is None
@@ -70,7 +75,7 @@ class Tenants:
             self._claims.append((namespace, title))
         documents = [
             write.claim(namespace, title, requests, **devices),
-            write.pod(namespace, title, [title], seconds=seconds, node=node),
+            write.pod(namespace, title, [title], seconds=seconds, node=node, priority=priority),
         ]
         return Action(kind, {"create": documents})
 
@@ -96,7 +101,7 @@ class Tenants:
     def _several(self) -> Action:
         requests = [write.request("gpu", GPU), write.request("part", MIG)]
         constraint = {"requests": [], "matchAttribute": "resource.kubernetes.io/pcieRoot"}
-        constraints = self._random.choice([{}, {"constraints": [constraint]}])
+        constraints: Document = self._random.choice([{}, {"constraints": [constraint]}])
         return self._claimed("tenant: several requests", requests, **constraints)
 
     def _either(self) -> Action:
@@ -142,11 +147,12 @@ class Tenants:
         count = self._random.choice([1, 1, 1, 2])
         if self._random.random() < 0.5:
             return write.request("gpu", DRACOS_GPU, count=count)
-        selectors = [write.profile(self._random.choice(PROFILES))]
+        selectors = [write.profile(self._random.choice(self.profiles))]
         return write.request("part", DRACOS_MIG, count=count, selectors=selectors)
 
     def _dracos(self) -> Action:
-        return self._claimed("tenant: a claim of Draco's", [self._dracos_request()])
+        priority = self._random.choice(["", "", "adv-low", "adv-middle"])
+        return self._claimed("tenant: a claim of Draco's", [self._dracos_request()], priority=priority)
 
     def _dracos_alone(self) -> Action:
         """It is allocated before anybody uses it; a pod may share it later."""

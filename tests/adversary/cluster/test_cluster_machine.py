@@ -28,7 +28,7 @@ def test_every_kind_of_action_is_drawn() -> None:
     chooser = Chooser(1)
     kinds = {chooser.next().kind for _ in range(5000)}
     wanted = {"tenant", "hostile", "admin", "rule", "maintenance", "policy", "hardware", "kill", "driver", "upgrade"}
-    wanted |= {"reservation", "limit"}
+    wanted |= {"reservation", "limit", "pod budget"}
     assert {kind.partition(":")[0] for kind in kinds} >= wanted
     assert "feature switched off" in kinds
 

@@ -1,4 +1,4 @@
-"""The laws of what Draco allocates, as one: of allocators, groups, reservations and limits.
+"""The laws of what Draco allocates, as one: of allocators, groups, reservations, limits, and evictions for others.
 
 Owns which of them hears of which change. Judges nothing itself.
 """
@@ -6,8 +6,10 @@ Owns which of them hears of which change. Judges nothing itself.
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.adversary.cluster.observer.allocators import Allocators, Traded
+from tests.adversary.cluster.observer.evicted import Evictions
 from tests.adversary.cluster.observer.groups import Groups
 from tests.adversary.cluster.observer.limited import Limits
+from tests.adversary.cluster.observer.pod_budgets import PodBudgets
 from tests.adversary.cluster.observer.reservations import Reservations
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World
@@ -21,6 +23,8 @@ class DracosLaws:
         self._groups = Groups(world)
         self._reservations = Reservations(world)
         self._limits = Limits(world)
+        self._pod_budgets = PodBudgets(world)
+        self.evictions = Evictions(world)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -31,6 +35,9 @@ class DracosLaws:
             "reserved claims that got devices": self._reservations.reserved,
             "reserved devices that were taken over": self._reservations.taken_over,
             "allocations that a limit was about": self._limits.bound,
+            "pods that left for others": self.evictions.preempted,
+            "pods that left with their groups": self.evictions.released,
+            "evictions that a budget of pods was about": self._pod_budgets.judged,
         }
 
     def traded(self) -> list[Traded]:
@@ -44,10 +51,16 @@ class DracosLaws:
                 self._allocators.slice_changed(after)
             case "pod":
                 self._groups.pod_changed(before, after, now)
+                self._pod_budgets.pod_changed(before, after, now)
+                self.evictions.pod_changed(before, after, now)
                 if after is not None:
                     self._reservations.pod_changed(after)
             case "reservation":
                 self._reservations.reservation_changed(before, after)
+            case "policy":
+                self.evictions.policy_changed(before, now)
+            case "pod budget":
+                self._pod_budgets.budget_changed(before, after, now)
             case "limit":
                 self._limits.limit_changed(before, after, now)
             case "claim":
@@ -55,6 +68,7 @@ class DracosLaws:
                 self._groups.claim_changed(before, after, now)
                 self._reservations.claim_changed(before, after, now)
                 self._limits.claim_changed(before, after, now)
+                self.evictions.claim_changed(before, after, now)
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
         """What was wrong. `undisturbed` says whether one operator has led since then, and been answered."""
@@ -62,3 +76,5 @@ class DracosLaws:
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._reservations.weighed(now)
         yield from self._limits.weighed(now)
+        yield from self._pod_budgets.weighed()
+        yield from self.evictions.weighed(now, grace_s=grace_s, undisturbed=undisturbed)

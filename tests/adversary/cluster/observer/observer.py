@@ -91,7 +91,6 @@ class Observer:
     def __init__(self, access: Access, nodes: Mapping[str, Node], *, tenants: Collection[str] = ()) -> None:
         self.world = World()
         self.budgets = BudgetLaw(self.world)
-        self.bystanders = Bystanders(self.world, tenants)
         self.accidents = Accidents(self.world)
         self.expects_nothing_tainted = False
         """All requests were deleted, and every board is healed and its node was rebooted."""
@@ -115,6 +114,7 @@ class Observer:
         self._late = Latecomers()
         self._tainted = GivenWhileTainted(self.world)
         self._dracos = DracosLaws(self.world)
+        self.bystanders = Bystanders(self.world, tenants, self._dracos.evictions.why_not)
         self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
         self._answer_s = 0.0
         self._waited: dict[str, float] = {}
@@ -442,7 +442,7 @@ class Observer:
                 self.bystanders.claim_changed(before, now)
             if kind == "pod":
                 self.bystanders.pod_changed(before, after, now)
-                self.counts["pods taken by drains and taints"] = self.bystanders.taken
+                self.counts["pods that nobody asked to go"] = self.bystanders.taken
             if kind == "lease" and after is not None:
                 self.fences.renewed(after)
                 for wrong in self.lease.renewed(before, after, now):

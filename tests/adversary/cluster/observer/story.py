@@ -31,7 +31,8 @@ def _claim(one: Any) -> str:
 
 def _pod(one: Any) -> str:
     ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
-    return f"{phase(one)} on {one['spec'].get('nodeName', 'no node')}{ending}"
+    urgency = f", priority {one['spec']['priority']}" if one["spec"].get("priority") else ""
+    return f"{phase(one)} on {one['spec'].get('nodeName', 'no node')}{urgency}{ending}"
 
 
 def _request(one: Any) -> str:
@@ -63,6 +64,7 @@ _BRIEF = {
     "slice": _slice,
     "budget": lambda one: str(one["spec"]),
     "limit": lambda one: str(one["spec"]),
+    "pod budget": lambda one: f"{one['spec'].get('minAvailable')} of its pods are to stay",
     "reservation": _reservation,
 }
 

@@ -1,4 +1,4 @@
-"""The law of bystanders: a pod goes only if somebody asked for that, or if it holds what a drain or a NoExecute taint is about.
+"""The law of bystanders: a pod goes if somebody asks, if a drain or a taint is about what it holds, or if it may for others.
 
 Owns remembering what was drained and what was tainted so. A pod that goes is weighed a moment later, when other watches have told
 what was the matter. Does no I/O.
@@ -31,10 +31,16 @@ class Gone(NamedTuple):
 
 
 class Bystanders:
-    """Told of each change of requests, rules, slices and pods. `watched` are the namespaces whose pods are judged."""
+    """Told of each change of requests, rules, slices and pods. `watched` are the namespaces whose pods are judged.
 
-    def __init__(self, world: World, watched: Collection[str]) -> None:
+    `why_not` says of a pod's UID what speaks against its having left for others; "" for nothing.
+    """
+
+    def __init__(
+        self, world: World, watched: Collection[str], why_not: Callable[[str], str] = lambda _: "it left for nobody"
+    ) -> None:
         self._world = world
+        self._why_not = why_not
         self._watched = frozenset(watched)
         self._asked: set[str] = set()
         self._may_go: dict[str, tuple[float, Callable[[], list[Part]]]] = {}
@@ -107,9 +113,11 @@ class Bystanders:
                 part for key, (_, parts) in self._may_go.items() if not key.startswith("request") for part in parts()
             ]
             reasons = [(one.held, causes), (one.looked_at, taints)]  # no drain is about who only looks
-            if not any(mine.overlaps(part) for parts, why in reasons for mine in parts for part in why):
+            if any(mine.overlaps(part) for parts, why in reasons for mine in parts for part in why):
+                continue
+            if why_not := self._why_not(one.uid):
                 held = ", ".join(map(str, one.held)) or "nothing"
-                text = f"pod {one.pod}, which holds {held}, was taken ({one.why}), and no drain or taint is about that"
+                text = f"pod {one.pod}, which holds {held}, was taken ({one.why}), no drain or taint is about that, and {why_not}"
                 yield Suspicion("bystander taken", one.uid, text)
 
     def _lives(self, key: str, at: float, now: float) -> bool:

@@ -1,0 +1,47 @@
+"""Does what is chosen about pods that may be evicted for others: priorities, what policies permit, and PodDisruptionBudgets.
+
+Owns these writes. What is refused is counted by whoever writes for it.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from tests.adversary.cluster.maintaining import GROUP, Write
+from tests.adversary.cluster.manifests import PRIORITIES, Document, priority_class
+from tests.adversary.cluster.observer.api import Api
+
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+POD_BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
+
+
+async def prepare(api: Api) -> None:
+    """The priorities that pods may have."""
+    for title in PRIORITIES:
+        await api.call("POST", PRIORITY_CLASSES, priority_class(title))
+
+
+class Evicting:
+    """`write` makes a request and counts what is refused."""
+
+    def __init__(self, api: Api, write: Write) -> None:
+        self._api = api
+        self._write = write
+        self.kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
+            "policy: permits": self._permit,
+            "pod budget: set": self._guard,
+            "pod budget: deleted": self._end_guard,
+        }
+
+    async def _permit(self, arguments: Document) -> None:
+        await self._write("PATCH", f"{GROUP}/migpolicies/{arguments['title']}", {"spec": arguments["spec"]})
+
+    async def _guard(self, arguments: Document) -> None:
+        """Make it, or have it say this."""
+        document = arguments["budget"]
+        path = POD_BUDGETS.format(document["metadata"]["namespace"])
+        answer = await self._api.call("PATCH", f"{path}/{document['metadata']['name']}", {"spec": document["spec"]})
+        if answer.status == 404:
+            await self._write("POST", path, document)
+
+    async def _end_guard(self, arguments: Document) -> None:
+        namespace, _, title = arguments["budget"].partition("/")
+        await self._write("DELETE", f"{POD_BUDGETS.format(namespace)}/{title}")

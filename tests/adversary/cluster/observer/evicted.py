@@ -1,0 +1,268 @@
+"""The laws of evictions for others: a pod leaves for pods of a higher priority, or with a group that lost one, only as it may.
+
+Owns what has to be true then, as far as it is seen from outside: who waits, who held what of Draco's, what policies permit, and
+that those who start together, or share a claim, leave together. Whether a drain or a taint was the cause is for `taking` to say,
+which asks here about the rest. Does no I/O.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tests.adversary.cluster.observer.allocators import DRACO, HOST, allocator, is_for_draco
+from tests.adversary.cluster.observer.groups import claims_of, key_of
+from tests.adversary.cluster.observer.service import part_now
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import DeviceName, Object, World, condition, name, phase, results
+
+REMEMBERED_S = 30.0
+"""So long after a pod waited, or a policy permitted it, somebody may go because of it: a leader may sleep for 20 s in between."""
+WATCHES_DIFFER_BY_S = 10.0
+SEEN_AFTER_S = 5.0
+"""Who has just come, or was just given a node, may not have been known to the operator."""
+IN_PART_S = 20.0
+"""So long after the first of them the others of a group may still be there."""
+SHORT_FOR_S = 8.0
+"""So long the adversary's operators let a group be short of a pod."""
+EARLY_S = 3.0
+"""By how much less the observer may have seen of that."""
+KEPT_S = 120.0
+
+
+class Use(NamedTuple):
+    """A claim that a pod holds, since when, and until when."""
+
+    claim: Object
+    since: float
+    until: float
+
+
+class Went(NamedTuple):
+    """A pod that went, and which others were there then: on no node, lately on none, and on a node."""
+
+    at: float
+    pod: Object
+    unbound: tuple[Object, ...]
+    lately: tuple[Object, ...]
+    bound: tuple[Object, ...]
+
+
+class Evictions:
+    """Told of each change of pods, claims and policies."""
+
+    def __init__(self, world: World) -> None:
+        self.preempted = self.released = 0
+        """Pods that left for others, and with groups that lost a pod."""
+        self._world = world
+        self._went: dict[str, Went] = {}
+        self._uses: dict[str, dict[str, Use]] = {}
+        """By the pod's UID and the claim's."""
+        self._claims: dict[str, tuple[Object, float]] = {}
+        """Also those that are gone, and when they got what they have, or were last seen."""
+        self._lately: dict[str, tuple[Object, float]] = {}
+        self._seen_at: dict[str, float] = {}
+        self._bound_at: dict[str, float] = {}
+        self._permitted: list[tuple[Object, float]] = []
+        self._together: list[Went] = []
+
+    def policy_changed(self, before: Object | None, now: float) -> None:
+        """A policy was written or is gone: until now it said what it said before."""
+        if before is not None:
+            self._permitted = [each for each in self._permitted if now - each[1] < KEPT_S] + [(before, now)]
+
+    def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A claim was written or is gone."""
+        one = after or before
+        assert one is not None
+        uid = one["metadata"]["uid"]
+        got = after is not None and bool(results(after))
+        if after is not None and got and uid in self._claims and results(self._claims[uid][0]):
+            self._claims[uid] = (after, self._claims[uid][1])
+        else:
+            self._claims[uid] = (one, now)
+        users = {each["uid"] for each in ((after or {}).get("status") or {}).get("reservedFor") or []} if got else set()
+        for pod in users:
+            known = self._uses.setdefault(pod, {}).get(uid)
+            self._uses[pod][uid] = Use(one, known.since if known else now, float("inf"))
+        for pod, uses in self._uses.items():
+            if uid in uses and pod not in users and uses[uid].until > now:
+                uses[uid] = uses[uid]._replace(until=now)
+
+    def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A pod was written or is gone."""
+        one = after or before
+        assert one is not None
+        uid = one["metadata"]["uid"]
+        self._seen_at.setdefault(uid, now)
+        if one["spec"].get("nodeName"):
+            self._bound_at.setdefault(uid, now)
+        if before is not None and _waits_for_a_node(before) and (after is None or not _waits_for_a_node(after)):
+            self._lately[uid] = (before, now)
+        if (after is None or after["metadata"].get("deletionTimestamp")) and uid not in self._went:
+            there = [each for each in self._world.pods.values() if _is_live(each) and each["metadata"]["uid"] != uid]
+            lately = [each for each, at in self._lately.values() if now - at < REMEMBERED_S]
+            self._went[uid] = Went(
+                now,
+                one,
+                tuple(each for each in there if _waits_for_a_node(each)),
+                tuple(lately),
+                tuple(each for each in there if not _waits_for_a_node(each)),
+            )
+
+    def why_not(self, uid: str) -> str:
+        """What speaks against a pod's having left for others, or with its group; "" for nothing."""
+        went = self._went.get(uid)
+        if went is None or condition(went.pod, "DisruptionTarget").get("reason") != "EvictionByEvictionAPI":
+            return "it was not evicted for others"
+        own = [use.claim for use in self._used(went) if is_for_draco(use.claim) and allocator(use.claim) == DRACO]
+        if not own:
+            return "it held nothing that Draco gave it, so nobody gets anything by its going"
+        if any(each.get("kind") == "DeviceReservation" for claim in own for each in _owners(claim)):
+            return "what it held is reserved"
+        why = self._not_preempted(went, own)
+        if not why:
+            self.preempted += 1
+        elif not self._not_released(went, own):
+            self.released += 1
+        else:
+            return f"{why}, and {self._not_released(went, own)}"
+        self._together.append(went)
+        return ""
+
+    def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
+        """Those that left without the others that they belong to, though nothing came in between."""
+        for went in [each for each in self._together if now - each.at >= IN_PART_S + grace_s]:
+            self._together.remove(went)
+            left = name(went.pod)
+            if stay := [name(each) for each in self._belonging(went) if self._stays(each)]:
+                text = f"pod {left} left for others, or with its group, and {', '.join(sorted(stay))} did not leave with it"
+                if undisturbed(went.at - SEEN_AFTER_S):
+                    yield Suspicion("left in part", went.pod["metadata"]["uid"], text)
+        self._forget(now)
+
+    def _not_preempted(self, went: Went, own: list[Object]) -> str:
+        if not all(self._permits(claim, went.at, _preempts) for claim in own):
+            return "no policy of what it held lets Draco evict pods for others"
+        for pod in (*went.unbound, *went.lately):
+            if self._may_gain(pod, went, own):
+                return ""
+        return f"no pod of a higher priority than {_priority(went.pod)} waited that could use it"
+
+    def _may_gain(self, pod: Object, went: Went, own: list[Object]) -> bool:
+        """Whether room may have been made for this pod."""
+        group = [pod]
+        if key := key_of(pod):
+            known = [each for each in went.unbound if went.at - self._seen_at[each["metadata"]["uid"]] >= SEEN_AFTER_S]
+            group += [each for each in known if key_of(each) == key and self._waited(each, went.at)]
+        if min(map(_priority, group)) <= _priority(went.pod) or pod["spec"].get("preemptionPolicy") == "Never":
+            return False
+        pools = {each["pool"] for claim in own for each in results(claim)}
+        node = (pod["spec"].get("nodeSelector") or {}).get(HOST)
+        is_there = not node or node in pools or bool(key_of(went.pod)) or bool(key)
+        return is_there and self._waited(pod, went.at)
+
+    def _not_released(self, went: Went, own: list[Object]) -> str:
+        key = key_of(went.pod)
+        if not key:
+            return "it is in no group"
+        if not all(self._permits(claim, went.at, _releases) for claim in own):
+            return "no policy has groups leave that lost a pod"
+        if not all(any(each["kind"] == "Pod" for each in _owners(claim)) for claim in own):
+            return "it has a claim that was not made for it"
+        others = [each for each in (*went.unbound, *went.lately) if key_of(each) == key]
+        if not any(self._waited(each, went.at) and self._is_old(each, went.at) for each in others):
+            return "no pod of its group waited for so long"
+        return ""
+
+    def _is_old(self, pod: Object, at: float) -> bool:
+        return at - self._seen_at.get(pod["metadata"]["uid"], at) >= SHORT_FOR_S - EARLY_S
+
+    def _waited(self, pod: Object, at: float) -> bool:
+        """Whether some claim of the pod that is Draco's had no devices then, or got them only a moment before."""
+        uid, names = pod["metadata"]["uid"], set(claims_of(self._world.pods.get(pod["metadata"]["uid"], pod)))
+        for claim, since in self._claims.values():
+            mine = name(claim) in names or any(each.get("uid") == uid for each in _owners(claim))
+            if mine and is_for_draco(claim) and (not results(claim) or since >= at - WATCHES_DIFFER_BY_S):
+                return True
+        return False
+
+    def _permits(self, claim: Object, at: float, says: Callable[[Object], bool]) -> bool:
+        """Whether for each device some policy of its node says so, or did a moment ago."""
+        lately = [policy for policy, until in self._permitted if until >= at - REMEMBERED_S]
+        found = [each for each in (*self._world.policies.values(), *lately) if says(each["spec"])]
+        return all(any(self._selects(policy, each) for policy in found) for each in results(claim))
+
+    def _selects(self, policy: Object, result: Object) -> bool:
+        spec = policy["spec"]
+        node = ((spec.get("nodeSelector") or {}).get("matchLabels") or {}).get(HOST)
+        if node and node != result["pool"]:
+            return False
+        part = part_now(self._world, DeviceName(result["driver"], result["pool"], result["device"]))
+        buses = {
+            str(((device.get("attributes") or {}).get("resource.kubernetes.io/pciBusID") or {}).get("string"))
+            for key, device in self._world.published()
+            if part and key.pool == result["pool"] and getattr(part_now(self._world, key), "gpu", "") == part.gpu
+        }
+        texts = [each["cel"]["expression"] for each in spec.get("deviceSelectors") or []]
+        return not buses or all(any(bus in text for bus in buses) for text in texts)
+
+    def _used(self, went: Went) -> list[Use]:
+        uses = self._uses.get(went.pod["metadata"]["uid"], {}).values()
+        return [use for use in uses if use.until > went.at - WATCHES_DIFFER_BY_S]
+
+    def _belonging(self, went: Went) -> Iterator[Object]:
+        """Those that were there with it for a while, and start together with it or share a claim."""
+        mine = {use.claim["metadata"]["uid"] for use in self._used(went)}
+        for pod in went.bound:
+            uid, key = pod["metadata"]["uid"], key_of(pod)
+            if went.at - self._bound_at.get(uid, went.at) < SEEN_AFTER_S:
+                continue
+            shared = [use for claim, use in self._uses.get(uid, {}).items() if claim in mine]
+            shares = any(use.since < went.at - SEEN_AFTER_S and use.until > went.at for use in shared)
+            if (key and key == key_of(went.pod)) or shares:
+                yield pod
+
+    def _stays(self, pod: Object) -> bool:
+        """Whether it is still there, and no budget may have refused that it goes."""
+        now = self._world.pods.get(pod["metadata"]["uid"])
+        guarded = {each["metadata"]["namespace"] for each in self._world.pod_budgets.values()}
+        return now is not None and _is_live(now) and pod["metadata"]["namespace"] not in guarded
+
+    def _forget(self, now: float) -> None:
+        there = self._world.pods.keys()
+        self._went = {uid: each for uid, each in self._went.items() if now - each.at < KEPT_S}
+        self._lately = {uid: each for uid, each in self._lately.items() if now - each[1] < KEPT_S}
+        self._claims = {
+            uid: each for uid, each in self._claims.items() if uid in self._world.claims or now - each[1] < KEPT_S
+        }
+        known = there | self._went.keys() | self._lately.keys()
+        self._seen_at = {uid: at for uid, at in self._seen_at.items() if uid in known}
+        self._bound_at = {uid: at for uid, at in self._bound_at.items() if uid in known}
+        self._uses = {
+            uid: each
+            for uid, each in self._uses.items()
+            if uid in known or any(now - use.until < KEPT_S for use in each.values())
+        }
+
+
+def _preempts(spec: Object) -> bool:
+    return spec.get("allocator") == "Operator" and spec.get("preemption") == "LowerPriority"
+
+
+def _releases(spec: Object) -> bool:
+    return spec.get("allocator") == "Operator" and (spec.get("gangs") or {}).get("onPartialLoss") == "Release"
+
+
+def _priority(pod: Object) -> int:
+    return int(pod["spec"].get("priority") or 0)
+
+
+def _owners(one: Object) -> list[Object]:
+    return one["metadata"].get("ownerReferences") or []
+
+
+def _is_live(pod: Object) -> bool:
+    return phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")
+
+
+def _waits_for_a_node(pod: Object) -> bool:
+    return _is_live(pod) and not pod["spec"].get("nodeName")

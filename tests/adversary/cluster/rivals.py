@@ -1,0 +1,81 @@
+"""What is done next about pods of which some are more urgent than others, and of what may be evicted for them.
+
+Owns these draws: plain data, from a seed. `actions` has the others.
+"""
+
+from tests.adversary.cluster import manifests as write
+from tests.adversary.cluster.manifests import DRACOS_GPU, TENANTS, Document
+from tests.adversary.cluster.reservers import Reservers
+from tests.adversary.cluster.tenants import Action
+
+URGENT = ("adv-high", "adv-high", "adv-high", "adv-middle", "adv-polite")
+GUARDED = TENANTS[0]
+"""The namespace whose pods may have a PodDisruptionBudget."""
+POD_BUDGETS = ("adv-some", "adv-all")
+
+
+class Rivals(Reservers):
+    """Draws these. What was made, and not taken back, is all it remembers."""
+
+    def ordinary(self) -> Action:
+        """A pod that others may have evicted, and whose claim goes with it."""
+        priority = self._random.choice(["", "", "adv-low", "adv-middle"])
+        return self._lone("tenant: an ordinary pod", self._dracos_request(), priority, [None, None, None, 30.0])
+
+    def urgent(self) -> Action:
+        """A pod that others may have to leave for."""
+        priority = self._random.choice(URGENT)
+        return self._lone("tenant: an urgent pod", self._urgent_request(), priority, [None, 5.0, 5.0, 20.0])
+
+    def _lone(self, kind: str, wanted: Document, priority: str, lasts: list[float | None]) -> Action:
+        namespace, title = self._tenant(), self._name("v")
+        seconds = self._random.choice(lasts)
+        if seconds is None:
+            self._pods.append((namespace, title))
+        node = self._random.choice(["", "", "", *self.nodes])
+        one = write.pod(namespace, title, [], templates=[title], seconds=seconds, node=node, priority=priority)
+        return Action(kind, {"create": [write.template(namespace, title, [wanted]), one]})
+
+    def urgent_group(self) -> Action:
+        """Pods that start together, for which others may have to leave; now and then of different priorities."""
+        namespace, title = self._tenant(), self._name("w")
+        size = self._random.choice([2, 2, 3])
+        priorities = self._random.choice([["adv-high"], ["adv-high"], ["adv-middle"], ["adv-high", "adv-low"]])
+        seconds = self._random.choice([None, 5.0, 20.0])
+        member = write.Member(title, str(size))
+        documents = [write.template(namespace, title, [self._urgent_request()])]
+        for number in range(size):
+            name = f"{title}-{number}"
+            if seconds is None:
+                self._pods.append((namespace, name))
+            priority = priorities[number % len(priorities)]
+            documents.append(
+                write.pod(namespace, name, [], templates=[title], seconds=seconds, member=member, priority=priority)
+            )
+        return Action("tenant: urgent pods that start together", {"create": documents})
+
+    def permits(self, policies: list[str]) -> Action:
+        """Whether pods may be evicted for others, or with their group, is said anew."""
+        spec = self._random.choice(
+            [
+                {"preemption": "LowerPriority"},
+                {"preemption": "LowerPriority"},
+                {"preemption": "Never"},
+            ]
+        )
+        return Action("policy: permits", {"title": self._random.choice(policies), "spec": spec})
+
+    def guard(self) -> Action:
+        """A PodDisruptionBudget, or another one of it."""
+        title = self._random.choice(POD_BUDGETS)
+        document = write.pod_budget(GUARDED, title, self._random.choice([0, 1, 2, 3, 99]))
+        return Action("pod budget: set", {"budget": document})
+
+    def end_guard(self) -> Action:
+        """Take it away."""
+        return Action("pod budget: deleted", {"budget": f"{GUARDED}/{self._random.choice(POD_BUDGETS)}"})
+
+    def _urgent_request(self) -> Document:
+        if self._random.random() < 0.6:
+            return write.request("gpu", DRACOS_GPU, count=self._random.choice([1, 1, 2, 3]))
+        return self._dracos_request()

@@ -1,0 +1,44 @@
+"""A cluster with too little for all: what is drawn there, and a short run in which pods leave for others."""
+
+import os
+
+import pytest
+
+from tests.adversary.cluster import machine
+from tests.adversary.cluster.manifests import PRIORITIES
+from tests.adversary.cluster.rivalry import Rivalry, a_pod_leaves
+
+SEED = 80412
+"""The same draws in each run of the tests, as of the other machine."""
+ACTIONS = 40
+SECONDS = 60.0
+AHEAD_S = 3.0
+
+
+def test_some_may_have_others_leave_and_some_things_forbid_it() -> None:
+    chooser = Rivalry(1)
+    drawn = [chooser.next() for _ in range(2000)]
+    priorities = {
+        document["spec"].get("priorityClassName", "")
+        for each in drawn
+        for document in each.arguments.get("create", ())
+        if document["kind"] == "Pod"
+    }
+    assert priorities == {"", *PRIORITIES}
+    assert {each.kind for each in drawn} >= {"policy: permits", "pod budget: set", "pod budget: deleted"}
+
+
+def test_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.TempPathFactory) -> None:
+    seed = int(os.environ.get("ADVERSARY_SEED") or SEED)
+    report = machine.run(
+        SECONDS,
+        seed,
+        most=ACTIONS,
+        beside=a_pod_leaves(),
+        ahead_s=AHEAD_S,
+        draws=Rivalry,
+        folder=tmp_path_factory.mktemp("rivalry"),
+    )
+    print(report)  # noqa: T201 - pytest shows it when the test fails
+    assert not report.violations, f"again with ADVERSARY_SEED={seed}"
+    assert report.seen["pods that left for others"]
