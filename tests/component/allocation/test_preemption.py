@@ -4,16 +4,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from draco.cli.explain.command import command as explain_command
+from draco.controller.allocation import preemption
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import MIG_POLICIES, POD_DISRUPTION_BUDGETS
+from draco.resources.kinds import CLAIMS, MIG_POLICIES, POD_DISRUPTION_BUDGETS
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.allocation import preempting
 from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
 from tests.component.allocation.preempting import events_of, of_priority, permit, staying
+from tests.component.allocation.test_limits import a_limit
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_template
 from tests.component.simulator.test_nodes import make_pod, running, until_gone, until_running
@@ -151,3 +154,43 @@ async def test_a_partition_gets_room_by_another_on_the_same_gpus(
         await make_member(handed_over, namespace, "high", template="small", **HIGH)
         await until_running(handed_over, namespace, "high")
         await until_gone(handed_over, namespace, "low")
+
+
+async def test_a_group_for_which_nobody_may_leave_any_more_keeps_nobody_waiting(
+    guarded: Guarded,
+    handed_over: Client,
+    priorities: None,
+    namespace: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is to be planned for again after a while, and by then a limit forbids it any place. Other tenants come after it."""
+    monkeypatch.setattr(preemption, "_FIRST_S", 0.1)
+    monkeypatch.setattr(preemption, "_LONGEST_S", 0.1)
+    await permit(handed_over)
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
+        for gpus, template in ((6, "six"), (8, "eight")):
+            await make_template(handed_over, namespace, template, gpus=gpus)
+        await make_member(handed_over, namespace, "guarded", template="six", **LOW)
+        await until_running(handed_over, namespace, "guarded")
+        budget = {"metadata": {"name": "budget", "namespace": namespace}, "spec": {"minAvailable": 1, "selector": {}}}
+        await handed_over.create(POD_DISRUPTION_BUDGETS, budget)
+        await make_member(handed_over, namespace, "high", template="eight", **HIGH)
+
+        async def explained() -> bool:
+            return "high" in await events_of(handed_over, namespace, "ClaimPending")
+
+        await until(explained, what="why it waits")
+        async with a_limit(handed_over, namespace, {"devices": 6}):
+
+            async def limited() -> bool:
+                return bool(await events_of(handed_over, namespace, "DeviceLimitReached"))
+
+            await until(limited, what="that the limit is in its way")
+            try:
+                for name in ("one", "two"):
+                    await make_claim(handed_over, "default", name)
+                    await until_allocated(handed_over, "default", name)
+            finally:
+                for claim in await handed_over.list(CLAIMS, namespace="default"):
+                    await handed_over.delete(CLAIMS, claim.metadata.key)

@@ -218,7 +218,9 @@ class ClaimAllocations:
         if asked is None:
             return 0.0
         changed_s = float("inf") if asked.basis in {None, basis} else asked.at_s + _AGAIN_S
-        preempts_s = now_s + self.preemptions.due_s(waiting.uid)
+        # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
+        is_vain = asked.is_hopeless or waiting.uid in self._alone
+        preempts_s = float("inf") if is_vain else now_s + self.preemptions.due_s(waiting)
         return max(0.0, min(changed_s, asked.again_s, preempts_s) - now_s)
 
     def _batch(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:

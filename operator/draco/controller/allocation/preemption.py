@@ -135,13 +135,21 @@ class Preemptions:
 
     def may_plan(self, waiting: WaitingGroup) -> bool:
         """Whether it is to be found out now who might leave for a group that found no place."""
+        return self._is_entitled(waiting) and self._rest_s(waiting.uid) <= 0.0
+
+    def due_s(self, waiting: WaitingGroup) -> float:
+        """In how many seconds to ask about the group again though nothing has changed; infinite without a reason to.
+
+        One for which nobody may leave now is never due: nothing would be found out, and all others would wait for that.
+        """
+        is_due = waiting.uid in self._timed and self._is_entitled(waiting)
+        return max(0.0, self._rest_s(waiting.uid)) if is_due else float("inf")
+
+    def _is_entitled(self, waiting: WaitingGroup) -> bool:
+        """Whether anybody may leave for it as things are."""
         # Where its pods could not run on nodes that they were given, it is not the devices that they lack.
         is_refused = any(member.without for member in waiting.group.members)
-        return self.permitted and waiting.may_preempt and not is_refused and self._rest_s(waiting.uid) <= 0.0
-
-    def due_s(self, uid: str) -> float:
-        """In how many seconds to ask about the group again though nothing has changed; infinite without a reason to."""
-        return max(0.0, self._rest_s(uid)) if uid in self._timed else float("inf")
+        return self.permitted and waiting.may_preempt and not is_refused
 
     def _rest_s(self, uid: str) -> float:
         """In how many seconds it may be planned for."""
