@@ -38,7 +38,7 @@ SECONDS: dict[str, float] = {
     "tests/e2e/test_mig_maintenance.py": 60,
     "tests/e2e/test_mig_promises.py": 35,
     "tests/adversary/cluster/test_cluster_machine.py": 70,
-    "tests/adversary/cluster/test_rivalry.py": 50,
+    "tests/adversary/cluster/test_rivalry.py": 70,
     "tests/component/chart/test_stolen_tokens.py": 55,
     "tests/differential/test_cel_situations.py": 40,
     "tests/adversary/agent/test_agent_machine.py": 45,

@@ -55,7 +55,7 @@ class Chooser(Maintainers, Rivals):
             (1.5, self.set_health_policy), (1, self.end_health_policy),
             (4, self._set_policy), (2, self._end_policy), (4, self._hand_over),
             (5, self._dracos), (3, self._dracos_alone), (2, self._of_both), (0.7, self._sneaks),
-            (5, self.group), (1, self.late_member), (0.7, self.odd_group),
+            (5, self.group), (1.5, self.late_member), (1, self.lose_member), (0.7, self.odd_group),
             (3, self.reserve), (4, self.use_reserved), (1, self.change_reservation), (2, self.end_reservation),
             (1.5, self.set_limit), (1, self.end_limit),
             (6, self.urgent), (2, self.urgent_group), (1, self._permit), (0.7, self.guard), (1, self.end_guard),
@@ -88,7 +88,7 @@ class Chooser(Maintainers, Rivals):
     @staticmethod
     def policy(title: str, node: str, allocator: str) -> Document:
         """One of those there are from the start."""
-        return write.policy(title, node, "Dynamic", allocator=allocator, preemption="LowerPriority")
+        return write.policy(title, node, "Dynamic", allocator=allocator, preemption="LowerPriority", loss="Release")
 
     def _exact_rule(self) -> Action:
         title = self._name("rule")
@@ -122,7 +122,10 @@ class Chooser(Maintainers, Rivals):
         if title not in self._policies:
             self._policies.append(title)
         preemption = self._random.choice(["LowerPriority", "Never"])
-        document = write.policy(title, node, mode, bus=bus, layout=layout, allocator=allocator, preemption=preemption)
+        loss = self._random.choice(["Keep", "Release"])
+        document = write.policy(
+            title, node, mode, bus=bus, layout=layout, allocator=allocator, preemption=preemption, loss=loss
+        )
         return Action("policy: set", {"policy": document})
 
     def _hand_over(self) -> Action:

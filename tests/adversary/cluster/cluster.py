@@ -49,6 +49,7 @@ ENDS_WITHIN_S = 30.0
 API_GRACE_S = 15.0
 """Informers come back with backoff and list anew."""
 _NEXT = "-next"
+OPERATOR = "tests.adversary.cluster.operators"
 WITHOUT_RULES = ("--runtime-config=resource.k8s.io/v1beta2=false,resource.k8s.io/v1alpha3=false",)
 _STATUS_GATES = (
     "DRAResourceClaimDeviceStatus",
@@ -191,7 +192,7 @@ class Cluster:
 
     def start_operator(self, name: str) -> None:
         """Start a replica."""
-        argv: list[object] = [*DIES_WITH_US, sys.executable, "-m", "draco", "operator", "--kubeconfig"]
+        argv: list[object] = [*DIES_WITH_US, sys.executable, "-m", OPERATOR, "operator", "--kubeconfig"]
         argv.append(self.operators_kubeconfig)
         argv += [
             "--namespace",

@@ -10,6 +10,7 @@ from tests.adversary.cluster.manifests import PRIORITIES, Document, priority_cla
 from tests.adversary.cluster.observer.api import Api
 
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
 POD_BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
 
 
@@ -20,19 +21,27 @@ async def prepare(api: Api) -> None:
 
 
 class Evicting:
-    """`write` makes a request and counts what is refused."""
+    """`write` makes a request and counts what is refused, `delete_pod` deletes one that somebody asked for."""
 
-    def __init__(self, api: Api, write: Write) -> None:
+    def __init__(self, api: Api, write: Write, delete_pod: Callable[[Document], Awaitable[None]]) -> None:
         self._api = api
         self._write = write
+        self._delete_pod = delete_pod
         self.kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
             "policy: permits": self._permit,
             "pod budget: set": self._guard,
             "pod budget: deleted": self._end_guard,
+            "tenant: a group loses a pod": self._lose,
         }
 
     async def _permit(self, arguments: Document) -> None:
         await self._write("PATCH", f"{GROUP}/migpolicies/{arguments['title']}", {"spec": arguments["spec"]})
+
+    async def _lose(self, arguments: Document) -> None:
+        """The claim that takes its devices is there before they are free."""
+        path = CLAIMS.format(arguments["taker"]["metadata"]["namespace"])
+        await self._write("POST", path, arguments["taker"])
+        await self._delete_pod(arguments)
 
     async def _guard(self, arguments: Document) -> None:
         """Make it, or have it say this."""

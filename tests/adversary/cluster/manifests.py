@@ -239,12 +239,14 @@ def policy(
     layout: Sequence[str] = (),
     allocator: str = "Scheduler",
     preemption: str = "Never",
+    loss: str = "Keep",
 ) -> Document:
     """A policy for a node's GPUs, or for the one at a PCI address."""
     spec: Document = {
         "mode": mode,
         "allocator": allocator,
         "preemption": preemption,
+        "gangs": {"onPartialLoss": loss},
         "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
     }
     if bus:

@@ -87,13 +87,14 @@ class Performer:
             "upgrade: agent": self._upgrades.agent,
             "upgrade: operator": self._upgrades.operator,
             "wait: pods run": self._wait_for_pods,
+            "wait: pods are gone": self._wait_until_gone,
             "wait: ready for work": self._wait_for_requests,
             "hardware: reboot": self._reboot,
             "hardware: hangs": self._hang,
             "all is given back": self._given_back,
             **Maintaining(api, self._write).kinds,
             **Reserving(api, self._write).kinds,
-            **Evicting(api, self._write).kinds,
+            **Evicting(api, self._write, self._delete_pod).kinds,
         }
 
     async def prepare(self) -> None:
@@ -215,6 +216,10 @@ class Performer:
         await self._until(
             lambda: {world.name(each) for each in list(pods.values()) if world.phase(each) == "Running"}, arguments
         )
+
+    async def _wait_until_gone(self, arguments: Document) -> None:
+        pods = self._cluster.observer.world.pods
+        await self._until(lambda: set(arguments["of"]) - {world.name(each) for each in list(pods.values())}, arguments)
 
     async def _wait_for_requests(self, arguments: Document) -> None:
         requests = self._cluster.observer.world.requests

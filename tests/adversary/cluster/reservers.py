@@ -17,6 +17,7 @@ class Reservers(Tenants):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._late: list[Document] = []
+        self._members: list[tuple[Document, list[Document]]] = []
         self._reservations: list[tuple[str, str, int]] = []
 
     def group(self) -> Action:
@@ -24,7 +25,7 @@ class Reservers(Tenants):
         namespace, title = self._tenant(), self._name("g")
         size = self._random.choice([2, 2, 3, 4])
         topology = self._random.choice(TOPOLOGIES)
-        seconds = self._random.choice([None, None, 5.0, 20.0])
+        seconds = self._random.choice(self.lasts)
         member = write.Member(title, str(size), topology)
         documents = [write.template(namespace, title, [self._dracos_request()])]
         for number in range(size):
@@ -32,6 +33,8 @@ class Reservers(Tenants):
             if seconds is None:  # others end by themselves
                 self._pods.append((namespace, name))
             documents.append(write.pod(namespace, name, [], templates=[title], seconds=seconds, member=member))
+        if seconds is None:
+            self._members.append((documents[1], documents[0]["spec"]["spec"]["devices"]["requests"]))
         if self._random.random() < 0.2:
             self._late.append(documents.pop())
         return Action("tenant: pods that start together", {"create": documents})
@@ -41,6 +44,17 @@ class Reservers(Tenants):
         if not self._late:
             return self.group()
         return Action("tenant: the last pod of a group", {"create": [self._late.pop(0)]})
+
+    def lose_member(self) -> Action:
+        """A pod of a group goes, another claim takes its devices, and the pod that is to take its place comes later."""
+        if not self._members:
+            return self.group()
+        pod, wanted = self._members.pop(self._random.randrange(len(self._members)))
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        self._late.insert(0, {**pod, "metadata": {**pod["metadata"], "name": f"{name}-{self._number}"}})
+        self._claims.append((namespace, f"{name}-taken"))
+        taker = write.claim(namespace, f"{name}-taken", wanted)
+        return Action("tenant: a group loses a pod", {"pod": f"{namespace}/{name}", "grace": 0, "taker": taker})
 
     def odd_group(self) -> Action:
         """One that contradicts itself, or can never start."""

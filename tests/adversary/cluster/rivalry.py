@@ -11,6 +11,8 @@ from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.manifests import DRACOS_GPU, TENANTS
 from tests.adversary.cluster.tenants import Action
 
+TENANT = TENANTS[1]
+
 
 class Rivalry(Chooser):
     """Draws pods of Draco's for most of the time, and what disturbs their evictions."""
@@ -18,13 +20,15 @@ class Rivalry(Chooser):
     first = (("adv-0", "Operator"), ("adv-1", "Operator"))
     most_pods = 36
     nodes = ("adv-0", "adv-1")
+    lasts = (None, None, 5.0)
+    """Not long: the cluster cannot come to rest while they follow each other."""
     profiles = ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb")
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
         super().__init__(seed, pace_s=pace_s)
         self._table = [
             (14, self.ordinary), (2, self._dracos), (0.5, self._dracos_alone), (0.5, self._of_both), (2, self._shared),
-            (5, self.group), (1, self.late_member), (12, self.urgent), (4, self.urgent_group),
+            (5, self.group), (4, self.late_member), (3, self.lose_member), (12, self.urgent), (4, self.urgent_group),
             (4, self._end_pod), (2, self._end_claim),
             (1, self.reserve), (1, self.use_reserved), (1, self.end_reservation), (0.2, self.set_limit), (1, self.end_limit),
             (1.5, self._permit), (1, self.guard), (1.5, self.end_guard),
@@ -35,12 +39,35 @@ class Rivalry(Chooser):
         ]  # fmt: skip
 
 
-def a_pod_leaves() -> Iterator[Action]:
-    """What goes ahead of a short run: one pod has all GPUs of a node, until an urgent one comes."""
-    node, _ = Rivalry.first[0]
-    yield Action("policy: set", {"policy": Rivalry.policy("mp-1", node, "Operator")})
-    for title, priority in (("leaves", "adv-low"), ("stays", "adv-high")):
-        pod = write.pod(TENANTS[1], title, [], templates=[title], node=node, priority=priority)
-        template = write.template(TENANTS[1], title, [write.request("gpu", DRACOS_GPU, count=4)])
-        yield Action("tenant: all GPUs of a node", {"create": [template, pod]})
-        yield Action("wait: pods run", {"of": [f"{TENANTS[1]}/{title}"]})
+def some_leave() -> Iterator[Action]:
+    """What goes ahead of a short run: a pod that has all GPUs of a node leaves for an urgent one, and a group loses a pod."""
+    (node, _), (second, _) = Rivalry.first
+    for title, where in (("mp-1", node), ("mp-2", second)):
+        yield Action("policy: set", {"policy": Rivalry.policy(title, where, "Operator")})
+    yield _all_gpus("leaves", node, "adv-low")
+    yield _until_there("leaves")
+    yield _all_gpus("stays", node, "adv-high")
+    yield _until_there("stays")
+    wanted = [write.request("gpu", DRACOS_GPU, count=2)]
+    one, other, third = (
+        write.pod(
+            TENANT, title, [], templates=["two"], node=second, priority="adv-high", member=write.Member("group", "2")
+        )
+        for title in ("one", "other", "third")
+    )
+    yield Action("tenant: a group", {"create": [write.template(TENANT, "two", wanted), one, other]})
+    yield _until_there("one", "other")
+    taker = write.claim(TENANT, "taken", wanted)
+    yield Action("tenant: a group loses a pod", {"pod": f"{TENANT}/other", "grace": 0, "taker": taker})
+    yield Action("tenant: the last pod of a group", {"create": [third]}, 1.0)
+    yield Action("wait: pods are gone", {"of": [f"{TENANT}/one"]})
+
+
+def _all_gpus(title: str, node: str, priority: str) -> Action:
+    pod = write.pod(TENANT, title, [], templates=[title], node=node, priority=priority)
+    template = write.template(TENANT, title, [write.request("gpu", DRACOS_GPU, count=4)])
+    return Action("tenant: all GPUs of a node", {"create": [template, pod]})
+
+
+def _until_there(*titles: str) -> Action:
+    return Action("wait: pods run", {"of": [f"{TENANT}/{each}" for each in titles]})

@@ -20,16 +20,16 @@ class Rivals(Reservers):
     def ordinary(self) -> Action:
         """A pod that others may have evicted, and whose claim goes with it."""
         priority = self._random.choice(["", "", "adv-low", "adv-middle"])
-        return self._lone("tenant: an ordinary pod", self._dracos_request(), priority, [None, None, None, 30.0])
+        return self._lone("tenant: an ordinary pod", self._dracos_request(), priority)
 
     def urgent(self) -> Action:
         """A pod that others may have to leave for."""
         priority = self._random.choice(URGENT)
-        return self._lone("tenant: an urgent pod", self._urgent_request(), priority, [None, 5.0, 5.0, 20.0])
+        return self._lone("tenant: an urgent pod", self._urgent_request(), priority)
 
-    def _lone(self, kind: str, wanted: Document, priority: str, lasts: list[float | None]) -> Action:
+    def _lone(self, kind: str, wanted: Document, priority: str) -> Action:
         namespace, title = self._tenant(), self._name("v")
-        seconds = self._random.choice(lasts)
+        seconds = self._random.choice(self.lasts)
         if seconds is None:
             self._pods.append((namespace, title))
         node = self._random.choice(["", "", "", *self.nodes])
@@ -41,7 +41,7 @@ class Rivals(Reservers):
         namespace, title = self._tenant(), self._name("w")
         size = self._random.choice([2, 2, 3])
         priorities = self._random.choice([["adv-high"], ["adv-high"], ["adv-middle"], ["adv-high", "adv-low"]])
-        seconds = self._random.choice([None, 5.0, 20.0])
+        seconds = self._random.choice(self.lasts)
         member = write.Member(title, str(size))
         documents = [write.template(namespace, title, [self._urgent_request()])]
         for number in range(size):
@@ -61,6 +61,9 @@ class Rivals(Reservers):
                 {"preemption": "LowerPriority"},
                 {"preemption": "LowerPriority"},
                 {"preemption": "Never"},
+                {"gangs": {"onPartialLoss": "Release"}},
+                {"gangs": {"onPartialLoss": "Release"}},
+                {"gangs": {"onPartialLoss": "Keep"}},
             ]
         )
         return Action("policy: permits", {"title": self._random.choice(policies), "spec": spec})

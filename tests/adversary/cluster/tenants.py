@@ -49,6 +49,8 @@ class Tenants:
     """Those that pods are for, if they are for one."""
     profiles: tuple[str, ...] = PROFILES
     """What is asked for of Draco's GPUs."""
+    lasts: tuple[float | None, ...] = (None, None, 5.0, 20.0)
+    """How many seconds pods of groups and rivals run; None: until somebody deletes them."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)

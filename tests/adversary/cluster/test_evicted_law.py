@@ -220,6 +220,49 @@ def test_some_may_stay_when_the_operator_died_or_a_budget_guards_them_or_they_ha
     assert leaves.evicted(one).in_part() == []
 
 
+def a_group_that_lost_a_pod(*, since: float = 0.0, member: Document | None = None, **spec: Any) -> Leaves:
+    """One runs, the next waits, and the policy says that the rest leaves."""
+    says: dict[str, Any] = {"preemption": "Never", "gangs": {"onPartialLoss": "Release"}} | spec
+    one = a_pod("one", node="node", group="g")
+    held = a_claim("one", "one")
+    held["metadata"]["ownerReferences"] = [{"kind": "Pod", "uid": "one", "name": "one", "controller": True}]
+    leaves = Leaves().see("policy", permitting(**says)).see("claim", held).see("claim", a_claim("next"))
+    leaves.see("pod", one).see("pod", member or a_pod("next", group="g"), since)
+    return leaves.evicted(one)
+
+
+def test_the_rest_of_a_group_that_lost_a_pod_leaves_where_a_policy_says_so() -> None:
+    leaves = a_group_that_lost_a_pod()
+    assert leaves.found() == []
+    assert (leaves.law.preempted, leaves.law.released) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("why", "changed"),
+    [
+        ("no policy has groups leave", {"gangs": {"onPartialLoss": "Keep"}}),
+        ("no policy has groups leave", {"allocator": "Scheduler"}),
+        ("no pod of its group waited for so long", {"since": WENT_AT - 3.0}),
+        ("no pod of its group waited for so long", {"member": a_pod("next", group="other")}),
+        ("no pod of its group waited for so long", {"member": a_pod("next", group="g", node="node")}),
+    ],
+)
+def test_the_rest_of_a_group_stays_where_it_may(why: str, changed: dict[str, Any]) -> None:
+    found = a_group_that_lost_a_pod(**changed).found()
+    assert len(found) == 1
+    assert why in found[0]
+
+
+def test_a_claim_by_name_and_a_pod_of_no_group_stay() -> None:
+    says: dict[str, Any] = {"preemption": "Never", "gangs": {"onPartialLoss": "Release"}}
+    leaves = Leaves().see("policy", permitting(**says)).see("claim", HELD).see("claim", WAITS).see("pod", HIGH)
+    assert "in no group" in leaves.see("pod", LOW).evicted(LOW).found()[0]
+    one = a_pod("one", node="node", group="g")
+    leaves = Leaves().see("policy", permitting(**says)).see("claim", a_claim("one", "one"))
+    leaves.see("claim", a_claim("next")).see("pod", one).see("pod", a_pod("next", group="g"))
+    assert "not made for it" in leaves.evicted(one).found()[0]
+
+
 def a_budget(least: int) -> Document:
     one = pod_budget("tenant-a", "b", least)
     one["metadata"] |= {"uid": "b", "resourceVersion": "2"}

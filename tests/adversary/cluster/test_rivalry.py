@@ -6,7 +6,7 @@ import pytest
 
 from tests.adversary.cluster import machine
 from tests.adversary.cluster.manifests import PRIORITIES
-from tests.adversary.cluster.rivalry import Rivalry, a_pod_leaves
+from tests.adversary.cluster.rivalry import Rivalry, some_leave
 
 SEED = 80412
 """The same draws in each run of the tests, as of the other machine."""
@@ -25,7 +25,8 @@ def test_some_may_have_others_leave_and_some_things_forbid_it() -> None:
         if document["kind"] == "Pod"
     }
     assert priorities == {"", *PRIORITIES}
-    assert {each.kind for each in drawn} >= {"policy: permits", "pod budget: set", "pod budget: deleted"}
+    wanted = {"policy: permits", "pod budget: set", "pod budget: deleted", "tenant: a group loses a pod"}
+    assert {each.kind for each in drawn} >= wanted
 
 
 def test_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -34,7 +35,7 @@ def test_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.Tem
         SECONDS,
         seed,
         most=ACTIONS,
-        beside=a_pod_leaves(),
+        beside=some_leave(),
         ahead_s=AHEAD_S,
         draws=Rivalry,
         folder=tmp_path_factory.mktemp("rivalry"),
@@ -42,3 +43,4 @@ def test_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.Tem
     print(report)  # noqa: T201 - pytest shows it when the test fails
     assert not report.violations, f"again with ADVERSARY_SEED={seed}"
     assert report.seen["pods that left for others"]
+    assert report.seen["pods that left with their groups"]
