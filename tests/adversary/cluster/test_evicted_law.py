@@ -62,6 +62,7 @@ class Leaves:
         return self._changed(kind, kept.pop(one["metadata"]["uid"], one), None, now)
 
     def _changed(self, kind: str, before: Document | None, after: Document | None, now: float) -> "Leaves":
+        self.law.needless.changed(kind, before, after, now)
         match kind:
             case "pod":
                 self.law.pod_changed(before, after, now)
@@ -261,6 +262,48 @@ def test_a_claim_by_name_and_a_pod_of_no_group_stay() -> None:
     leaves = Leaves().see("policy", permitting(**says)).see("claim", a_claim("one", "one"))
     leaves.see("claim", a_claim("next")).see("pod", one).see("pod", a_pod("next", group="g"))
     assert "not made for it" in leaves.evicted(one).found()[0]
+
+
+class Need:
+    """A pod is evicted, and another gets a GPU a moment later."""
+
+    def __init__(self, *more: tuple[str, Document]) -> None:
+        self.leaves = Leaves().see("policy", permitting()).see("claim", HELD).see("claim", WAITS)
+        for kind, one in more:
+            self.leaves.see(kind, one)
+        self.leaves.see("pod", LOW).see("pod", HIGH)
+
+    def judged(self, gets: str, *, undisturbed: bool = True) -> list[str]:
+        leaves = self.leaves.evicted(LOW).gone("claim", HELD, WENT_AT + 0.2)
+        if gets:
+            leaves.see("claim", a_claim("high", "high", device=gets), WENT_AT + 1.0)
+        assert not leaves.found()
+        found = leaves.law.weighed(WENT_AT + IN_PART_S, grace_s=0.0, undisturbed=lambda _: undisturbed)
+        return [each.law for each in found]
+
+
+def test_whoever_was_served_without_what_the_pod_had_did_not_need_it_to_leave() -> None:
+    need = Need()
+    assert need.judged("gpu-1") == ["evicted needlessly"]
+    need = Need()
+    assert need.judged("gpu-0") == []
+    assert need.leaves.law.needless.judged == 1
+
+
+@pytest.mark.parametrize("kind", ["claim", "policy"])
+def test_what_else_became_free_may_have_been_taken_instead(kind: str) -> None:
+    other = ("claim", a_claim("other", "other", device="gpu-1")) if kind == "claim" else ("policy", permitting("p2"))
+    for at, wrong in ((WENT_AT + 0.5, False), (WENT_AT - 1.0, False), (WENT_AT - 20.0, True), (WENT_AT + 2.0, True)):
+        need = Need(other)
+        need.leaves.gone(kind, other[1], at)
+        assert bool(need.judged("gpu-1")) is wrong
+
+
+def test_an_eviction_is_not_judged_where_another_may_have_been_meant_or_the_operator_died_or_nobody_is_served() -> None:
+    need = Need(("claim", a_claim("higher")), ("pod", a_pod("higher", priority=200)))
+    assert need.judged("gpu-1") == []
+    assert Need().judged("gpu-1", undisturbed=False) == []
+    assert Need().judged("") == []
 
 
 def a_budget(least: int) -> Document:

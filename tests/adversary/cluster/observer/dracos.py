@@ -37,6 +37,7 @@ class DracosLaws:
             "allocations that a limit was about": self._limits.bound,
             "pods that left for others": self.evictions.preempted,
             "pods that left with their groups": self.evictions.released,
+            "evictions that were looked at for need": self.evictions.needless.judged,
             "evictions that a budget of pods was about": self._pod_budgets.judged,
         }
 
@@ -46,6 +47,7 @@ class DracosLaws:
 
     def changed(self, kind: str, before: Object | None, after: Object | None, now: float) -> None:
         """An object was written or is gone."""
+        self.evictions.needless.changed(kind, before, after, now)
         match kind:
             case "slice":
                 self._allocators.slice_changed(after)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tests.adversary.cluster.observer.allocators import DRACO, HOST, allocator, is_for_draco
 from tests.adversary.cluster.observer.groups import claims_of, key_of
+from tests.adversary.cluster.observer.needless import Eviction, Needless
 from tests.adversary.cluster.observer.service import part_now
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import DeviceName, Object, World, condition, name, phase, results
@@ -63,6 +64,7 @@ class Evictions:
         self._bound_at: dict[str, float] = {}
         self._permitted: list[tuple[Object, float]] = []
         self._together: list[Went] = []
+        self.needless = Needless(world, self._gpus_of)
 
     def policy_changed(self, before: Object | None, now: float) -> None:
         """A policy was written or is gone: until now it said what it said before."""
@@ -121,6 +123,7 @@ class Evictions:
         why = self._not_preempted(went, own)
         if not why:
             self.preempted += 1
+            self._note(went, own)
         elif not self._not_released(went, own):
             self.released += 1
         else:
@@ -137,7 +140,27 @@ class Evictions:
                 text = f"pod {left} left for others, or with its group, and {', '.join(sorted(stay))} did not leave with it"
                 if undisturbed(went.at - SEEN_AFTER_S):
                     yield Suspicion("left in part", went.pod["metadata"]["uid"], text)
+        yield from self.needless.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         self._forget(now)
+
+    def _note(self, went: Went, own: list[Object]) -> None:
+        """Have it judged whether it was of use, if it left alone."""
+        uid = went.pod["metadata"]["uid"]
+        self.needless.left(uid)
+        gainers = [each for each in (*went.unbound, *went.lately) if self._may_gain(each, went, own)]
+        meant = frozenset(key_of(each) or name(each) for each in gainers)
+        members = [each for each in went.unbound if (key_of(each) or name(each)) in meant]
+        claims = frozenset(claim["metadata"]["uid"] for pod in members for claim in self._waits_for(pod, went.at))
+        is_shared = any(len(claim["status"].get("reservedFor") or []) > 1 for claim in own)
+        if not key_of(went.pod) and not is_shared and members:
+            gpus = frozenset(gpu for claim in own for gpu in self._gpus_of(claim))
+            self.needless.evicted(Eviction(went.at, went.pod, gpus, meant, claims))
+
+    def _gpus_of(self, claim: Object) -> set[str]:
+        parts = (
+            part_now(self._world, DeviceName(each["driver"], each["pool"], each["device"])) for each in results(claim)
+        )
+        return {part.gpu for part in parts if part is not None}
 
     def _not_preempted(self, went: Went, own: list[Object]) -> str:
         if not all(self._permits(claim, went.at, _preempts) for claim in own):
@@ -178,12 +201,14 @@ class Evictions:
 
     def _waited(self, pod: Object, at: float) -> bool:
         """Whether some claim of the pod that is Draco's had no devices then, or got them only a moment before."""
+        return any(True for _ in self._waits_for(pod, at))
+
+    def _waits_for(self, pod: Object, at: float) -> Iterator[Object]:
         uid, names = pod["metadata"]["uid"], set(claims_of(self._world.pods.get(pod["metadata"]["uid"], pod)))
         for claim, since in self._claims.values():
             mine = name(claim) in names or any(each.get("uid") == uid for each in _owners(claim))
             if mine and is_for_draco(claim) and (not results(claim) or since >= at - WATCHES_DIFFER_BY_S):
-                return True
-        return False
+                yield claim
 
     def _permits(self, claim: Object, at: float, says: Callable[[Object], bool]) -> bool:
         """Whether for each device some policy of its node says so, or did a moment ago."""
