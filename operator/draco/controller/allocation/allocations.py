@@ -249,8 +249,8 @@ class ClaimAllocations:
         """As `_ask`. Meanwhile the claims get their finalizer, which is half of what is written of an allocation."""
         protecting = [self.writes.protect(claim) for each in batch.values() for claim in each.group.claims]
         async with asyncio.TaskGroup() as tasks:
+            _start(tasks, protecting)  # first, as a write takes longer than an answer
             asked = tasks.create_task(self._ask(batch, head))
-            tasks.create_task(self._at_once(protecting))
         return asked.result()
 
     async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
@@ -358,15 +358,20 @@ class ClaimAllocations:
             self._notes.tell(waiting, placement.why_not)
 
     async def _at_once(self, writes: Iterable[Coroutine[Any, Any, None]]) -> None:
-        limit = asyncio.Semaphore(_WRITES_AT_ONCE)
-
-        async def one(write: Coroutine[Any, Any, None]) -> None:
-            async with limit:
-                await write
-
         async with asyncio.TaskGroup() as tasks:
-            for each in writes:
-                tasks.create_task(one(each))
+            _start(tasks, writes)
+
+
+def _start(tasks: asyncio.TaskGroup, writes: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Make the writes, so many at once."""
+    limit = asyncio.Semaphore(_WRITES_AT_ONCE)
+
+    async def one(write: Coroutine[Any, Any, None]) -> None:
+        async with limit:
+            await write
+
+    for each in writes:
+        tasks.create_task(one(each))
 
 
 def _or_none(seconds: float) -> float | None:
