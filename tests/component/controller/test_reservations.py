@@ -25,6 +25,8 @@ CLASS = "gpu.draco.dev"
 QUOTAS: Kind[Any] = Kind("", "v1", "resourcequotas", "ResourceQuota", True, dict)
 DEVICES = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}]}}
 ALLOCATING = msgspec.structs.replace(settings_for_test(), allocate=True)
+LEAST_WRITES, MOST_WRITES = 4, 7
+"""Three claims, and the status of the reservation: once at least, and once for each claim that is seen at most."""
 
 
 class LateClock(SystemClock):
@@ -279,11 +281,14 @@ async def test_why_there_are_no_devices_is_said(served: ControlPlane, lab: Lab) 
         assert said.status.message.startswith("0 of 2 claims have devices: ")
 
 
-@pytest.mark.parametrize("writes", range(1, 6))
+@pytest.mark.parametrize("writes", range(1, MOST_WRITES + 2))
 async def test_an_operator_that_dies_after_any_write_leaves_nothing_undone(
     served: ControlPlane, lab: Lab, writes: int
 ) -> None:
-    """Three claims are made and one is given back, by operators of which the first dies; what is in use stays."""
+    """Three claims are made and one is given back, by operators of which the first dies; what is in use stays.
+
+    The status is written once or more, by how soon the claims are seen that were made.
+    """
     await lab.reserve(count=3)
 
     async def is_dead_or_done(task: "asyncio.Task[None]") -> bool:
@@ -295,7 +300,8 @@ async def test_an_operator_that_dies_after_any_write_leaves_nothing_undone(
 
     async with an_operator(served, ALLOCATING, dies_after_writes=writes) as (_, task):
         await until(lambda: is_dead_or_done(task), what="the end of the operator, or of its work")
-        assert task.done() == (writes <= 4)
+        assert writes > LEAST_WRITES or task.done()
+        assert writes <= MOST_WRITES or not task.done()
     second = msgspec.structs.replace(ALLOCATING, lease_name=f"{ALLOCATING.lease_name}-{writes}")
     async with an_operator(served, second):
         await lab.until_claims("train-0", "train-1", "train-2")
