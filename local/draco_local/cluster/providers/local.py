@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from draco.kube.clock import SystemClock
+from draco.kube.connect.retry import retry
 from draco.resources.texts import counted
 from draco_local.cluster import allocator, attach, chart, controlplane, ports
 from draco_local.cluster.controlplane import ControlPlane
@@ -188,13 +190,18 @@ class LocalCluster:
 
     async def _install(self, programs: dict[str, Path]) -> None:
         async with attach.client_of(self.kubeconfig) as client:
-            await attach.install(client)
+            await retry(lambda: attach.install(client), clock=SystemClock())
             if self._wanted.allocate:
                 await allocator.install(client, programs["helm"], self.kubeconfig)
 
     async def _join(self, names: Sequence[str]) -> None:
-        async with attach.client_of(self.kubeconfig) as client:
+        async def once() -> None:
             await join.join(client, self._real, names, agents=not self._wanted.from_image)
+
+        async with attach.client_of(self.kubeconfig) as client:
+            await retry(
+                once, clock=SystemClock()
+            )  # on a machine that starts much at once a server may not answer for a while
 
 
 def make_sockets_folder(record: Record) -> Path:
