@@ -42,7 +42,7 @@ class PlacedFleet:
     """A fleet, and the placer of the last question about it, which remembers what nodes are like.
 
     The next question is about much the same: claims come and go one by one, and a node of which nothing has changed is searched
-    only once. Claims change through here; whoever changes anything else of the fleet says so by `forget`.
+    only once. Claims change through here; what else of the fleet changes is said by `forget`.
     """
 
     def __init__(self, fleet: Fleet) -> None:

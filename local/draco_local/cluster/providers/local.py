@@ -199,9 +199,8 @@ class LocalCluster:
             await join.join(client, self._real, names, agents=not self._wanted.from_image)
 
         async with attach.client_of(self.kubeconfig) as client:
-            await retry(
-                once, clock=SystemClock()
-            )  # on a machine that starts much at once a server may not answer for a while
+            # On a machine that starts much at once a server may not answer for a while.
+            await retry(once, clock=SystemClock())
 
 
 def make_sockets_folder(record: Record) -> Path:

@@ -7,10 +7,11 @@ is `allocation.ownership.gangs`'s.
 import structlog
 from cachetools import LRUCache
 
-from draco.allocation.ownership.gangs import JOB_NAME, GangKey, GangSource, GangTerms, UnknownTerms, terms_of
+from draco.allocation.ownership.gangs import JOB_NAME, GangKey, GangSource, GangTerms, UnknownTerms, gang_of, terms_of
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import JOBS, POD_GROUPS
@@ -38,6 +39,10 @@ class Gangs:
     def pods(self, gang: GangKey) -> list[Pod]:
         """The pods of the group that are known, in whatever state."""
         return self._view.pods_of_gang(gang)
+
+    def users(self, claim: ResourceClaim) -> set[GangKey | None]:
+        """The groups whose pods name the claim; None stands for pods of no group."""
+        return {gang_of(pod) for pod in self._view.pods_of(claim.metadata.key)}
 
     def terms(self, gang: GangKey) -> GangTerms | UnknownTerms | None:
         """What is wanted of the group; None if its pods need not start together."""

@@ -64,10 +64,7 @@ class UselessAllocations:
             return []
         keys = dict.fromkeys(key for pod in pods if pod.waits for key in pod.claims)
         known = filter(None, map(self._view.claims.store.get, keys))
-        return [claim for claim in known if self._is_idle(claim) and self._users(claim) == {gang}]
-
-    def _users(self, claim: ResourceClaim) -> set[GangKey | None]:
-        return {gang_of(pod) for pod in self._view.pods_of(claim.metadata.key)}
+        return [claim for claim in known if self._is_idle(claim) and self._gangs.users(claim) == {gang}]
 
     def _can_start(self, pod: Pod) -> bool:
         claims = map(self._view.claims.store.get, pod.claims)

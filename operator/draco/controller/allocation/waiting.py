@@ -149,12 +149,13 @@ class WaitingGroups:
         """What of the pod is to be allocated, or why that is not known yet."""
         if len(pod.claims) < len(pod.spec.resource_claims):
             return f"the claims of pod {pod.metadata.name} are not all made yet"
-        known = [found for each in pod.claims if (found := self._view.claims.store.get(each)) is not None]
+        found = [(key, self._view.claims.store.get(key)) for key in pod.claims]
+        known = [claim for _, claim in found if claim is not None]
         if pod.waits and (leaving := [each.metadata for each in known if each.metadata.deletion_timestamp is not None]):
             return _leaving(pod, leaving[0])
-        if missing := [each.name for each in pod.claims if each not in {found.metadata.key for found in known}]:
-            claim, name = missing[0], pod.metadata.name
-            return f"claim {claim} of pod {name} does not exist: create it, or delete the pod if a template made it"
+        if missing := [key.name for key, claim in found if claim is None]:
+            named, name = missing[0], pod.metadata.name
+            return f"claim {named} of pod {name} does not exist: create it, or delete the pod if a template made it"
         # One that is on its way decides where the others go, and counts once it has been delivered.
         if any(map(self._in_flight, pod.claims)):
             return f"a claim of pod {pod.metadata.name} is being written"
@@ -229,12 +230,11 @@ class WaitingGroups:
         else:
             found.settled += 1
         if pod.waits:
-            loose = [each for each in member.beside if not each.status.reserved_for and self._is_own(each, pod)]
+            gang = gang_of(pod)
+            loose = [
+                each for each in member.beside if not each.status.reserved_for and self._gangs.users(each) == {gang}
+            ]
             found.loose += [each for each in loose if each not in found.loose]
-
-    def _is_own(self, claim: ResourceClaim, pod: Pod) -> bool:
-        """Whether nobody uses the claim but pods of the pod's group."""
-        return {gang_of(each) for each in self._view.pods_of(claim.metadata.key)} == {gang_of(pod)}
 
 
 def _leaving(pod: Pod, claim: ObjectMeta) -> str:

@@ -68,7 +68,6 @@ class HandoverReconciler:
         self._withheld: frozenset[GpuPlace] = frozenset()
         """What is tainted and not owned."""
         self._to_taint: frozenset[GpuPlace] | None = None
-        self._left: frozenset[GpuPlace] = frozenset()
         self._register_uid = ""
         self._spread: frozenset[PoolKey] = frozenset()
         self._preemptible: frozenset[GpuPlace] = frozenset()
@@ -162,10 +161,12 @@ class HandoverReconciler:
         registered = register.places if register else frozenset()
         cooperative = CooperativeWork(self._clock)
         wanted = await self._wanted(cooperative)
-        self._tainted = await self._find_tainted(wanted | registered, cooperative)
+        places = wanted | registered
+        published = await self._published(places, cooperative)
+        self._tainted = frozenset(place for place in places if published.get(place))
         self._withheld = self._tainted - self._owned
-        self._left = self._find_left(wanted | registered)
-        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered, left=self._left)
+        left = self._left(places, published)
+        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered, left=left)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
         self._take_up(plan.owned & self._owned, plan.taint)
@@ -254,30 +255,23 @@ class HandoverReconciler:
         published = {board: gpu_name(name) for name in hardware.published if (board := hardware.board(name))}
         return published | reported
 
-    async def _find_tainted(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> frozenset[GpuPlace]:
-        """Those of the GPUs all devices of which are published with the taint."""
+    async def _published(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> dict[GpuPlace, bool]:
+        """All GPUs that are published in the pools of these, and whether all devices of each have the taint."""
         by_gpu: dict[GpuPlace, bool] = {}
         for pool in {PoolKey(each.driver, each.pool) for each in places}:
             for key, device in self._devices(pool):
                 place = GpuPlace.of(key)
                 by_gpu[place] = by_gpu.get(place, True) and _is_tainted(device)
             await cooperative.pause()
-        return frozenset(place for place in places if by_gpu.get(place))
+        return by_gpu
 
-    def _find_left(self, places: Collection[GpuPlace]) -> frozenset[GpuPlace]:
+    def _left(self, places: Collection[GpuPlace], published: Collection[GpuPlace]) -> frozenset[GpuPlace]:
         """GPUs in the pools of these that are not published, though a claim of Draco's has devices of them."""
-        left: set[GpuPlace] = set()
-        by_pool: dict[PoolKey, set[GpuPlace]] = {}
-        for each in places:
-            by_pool.setdefault(PoolKey(each.driver, each.pool), set()).add(each)
-        for pool, expected in by_pool.items():
-            published = {GpuPlace.of(key) for key, _ in self._devices(pool)}
-            if expected - published:
-                classes = self._view.classes_by_name
-                own = [claim for claim in self._view.claims_in(pool) if is_for_operator(claim, classes)]
-                held = {GpuPlace.of(key) for claim in own for key in claim.devices_held}
-                left |= {each for each in held - published if (each.driver, each.pool) == pool}
-        return frozenset(left)
+        pools = {PoolKey(each.driver, each.pool) for each in places if each not in published}
+        classes = self._view.classes_by_name
+        own = [claim for pool in pools for claim in self._view.claims_in(pool) if is_for_operator(claim, classes)]
+        held = {GpuPlace.of(key) for claim in own for key in claim.devices_held}
+        return frozenset(each for each in held if each not in published and PoolKey(each.driver, each.pool) in pools)
 
     def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
         for each in self._view.current_slices_of(pool):
