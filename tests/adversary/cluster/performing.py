@@ -41,7 +41,7 @@ PATHS = {
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 WRITE_TIMEOUT_S = 5.0
 POLL_S = 0.1
-NEEDED_WITHIN_POLLS = 150
+NEEDED_WITHIN_S = 15.0
 RULES_GRACE_S = 60.0
 """Operators that started without rules look for them every ten seconds, believe it the third time, and start afresh."""
 
@@ -232,9 +232,8 @@ class Performer:
 
     async def _until(self, there: Callable[[], set[str]], arguments: Document) -> None:
         """Wait for what a record needs before it goes on, but not for ever: to judge it is the observer's."""
-        for _ in range(NEEDED_WITHIN_POLLS):
-            if set(arguments["of"]) <= there():
-                return
+        until_s = time.monotonic() + arguments.get("within_s", NEEDED_WITHIN_S)
+        while time.monotonic() < until_s and not set(arguments["of"]) <= there():
             await asyncio.sleep(POLL_S)
 
     def _soon(self, after_s: float, do: Callable[[], Awaitable[None]]) -> None:
