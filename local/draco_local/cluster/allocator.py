@@ -22,6 +22,8 @@ _KINDS: tuple[Kind[Any], ...] = (
     Kind(_RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False, dict),
     Kind(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", False, dict),
     Kind(_ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", False, dict),
+    Kind(_ADMISSION, "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", False, dict),
+    Kind(_ADMISSION, "v1", "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", False, dict),
     DEVICE_CLASSES,
 )
 _VALUES = {

@@ -232,8 +232,9 @@ class Performer:
 
     async def _until(self, there: Callable[[], set[str]], arguments: Document) -> None:
         """Wait for what a record needs before it goes on, but not for ever: to judge it is the observer's."""
-        until_s = time.monotonic() + arguments.get("within_s", NEEDED_WITHIN_S)
-        while time.monotonic() < until_s and not set(arguments["of"]) <= there():
+        for _ in range(int(arguments.get("within_s", NEEDED_WITHIN_S) / POLL_S)):
+            if set(arguments["of"]) <= there():
+                return
             await asyncio.sleep(POLL_S)
 
     def _soon(self, after_s: float, do: Callable[[], Awaitable[None]]) -> None:

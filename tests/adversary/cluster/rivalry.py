@@ -13,7 +13,7 @@ from tests.adversary.cluster.tenants import Action
 
 TENANT = TENANTS[1]
 LEAVES_WITHIN_S = 90.0
-"""What one pod leaves for is asked again only after 10 s, and a busy machine takes its time; whoever waits for less sees nothing."""
+"""What was refused once is asked again only after 10 s, and a busy machine takes its time."""
 
 
 class Rivalry(Chooser):

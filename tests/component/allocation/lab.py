@@ -21,7 +21,8 @@ from tests.requests import RefusedError, call
 
 REGISTER = ObjectKey("", ALLOCATION_REGISTER)
 CLASS = "gpu.draco.dev"
-ALLOCATE = ("--set", "operator.allocate=true")
+_MUTATING = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+ALLOCATE = ("--set", "operator.allocate=true", "--api-versions", _MUTATING)
 """What helm is given."""
 USER = f"system:serviceaccount:{NAMESPACE}:draco-operator"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -35,6 +36,8 @@ RIGHTS = {
 POLICIES = {
     "ValidatingAdmissionPolicy": f"{_ADMISSION}/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
+    "MutatingAdmissionPolicy": f"{_ADMISSION}/mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": f"{_ADMISSION}/mutatingadmissionpolicybindings",
 }
 CLASSES = {"DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses"}
 ALLOCATING = settings_for_test(

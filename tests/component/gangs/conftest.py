@@ -9,6 +9,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import MIG_POLICIES
 from draco_local.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, SCHEDULER, ControlPlane
 from tests.component.allocation import conftest as allocation
+from tests.component.allocation.lab import ALLOCATE
 from tests.component.simulator import test_nodes
 from tests.conftest import start_control_plane
 
@@ -28,7 +29,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 @pytest.fixture(scope="session")
 def chart_options() -> tuple[str, ...]:
     """What helm is given, on a cluster that has PodGroups."""
-    return ("--set", "operator.allocate=true", "--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup")
+    return (*ALLOCATE, "--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup")
 
 
 @pytest.fixture
