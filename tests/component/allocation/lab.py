@@ -36,6 +36,8 @@ RIGHTS = {
 POLICIES = {
     "ValidatingAdmissionPolicy": f"{_ADMISSION}/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": f"{_ADMISSION}/validatingadmissionpolicybindings",
+}
+PROTECTION = {
     "MutatingAdmissionPolicy": f"{_ADMISSION}/mutatingadmissionpolicies",
     "MutatingAdmissionPolicyBinding": f"{_ADMISSION}/mutatingadmissionpolicybindings",
 }
@@ -66,7 +68,7 @@ class ChartParts:
         self._options = options
         self._made: list[str] = []
 
-    def install(self, paths: dict[str, str] = RIGHTS | POLICIES | CLASSES) -> None:
+    def install(self, paths: dict[str, str] = RIGHTS | POLICIES | PROTECTION | CLASSES) -> None:
         """Make those of these kinds, which are served at these paths."""
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         call(self._plane, "PATCH", f"/api/v1/namespaces/{NAMESPACE}?fieldManager=tests", namespace)
