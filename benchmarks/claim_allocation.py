@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import yaml
 
 from benchmarks.operator_scale import (
     SERVICE_ACCOUNTS,
@@ -226,8 +227,7 @@ async def allocating(
 ) -> AsyncIterator[OperatorProcess]:
     """The operator as the chart's account, once it has taken over so many GPUs and has nothing more to do."""
     await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
-    kubeconfig = folder / "operator"
-    plane.write_kubeconfig(kubeconfig, USER)
+    kubeconfig = await log_in(plane, client, folder / "operator")
     options = ("--namespace", NAMESPACE, "--allocate", "--handover-settle", "1", *options)
     async with an_operator(plane, folder, *options, kubeconfig=kubeconfig) as operator:
         await operator.until_ready(120)
@@ -239,6 +239,19 @@ async def allocating(
         await until(owned, 120, pause_s=0.2)
         await operator.until_idle(120)
         yield operator
+
+
+async def log_in(plane: ControlPlane, client: Client, path: Path) -> Path:
+    """A kubeconfig with a token of the chart's account, which is what the operator has in a cluster."""
+    account = ObjectKey(NAMESPACE, USER.rpartition(":")[2])
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": account.name, "namespace": account.namespace}})
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
+    answer = await client.create_subresource(SERVICE_ACCOUNTS, account, "token", request)
+    plane.write_kubeconfig(path, USER)
+    document = yaml.safe_load(path.read_text())
+    document["users"][0]["user"] = {"token": answer["status"]["token"]}
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
 async def claims_are_admitted(client: Client) -> bool:
