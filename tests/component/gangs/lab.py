@@ -50,6 +50,7 @@ async def make_member(
     pod_group: str = "",
     labels: Mapping[str, str] = {},
     annotations: Mapping[str, str] = {},
+    owners: Sequence[Mapping[str, str]] = (),
     **spec_of_its_own: Any,
 ) -> None:
     spec = {
@@ -59,7 +60,13 @@ async def make_member(
         **({"schedulingGroup": {"podGroupName": pod_group}} if pod_group else {}),
         **spec_of_its_own,
     }
-    meta = {"name": name, "namespace": namespace, "labels": dict(labels), "annotations": dict(annotations)}
+    meta = {
+        "name": name,
+        "namespace": namespace,
+        "labels": dict(labels),
+        "annotations": dict(annotations),
+        "ownerReferences": list(owners),
+    }
     await client.create(PODS, {"metadata": meta, "spec": spec})
 
 

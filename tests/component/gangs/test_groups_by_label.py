@@ -226,3 +226,30 @@ async def test_a_job_set_starts_once_all_pods_of_its_jobs_have_devices(
             return len([each for each in pods if each.status.phase == "Running"]) == 3
 
         await until(started, what="all three pods")
+
+
+async def test_a_job_set_that_waits_for_a_pod_starts_without_it_once_its_job_is_made_smaller(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    """No controller makes pods for the Job, so that one is missing; and nothing but the Job changes."""
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": "set",
+        "jobset.sigs.k8s.io/global-replicas": "1",
+        "batch.kubernetes.io/job-name": "workers",
+    }
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+    spec = {"parallelism": 3, "managedBy": "example.com/nobody", "template": {"spec": pod}}
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
+        await make_template(all_dracos, namespace, "one", gpus=1)
+        job = await all_dracos.create(JOBS, {"metadata": {"name": "workers", "namespace": namespace}, "spec": spec})
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "workers", "uid": job.metadata.uid}
+        for name in ("a", "b"):
+            await make_member(all_dracos, namespace, name, template="one", labels=labels, owners=[owner])
+
+        async def told() -> bool:
+            return await said(all_dracos, namespace, "GroupWaiting", "waits for 1 more pod: 3 start together")
+
+        await until(told, what="the Event")
+        assert await allocated_claims(all_dracos, namespace) == []
+        await all_dracos.patch(JOBS, job.metadata.key, {"spec": {"parallelism": 2}})
+        await until_running(all_dracos, namespace, "a", "b")

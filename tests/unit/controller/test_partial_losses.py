@@ -19,8 +19,9 @@ from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import ObjectReference, Pod, PodStatus
 from draco.resources.api.draco import Allocator, MigGangs, MigMode, PartialLoss
-from draco.resources.api.meta import ObjectKey, OwnerReference
-from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS, Kind
+from draco.resources.api.jobs import Job, JobSpec
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.kinds import JOBS, POD_DISRUPTION_BUDGETS, PODS, Kind
 from tests.builders import a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.watching import collection_of
@@ -42,14 +43,16 @@ class World:
         self.said: list[tuple[str, str, str]] = []
         self.unseen: list[Pod] = []
         self.nominated: object = None
+        self.parallelism = 1
         self.metrics = OperatorMetrics()
         client = cast("Client", self)
         self.view = ClusterView(client, None, clock=self.clock)
+        self.gangs = Gangs(client, self.view, clock=self.clock)
         self.losses = PartialLosses(
             client,
             self.view,
             MigDecisions(self.view, clock=self.clock),
-            Gangs(client, self.view),
+            self.gangs,
             cast("Preemptions", self),
             evictions=PodEvictions(client, clock=self.clock),
             events=cast("EventRecorder", self),
@@ -104,6 +107,10 @@ class World:
         found = collection_of(self.view, kind.kind).store.values()
         newer = {each.metadata.key: each for each in self.unseen} if kind is PODS else {}
         return [newer.get(each.metadata.key, each) for each in found]
+
+    async def get(self, kind: Kind[Job], key: ObjectKey) -> Job:
+        assert kind is JOBS
+        return Job(metadata=ObjectMeta(name=key.name, uid=key.name), spec=JobSpec(parallelism=self.parallelism))
 
     async def create_subresource(
         self, kind: Kind[Any], key: ObjectKey, subresource: str, body: dict[str, Any], *, dry_run: bool
@@ -262,13 +269,35 @@ async def test_a_missing_right_is_a_trouble() -> None:
     assert NOT_PERMITTED in world.said[0][2]
 
 
+JOB_SET = GangKey(GangSource.JOB_SET, "default", "train")
+JOB_LABELS = {
+    "jobset.sigs.k8s.io/jobset-name": "train",
+    "jobset.sigs.k8s.io/global-replicas": "1",
+    "batch.kubernetes.io/job-name": "job",
+}
+JOB = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
+
+
 async def test_a_job_set_whose_jobs_are_not_read_yet_is_looked_at_again() -> None:
     world = World()
-    labels = {
-        "jobset.sigs.k8s.io/jobset-name": "train",
-        "jobset.sigs.k8s.io/global-replicas": "1",
-        "batch.kubernetes.io/job-name": "job",
-    }
-    owner = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
-    world.put(a_pod("one", labels=labels, owner_references=[owner]))
-    assert await world.losses.reconcile(GangKey(GangSource.JOB_SET, "default", "train")) == 10
+    world.put(a_pod("one", labels=JOB_LABELS, owner_references=[JOB]))
+    assert await world.losses.reconcile(JOB_SET) == 10
+
+
+async def test_a_job_set_that_lacks_more_pods_than_wait_is_looked_at_again_since_its_job_may_be_made_smaller() -> None:
+    world = World()
+    world.remove("a")
+    for name, node in (("one", "node-0"), ("two", "")):
+        phase = "Running" if node else "Pending"
+        of_job: dict[str, Any] = {"labels": JOB_LABELS, "owner_references": [JOB]}
+        pod = a_pod(name, claims=[name], node=node, status=PodStatus(phase=phase), **of_job)
+        world.put(pod, a_claim_of(pod, *(["node-0/gpu-0"] if node else [])))
+    world.parallelism = 3
+    await world.losses.reconcile(JOB_SET)
+    assert await world.gangs.read()
+    assert await world.losses.reconcile(JOB_SET) == 10
+    world.parallelism = 2
+    await world.clock.advance(10)
+    await world.losses.reconcile(JOB_SET)
+    assert await world.gangs.read()
+    assert await world.losses.reconcile(JOB_SET) == AFTER_S

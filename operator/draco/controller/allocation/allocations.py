@@ -114,7 +114,7 @@ class ClaimAllocations:
         self.writes = AllocationWrites(client, view, events, clock=clock, count=count)
         self._returns = AllocationReturns(client, view, events, clock=clock)
         self._refusals = NodeRefusals(view, events, clock=clock, returned=self._returns.__contains__)
-        self.gangs = Gangs(client, view)
+        self.gangs = Gangs(client, view, clock=clock)
         self.preemptions = Preemptions(client, view, handover, workers, self.gangs, clock=clock)
         self._waiting = WaitingGroups(view, self.gangs, self._refusals, self._is_in_flight)
         self._useless = UselessAllocations(view, self.gangs, self._is_in_flight)
@@ -158,7 +158,9 @@ class ClaimAllocations:
             return 0.0
         self._forget_others({each.uid for each in waiting})
         groups = {each.uid: each for each in waiting if not each.unready}
-        pause_s = min(self.writes.next_s(), self._returns.next_s(), self._notes.tell_unready(waiting))
+        pause_s = min(
+            self.writes.next_s(), self._returns.next_s(), self.gangs.next_s(), self._notes.tell_unready(waiting)
+        )
         if not groups or not self._handover.owned:
             return _or_none(pause_s)
         if self.writes.refused_s:

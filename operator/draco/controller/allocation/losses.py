@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, gang_of
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of
 from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, releases, standing
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.gpu_policies import policies_of
@@ -137,7 +137,7 @@ class PartialLosses:
         found = self._standing(gang, self._gangs.pods(gang), self._view.claims.store.get)
         if found is None or found.is_whole or not self._may_be_released(found.held):
             self._short.pop(gang, None)
-            return _AGAIN_S if found is None and self._is_unread(gang) else None
+            return _again_s(gang, found)
         now_s, shortage = self._clock.monotonic(), self._short.get(gang)
         if shortage is None and found.is_short:
             backoff = Backoff(self._clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
@@ -145,17 +145,13 @@ class PartialLosses:
         if shortage is None or not shortage.is_of(found):
             if found.missing:  # nobody takes the place of the one that is gone; otherwise it is about to start
                 self._short.pop(gang, None)
-            return None
+            return _again_s(gang, found)
         if shortage.due_s > now_s:
             return shortage.due_s - now_s
         if self._preemptions.of(str(gang)) is not None:
             return _AGAIN_S  # others may be leaving for it
         await self._release(gang, shortage)
         return max(0.0, shortage.due_s - self._clock.monotonic())
-
-    def _is_unread(self, gang: GangKey) -> bool:
-        """Whether it is known of no Job yet how many pods it has: that is read for the pod that waits."""
-        return gang.source is GangSource.JOB_SET and isinstance(self._gangs.terms(gang), UnknownTerms)
 
     def _standing(
         self, gang: GangKey, pods: Sequence[Pod], claim_of: Callable[[ObjectKey], ResourceClaim | None]
@@ -264,6 +260,11 @@ class PartialLosses:
 
     def _record(self, regarding: ObjectReference, kind: EventType, reason: str, note: str) -> None:
         self._events.record(regarding, type=kind, reason=reason, action=EVENT_ACTION, note=note)
+
+
+def _again_s(gang: GangKey, found: GroupStanding | None) -> float | None:
+    """How soon to look again though no watch has told of a change: a Job's number of pods is read for the pod that waits."""
+    return _AGAIN_S if gang.source is GangSource.JOB_SET and (found is None or found.missing) else None
 
 
 def _minutes() -> int:

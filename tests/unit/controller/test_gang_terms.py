@@ -1,0 +1,202 @@
+"""What is read of groups that no watch tells: how many pods the Jobs of a JobSet have, and how often that is asked."""
+
+from typing import cast
+
+import msgspec
+
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
+from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.view import ClusterView
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError, Forbidden, NotFound
+from draco.resources.api.core import PodStatus
+from draco.resources.api.jobs import Job, JobSpec
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.kinds import JOBS, Kind
+from tests.builders import a_pod
+from tests.doubles.clock import ManualClock
+from tests.unit.controller.watching import collection_of
+
+SET = GangKey(GangSource.JOB_SET, "default", "set")
+LONGEST_S = 60.0
+
+
+class World:
+    """A JobSet whose Jobs have as many pods as is said in `jobs`, or are answered with an error."""
+
+    def __init__(self, **jobs: int | None) -> None:
+        self.clock = ManualClock()
+        self.jobs: dict[str, int | ApiError | None] = dict(jobs)
+        self.uids = {name: name for name in jobs}
+        self.asked: list[str] = []
+        self.view = ClusterView(cast("Client", self), None, clock=self.clock)
+        self.gangs = Gangs(cast("Client", self), self.view, clock=self.clock)
+
+    async def get(self, kind: Kind[Job], key: ObjectKey) -> Job:
+        assert kind is JOBS
+        self.asked.append(key.name)
+        found = self.jobs.get(key.name, NotFound(404, "NotFound", "gone"))
+        if isinstance(found, ApiError):
+            raise found
+        meta = ObjectMeta(name=key.name, namespace=key.namespace, uid=self.uids[key.name])
+        return Job(metadata=meta, spec=JobSpec(parallelism=found))
+
+    def put(self, name: str, *, phase: str = "Pending", uid: str = "", deleted: bool = False) -> None:
+        """A pod of the Job before the dash."""
+        job = name.partition("-")[0]
+        labels = {
+            "jobset.sigs.k8s.io/jobset-name": "set",
+            "jobset.sigs.k8s.io/global-replicas": str(len(self.jobs)),
+            "batch.kubernetes.io/job-name": job,
+        }
+        owner = OwnerReference(api_version="batch/v1", kind="Job", name=job, uid=uid or job, controller=True)
+        pod = a_pod(name, labels=labels, owner_references=[owner], status=PodStatus(phase=phase))
+        if deleted:
+            meta = msgspec.structs.replace(pod.metadata, deletion_timestamp=self.clock.now())
+            pod = msgspec.structs.replace(pod, metadata=meta)
+        collection_of(self.view, "Pod").store.put(pod)
+
+    def remove(self, name: str) -> None:
+        collection_of(self.view, "Pod").store.remove(ObjectKey("default", name))
+
+    @property
+    def size(self) -> int | None:
+        """How many start together, as far as that is known. Asking makes the Jobs be read the next time."""
+        terms = self.gangs.terms(SET)
+        assert terms is not None
+        return terms.size if isinstance(terms, GangTerms) else None
+
+    async def look(self) -> tuple[int | None, bool]:
+        """As each pass of the allocations does: what is known, and whether something else is afterwards."""
+        return self.size, await self.gangs.read()
+
+
+async def test_each_job_is_read_once_however_many_pods_and_passes_there_are() -> None:
+    world = World(leader=None, workers=3)
+    for name in ("leader-0", "workers-0", "workers-1", "workers-2"):
+        world.put(name)
+    assert await world.look() == (None, True)
+    assert sorted(world.asked) == ["leader", "workers"]
+    for _ in range(20):
+        assert await world.look() == (4, False)
+        await world.clock.advance(LONGEST_S)
+    assert len(world.asked) == 2
+    assert world.gangs.next_s() == float("inf")
+
+
+async def test_a_job_that_was_made_smaller_while_it_lacks_pods_is_read_again_after_a_while() -> None:
+    world = World(workers=3)
+    world.put("workers-0")
+    world.put("workers-1")
+    await world.look()
+    assert await world.look() == (3, False)
+    world.jobs["workers"] = 2
+    wait_s = world.gangs.next_s()
+    assert 0 < wait_s <= 10
+    await world.clock.advance(wait_s)
+    assert await world.look() == (3, True)
+    assert world.size == 2
+    await world.look()
+    await world.look()
+    assert len(world.asked) == 2
+    assert world.gangs.next_s() == float("inf")
+
+
+async def test_a_job_that_lacks_pods_for_long_is_asked_about_less_and_less_and_never_for_each_pass() -> None:
+    world = World(workers=3)
+    world.put("workers-0")
+    waits = []
+    for number in range(1, 9):
+        for _ in range(10):
+            await world.look()
+        assert len(world.asked) == number
+        waits.append(world.gangs.next_s())
+        await world.clock.advance(waits[-1])
+    assert waits[0] <= 10
+    assert LONGEST_S / 2 <= waits[-1] <= LONGEST_S
+
+
+async def test_pods_that_are_gone_and_not_made_again_make_one_look_but_those_that_succeeded_do_not() -> None:
+    world = World(workers=2)
+    for name in ("workers-0", "workers-1"):
+        world.put(name)
+    await world.look()
+    await world.clock.advance(LONGEST_S)
+    world.put("workers-1", phase="Succeeded")
+    await world.look()
+    assert len(world.asked) == 1
+    world.remove("workers-1")
+    world.jobs["workers"] = 1
+    assert await world.look() == (2, True)
+    assert world.size == 1
+
+
+async def test_a_job_that_grew_is_read_before_anything_is_decided_and_once_for_each_number_of_pods() -> None:
+    world = World(workers=1)
+    world.put("workers-0")
+    await world.look()
+    world.jobs["workers"] = 4
+    world.put("workers-1")
+    assert await world.look() == (1, True)
+    assert world.size == 4
+    world.jobs["workers"] = 1
+    await world.clock.advance(LONGEST_S)
+    await world.look()
+    asked = len(world.asked)
+    for _ in range(10):  # one of its two pods is still there
+        await world.look()
+    assert len(world.asked) == asked
+
+
+async def test_a_job_that_cannot_be_read_is_asked_about_again_after_a_while_and_keeps_nobody_busy() -> None:
+    world = World(workers=1)
+    world.put("workers-0")
+    for trouble in (NotFound(404, "NotFound", "gone"), Forbidden(403, "Forbidden", "no")):
+        world.jobs["workers"] = trouble
+        before = len(world.asked)
+        for _ in range(10):
+            assert await world.look() == (None, False)
+        assert len(world.asked) == before + 1
+        assert 0 < world.gangs.next_s() <= LONGEST_S
+        await world.clock.advance(LONGEST_S)
+    world.jobs["workers"] = 1
+    assert await world.look() == (None, True)
+    assert world.size == 1
+
+
+async def test_what_was_read_last_counts_while_the_api_server_does_not_answer_and_not_once_the_job_is_gone() -> None:
+    world = World(workers=2)
+    world.put("workers-0")
+    await world.look()
+    world.jobs["workers"] = Forbidden(403, "Forbidden", "no")
+    await world.clock.advance(LONGEST_S)
+    assert await world.look() == (2, False)
+    assert world.size == 2
+    del world.jobs["workers"]
+    await world.clock.advance(LONGEST_S)
+    world.jobs["other"] = 1  # so many Jobs as its pods say
+    assert await world.look() == (2, True)
+    assert world.size is None
+
+
+async def test_pods_of_a_job_that_was_made_again_count_and_not_those_of_the_one_before() -> None:
+    world = World(workers=1)
+    world.put("workers-0", deleted=True)
+    await world.look()
+    world.uids["workers"], world.jobs["workers"] = "second", 2
+    world.put("workers-1", uid="second")
+    assert await world.look() == (None, True)
+    assert world.size == 2
+    # Asked by name of the one before, the API server tells of the second: that is not its.
+    fresh = World(workers=1)
+    fresh.uids["workers"] = "second"
+    fresh.put("workers-0")
+    assert await fresh.look() == (None, False)
+
+
+def test_where_no_version_of_pod_groups_is_read_it_is_said_which_would_be() -> None:
+    terms = World().gangs.terms(GangKey(GangSource.POD_GROUP, "default", "train"))
+    assert isinstance(terms, UnknownTerms)
+    assert (
+        "serves none of the versions v1beta1, v1alpha3, v1alpha2, or does not let the operator watch them" in terms.why
+    )
