@@ -22,6 +22,7 @@ PARTS = {
         "operator/draco/controller",
         "operator/draco/maintenance",
         "operator/draco/mig_policy",
+        "operator/draco/allocation/ownership/gangs.py",
     ),
     "Why a claim waits": ("operator/draco/explanation",),
     "Command line": (

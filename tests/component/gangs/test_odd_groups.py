@@ -4,14 +4,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, POD_GROUPS, PODS
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, POD_GROUPS, PODS
 from draco.resources.names import ANNOTATION_TOPOLOGY
-from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim
+from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, make_claim
 from tests.component.allocation.published import publishing
 from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.controller.replicas import an_operator, until
@@ -140,6 +141,39 @@ async def test_members_that_want_different_topologies_hold_nothing_until_they_ag
             return len(await allocated_claims(lab, namespace)) == 2
 
         await until(both, what="devices for both")
+
+
+async def test_a_group_whose_device_classes_differ_in_topology_holds_nothing_until_its_pods_say_one(
+    guarded: Guarded, lab: Client, namespace: str
+) -> None:
+    board = await lab.get(DEVICE_CLASSES, ObjectKey("", CLASS))
+    named = {f"{namespace}-a": "sameNode", f"{namespace}-b": "spread"}
+    for name, topology in named.items():
+        meta = {"name": name, "labels": board.metadata.labels, "annotations": {ANNOTATION_TOPOLOGY: topology}}
+        await lab.create(DEVICE_CLASSES, {"metadata": meta, "spec": msgspec.to_builtins(board.spec)})
+        await make_template(lab, namespace, name[-1], gpus=1, device_class=name)
+    try:
+        async with an_operator(guarded, ALLOCATING):
+            for name in ("a", "b"):
+                await make_member(
+                    lab, namespace, name, template=name, labels=of_group("odd"), annotations=sized(2), **NOBODYS
+                )
+            await until_said(
+                lab,
+                namespace,
+                f"asks for DeviceClasses of different topologies: {namespace}-a has sameNode, {namespace}-b has spread.",
+                f"Let all of its pods say one in the annotation {ANNOTATION_TOPOLOGY}.",
+            )
+            assert await allocated_claims(lab, namespace) == []
+            await lab.patch(PODS, ObjectKey(namespace, "a"), {"metadata": {"annotations": sized(2, "spread")}})
+
+            async def both() -> bool:
+                return len(await allocated_claims(lab, namespace)) == 2
+
+            await until(both, what="devices for both")
+    finally:
+        for name in named:
+            await lab.delete(DEVICE_CLASSES, ObjectKey("", name))
 
 
 async def test_a_selector_that_matches_nothing_keeps_the_whole_group_without_devices_and_is_named(

@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, gang_of, terms_of
+from draco.allocation.ownership.gangs import (
+    GangKey,
+    GangSource,
+    GangTerms,
+    UnknownTerms,
+    default_topology,
+    gang_of,
+    terms_of,
+)
+from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import Pod, PodSchedulingGroup
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.scheduling import (
@@ -17,7 +26,7 @@ from draco.resources.api.scheduling import (
     PodGroupSpec,
     TopologyConstraint,
 )
-from tests.builders import a_pod
+from tests.builders import a_claim, a_device_class, a_pod
 
 TOPOLOGY = "draco.dev/topology"
 KUEUE = {"kueue.x-k8s.io/pod-group-name": "train"}
@@ -159,3 +168,41 @@ def test_a_job_set_is_as_large_as_all_its_jobs_once_each_has_a_pod_and_has_been_
     assert "has 2 Jobs, and pods of 1 exist" in str(terms_of(key, [first], None, {"leader": 1}))
     assert "Job workers" in str(terms_of(key, [first, second], None, {"leader": 1}))
     assert terms_of(key, [first, second], None, {"leader": 1, "workers": 7}) == GangTerms(size=8)
+
+
+def a_class(name: str, topology: str = "") -> DeviceClass:
+    made = a_device_class(name)
+    annotations = {TOPOLOGY: topology} if topology else {}
+    return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, annotations=annotations))
+
+
+CLASSES = {
+    each.metadata.name: each
+    for each in (a_class("gpu", "sameNode"), a_class("board", "sameNode"), a_class("mig", "spread"), a_class("plain"))
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "topology"),
+    [
+        ((), ""),
+        (("plain", "unknown"), ""),
+        (("plain", "gpu"), "sameNode"),
+        (("board", "gpu", "gpu"), "sameNode"),
+        (("mig",), "spread"),
+    ],
+)
+def test_the_device_classes_that_a_group_asks_for_say_where_it_is_by_default(
+    asked: tuple[str, ...], topology: str
+) -> None:
+    claims = [a_claim(f"claim-{number}", device_class=name) for number, name in enumerate(asked)]
+    assert default_topology(GROUP, claims, CLASSES) == topology
+
+
+def test_device_classes_of_different_topologies_are_refused_and_named_whichever_comes_first() -> None:
+    claims = [a_claim(f"claim-{name}", device_class=name) for name in ("plain", "mig", "gpu", "board")]
+    said = "PodGroup default/train asks for DeviceClasses of different topologies: board has sameNode, mig has spread. "
+    for each in (claims, claims[::-1]):
+        terms = default_topology(GROUP, each, CLASSES)
+        assert isinstance(terms, UnknownTerms)
+        assert terms.why == said + "Let all of its pods say one in the annotation draco.dev/topology."

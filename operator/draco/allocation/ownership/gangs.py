@@ -1,7 +1,7 @@
 """Which pods belong together, and on what terms: read off a PodGroup, or the labels by which Kueue, LWS and JobSet say it.
 
-Owns the order of these sources (a PodGroup first), the names that each of them uses, and what is said of a group whose terms
-contradict each other. A group is never written to. Where its claims go is `placing`'s.
+Owns the order of these sources (a PodGroup first), the names that each of them uses, and what is said of a group whose terms, or
+those of the DeviceClasses that it asks for, contradict each other. A group is never written to. Where it goes is `placing`'s.
 """
 
 import re
@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from draco.allocation.ownership.claims import classes_of
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.names import ANNOTATION_GROUP_SIZE, ANNOTATION_TOPOLOGY
@@ -26,6 +28,7 @@ JOBSET_JOBS: Final = "jobset.sigs.k8s.io/global-replicas"
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _SIZE: Final = re.compile("[1-9][0-9]{0,5}")
 _SHOWN: Final = 40
+_ONE_TOPOLOGY: Final = f"Let all of its pods say one in the annotation {ANNOTATION_TOPOLOGY}."
 
 
 class GangSource(StrEnum):
@@ -95,6 +98,20 @@ def terms_of(
     return GangTerms(size=size, topology=topology, priority=priority)
 
 
+def default_topology(
+    key: GangKey, claims: Iterable[ResourceClaim], classes: Mapping[str, DeviceClass]
+) -> str | UnknownTerms:
+    """That of the DeviceClasses which the claims of the group ask for; it counts where the group itself says none."""
+    said: dict[str, str] = {}
+    for name in sorted({name for claim in claims for name in classes_of(claim)}):
+        if (known := classes.get(name)) and (topology := known.metadata.annotations.get(ANNOTATION_TOPOLOGY)):
+            said.setdefault(topology, name)
+    if len(said) > 1:
+        differing = listed(f"{name} has {topology}" for topology, name in said.items())
+        return UnknownTerms(f"{key} asks for DeviceClasses of different topologies: {differing}. {_ONE_TOPOLOGY}")
+    return next(iter(said), "")
+
+
 def _size(
     key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None, parallelism: Mapping[str, int]
 ) -> int | UnknownTerms | None:
@@ -147,8 +164,7 @@ def _topology(key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None) -> 
         if constraints is not None and not said:
             said = {each.key for each in constraints.topology}
     if len(said) > 1:
-        where = f"all of its pods say one in the annotation {ANNOTATION_TOPOLOGY}"
-        return UnknownTerms(f"{key} is to be in several topologies at once: {listed(sorted(said))}. Let {where}.")
+        return UnknownTerms(f"{key} is to be in several topologies at once: {listed(sorted(said))}. {_ONE_TOPOLOGY}")
     return next(iter(said), "")
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from draco.allocation.ownership.claims import classes_of, is_for_operator
-from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, gang_of
+from draco.allocation.ownership.claims import is_for_operator
+from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.allocation.writes import FINALIZER
@@ -181,9 +181,15 @@ class WaitingGroups:
             return
         known = terms if isinstance(terms, GangTerms) else GangTerms(size=1)
         missing = known.size - found.settled - sum(len(each.pods) for each in members)
+        # What others of it have already says so, too: one that is replaced is not to go elsewhere.
+        claims = [claim for each in members for claim in each.claims]
+        claims += [each for each in found.placed if is_for_operator(each, classes)]
+        topology = known.topology or default_topology(gang, claims, classes)
         unready = ""
         if isinstance(terms, UnknownTerms):
             unready = terms.why
+        elif isinstance(topology, UnknownTerms):
+            unready = topology.why
         elif found.unready:
             unready = f"Of {gang}, {found.unready[0]}."
         elif missing > 0:
@@ -193,7 +199,7 @@ class WaitingGroups:
             group=ClaimGroup(
                 members,
                 max(1, min(len(members), known.size - found.settled)),
-                known.topology or _default_topology(members, classes),
+                topology if isinstance(topology, str) else "",
                 found.placed,
                 str(gang),
             ),
@@ -291,13 +297,3 @@ def _joined(one: GroupMember, other: GroupMember) -> GroupMember:
         sorted({*one.without, *other.without}),
         list(others.values()),
     )
-
-
-def _default_topology(members: Iterable[GroupMember], classes: Mapping[str, DeviceClass]) -> str:
-    """That of the first DeviceClass that the group asks for and that has one."""
-    for member in members:
-        for claim in member.claims:
-            for name in classes_of(claim):
-                if (known := classes.get(name)) and (said := known.metadata.annotations.get(ANNOTATION_TOPOLOGY)):
-                    return said
-    return ""

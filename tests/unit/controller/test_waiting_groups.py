@@ -1,0 +1,96 @@
+"""Where a group is to be, by its own word or that of the DeviceClasses which its pods ask for."""
+
+from typing import Any, cast
+
+import msgspec
+
+from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.refusals import NodeRefusals
+from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
+from draco.controller.view import ClusterView
+from draco.kube.connect.client import Client
+from draco.resources.api.claims import DeviceClass
+from draco.resources.api.core import PodStatus
+from tests.builders import a_claim, a_device_class, a_pod
+from tests.doubles.clock import ManualClock
+from tests.unit.controller.watching import collection_of
+
+TOPOLOGY = "draco.dev/topology"
+SIZE = {"kueue.x-k8s.io/pod-group-total-count": "2"}
+LABELS = {"kueue.x-k8s.io/pod-group-name": "train"}
+
+
+class World:
+    """Pods of a group of two, by name the class that the claim of each asks for."""
+
+    def __init__(self, *classes: DeviceClass) -> None:
+        clock = ManualClock()
+        client = cast("Client", None)
+        self.view = ClusterView(client, None, clock=clock)
+        self.waiting = WaitingGroups(
+            self.view, Gangs(client, self.view, clock=clock), cast("NodeRefusals", self), lambda _: False
+        )
+        self.put(*classes)
+
+    def nodes(self, _: str) -> list[str]:
+        """No pod was refused by a node."""
+        return []
+
+    def put(self, *objects: Any) -> None:
+        for item in objects:
+            collection_of(self.view, type(item).__name__).store.put(item)
+
+    def member(self, name: str, device_class: str, *on: str, topology: str = "") -> None:
+        annotations = {**SIZE, **({TOPOLOGY: topology} if topology else {})}
+        node, phase = ("node-0", "Running") if on else ("", "Pending")
+        status = PodStatus(phase=phase)
+        pod = a_pod(name, claims=[name], labels=LABELS, annotations=annotations, node=node, status=status)
+        self.put(pod, a_claim(name, device_class=device_class, on=on))
+
+    def group(self) -> WaitingGroup:
+        (found,) = self.waiting.groups()
+        return found
+
+
+def a_class(name: str, topology: str = "", allocator: str = "operator") -> DeviceClass:
+    made = a_device_class(name)
+    meta = msgspec.structs.replace(
+        made.metadata, labels={"draco.dev/allocator": allocator}, annotations={TOPOLOGY: topology} if topology else {}
+    )
+    return msgspec.structs.replace(made, metadata=meta)
+
+
+GPU, MIG, PLAIN = a_class("gpu", "sameNode"), a_class("mig", "spread"), a_class("plain")
+
+
+def test_a_group_goes_by_the_one_topology_of_its_device_classes() -> None:
+    world = World(GPU, PLAIN)
+    world.member("a", "plain")
+    world.member("b", "gpu")
+    assert (world.group().group.topology, world.group().unready) == ("sameNode", "")
+
+
+def test_a_group_whose_device_classes_differ_waits_and_says_so_unless_it_says_itself_where_it_is_to_be() -> None:
+    world = World(GPU, MIG)
+    world.member("a", "gpu")
+    world.member("b", "mig")
+    assert "asks for DeviceClasses of different topologies: gpu has sameNode, mig has spread" in world.group().unready
+    world.member("a", "gpu", topology="rack")
+    assert (world.group().group.topology, world.group().unready) == ("rack", "")
+
+
+def test_a_pod_that_is_replaced_goes_by_the_device_classes_of_those_that_run_as_well() -> None:
+    world = World(GPU, PLAIN)
+    world.member("a", "gpu", "node-0/gpu-0")
+    world.member("b", "plain")
+    assert world.group().group.topology == "sameNode"
+
+
+def test_a_device_class_of_kube_schedulers_says_nothing_about_where_dracos_claims_go() -> None:
+    world = World(GPU, a_class("nic", "spread", allocator=""))
+    world.member("a", "gpu")
+    world.member("b", "gpu")
+    nic = a_claim("nic", device_class="nic", on=["node-0/nic-0"])
+    pod = a_pod("b", claims=["b", "nic"], labels=LABELS, annotations=SIZE, status=PodStatus(phase="Pending"))
+    world.put(nic, pod)
+    assert (world.group().group.topology, world.group().unready) == ("sameNode", "")
