@@ -104,15 +104,36 @@ class FlakyConnection(Connection):
 
 
 class ObservedConnection(Connection):
-    """A connection that has `before` called with the method and path of each request, which may fail it or let things happen."""
+    """A connection that has `before` called with the method and path of each request, which may fail it or let things happen.
 
-    def __init__(self, real: Connection, before: Callable[[str, str], Awaitable[None]]) -> None:
+    `told` is called with the path of a watch before anything that it tells is passed on, which may hold that back.
+    """
+
+    def __init__(
+        self,
+        real: Connection,
+        before: Callable[[str, str], Awaitable[None]],
+        told: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
         self.__dict__.update(real.__dict__)
         self._before = before
+        self._told = told
 
     async def request(self, method: str, path: str, **rest: Any) -> bytes:
         await self._before(method, path)
         return await super().request(method, path, **rest)
+
+    @asynccontextmanager
+    async def lines(self, path: str, **rest: Any) -> AsyncIterator[AsyncIterator[list[bytes]]]:
+        async with super().lines(path, **rest) as batches:
+            yield batches if self._told is None else self._passed_on(path, batches, self._told)
+
+    async def _passed_on(
+        self, path: str, batches: AsyncIterator[list[bytes]], told: Callable[[str], Awaitable[None]]
+    ) -> AsyncIterator[list[bytes]]:
+        async for batch in batches:
+            await told(path)
+            yield batch
 
 
 @contextmanager
@@ -138,6 +159,7 @@ async def an_operator(
     events_fail_with: list[int] | None = None,
     without_taint_rules: bool = False,
     before_requests: Callable[[str, str], Awaitable[None]] | None = None,
+    before_news: Callable[[str], Awaitable[None]] | None = None,
     clock: Clock | None = None,
     ends: tuple[type[BaseException], ...] = (Died,),
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
@@ -149,7 +171,7 @@ async def an_operator(
     if events_fail_with is not None:
         connection = FlakyConnection(connection, events_fail_with)
     if before_requests is not None:
-        connection = ObservedConnection(connection, before_requests)
+        connection = ObservedConnection(connection, before_requests, before_news)
     async with connection:
         client = Client(connection, manager="draco-operator")
         features = await discover_for_operator(client, allocates=bool(settings and settings.allocate))

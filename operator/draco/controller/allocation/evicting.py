@@ -1,8 +1,9 @@
 """Evicts the pods that are to leave for groups of higher priority: for one group at a time, and for none if one would be refused.
 
 Owns the evictions and what is said of them. Before the first, the API server is asked whether it would accept each of them, so
-that nobody loses work for a group that gets no room all the same; and whether the group still waits, since another replica may
-have served it. Who leaves for whom is `preemption`'s.
+that nobody loses work for a group that gets no room all the same; whether the group still waits, since another replica may have
+served it; and whether those stay that might have left instead, since another replica may have chosen these. Between that answer
+and the evictions lies a moment in which nothing keeps two replicas apart. Who leaves for whom is `preemption`'s.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -57,7 +58,7 @@ class PreemptionEvictions:
         return self._preemptions.pending
 
     async def reconcile(self, uid: str) -> float | None:
-        """Evict all pods that are to leave for the group, or none. Raises ApiError where it cannot be seen if it still waits."""
+        """Evict all pods that are to leave for the group, or none. Raises ApiError where what it needs cannot be seen."""
         nomination = self._preemptions.of(uid)
         if nomination is None or not nomination.asked:
             return None
@@ -65,11 +66,15 @@ class PreemptionEvictions:
             self._preemptions.drop(uid)
             return None
         pods = list(nomination.asked)
-        would = await self._evictions.would_evict(pods)
+        staying = refused(pods, await self._evictions.would_evict(pods))
+        is_outdated = not staying and await self._others_leave(nomination)
         if self._preemptions.of(uid) is not nomination:
             return None  # it has found a place, or is gone
+        if is_outdated:
+            log.info("preemption.outdated", group=nomination.waiting.called)
+            self._preemptions.reconsider(uid)
+            return None
         going: list[Pod] = []
-        staying = refused(pods, would)
         for pod in pods if not staying else ():
             answer = await self._evictions.evict(pod)
             if staying := refused([pod], [answer]):
@@ -89,6 +94,14 @@ class PreemptionEvictions:
         meta = nomination.waiting.group.claims[0].metadata
         found = await self._client.list(CLAIMS, namespace=meta.namespace, field_selector=f"metadata.name={meta.name}")
         return any(each.metadata.uid == meta.uid and each.waits for each in found)
+
+    async def _others_leave(self, nomination: Nomination) -> bool:
+        """Whether others than those that are asked are on their way out, or gone, whatever the watch says."""
+        staying: set[str] = set()
+        for namespace in sorted({key.namespace for key in nomination.others.values()}):
+            pods = await self._client.list(PODS, namespace=namespace)
+            staying |= {each.metadata.uid for each in pods if not each.is_over}
+        return not nomination.others.keys() <= staying
 
     def _announce(self, nomination: Nomination, pods: Sequence[Pod]) -> None:
         if not pods:

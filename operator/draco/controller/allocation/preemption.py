@@ -6,7 +6,7 @@ process that begins finds the pods that leave already, and asks no others to, if
 them are chosen, is `placing`'s; the evictions themselves are `evicting`'s.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -46,12 +46,16 @@ _ACCEPTED_S = 30.0
 
 
 class Nomination(msgspec.Struct):
-    """A group and what it is to get. `asked` are pods that are to be evicted yet, `going` those that were, by UID, and when."""
+    """A group and what it is to get. `asked` are pods that are to be evicted yet, `going` those that were, by UID, and when.
+
+    `others` are pods of a lower priority, by UID, that hold devices as well: only if these stay do those have to go.
+    """
 
     waiting: WaitingGroup
     priority: int
     results: list[DeviceRequestAllocationResult]
     asked: list[Pod] = []
+    others: dict[str, ObjectKey] = {}
     going: dict[str, tuple[ObjectKey, float]] = {}
 
     @property
@@ -170,24 +174,35 @@ class Preemptions:
         if priority is None or self.pending - {uid}:
             self._wait(uid, _AGAIN_S)
             return False
-        found = await self._evictable(waiting, priority)
-        if found is None:
+        seen = evictable(self._seen())
+        lower = {key for each in seen.victims if each.priority < priority for key in each.pods}
+        if not lower and not seen.leaving:
             self._next_s[uid] = self._clock.monotonic() + _AGAIN_S
             self._timed.discard(uid)
             self.drop(uid)
             return False
+        holding = {pod.metadata.uid: key for key in lower if (pod := self._view.pods.store.get(key)) is not None}
+        found = await self._evictable(waiting, priority, {key.namespace for key in lower})
         room = await self._room(waiting, priority, found, held) if found.leaving or found.victims else None
         if room is None or not permitted(room.results):
             self.postpone(uid)
             self.drop(uid)
             return False
-        self._nominate(waiting, priority, room, [found.victims[number] for number in room.victims])
+        self._nominate(waiting, priority, room, [found.victims[number] for number in room.victims], holding)
         return True
 
     def postpone(self, uid: str) -> None:
         """Plan for the group later, as nobody could leave for it now."""
         tries = self._tries[uid] = self._tries.get(uid, 0) + 1
         self._wait(uid, min(_FIRST_S * 2.0 ** (tries - 1), _LONGEST_S))
+
+    def reconsider(self, uid: str) -> None:
+        """Plan for the group again, as others leave than was known. What is kept for it stays so."""
+        nomination = self._nominations.get(uid)
+        if nomination is not None:
+            nomination.asked = []
+            self._wait(uid, _AGAIN_S)
+            self._tell(uid)
 
     def spare(self, pods: Iterable[Pod]) -> None:
         """Ask these pods to leave for nobody for a while: their eviction was refused."""
@@ -205,7 +220,14 @@ class Preemptions:
         if not nomination.going:
             self.drop(uid)
 
-    def _nominate(self, waiting: WaitingGroup, priority: int, room: Room, victims: Sequence[Victim]) -> None:
+    def _nominate(
+        self,
+        waiting: WaitingGroup,
+        priority: int,
+        room: Room,
+        victims: Sequence[Victim],
+        holding: Mapping[str, ObjectKey],
+    ) -> None:
         uid, before = waiting.uid, self._nominations.get(waiting.uid)
         results = [
             one
@@ -214,8 +236,9 @@ class Preemptions:
             for one in result.devices.results
             if not one.admin_access
         ]
-        pods = filter(None, (self._view.pods.store.get(key) for each in victims for key in each.pods))
-        nomination = Nomination(waiting, priority, results, list(pods), dict(before.going) if before else {})
+        pods = list(filter(None, (self._view.pods.store.get(key) for each in victims for key in each.pods)))
+        others = {uid: key for uid, key in holding.items() if uid not in {each.metadata.uid for each in pods}}
+        nomination = Nomination(waiting, priority, results, pods, others, dict(before.going) if before else {})
         self._nominations[uid] = nomination
         self._wait(uid, _LEAVING_S)
         if before is None or [each.key for each in before.results] != [each.key for each in results]:
@@ -242,12 +265,8 @@ class Preemptions:
                 log.info("preemption.not_found", group=waiting.called, why=type(cause).__name__)
                 return None
 
-    async def _evictable(self, waiting: WaitingGroup, priority: int) -> Evictable | None:
-        """What may become free for the group; None where no pod leaves and none has a lower priority."""
-        found = evictable(self._seen())
-        names = {key.namespace for each in found.victims if each.priority < priority for key in each.pods}
-        if not names and not found.leaving:
-            return None
+    async def _evictable(self, waiting: WaitingGroup, priority: int, names: set[str]) -> Evictable:
+        """What may become free for the group, as the budgets of these namespaces are."""
         await self._budgets.read(names)
         now_s = self._clock.monotonic()
         spared = {uid for uid, until_s in self._spared_until_s.items() if until_s > now_s}
