@@ -93,6 +93,17 @@ class PodEvictions:
             return EvictionAnswer(Eviction.REFUSED, str(error), _words(error), by_budget)
         return EvictionAnswer(Eviction.ACCEPTED)
 
+    async def evict_in_turn(self, pods: Sequence[Pod]) -> tuple[list[Pod], list[tuple[Pod, EvictionAnswer]]]:
+        """Ask for one after the other to leave, until one is refused. Returns those that leave, and that one with its answer."""
+        going: list[Pod] = []
+        for pod in pods:
+            answer = await self.evict(pod)
+            if staying := refused([pod], [answer]):
+                return going, staying
+            if answer.outcome is Eviction.ACCEPTED:
+                going.append(pod)
+        return going, []
+
     async def would_evict(self, pods: Sequence[Pod]) -> list[EvictionAnswer]:
         """What would come of asking each of them now."""
         limit = asyncio.Semaphore(_AT_ONCE)

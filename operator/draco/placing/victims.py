@@ -39,10 +39,14 @@ class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Evictable(msgspec.Struct, frozen=True):
-    """What may become free: claims of pods that are on their way out anyway, and victims."""
+    """What may become free: claims of pods that are on their way out anyway, and victims.
+
+    `guarded` would be victims but for the PodDisruptionBudgets.
+    """
 
     leaving: list[ObjectKey]
     victims: list[Victim]
+    guarded: list[Victim] = []
 
 
 class VictimInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +71,15 @@ def evictable(seen: VictimInput) -> Evictable:
     held = {claim.metadata.key: claim for claim in seen.claims if claim.status.reserved_for}
     leaving = {key for key, claim in held.items() if _is_leaving(claim, seen)}
     rest = {key: claim for key, claim in held.items() if key not in leaving}
-    victims, done = list[Victim](), set[ObjectKey]()
+    victims, guarded, done = list[Victim](), list[Victim](), set[ObjectKey]()
     for key in rest:
         if key not in done:
             claims, pods = _together(key, rest, seen)
             done.update(claims)
             if _may_leave(claims.values(), pods, seen):
-                victims.append(_victim(claims, pods, seen))
-    return Evictable(sorted(leaving), victims)
+                found = victims if _is_allowed(pods, seen) else guarded
+                found.append(_victim(claims, pods, seen))
+    return Evictable(sorted(leaving), victims, guarded)
 
 
 def _is_leaving(claim: ResourceClaim, seen: VictimInput) -> bool:
@@ -121,15 +126,19 @@ def _may_leave(claims: Iterable[ResourceClaim], pods: Mapping[ObjectKey, Pod], s
         if not seen.permits(claim):
             return False
     if any(
-        ANNOTATION_MIRROR in pod.metadata.annotations
-        or pod.metadata.uid in seen.spared
-        or _is_stuck(pod, seen.now)
-        or len(covering(pod, seen.budgets)) > 1
+        ANNOTATION_MIRROR in pod.metadata.annotations or pod.metadata.uid in seen.spared or _is_stuck(pod, seen.now)
         for pod in pods.values()
     ):
         return False
+    return bool(_to_evict(pods))
+
+
+def _is_allowed(pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> bool:
+    """Whether the budgets let all of them leave. A pod that two of them cover is never evicted."""
+    if any(len(covering(pod, seen.budgets)) > 1 for pod in pods.values()):
+        return False
     allowed = {each.metadata.key: each.status.disruptions_allowed for each in seen.budgets}
-    return bool(_to_evict(pods)) and all(number <= allowed[key] for key, number in _budgets(pods, seen))
+    return all(number <= allowed[key] for key, number in _budgets(pods, seen))
 
 
 def _to_evict(pods: Mapping[ObjectKey, Pod]) -> list[Pod]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import click
 import msgspec
 
-from draco.cli.explain.preempting import with_preemption
+from draco.cli.explain.preempting import PossibleVictims, with_preemption
 from draco.cli.explain.refusals import with_refusals
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
@@ -78,11 +78,12 @@ def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tuple[ExplainSubject, Explanation]]:
+    victims = PossibleVictims(made)
     for subject in subjects:
         explanation = explain(
             made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
         )
-        yield subject, with_preemption(made, subject, with_refusals(made, subject, explanation))
+        yield subject, with_preemption(victims, subject, with_refusals(made, subject, explanation))
 
 
 def _with_devices(made: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:

@@ -12,7 +12,7 @@ import structlog
 from prometheus_client import Counter
 
 from draco.controller.allocation.preemption import Nomination, Preemptions
-from draco.controller.evictions import NOT_PERMITTED, Eviction, PodEvictions, refused
+from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.core import ObjectReference, Pod
@@ -75,12 +75,8 @@ class PreemptionEvictions:
             self._preemptions.reconsider(uid)
             return None
         going: list[Pod] = []
-        for pod in pods if not staying else ():
-            answer = await self._evictions.evict(pod)
-            if staying := refused([pod], [answer]):
-                break
-            if answer.outcome is Eviction.ACCEPTED:
-                going.append(pod)
+        if not staying:
+            going, staying = await self._evictions.evict_in_turn(pods)
         self._announce(nomination, going)
         if staying:
             self._count.labels("refused").inc(len(staying))

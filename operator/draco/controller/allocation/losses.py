@@ -17,7 +17,7 @@ from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, 
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.gpu_policies import policies_of
 from draco.controller.allocation.preemption import Preemptions
-from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, Eviction, PodEvictions, refused
+from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -198,12 +198,8 @@ class PartialLosses:
             # Each of them alone might leave.
             return [], [(pod, why) for pod in asked if (why := why_refused(pod, budgets)[1])]
         going: list[Pod] = []
-        for pod in asked if not staying else ():
-            answer = await self._evictions.evict(pod)
-            if staying := refused([pod], [answer]):
-                break
-            if answer.outcome is Eviction.ACCEPTED:
-                going.append(pod)
+        if not staying:
+            going, staying = await self._evictions.evict_in_turn(asked)
         return going, [
             (pod, (answer.by_budget and why_refused(pod, budgets)[1]) or answer.why) for pod, answer in staying
         ]
