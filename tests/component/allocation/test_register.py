@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.mig.leader import OwnLeadership
 from draco.controller.mig.register import RegisterMissing, RegisterStore
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import ApiError, Conflict, Invalid, NotFound
-from draco.resources.api.allocation import AllocationRegister
+from draco.resources.api.allocation import AllocationRegister, RegisteredLeader
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS
 from draco_local.cluster.controlplane import ControlPlane
@@ -31,6 +32,7 @@ from tests.component.simulator.test_nodes import running
 from tests.requests import call
 
 GPUS = [GpuPlace("gpu.nvidia.com", "node", f"gpu-{number}") for number in range(3)]
+BASIC = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/system:basic-user"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/allocationregisters.draco.dev"
 
 
@@ -173,6 +175,38 @@ async def test_of_two_writers_that_saw_the_same_register_one_is_refused(
         await store.write(seen, [])
     assert await store.read() == written
     assert written.places == frozenset(GPUS)
+
+
+async def test_the_register_names_nobody_where_the_operator_may_not_ask_which_pod_it_is(
+    api_server: ControlPlane, parts: ChartParts, store: RegisterStore, tmp_path: Path
+) -> None:
+    """Somebody took from all users what Kubernetes gives them. With a wrong name the operator would bar itself."""
+    parts.install(RIGHTS)
+    named = await store.write(await store.make(), GPUS, RegisteredLeader(identity="before", pod_uid="uid"))
+    assert named.leader == RegisteredLeader(identity="before", pod_uid="uid")
+    binding = call(api_server, "GET", BASIC)
+    again = {"metadata": {"name": "system:basic-user"}, **{key: binding[key] for key in ("roleRef", "subjects")}}
+    call(api_server, "DELETE", BASIC)
+    try:
+        async with await connect(tmp_path / "operator") as connection:
+
+            async def entry() -> RegisteredLeader | None:
+                return await OwnLeadership(Client(connection), ObjectKey("", ""), "operator").entry()
+
+            async def unknown() -> bool:
+                return await entry() is None
+
+            await until(unknown, within_s=15, what="the API server goes by the deletion")
+            assert (await store.write(named, GPUS, await entry())).leader is None
+    finally:
+        call(api_server, "POST", BASIC.rpartition("/")[0], again)
+    async with await connect(tmp_path / "operator") as connection:
+        own = OwnLeadership(Client(connection), ObjectKey("", ""), "operator")
+
+        async def known() -> bool:
+            return await own.entry() == RegisteredLeader(identity="operator")
+
+        await until(known, within_s=15, what="the API server goes by the binding")
 
 
 async def test_gpus_of_a_register_that_is_deleted_are_handed_over_from_the_beginning(

@@ -58,10 +58,13 @@ class Died(BaseException):
     """The operator's process ended here, as far as the test is concerned."""
 
 
+_NOT_KEPT = ("/leases", "/authorization.k8s.io/", "/authentication.k8s.io/")
+
+
 class MortalConnection(Connection):
     """A connection whose process dies once `writes` writes (leases aside) were made, before it sees the last one's answer.
 
-    Only writes to paths that contain `to` count. What it asks about its own rights is written nowhere.
+    Only writes to paths that contain `to` count. What it asks about itself and its rights is written nowhere.
     """
 
     def __init__(self, real: Connection, writes: int, to: str = "") -> None:
@@ -74,7 +77,7 @@ class MortalConnection(Connection):
         if self.dead:
             raise Unreachable("the process is dead")
         answer = await super().request(method, path, **rest)
-        is_kept = self.to in path and not any(part in path for part in ("/leases", "/authorization.k8s.io/"))
+        is_kept = self.to in path and not any(part in path for part in _NOT_KEPT)
         if method != "GET" and is_kept and "dryRun" not in str(rest.get("params")):
             self.left -= 1
             if self.left == 0:

@@ -1,7 +1,8 @@
 """The order of the steps by which a GPU goes from kube-scheduler to Draco and back."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from draco.allocation.ownership.handover import GpuPlace, HandoverInput, HandoverPlan, Handovers
 
@@ -10,9 +11,14 @@ GPU = GpuPlace("gpu.nvidia.com", "node-1", "gpu-0")
 ONE, NONE = frozenset({GPU}), frozenset[GpuPlace]()
 
 
-def plan(handovers: Handovers, now_s: float, *, wanted: bool, tainted: bool, registered: bool) -> HandoverPlan:
+def plan(
+    handovers: Handovers, now_s: float, *, wanted: bool, tainted: bool, registered: bool, leads: bool = True
+) -> HandoverPlan:
     seen = HandoverInput(
-        wanted=ONE if wanted else NONE, tainted=ONE if tainted else NONE, registered=ONE if registered else NONE
+        wanted=ONE if wanted else NONE,
+        tainted=ONE if tainted else NONE,
+        registered=ONE if registered else NONE,
+        leads=leads,
     )
     return handovers.plan(seen, now_s)
 
@@ -56,8 +62,38 @@ def test_a_new_leader_gives_nothing_out_before_the_pause() -> None:
     assert plan(Handovers(SETTLE_S), 100.0, wanted=True, tainted=True, registered=True).owned == NONE
 
 
+def test_who_begins_to_lead_enters_itself_and_gives_out_when_everybody_knows() -> None:
+    handovers = Handovers(SETTLE_S)
+    first = plan(handovers, 0.0, wanted=True, tainted=True, registered=True, leads=False)
+    assert (first.enter, first.register, first.owned, first.look_again_s) == (True, ONE, NONE, None)
+    entered = plan(handovers, 3.0, wanted=True, tainted=True, registered=True)
+    assert (entered.enter, entered.owned, entered.look_again_s) == (False, NONE, 5.0)
+    assert plan(handovers, 7.9, wanted=True, tainted=True, registered=True).owned == NONE
+    assert plan(handovers, 8.0, wanted=True, tainted=True, registered=True).owned == ONE
+
+
+def test_who_is_not_named_any_more_stops_at_once_and_starts_from_the_beginning() -> None:
+    handovers = Handovers(SETTLE_S)
+    plan(handovers, 0.0, wanted=True, tainted=True, registered=True)
+    assert plan(handovers, 5.0, wanted=True, tainted=True, registered=True).owned == ONE
+    other = plan(handovers, 6.0, wanted=True, tainted=True, registered=True, leads=False)
+    assert (other.enter, other.register, other.owned) == (True, ONE, NONE)
+    assert plan(handovers, 7.0, wanted=True, tainted=True, registered=True).owned == NONE
+    assert plan(handovers, 12.0, wanted=True, tainted=True, registered=True).owned == ONE
+
+
+def test_nobody_enters_where_no_gpu_is_dracos_or_is_to_be() -> None:
+    handovers = Handovers(SETTLE_S)
+    assert not plan(handovers, 0.0, wanted=False, tainted=False, registered=False, leads=False).enter
+    assert plan(handovers, 1.0, wanted=True, tainted=False, registered=False, leads=False).enter
+    assert plan(handovers, 2.0, wanted=False, tainted=False, registered=True, leads=False).enter
+
+
 class TwoWriters(RuleBasedStateMachine):
-    """What is written is seen by everybody within the pause, and at any moment of it; operators die at any moment."""
+    """What is written is seen by everybody within the pause, and at any moment of it.
+
+    Operators die at any moment, or stand still while the next one leads, and may then write what they had decided.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,9 +102,16 @@ class TwoWriters(RuleBasedStateMachine):
         self.taint_wanted = False
         self.register = False
         self.tainted = False
-        self.changed_s = dict.fromkeys(("taint", "register"), float("-inf"))
+        self.operator, self.leader = 1, 0
+        """Which one leads by its Lease, and which one the register names."""
+        self.changed_s = dict.fromkeys(("taint", "register", "leader"), float("-inf"))
         self.handovers = Handovers(SETTLE_S)
         self.owned = False
+
+    @initialize(is_handed_over=st.booleans())
+    def begins(self, *, is_handed_over: bool) -> None:
+        """With what an operator that led before has left."""
+        self.wanted = self.taint_wanted = self.tainted = self.register = is_handed_over
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 5.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
@@ -78,13 +121,25 @@ class TwoWriters(RuleBasedStateMachine):
     def a_policy_changes(self) -> None:
         self.wanted = not self.wanted
 
-    @rule()
-    def the_operator_plans(self) -> None:
-        made = plan(self.handovers, self.now_s, wanted=self.wanted, tainted=self.tainted, registered=self.register)
+    @rule(is_written=st.booleans())
+    def the_operator_plans(self, *, is_written: bool) -> None:
+        """What it writes may fail: another wrote at the same time, or no API server answers."""
+        made = plan(
+            self.handovers,
+            self.now_s,
+            wanted=self.wanted,
+            tainted=self.tainted,
+            registered=self.register,
+            leads=self.leader == self.operator,
+        )
         self.owned = bool(made.owned)
         self.taint_wanted = bool(made.taint)
+        if not is_written:
+            return
         if bool(made.register) != self.register:
             self.register, self.changed_s["register"] = bool(made.register), self.now_s
+        if made.enter:
+            self.leader, self.changed_s["leader"] = self.operator, self.now_s
 
     @precondition(lambda self: self.tainted != self.taint_wanted)
     @rule()
@@ -92,7 +147,9 @@ class TwoWriters(RuleBasedStateMachine):
         self.tainted, self.changed_s["taint"] = self.taint_wanted, self.now_s
 
     @rule()
-    def the_operator_dies(self) -> None:
+    def another_operator_leads(self) -> None:
+        """The one before has died, or stands still with writes on their way."""
+        self.operator += 1
         self.handovers, self.owned = Handovers(SETTLE_S), False
 
     @invariant()
@@ -103,11 +160,18 @@ class TwoWriters(RuleBasedStateMachine):
         draco_may_write = self.owned and (self.register or not register_is_seen)
         assert not (others_may_write and draco_may_write and not self._scheduler_is_away())
 
+    @invariant()
+    def who_led_before_may_not_allocate_any_more_once_another_gives_out(self) -> None:
+        """Some API server may still act by the register before."""
+        is_seen = self.leader == self.operator and self.now_s - self.changed_s["leader"] >= SETTLE_S
+        assert not self.owned or is_seen
+
     def _scheduler_is_away(self) -> bool:
         return self.tainted and self.now_s - self.changed_s["taint"] >= SETTLE_S
 
 
 TestTwoWriters = TwoWriters.TestCase
+TestTwoWriters.settings = settings(max_examples=1000)
 
 
 def test_a_register_that_says_the_same_and_is_another_one_starts_the_pause_from_the_beginning() -> None:

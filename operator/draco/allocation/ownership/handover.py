@@ -3,7 +3,11 @@
 Owns the order of the steps. The register is a list in the cluster that an admission policy reads: what stands there only Draco
 may allocate, everything else anybody but Draco. To Draco: the agent taints the GPU's devices, the register takes the GPU in, and
 once whatever was written before must have been seen, Draco may give it out. Back: Draco stops, the register lets the GPU go, and
-only then the taint. A claim that holds a device keeps it throughout. Pure: the caller reads, writes and tells the time.
+only then the taint. A claim that holds a device keeps it throughout.
+
+The register also names the operator that gives out, and the policy refuses allocations of any other. An operator that begins to
+lead enters itself first, and gives out once whatever the one before had begun must have been seen. Pure: the caller reads, writes
+and tells the time.
 """
 
 from collections.abc import Collection
@@ -31,18 +35,23 @@ class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):
     """What is now: GPUs that policies give to Draco, those whose published devices are all tainted, and those in the register.
 
     Those that have `left` are not published any more, but a claim of Draco's has devices of them, which it may take back as long
-    as they stand in the register.
+    as they stand in the register. `leads`: whether the register names the operator that asks.
     """
 
     wanted: frozenset[GpuPlace]
     tainted: frozenset[GpuPlace]
     registered: frozenset[GpuPlace]
+    leads: bool
     left: frozenset[GpuPlace] = frozenset()
 
 
 class HandoverPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be: in the register, tainted, and given out by Draco. Look again after so many seconds at the latest."""
+    """What is to be: in the register, tainted, and given out by Draco. Look again after so many seconds at the latest.
 
+    `enter`: the register is to name the operator that asks, if it still leads.
+    """
+
+    enter: bool
     register: frozenset[GpuPlace]
     taint: frozenset[GpuPlace]
     owned: frozenset[GpuPlace]
@@ -58,13 +67,19 @@ class Handovers:
         self._tainted: dict[GpuPlace, float] = {}
         self._registered: dict[GpuPlace, float] = {}
         self._let_go: dict[GpuPlace, float] = {}
+        self._leads_since_s: float | None = None
 
     def begin_again(self) -> None:
         """Hear that the register is another one than before, and may say the same: others could allocate meanwhile."""
         self._registered.clear()
+        self._leads_since_s = None
 
     def plan(self, seen: HandoverInput, now_s: float) -> HandoverPlan:
         """What comes next for each GPU."""
+        if not seen.leads:
+            self._leads_since_s = None
+        elif self._leads_since_s is None:
+            self._leads_since_s = now_s
         _note(self._tainted, seen.tainted, now_s)
         for place in self._registered.keys() - seen.registered:
             self._let_go[place] = now_s
@@ -76,11 +91,15 @@ class Handovers:
         register = {
             place for place in ready if place in seen.registered or self._is_settled(self._tainted, place, now_s)
         }
-        owned = {place for place in register & seen.registered if self._is_settled(self._registered, place, now_s)}
+        ours: dict[GpuPlace, float] = {}
+        if self._leads_since_s is not None:
+            ours = {place: max(self._leads_since_s, self._registered[place]) for place in register & seen.registered}
+        owned = {place for place in ours if self._is_settled(ours, place, now_s)}
         rests = [self._tainted[place] for place in ready - register]
-        rests += [self._registered[place] for place in (register & seen.registered) - owned]
+        rests += [ours[place] for place in ours.keys() - owned]
         rests += self._let_go.values()
         return HandoverPlan(
+            enter=not seen.leads and bool(seen.wanted or seen.registered),
             register=frozenset(register) | seen.left,
             taint=seen.wanted | seen.registered | self._let_go.keys(),
             owned=frozenset(owned),

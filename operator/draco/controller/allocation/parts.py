@@ -17,6 +17,7 @@ from draco.controller.limits.guard import LimitGuard
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.handover import HandoverReconciler
+from draco.controller.mig.leader import OwnLeadership
 from draco.controller.mig.register import RegisterStore
 from draco.controller.settings import OperatorSettings
 from draco.controller.view import ClusterView
@@ -25,6 +26,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
+from draco.resources.api.meta import ObjectKey
 
 
 class AllocationParts:
@@ -46,7 +48,13 @@ class AllocationParts:
         clock: Clock,
     ) -> None:
         self.handover = HandoverReconciler(
-            client, view, decisions, RegisterStore(client), clock=clock, settle_s=settings.handover_settle_s
+            client,
+            view,
+            decisions,
+            RegisterStore(client),
+            OwnLeadership(client, ObjectKey(settings.namespace, settings.lease_name), settings.identity),
+            clock=clock,
+            settle_s=settings.handover_settle_s,
         )
         self._allocations = ClaimAllocations(
             client,

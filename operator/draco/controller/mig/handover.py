@@ -4,6 +4,10 @@ Owns the looking and the writing: what policies want, which devices are publishe
 that was allocated before has been seen. A register that is gone takes all GPUs with it: they go over from the beginning. Which
 step comes when is `allocation.ownership.handover`'s. There is one key, as there is one register. What writes the spec of GpuNodes
 asks this what agents are to taint.
+
+The register is to name this operator before it gives anything out. Each write of it has three steps, and their order matters: the
+register is read, then the Lease, and then the register is written on top of what was read. Who takes the Lease in between enters
+itself later, so the one that the register names in the end is the last one that took the Lease.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -15,6 +19,7 @@ from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.leader import NOT_TOLD, OwnLeadership
 from draco.controller.mig.register import Register, RegisterMissing, RegisterStore
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -23,7 +28,7 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.mig_policy.preempting import preempting_policies
 from draco.mig_policy.spreading import spread_pools
-from draco.resources.api.allocation import AllocationRegister
+from draco.resources.api.allocation import AllocationRegister, RegisteredLeader
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
@@ -38,6 +43,12 @@ _MISSING_S = 30.0
 """How soon to try again to make a register that could not be made."""
 _BEHIND_S = 0.2
 """How soon to look again whether the watch has brought what was written before."""
+_NOT_LEADING_S = 2.0
+"""How soon to look again whether the Lease is ours, where it is not: usually this process ends before that."""
+_NOT_KEPT = (
+    "The AllocationRegister does not keep who leads, so an operator that led before is not kept from allocating: apply Draco's "
+    "CustomResourceDefinitions (crds/), or set the chart's value crds.enabled to true."
+)
 
 
 class HandoverReconciler:
@@ -49,6 +60,7 @@ class HandoverReconciler:
         view: ClusterView,
         decisions: MigDecisions,
         store: RegisterStore,
+        leadership: OwnLeadership,
         *,
         clock: Clock,
         settle_s: float,
@@ -57,6 +69,7 @@ class HandoverReconciler:
         self._view = view
         self._decisions = decisions
         self._store = store
+        self._leadership = leadership
         self._clock = clock
         self._handovers = Handovers(settle_s)
         self.register: Informer[AllocationRegister] = Informer(
@@ -69,6 +82,10 @@ class HandoverReconciler:
         """What is tainted and not owned."""
         self._to_taint: frozenset[GpuPlace] | None = None
         self._register_uid = ""
+        self._is_entered = False
+        self._entered: RegisteredLeader | None = None
+        """What the register said after this operator had entered itself: nobody, where it keeps no names."""
+        self._unfenced = ""
         self._spread: frozenset[PoolKey] = frozenset()
         self._preemptible: frozenset[GpuPlace] = frozenset()
         self._trouble = ""
@@ -77,8 +94,8 @@ class HandoverReconciler:
 
     @property
     def trouble(self) -> str:
-        """Why nothing is handed over; "" if nothing is in the way."""
-        return self._trouble
+        """Why nothing is handed over, or an operator that led before not kept away; "" if nothing is in the way."""
+        return self._trouble or self._unfenced
 
     @property
     def owned(self) -> frozenset[GpuPlace]:
@@ -166,16 +183,18 @@ class HandoverReconciler:
         self._tainted = frozenset(place for place in places if published.get(place))
         self._withheld = self._tainted - self._owned
         left = self._left(places, published)
-        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered, left=left)
+        leads = register is not None and self._is_entered and register.leader == self._entered
+        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered, leads=leads, left=left)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
         self._take_up(plan.owned & self._owned, plan.taint)
         if register is None:
             return _MISSING_S
-        if plan.register != registered:
-            register = await self._store.write(register, plan.register)
-            log.info("handover.registered", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(plan.register)])
-            seen = msgspec.structs.replace(seen, registered=register.places)
+        if plan.enter or plan.register != registered:
+            if not await self._leadership.holds():
+                return _NOT_LEADING_S
+            register = await self._write(register, plan.register)
+            seen = msgspec.structs.replace(seen, registered=register.places, leads=True)
             plan = self._handovers.plan(seen, self._clock.monotonic())
         if not await self._has_seen_all(plan.owned - self._owned):
             return _BEHIND_S
@@ -198,8 +217,26 @@ class HandoverReconciler:
         if register.uid != self._register_uid:
             self._own(frozenset())
             self._handovers.begin_again()
+            self._is_entered = False
             self._register_uid = register.uid
         return register
+
+    async def _write(self, seen: Register, places: frozenset[GpuPlace]) -> Register:
+        """Have the register say this, and that this operator leads. What it says already is not written again."""
+        entry = await self._leadership.entry()
+        says_so = (seen.leader, seen.places) == (entry, places)
+        written = seen if says_so else await self._store.write(seen, places, entry)
+        if written.leader != seen.leader:
+            leader = written.leader or RegisteredLeader()
+            log.info("handover.entered", leader=leader.identity, pod_uid=leader.pod_uid)
+        if places != seen.places:
+            log.info("handover.registered", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(places)])
+        self._is_entered, self._entered = True, written.leader
+        if written.leader is None:
+            self._unfenced = NOT_TOLD if entry is None else _NOT_KEPT
+        else:
+            self._unfenced = ""
+        return written
 
     def _take_up(self, owned: frozenset[GpuPlace], to_taint: frozenset[GpuPlace]) -> None:
         before, self._to_taint = self._to_taint, to_taint

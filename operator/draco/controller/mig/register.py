@@ -1,4 +1,4 @@
-"""The register of GPUs that only Draco may allocate, as it stands in the cluster: the one AllocationRegister.
+"""The register of GPUs that only Draco may allocate, and of who gives them out: the one AllocationRegister in the cluster.
 
 Owns its form, and its making, reading and writing. The chart's admission policies read it. It is no ConfigMap, because an API
 server (1.36.3) whose last policy with ConfigMaps as parameters was deleted never reads one for a policy again; what it knows of a
@@ -13,7 +13,7 @@ import msgspec
 from draco.allocation.ownership.handover import GpuPlace
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, NotFound
-from draco.resources.api.allocation import AllocationRegister
+from draco.resources.api.allocation import AllocationRegister, RegisteredLeader
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import ALLOCATION_REGISTERS
@@ -31,6 +31,7 @@ class Register(msgspec.Struct, frozen=True, kw_only=True):
 
     places: frozenset[GpuPlace]
     pools: frozenset[str]
+    leader: RegisteredLeader | None
     uid: str
     resource_version: str
 
@@ -51,7 +52,7 @@ class RegisterStore:
     async def make(self) -> Register:
         """Make it, with nothing in it. Raises RegisterMissing where the kind is not served, or another ApiError."""
         try:
-            empty = {"metadata": {"name": ALLOCATION_REGISTER}, **_written({})}
+            empty = {"metadata": {"name": ALLOCATION_REGISTER}, **_counted({})}
             return _register(await self._client.create(ALLOCATION_REGISTERS, empty))
         except AlreadyExists:
             return await self.read()
@@ -61,11 +62,18 @@ class RegisterStore:
                 "CustomResourceDefinitions (crds/), or set the chart's value crds.enabled to true."
             ) from error
 
-    async def write(self, seen: Register, places: Iterable[GpuPlace]) -> Register:
-        """Have it say just `places`, if it is still as seen. Raises Conflict otherwise, or another ApiError."""
+    async def write(
+        self, seen: Register, places: Iterable[GpuPlace], leader: RegisteredLeader | None = None
+    ) -> Register:
+        """Have it say just this, if it is still as seen. Raises Conflict otherwise, or another ApiError.
+
+        What is returned names nobody where the CustomResourceDefinition is of a version without the leader.
+        """
         pools = _pools(places)
         gone = dict.fromkeys(seen.pools - pools.keys())
-        patch = {"metadata": {"resourceVersion": seen.resource_version}, **_written(gone | pools)}
+        written = _counted(gone | pools)
+        written["spec"] |= {"leader": _named(leader)}
+        patch = {"metadata": {"resourceVersion": seen.resource_version}, **written}
         return _register(await self._client.patch(ALLOCATION_REGISTERS, _KEY, patch))
 
 
@@ -76,7 +84,12 @@ def _pools(places: Iterable[GpuPlace]) -> dict[str, list[str]]:
     return pools
 
 
-def _written(pools: Mapping[str, list[str] | None]) -> dict[str, object]:
+def _named(leader: RegisteredLeader | None) -> dict[str, str | None] | None:
+    """All fields, since those that the one before had may have to go."""
+    return None if leader is None else {"identity": leader.identity, "podUID": leader.pod_uid or None}
+
+
+def _counted(pools: Mapping[str, list[str] | None]) -> dict[str, dict[str, object]]:
     """With the counts, those that are 0 as well."""
     counted = [gpus for gpus in pools.values() if gpus]
     return {"spec": {"pools": pools}, "status": {"gpus": sum(map(len, counted)), "pools": len(counted)}}
@@ -86,6 +99,7 @@ def _register(stored: AllocationRegister) -> Register:
     return Register(
         places=frozenset(_places(stored.spec.pools)),
         pools=frozenset(stored.spec.pools),
+        leader=stored.spec.leader,
         uid=stored.metadata.uid,
         resource_version=stored.metadata.resource_version,
     )

@@ -1,4 +1,4 @@
-"""Questions to the API server about a caller: whose token this is, and what that user may do."""
+"""Questions to the API server about a caller: whose token this is, what that user may do, and who asks."""
 
 import msgspec
 
@@ -23,6 +23,18 @@ class TokenReview(msgspec.Struct, frozen=True):
     """authentication.k8s.io/v1."""
 
     status: TokenReviewStatus = TokenReviewStatus()
+
+
+class SelfReviewStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What the API server says of whoever asks."""
+
+    user_info: ReviewedUser = ReviewedUser()
+
+
+class SelfSubjectReview(msgspec.Struct, frozen=True):
+    """authentication.k8s.io/v1."""
+
+    status: SelfReviewStatus = SelfReviewStatus()
 
 
 class AccessReviewStatus(msgspec.Struct, frozen=True):
