@@ -1,0 +1,289 @@
+"""An operator that led, stood still and goes on: what it had decided is refused by the API server once another leads.
+
+The operators run with the tokens of pods. Nobody but the API server knows that the first one led before: it still believes that
+it leads.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.app import Operator
+from draco.controller.mig.register import RegisterStore
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.election import LeadershipLost
+from draco.kube.errors import Invalid
+from draco.resources.api.allocation import RegisteredLeader
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, LEASES
+from draco.resources.names import OPERATOR_LEASE
+from draco_local.cluster.controlplane import ControlPlane
+from tests.component.allocation.lab import ALLOCATING, REGISTER, Guarded, end_lease, make_claim, until_allocated
+from tests.component.allocation.operator_pods import OperatorPod, operator_pod
+from tests.component.allocation.preempting import of_priority, priorities
+from tests.component.allocation.published import publishing
+from tests.component.allocation.test_kills import Lab
+from tests.component.allocation.test_race import no_device_in_two_claims
+from tests.component.chart.rendering import NAMESPACE
+from tests.component.controller.replicas import an_operator, until
+from tests.component.simulator.test_nodes import make_pod
+from tests.requests import call
+
+__all__ = ["priorities"]
+
+FIRST, SECOND = (msgspec.structs.replace(ALLOCATING, identity=each) for each in ("first", "second"))
+NODE = "sim-1"
+GPU = GpuPlace("gpu.nvidia.com", "node", "gpu-0")
+LEASE = LEASES.path(ObjectKey(NAMESPACE, OPERATOR_LEASE))
+NAMED = ALLOCATION_REGISTERS.path(REGISTER)
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/allocationregisters.draco.dev"
+DOES_NOT_LEAD = "this operator does not lead: second allocates for Draco now"
+
+
+class Standstill:
+    """From the request that `begins` on, all requests of an operator wait until they are let go, that one apart."""
+
+    def __init__(self, begins: Callable[[str, str, set[str]], bool]) -> None:
+        self._begins = begins
+        self._seen: set[str] = set()
+        self._go_on: list[Callable[[str, str], bool]] = []
+        self._changed = asyncio.Condition()
+        self.has_begun = asyncio.Event()
+        self.looked = 0
+        """How often it has looked who holds the Lease, since then."""
+
+    async def __call__(self, method: str, path: str) -> None:
+        """Before each request."""
+        if not self.has_begun.is_set() and self._begins(method, path, self._seen):
+            self.has_begun.set()
+        self._seen.add(f"{method} {path}")
+        if not self.has_begun.is_set():
+            return
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(each(method, path) for each in self._go_on))
+        self.looked += (method, path) == ("GET", LEASE)
+
+    async def let_go(self, which: Callable[[str, str], bool]) -> None:
+        """Let these requests go, too."""
+        async with self._changed:
+            self._go_on.append(which)
+            self._changed.notify_all()
+
+
+def is_allocation(method: str, path: str, _: object = None) -> bool:
+    return method == "PATCH" and "/resourceclaims/" in path and path.endswith("/status")
+
+
+def is_no_renewal(method: str, path: str) -> bool:
+    return not (method == "PUT" and path == LEASE)
+
+
+def is_any(_method: str, _path: str) -> bool:
+    return True
+
+
+@pytest.fixture
+def pods(control_plane: ControlPlane, guarded: Guarded, tmp_path: Path) -> Iterator[dict[str, OperatorPod]]:
+    """Two, by name."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(operator_pod(control_plane, tmp_path, name)) for name in ("one", "two")}
+
+
+@pytest.fixture
+async def emptied(handed_over: Client, namespace: str) -> AsyncIterator[None]:
+    """Nothing of the namespace is left for the operators of other tests."""
+    yield
+    await Lab(handed_over, namespace).clear()
+
+
+async def leader(client: Client) -> RegisteredLeader | None:
+    return (await client.get(ALLOCATION_REGISTERS, REGISTER)).spec.leader
+
+
+async def until_leads(client: Client, expected: RegisteredLeader) -> None:
+    async def named() -> bool:
+        return await leader(client) == expected
+
+    await until(named, what=f"{expected} in the register")
+
+
+def ending(**options: Any) -> dict[str, Any]:
+    return {"ends": (LeadershipLost,), **options}
+
+
+@pytest.mark.parametrize("is_in_pod", [True, False], ids=["in a pod", "in no pod"])
+async def test_what_a_leader_had_begun_before_it_stood_still_is_refused_once_the_next_gives_out(
+    guarded: Guarded,
+    pods: dict[str, OperatorPod],
+    handed_over: Client,
+    namespace: str,
+    priorities: None,
+    emptied: None,
+    is_in_pod: bool,
+) -> None:
+    """Both decide on the one GPU there is, for two claims. An operator in no pod is let in all the same."""
+    standstill = Standstill(is_allocation)
+    async with (
+        no_device_in_two_claims(handed_over),
+        publishing(handed_over, [NODE], 1),
+        an_operator(pods["one"], FIRST, **ending(before_requests=standstill)) as (first, _),
+    ):
+        await make_claim(handed_over, namespace, "of-the-first")
+        await asyncio.wait_for(standstill.has_begun.wait(), 60)
+        assert await leader(handed_over) == RegisteredLeader(identity="first", pod_uid=pods["one"].uid)
+        await make_claim(handed_over, namespace, "of-the-second")
+        await make_pod(handed_over, namespace, "pod", "of-the-second", **of_priority("high"))
+        await end_lease(handed_over)
+        async with an_operator(pods["two"] if is_in_pod else guarded, SECOND):
+            await until_allocated(handed_over, namespace, "of-the-second")
+            expected = RegisteredLeader(identity="second", pod_uid=pods["two"].uid if is_in_pod else "")
+            assert await leader(handed_over) == expected
+            await standstill.let_go(is_allocation)
+            assert DOES_NOT_LEAD in await until_answered(handed_over, first, namespace)
+            await standstill.let_go(is_no_renewal)
+            await until_gives_out_nothing(first)
+            assert await leader(handed_over) == expected
+            await standstill.let_go(is_any)
+
+
+async def until_answered(client: Client, operator: Operator, namespace: str) -> str:
+    """Why the operator's allocation was refused; "made" if it was not."""
+
+    async def answered() -> str:
+        claim = await client.get(CLAIMS, ObjectKey(namespace, "of-the-first"))
+        refusals = [each for each in operator.troubles() if "does not let Draco allocate" in each]
+        return "made" if claim.status.allocation else "; ".join(refusals)
+
+    return await until(answered, what="an answer to the first one's allocation")
+
+
+async def until_gives_out_nothing(operator: Operator) -> None:
+    assert operator._allocation is not None
+    handover = operator._allocation.handover
+
+    async def nothing() -> bool:
+        return not handover.owned
+
+    await until(nothing, what="the first one stops giving out")
+
+
+@pytest.mark.parametrize("at", ["the Lease", "the register"])
+async def test_a_leader_that_stood_still_before_it_entered_itself_does_not_once_another_leads(
+    pods: dict[str, OperatorPod], handed_over: Client, at: str
+) -> None:
+    """It had read the register, and was about to look at the Lease, or to write."""
+
+    def begins(method: str, path: str, seen: set[str]) -> bool:
+        at_lease = f"GET {NAMED}" in seen and (method, path) == ("GET", LEASE)
+        return at_lease if at == "the Lease" else (method, path) == ("PATCH", NAMED)
+
+    standstill = Standstill(begins)
+    async with (
+        publishing(handed_over, [NODE], 1),
+        an_operator(pods["one"], FIRST, **ending(before_requests=standstill)) as (first, _),
+    ):
+        await asyncio.wait_for(standstill.has_begun.wait(), 60)
+        await end_lease(handed_over)
+        async with an_operator(pods["two"], SECOND):
+            entered = RegisteredLeader(identity="second", pod_uid=pods["two"].uid)
+            await until_leads(handed_over, entered)
+            await standstill.let_go(is_no_renewal)
+
+            async def has_looked_twice() -> bool:
+                return standstill.looked > 1
+
+            await until(has_looked_twice, what="the first one looks at the Lease")
+            assert await leader(handed_over) == entered
+            await until_gives_out_nothing(first)
+            await standstill.let_go(is_any)
+
+
+class Writers:
+    """Who has the right to allocate, by pod; "" is in none."""
+
+    def __init__(self, clients: dict[str, Client], key: ObjectKey) -> None:
+        self.clients = clients
+        self._key = key
+
+    async def who_may(self) -> set[str]:
+        """Those whose allocation the API server takes. Each is taken back by its writer, which is permitted to all."""
+        found = set()
+        for name, client in self.clients.items():
+            device = {"request": "gpu", **GPU._asdict()}
+            device["device"] = device.pop("gpu")
+            try:
+                await self._write(client, {"devices": {"results": [device]}})
+            except Invalid as error:
+                assert "this operator does not lead: " in str(error)  # noqa: PT017 - one of several answers
+                continue
+            found.add(name)
+            for each in self.clients.values():
+                await self._write(each, None)
+                await self._write(self.clients[""], {"devices": {"results": [device]}})
+            await self._write(client, None)
+        return found
+
+    async def _write(self, client: Client, allocation: object) -> None:
+        await client.patch(CLAIMS, self._key, {"status": {"allocation": allocation}}, subresource="status")
+
+
+@pytest.fixture
+async def writers(
+    guarded: Guarded, pods: dict[str, OperatorPod], client: Client, namespace: str
+) -> AsyncIterator[Writers]:
+    await make_claim(client, namespace, "claim")
+    async with AsyncExitStack() as stack:
+        places = {**pods, "": guarded}
+        clients = {
+            name: Client(await stack.enter_async_context(await connect(each.kubeconfig)))
+            for name, each in places.items()
+        }
+        yield Writers(clients, ObjectKey(namespace, "claim"))
+
+
+async def test_only_the_pod_that_the_register_names_may_allocate_and_whoever_is_in_none(
+    pods: dict[str, OperatorPod], writers: Writers
+) -> None:
+    """An operator outside a pod is not told from others; once one leads, no pod may. All may take back."""
+    store = RegisterStore(writers.clients[""])
+    register = await store.make()
+    for named, expected in (
+        (None, {"one", "two", ""}),
+        (RegisteredLeader(identity="a", pod_uid=pods["one"].uid), {"one", ""}),
+        (RegisteredLeader(identity="b", pod_uid=pods["two"].uid), {"two", ""}),
+        (RegisteredLeader(identity="c"), {""}),
+    ):
+        register = await store.write(register, [GPU], named)
+        assert register.leader == named
+
+        async def as_expected(expected: set[str] = expected) -> bool:
+            return await writers.who_may() == expected
+
+        await until(as_expected, within_s=15, what=f"the API server goes by {named}")
+
+
+async def test_without_the_leader_in_the_definition_draco_allocates_and_says_what_is_missing(
+    control_plane: ControlPlane, pods: dict[str, OperatorPod], handed_over: Client, namespace: str, emptied: None
+) -> None:
+    """The CustomResourceDefinition of an older version, and the chart of this one."""
+    definition = call(control_plane, "GET", CRD)
+    plain = {"apiVersion": "apiextensions.k8s.io/v1", "kind": definition["kind"], "spec": definition["spec"]}
+    plain["metadata"] = {"name": definition["metadata"]["name"]}
+    older = msgspec.json.decode(msgspec.json.encode(plain))
+    del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["leader"]
+    try:
+        call(control_plane, "PATCH", f"{CRD}?fieldManager=tests&force=true", older)
+        async with publishing(handed_over, [NODE], 1), an_operator(pods["one"], FIRST) as (operator, _):
+            await make_claim(handed_over, namespace, "claim")
+            await until_allocated(handed_over, namespace, "claim")
+            assert await leader(handed_over) is None
+            assert any("does not keep who leads" in each for each in operator.troubles())
+    finally:
+        call(control_plane, "PATCH", f"{CRD}?fieldManager=tests&force=true", plain)
