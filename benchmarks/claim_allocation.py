@@ -227,7 +227,8 @@ async def allocating(
 ) -> AsyncIterator[OperatorProcess]:
     """The operator as the chart's account, once it has taken over so many GPUs and has nothing more to do."""
     await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
-    kubeconfig = await log_in(plane, client, folder / "operator")
+    kubeconfig = folder / "operator"
+    write_login(plane, kubeconfig, await a_token(client))
     options = ("--namespace", NAMESPACE, "--allocate", "--handover-settle", "1", *options)
     async with an_operator(plane, folder, *options, kubeconfig=kubeconfig) as operator:
         await operator.until_ready(120)
@@ -241,17 +242,21 @@ async def allocating(
         yield operator
 
 
-async def log_in(plane: ControlPlane, client: Client, path: Path) -> Path:
-    """A kubeconfig with a token of the chart's account, which is what the operator has in a cluster."""
+async def a_token(client: Client) -> str:
+    """One of the chart's account, which is what the operator has in a cluster."""
     account = ObjectKey(NAMESPACE, USER.rpartition(":")[2])
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": account.name, "namespace": account.namespace}})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
     answer = await client.create_subresource(SERVICE_ACCOUNTS, account, "token", request)
+    return str(answer["status"]["token"])
+
+
+def write_login(plane: ControlPlane, path: Path, token: str) -> None:
+    """Write a kubeconfig that has this token instead of a certificate."""
     plane.write_kubeconfig(path, USER)
     document = yaml.safe_load(path.read_text())
-    document["users"][0]["user"] = {"token": answer["status"]["token"]}
+    document["users"][0]["user"] = {"token": token}
     path.write_text(yaml.safe_dump(document))
-    return path
 
 
 async def claims_are_admitted(client: Client) -> bool:
