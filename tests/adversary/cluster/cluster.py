@@ -17,8 +17,9 @@ from pathlib import Path
 from draco.agent.plugin.handover import stands_by
 from draco_local.cluster import attach, ports
 from draco_local.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ControlPlane, Settings
+from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.process import Processes
-from draco_local.cluster.programs import binaries
+from draco_local.cluster.programs import binaries, versions
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
 from tests.adversary.cluster import drivers
@@ -28,7 +29,10 @@ from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
 from tests.component.allocation.lab import USER, ChartParts
 
-CHART_VALUES = ("--set", "operator.allocate=true", "--set", "operator.runJobs=true")
+CHART_VALUES = (
+    *("--set", "operator.allocate=true", "--set", "operator.runJobs=true"),
+    *("--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup"),
+)
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 REPLICAS = ("operator-a", "operator-b")
 OPERATORS = (*REPLICAS, "operator-c")
@@ -87,7 +91,8 @@ class Cluster:
     def up(cls, folder: Path) -> "Cluster":
         """Start everything and return when all nodes have published their GPUs and an operator is ready."""
         version = binaries.kubernetes_version()
-        settings = Settings(programs=binaries.find(*ALL, kubernetes=version), kubernetes=version, enter=DIES_WITH_US)
+        programs = binaries.find(*ALL, kubernetes=version)
+        settings = Settings(programs, kubernetes=version, features=_features(version), enter=DIES_WITH_US)
         plane = ControlPlane(folder / "plane", settings)
         sockets = Path(tempfile.mkdtemp(prefix="adv-"))
         plane.start()
@@ -360,6 +365,15 @@ class Cluster:
     def state(self, node: str) -> Path:
         """The state file of a node's GPUs."""
         return self.sockets / node / "gpus.json"
+
+
+def _features(version: str) -> versions.Features:
+    """All that DRA has, and PodGroups where it is known how this version has them."""
+    try:
+        versions.minor_of(version, "gangs")
+    except MissingRequirement:
+        return "all"
+    return "gangs"
 
 
 def node_of(agent: str) -> str:

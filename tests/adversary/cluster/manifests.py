@@ -4,7 +4,7 @@ Owns their shapes. Draws nothing: whoever calls says what is in them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Document = dict[str, Any]
@@ -98,9 +98,10 @@ def pod(
     node: str = "",
     tolerations: Sequence[Document] = (),
     member: Member | None = None,
+    pod_group: str = "",
     priority: str = "",
 ) -> Document:
-    """A pod that uses claims, and may be the member of a group, or more urgent than others."""
+    """A pod that uses claims, and may be the member of a group by label or by PodGroup, or more urgent than others."""
     uses = [{"name": f"c{index}", "resourceClaimName": each} for index, each in enumerate(claims)]
     uses += [{"name": f"t{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
     spec: Document = {
@@ -117,6 +118,8 @@ def pod(
         spec["tolerations"] = list(tolerations)
     if priority:
         spec["priorityClassName"] = priority
+    if pod_group:
+        spec["schedulingGroup"] = {"podGroupName": pod_group}
     annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
     labels = {_GROUP: member.group} if member else {}
     if member:
@@ -124,6 +127,23 @@ def pod(
         annotations |= {"draco.dev/topology": member.topology} if member.topology else {}
     metadata = {"name": title, "namespace": namespace, "annotations": annotations, "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def pod_group(
+    namespace: str, title: str, least: int | None, *, kept: Mapping[str, str] = {}, topology: str = ""
+) -> Document:
+    """Pods that start together, at least so many; without a number one by one.
+
+    `kept` are claims that it keeps for its pods, by the names that these have for them: a template's if that begins with t.
+    """
+    uses = {"c": "resourceClaimName", "t": "resourceClaimTemplateName"}
+    spec: Document = {
+        "schedulingPolicy": {"basic": {}} if least is None else {"gang": {"minCount": least}},
+        "resourceClaims": [{"name": name, uses[name[0]]: title} for name, title in kept.items()],
+    }
+    annotations = {"draco.dev/topology": topology} if topology else {}
+    metadata = {"name": title, "namespace": namespace, "annotations": annotations}
+    return {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
 def reservation(

@@ -28,7 +28,7 @@ from tests.adversary.cluster.observer.api import Answer, Api
 from tests.adversary.cluster.observer.laws import READY
 from tests.adversary.cluster.observer.watching import RESOURCE, RULE_VERSIONS
 from tests.adversary.cluster.probing import Probing
-from tests.adversary.cluster.reserving import RESERVATIONS, Reserving
+from tests.adversary.cluster.reserving import POD_GROUPS, RESERVATIONS, Reserving
 from tests.adversary.cluster.tenants import Action
 from tests.adversary.cluster.upgrading import Upgrades
 
@@ -37,6 +37,7 @@ PATHS = {
     "ResourceClaim": RESOURCE + "/v1/namespaces/{}/resourceclaims",
     "ResourceClaimTemplate": RESOURCE + "/v1/namespaces/{}/resourceclaimtemplates",
     "DeviceReservation": RESERVATIONS,
+    "PodGroup": POD_GROUPS,
 }
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
 WRITE_TIMEOUT_S = 5.0

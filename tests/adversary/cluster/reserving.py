@@ -1,4 +1,4 @@
-"""Does what is chosen about reservations and limits.
+"""Does what is chosen about reservations, limits and PodGroups.
 
 Owns these writes; what is made is written like all that tenants make. What is refused is counted by whoever writes for it.
 """
@@ -10,6 +10,7 @@ from tests.adversary.cluster.manifests import Document
 from tests.adversary.cluster.observer.api import Api
 
 LIMITS = f"{GROUP}/devicelimits"
+POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"
 RESERVATIONS = GROUP + "/namespaces/{}/devicereservations"
 
 
@@ -22,6 +23,7 @@ class Reserving:
         self.kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
             "reservation: changed": self._change,
             "reservation: deleted": self._delete,
+            "pod group: deleted": self._delete_pod_group,
             "limit: set": self._set_limit,
             "limit: deleted": self._delete_limit,
         }
@@ -31,6 +33,10 @@ class Reserving:
 
     async def _delete(self, arguments: Document) -> None:
         await self._write("DELETE", _path(arguments))
+
+    async def _delete_pod_group(self, arguments: Document) -> None:
+        namespace, _, title = arguments["pod_group"].partition("/")
+        await self._write("DELETE", f"{POD_GROUPS.format(namespace)}/{title}")
 
     async def _set_limit(self, arguments: Document) -> None:
         """Make it, or have it say this: what an earlier one said goes."""

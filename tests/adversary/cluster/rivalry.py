@@ -30,7 +30,8 @@ class Rivalry(Chooser):
         super().__init__(seed, pace_s=pace_s)
         self._table = [
             (14, self.ordinary), (2, self._dracos), (0.5, self._dracos_alone), (0.5, self._of_both), (2, self._shared),
-            (5, self.group), (4, self.late_member), (3, self.lose_member), (12, self.urgent), (4, self.urgent_group),
+            (4, self.pod_group), (0.5, self.late_pod_group), (2.5, self.end_pod_group),
+            (4, self.group), (4, self.late_member), (3, self.lose_member), (12, self.urgent), (4, self.urgent_group),
             (4, self._end_pod), (2, self._end_claim),
             (1, self.reserve), (1, self.use_reserved), (1, self.end_reservation), (0.2, self.set_limit), (1, self.end_limit),
             (1.5, self._permit), (1, self.guard), (1.5, self.end_guard),
@@ -42,7 +43,10 @@ class Rivalry(Chooser):
 
 
 def some_leave() -> Iterator[Action]:
-    """What goes ahead of a short run: a pod that has all GPUs of a node leaves for an urgent one, and a group loses a pod."""
+    """What goes ahead of a short run: a pod that has all GPUs of a node leaves for an urgent one, and a group loses a pod.
+
+    Before it, on the same GPUs, a gang runs whose PodGroup keeps a claim for its pods.
+    """
     (node, _), (second, _) = Rivalry.first
     for title, where in (("mp-1", node), ("mp-2", second)):
         yield Action("policy: set", {"policy": Rivalry.policy(title, where, "Operator")})
@@ -50,6 +54,7 @@ def some_leave() -> Iterator[Action]:
     yield _until_there("leaves")
     yield _all_gpus("stays", node, "adv-high")
     yield _until_there("stays")
+    yield from _a_pod_group_comes_and_goes(second)
     wanted = [write.request("gpu", DRACOS_GPU, count=2)]
     one, other, third = (
         write.pod(
@@ -63,6 +68,20 @@ def some_leave() -> Iterator[Action]:
     yield Action("tenant: a group loses a pod", {"pod": f"{TENANT}/other", "grace": 0, "taker": taker})
     yield Action("tenant: the last pod of a group", {"create": [third]}, 1.0)
     yield Action("wait: pods are gone", {"of": [f"{TENANT}/one"], "within_s": LEAVES_WITHIN_S})
+
+
+def _a_pod_group_comes_and_goes(node: str) -> Iterator[Action]:
+    kept = write.pod_group(TENANT, "gang", 2, kept={"t0": "kept"})
+    titles, one_gpu = ("gang-0", "gang-1"), [write.request("gpu", DRACOS_GPU)]
+    pods = [write.pod(TENANT, title, [title], templates=["kept"], node=node, pod_group="gang") for title in titles]
+    own = [write.claim(TENANT, title, one_gpu) for title in titles]
+    template = write.template(TENANT, "kept", one_gpu)
+    yield Action("tenant: pods of a PodGroup", {"create": [template, kept, *pods, *own]})
+    yield _until_there(*titles)
+    yield Action("pod group: deleted", {"pod_group": f"{TENANT}/gang"})
+    for title in titles:
+        yield Action("tenant: deletes a pod", {"pod": f"{TENANT}/{title}", "grace": 0})
+        yield Action("tenant: deletes a claim", {"claim": f"{TENANT}/{title}"})
 
 
 def _all_gpus(title: str, node: str, priority: str) -> Action:

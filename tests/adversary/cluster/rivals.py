@@ -5,7 +5,7 @@ Owns these draws: plain data, from a seed. `actions` has the others.
 
 from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.manifests import DRACOS_GPU, TENANTS, Document
-from tests.adversary.cluster.reservers import Reservers
+from tests.adversary.cluster.pod_groups import PodGroups
 from tests.adversary.cluster.tenants import Action
 
 URGENT = ("adv-high", "adv-high", "adv-high", "adv-middle", "adv-polite")
@@ -14,7 +14,7 @@ GUARDED = TENANTS[0]
 POD_BUDGETS = ("adv-some", "adv-all")
 
 
-class Rivals(Reservers):
+class Rivals(PodGroups):
     """Draws these. What was made, and not taken back, is all it remembers."""
 
     def ordinary(self) -> Action:
@@ -42,15 +42,19 @@ class Rivals(Reservers):
         size = self._random.choice([2, 2, 3])
         priorities = self._random.choice([["adv-high"], ["adv-high"], ["adv-middle"], ["adv-high", "adv-low"]])
         seconds = self._random.choice(self.lasts)
-        member = write.Member(title, str(size))
+        member: Document = {"member": write.Member(title, str(size))}
         documents = [write.template(namespace, title, [self._urgent_request()])]
+        if self._random.random() < 0.4:
+            member = {"pod_group": title}
+            documents.append(write.pod_group(namespace, title, size))
+            self._made.append((namespace, title))
         for number in range(size):
             name = f"{title}-{number}"
             if seconds is None:
                 self._pods.append((namespace, name))
             priority = priorities[number % len(priorities)]
             documents.append(
-                write.pod(namespace, name, [], templates=[title], seconds=seconds, member=member, priority=priority)
+                write.pod(namespace, name, [], templates=[title], seconds=seconds, priority=priority, **member)
             )
         return Action("tenant: urgent pods that start together", {"create": documents})
 

@@ -28,9 +28,34 @@ def test_every_kind_of_action_is_drawn() -> None:
     chooser = Chooser(1)
     kinds = {chooser.next().kind for _ in range(5000)}
     wanted = {"tenant", "hostile", "admin", "rule", "maintenance", "policy", "hardware", "kill", "driver", "upgrade"}
-    wanted |= {"reservation", "limit", "pod budget"}
+    wanted |= {"reservation", "limit", "pod budget", "pod group"}
     assert {kind.partition(":")[0] for kind in kinds} >= wanted
     assert "feature switched off" in kinds
+
+
+def test_a_short_run_has_pod_groups() -> None:
+    chooser = Chooser(SEED)
+    kinds = {chooser.next().kind for _ in range(ACTIONS)}
+    assert {"tenant: pods of a PodGroup", "pod group: deleted"} <= kinds
+
+
+def test_pod_groups_come_before_their_pods_and_after_them_and_with_too_few_and_too_many() -> None:
+    chooser = Chooser(2)
+    drawn = [chooser.next() for _ in range(5000)]
+    made = [each.arguments["create"] for each in drawn if each.kind == "tenant: pods of a PodGroup"]
+    orders = {tuple(dict.fromkeys(each["kind"] for each in one if each["kind"] in {"Pod", "PodGroup"})) for one in made}
+    assert orders == {("PodGroup", "Pod"), ("Pod", "PodGroup"), ("Pod",)}
+    more = set()
+    for one in made:
+        pods = sum(each["kind"] == "Pod" for each in one)
+        more |= {
+            pods - each["spec"]["schedulingPolicy"]["gang"]["minCount"] for each in one if each["kind"] == "PodGroup"
+        }
+    assert more >= {-1, 0, 1}
+    kept = [each["spec"]["resourceClaims"] for one in made for each in one if each["kind"] == "PodGroup"]
+    keys = {key for claims in kept for each in claims for key in each}
+    assert keys == {"name", "resourceClaimName", "resourceClaimTemplateName"}
+    assert {"tenant: the PodGroup of pods that wait", "hostile: an odd PodGroup"} <= {each.kind for each in drawn}
 
 
 def test_actions_that_are_written_down_are_read_again(tmp_path: Path) -> None:

@@ -19,9 +19,14 @@ READY = {"type": "Ready", "status": "True"}
 WENT_AT = 100.0
 
 
-def a_pod(title: str, *, priority: int = 0, node: str = "", group: str = "", wants: str = "", **more: Any) -> Document:
-    member = Member(group, "2") if group else None
-    one = pod("tenant-a", title, [f"c-{title}"], member=member, node=wants)
+BY = pytest.mark.parametrize("by", ["label", "PodGroup"])
+
+
+def a_pod(
+    title: str, *, priority: int = 0, node: str = "", group: str = "", by: str = "label", wants: str = "", **more: Any
+) -> Document:
+    member: Document = {"pod_group": group} if by == "PodGroup" else {"member": Member(group, "2") if group else None}
+    one = pod("tenant-a", title, [f"c-{title}"], node=wants, **member)
     one["metadata"] |= {"uid": title, "resourceVersion": "3"}
     one["spec"] |= {"priority": priority, **({"nodeName": node} if node else {}), **more}
     return one | {"status": {"phase": "Running" if node else "Pending", "conditions": [READY] if node else []}}
@@ -176,24 +181,26 @@ def test_a_policy_for_one_board_permits_nothing_on_another() -> None:
     assert judged(on("0000:43:00.0"))
 
 
-def test_the_lowest_priority_of_a_group_counts() -> None:
+@BY
+def test_the_lowest_priority_of_a_group_counts(by: str) -> None:
     leaves = Leaves().see("policy", permitting()).see("claim", HELD).see("pod", LOW)
     for title, priority in (("a", 100), ("b", 10)):
-        leaves.see("claim", a_claim(title)).see("pod", a_pod(title, priority=priority, group="g"))
+        leaves.see("claim", a_claim(title)).see("pod", a_pod(title, priority=priority, group="g", by=by))
     assert leaves.evicted(LOW).found()
 
 
-def a_group_on_two_gpus() -> tuple[Leaves, Document, Document]:
-    one, other = (a_pod(each, priority=10, node="node", group="g") for each in ("one", "other"))
+def a_group_on_two_gpus(by: str = "label") -> tuple[Leaves, Document, Document]:
+    one, other = (a_pod(each, priority=10, node="node", group="g", by=by) for each in ("one", "other"))
     leaves = Leaves().see("policy", permitting()).see("claim", WAITS).see("pod", HIGH)
     leaves.see("claim", a_claim("one", "one")).see("claim", a_claim("other", "other", device="gpu-1"))
     return leaves.see("pod", one).see("pod", other), one, other
 
 
-def test_those_that_start_together_leave_together() -> None:
-    leaves, one, _ = a_group_on_two_gpus()
+@BY
+def test_those_that_start_together_leave_together(by: str) -> None:
+    leaves, one, _ = a_group_on_two_gpus(by)
     assert leaves.evicted(one).in_part() == ["left in part"]
-    leaves, one, other = a_group_on_two_gpus()
+    leaves, one, other = a_group_on_two_gpus(by)
     assert leaves.evicted(one).evicted(other).in_part() == []
 
 
@@ -221,19 +228,22 @@ def test_some_may_stay_when_the_operator_died_or_a_budget_guards_them_or_they_ha
     assert leaves.evicted(one).in_part() == []
 
 
-def a_group_that_lost_a_pod(*, since: float = 0.0, member: Document | None = None, **spec: Any) -> Leaves:
+def a_group_that_lost_a_pod(
+    *, since: float = 0.0, member: Document | None = None, by: str = "label", **spec: Any
+) -> Leaves:
     """One runs, the next waits, and the policy says that the rest leaves."""
     says: dict[str, Any] = {"preemption": "Never", "gangs": {"onPartialLoss": "Release"}} | spec
-    one = a_pod("one", node="node", group="g")
+    one = a_pod("one", node="node", group="g", by=by)
     held = a_claim("one", "one")
     held["metadata"]["ownerReferences"] = [{"kind": "Pod", "uid": "one", "name": "one", "controller": True}]
     leaves = Leaves().see("policy", permitting(**says)).see("claim", held).see("claim", a_claim("next"))
-    leaves.see("pod", one).see("pod", member or a_pod("next", group="g"), since)
+    leaves.see("pod", one).see("pod", member or a_pod("next", group="g", by=by), since)
     return leaves.evicted(one)
 
 
-def test_the_rest_of_a_group_that_lost_a_pod_leaves_where_a_policy_says_so() -> None:
-    leaves = a_group_that_lost_a_pod()
+@BY
+def test_the_rest_of_a_group_that_lost_a_pod_leaves_where_a_policy_says_so(by: str) -> None:
+    leaves = a_group_that_lost_a_pod(by=by)
     assert leaves.found() == []
     assert (leaves.law.preempted, leaves.law.released) == (0, 1)
 
@@ -252,6 +262,29 @@ def test_the_rest_of_a_group_stays_where_it_may(why: str, changed: dict[str, Any
     found = a_group_that_lost_a_pod(**changed).found()
     assert len(found) == 1
     assert why in found[0]
+
+
+def test_pods_of_a_label_and_of_a_pod_group_of_one_name_are_two_groups() -> None:
+    found = a_group_that_lost_a_pod(member=a_pod("next", group="g", by="PodGroup")).found()
+    assert "no pod of its group waited for so long" in found[0]
+
+
+def test_whoever_has_what_its_pod_group_keeps_leaves_for_nobody() -> None:
+    low, held = a_pod("low", priority=10, node="node", group="g", by="PodGroup"), a_claim("low", "g")
+    held["status"]["reservedFor"] = [{"resource": "podgroups", "name": "g", "uid": "g"}]
+    found = preempted(low=low, held=held, permit=permitting()).found()
+    assert "what it held its PodGroup keeps" in found[0]
+
+
+def test_a_pod_that_is_drained_of_what_its_pod_group_keeps_is_no_bystander() -> None:
+    low, held = a_pod("low", priority=10, node="node", group="g", by="PodGroup"), a_claim("low", "g")
+    held["status"]["reservedFor"] = [{"resource": "podgroups", "name": "g", "uid": "g"}]
+    other = a_pod("other", priority=10, node="node", group="g", by="PodGroup")
+    leaves = Leaves().see("claim", held).see("pod", low).see("pod", other)
+    rule = {"metadata": {"name": "r", "uid": "r"}, "spec": {"taint": {"key": "k", "effect": "NoExecute"}}}
+    leaves.bystanders.rule_changed(rule, WENT_AT)
+    assert not leaves.evicted(low).found()
+    assert leaves.evicted(other).found(), "it names no claim that its PodGroup keeps"
 
 
 def test_a_claim_by_name_and_a_pod_of_no_group_stay() -> None:

@@ -5,20 +5,47 @@ from typing import Any
 
 import pytest
 
-from tests.adversary.cluster.manifests import Member, pod
+from tests.adversary.cluster.manifests import Member, pod, pod_group
 from tests.adversary.cluster.observer.groups import BEGUN_WITHIN_S, Groups, groups_of, holds_and_waits
+from tests.adversary.cluster.observer.members import key_of
 from tests.adversary.cluster.observer.watching import learn
+from tests.adversary.cluster.observer.world import World
 from tests.adversary.cluster.test_allocators_law import given
 from tests.adversary.cluster.test_observer import POD, a_world
 
 Document = dict[str, Any]
+Objects = list[tuple[str, Document]]
 LATER_S = BEGUN_WITHIN_S + 1.0
+SOURCES = pytest.mark.parametrize("by", ["label", "PodGroup"])
 
 
 def member(number: int, *, size: str = "2", phase: str = "Pending", **more: Any) -> Document:
     one = pod("default", f"p{number}", [f"c{number}"], member=Member("g", size))
     one["metadata"] |= {"uid": POD.format(number), "resourceVersion": "3"} | more
     return one | {"status": {"phase": phase}}
+
+
+def group(size: str = "2") -> Document:
+    one = pod_group("default", "g", int(size))
+    one["metadata"] |= {"uid": "g", "resourceVersion": "2"}
+    return one
+
+
+def as_pod_group(objects: Objects, *, size: str = "2") -> Objects:
+    """The same with a PodGroup that the pods name, instead of what their label and annotation say."""
+    named: Objects = [("pod group", group(size))]
+    for kind, one in objects:
+        if kind == "pod":
+            meta = {**one["metadata"], "labels": {}, "annotations": {}}
+            spec = {**one["spec"], "schedulingGroup": {"podGroupName": "g"}}
+            named.append((kind, {**one, "metadata": meta, "spec": spec}))
+        else:
+            named.append((kind, one))
+    return named
+
+
+def a_world_of(by: str, *objects: tuple[str, Document], size: str = "2") -> World:
+    return a_world(*(as_pod_group(list(objects), size=size) if by == "PodGroup" else objects))
 
 
 def claim(number: int, *, waits: bool = False, used: bool = False) -> Document:
@@ -55,17 +82,29 @@ HOLDS = {
 }  # fmt: skip
 
 
+@SOURCES
 @pytest.mark.parametrize("case", HOLDS)
-def test_nobody_holds_devices_while_waiting_for_more(case: str) -> None:
+def test_nobody_holds_devices_while_waiting_for_more(case: str, by: str) -> None:
     wrong, objects = HOLDS[case]
-    assert bool(list(holds_and_waits(a_world(*objects)))) is wrong
+    size = "1" if case == "one that is replaced later" else "2"
+    assert bool(list(holds_and_waits(a_world_of(by, *objects, size=size)))) is wrong
+
+
+def test_what_a_pod_group_reserves_for_its_pods_is_used() -> None:
+    kept, shared = claim(1), claim(3)
+    for each in (kept, shared):
+        each["status"]["reservedFor"] = [
+            {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "g"}
+        ]
+    pods = [("pod", member(1)), ("pod", member(2))]
+    assert not list(holds_and_waits(a_world_of("PodGroup", *pods, ("claim", kept), ("claim", claim(2, waits=True)))))
 
 
 class History:
     """A group of two pods through time."""
 
-    def __init__(self, size: str = "2") -> None:
-        self.world = a_world(("pod", member(1, size=size)), ("pod", member(2, size=size)))
+    def __init__(self, size: str = "2", *, by: str = "label") -> None:
+        self.world = a_world_of(by, ("pod", member(1, size=size)), ("pod", member(2, size=size)), size=size)
         self.law = Groups(self.world)
         self.pods = {each["metadata"]["name"]: each for each in self.world.pods.values()}
 
@@ -79,17 +118,20 @@ class History:
         return [each.law for each in self.law.weighed(now, grace_s=0.0, undisturbed=undisturbed)]
 
 
-def test_a_group_that_gets_a_part_of_what_it_needs_is_told() -> None:
-    history = History().allocated(1, 0.0)
+@SOURCES
+def test_a_group_that_gets_a_part_of_what_it_needs_is_told(by: str) -> None:
+    history = History(by=by).allocated(1, 0.0)
     assert not history.found(1.0)
     assert history.found(LATER_S) == ["begun in part"]
     assert not history.found(LATER_S + 1.0)
 
 
-def test_a_group_that_gets_all_that_it_needs_may_lose_some_of_it() -> None:
-    history = History().allocated(1, 0.0).allocated(2, 0.5)
+@SOURCES
+def test_a_group_that_gets_all_that_it_needs_may_lose_some_of_it(by: str) -> None:
+    history = History(by=by).allocated(1, 0.0).allocated(2, 0.5)
     assert not history.found(1.0)
     assert history.law.whole == 1
+    assert history.law.whole_pod_groups == (by == "PodGroup")
     lost = claim(2, waits=True)
     history.law.claim_changed(learn(history.world, "claim", lost), lost, 2.0)
     history.allocated(1, 3.0)
@@ -102,16 +144,20 @@ def test_a_group_that_gives_back_what_it_got_has_not_begun() -> None:
     assert not history.found(LATER_S)
 
 
-def test_a_group_may_begin_in_part_when_its_allocator_dies_or_a_pod_is_deleted() -> None:
-    assert not History().allocated(1, 0.0).found(LATER_S, undisturbed=lambda _: False)
-    history = History().allocated(1, 0.0)
+@SOURCES
+def test_a_group_may_begin_in_part_when_its_allocator_dies_or_a_pod_is_deleted(by: str) -> None:
+    assert not History(by=by).allocated(1, 0.0).found(LATER_S, undisturbed=lambda _: False)
+    history = History(by=by).allocated(1, 0.0)
     history.law.pod_changed(history.pods["p2"], None, 1.0)
     assert not history.found(LATER_S)
 
 
-def test_a_pod_that_has_succeeded_counts_and_one_more_than_needed_may_wait() -> None:
-    history = History(size="1").allocated(1, 0.0)
-    assert not history.found(LATER_S)
+@SOURCES
+def test_one_more_than_needed_may_wait(by: str) -> None:
+    assert not History(size="1", by=by).allocated(1, 0.0).found(LATER_S)
+
+
+def test_a_pod_that_has_succeeded_counts() -> None:
     history = History().allocated(1, 0.0)
     learn(history.world, "pod", member(2, phase="Succeeded"))
     assert not history.found(LATER_S)
@@ -120,3 +166,19 @@ def test_a_pod_that_has_succeeded_counts_and_one_more_than_needed_may_wait() -> 
 def test_groups_that_contradict_themselves_are_not_judged() -> None:
     assert not list(groups_of(a_world(("pod", member(1)), ("pod", member(2, size="3")))))
     assert not list(groups_of(a_world(("pod", member(1, size="many")))))
+
+
+def test_a_pod_group_that_nobody_made_or_whose_pods_start_one_by_one_is_not_judged() -> None:
+    pods = as_pod_group([("pod", member(1)), ("pod", member(2))])
+    (named, made), rest = pods[0], pods[1:]
+    assert list(groups_of(a_world(*pods)))
+    assert not list(groups_of(a_world(*rest)))
+    one_by_one = {**made, "spec": {"schedulingPolicy": {"basic": {}}}}
+    assert not list(groups_of(a_world((named, one_by_one), *rest)))
+
+
+def test_the_pod_group_of_a_pod_goes_before_its_label() -> None:
+    one = pod("default", "p", [], member=Member("label", "3"), pod_group="g")
+    assert key_of(one) == "PodGroup default/g"
+    assert key_of(pod("default", "p", [], member=Member("label", "3"))) == "default/label"
+    assert not key_of(pod("default", "p", []))

@@ -29,6 +29,14 @@ def test_some_may_have_others_leave_and_some_things_forbid_it() -> None:
     assert {each.kind for each in drawn} >= wanted
 
 
+def test_a_short_run_has_pod_groups() -> None:
+    chooser = Rivalry(SEED)
+    drawn = [*some_leave(), *(chooser.next() for _ in range(ACTIONS))]
+    assert {"tenant: pods of a PodGroup", "pod group: deleted"} <= {each.kind for each in drawn}
+    urgent = [each for each in drawn if each.kind == "tenant: urgent pods that start together"]
+    assert any(document["kind"] == "PodGroup" for each in urgent for document in each.arguments["create"])
+
+
 def test_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.TempPathFactory) -> None:
     seed = int(os.environ.get("ADVERSARY_SEED") or SEED)
     report = machine.run(
@@ -44,3 +52,5 @@ def test_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.Tem
     assert not report.violations, f"again with ADVERSARY_SEED={seed}"
     assert report.seen.get("pods that left for others")
     assert report.seen.get("pods that left with their groups")
+    assert report.seen.get("PodGroups that had all they need")
+    assert report.seen.get("claims that PodGroups kept for their pods")

@@ -10,6 +10,7 @@ from tests.adversary.cluster.observer.evicted import Evictions
 from tests.adversary.cluster.observer.groups import Groups
 from tests.adversary.cluster.observer.limited import Limits
 from tests.adversary.cluster.observer.pod_budgets import PodBudgets
+from tests.adversary.cluster.observer.pod_groups import PodGroups
 from tests.adversary.cluster.observer.reservations import Reservations
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World
@@ -21,6 +22,7 @@ class DracosLaws:
     def __init__(self, world: World) -> None:
         self._allocators = Allocators(world)
         self._groups = Groups(world)
+        self._pod_groups = PodGroups(world)
         self._reservations = Reservations(world)
         self._limits = Limits(world)
         self._pod_budgets = PodBudgets(world)
@@ -32,6 +34,8 @@ class DracosLaws:
         return {
             "claims allocated by Draco": self._allocators.by_draco,
             "groups that had all they need": self._groups.whole,
+            "PodGroups that had all they need": self._groups.whole_pod_groups,
+            "claims that PodGroups kept for their pods": self._pod_groups.kept,
             "reserved claims that got devices": self._reservations.reserved,
             "reserved devices that were taken over": self._reservations.taken_over,
             "allocations that a limit was about": self._limits.bound,
@@ -53,6 +57,7 @@ class DracosLaws:
                 self._allocators.slice_changed(after)
             case "pod":
                 self._groups.pod_changed(before, after, now)
+                self._pod_groups.pod_changed(after, now)
                 self._pod_budgets.pod_changed(before, after, now)
                 self.evictions.pod_changed(before, after, now)
                 if after is not None:
@@ -68,6 +73,7 @@ class DracosLaws:
             case "claim":
                 self._allocators.claim_changed(before, after, now)
                 self._groups.claim_changed(before, after, now)
+                self._pod_groups.claim_changed(before, after, now)
                 self._reservations.claim_changed(before, after, now)
                 self._limits.claim_changed(before, after, now)
                 self.evictions.claim_changed(before, after, now)
@@ -76,6 +82,7 @@ class DracosLaws:
         """What was wrong. `undisturbed` says whether one operator has led since then, and been answered."""
         yield from self._allocators.weighed(now)
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
+        yield from self._pod_groups.weighed()
         yield from self._reservations.weighed(now)
         yield from self._limits.weighed(now)
         yield from self._pod_budgets.weighed()

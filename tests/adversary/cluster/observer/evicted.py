@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer.allocators import DRACO, HOST, allocator, is_for_draco
-from tests.adversary.cluster.observer.groups import claims_of, key_of
+from tests.adversary.cluster.observer.members import claims_of, consumers, key_of
 from tests.adversary.cluster.observer.needless import Eviction, Needless
 from tests.adversary.cluster.observer.service import part_now
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -30,7 +30,7 @@ KEPT_S = 120.0
 
 
 class Use(NamedTuple):
-    """A claim that a pod holds, since when, and until when."""
+    """A claim that a pod, or a PodGroup for its pods, holds, since when, and until when."""
 
     claim: Object
     since: float
@@ -56,7 +56,7 @@ class Evictions:
         self._world = world
         self._went: dict[str, Went] = {}
         self._uses: dict[str, dict[str, Use]] = {}
-        """By the pod's UID and the claim's."""
+        """By the pod's UID, or the key of its PodGroup, and the claim's UID."""
         self._claims: dict[str, tuple[Object, float]] = {}
         """Also those that are gone, and when they got what they have, or were last seen."""
         self._lately: dict[str, tuple[Object, float]] = {}
@@ -81,7 +81,7 @@ class Evictions:
             self._claims[uid] = (after, self._claims[uid][1])
         else:
             self._claims[uid] = (one, now)
-        users = {each["uid"] for each in ((after or {}).get("status") or {}).get("reservedFor") or []} if got else set()
+        users = consumers(after) if after is not None and got else set()
         for pod in users:
             known = self._uses.setdefault(pod, {}).get(uid)
             self._uses[pod][uid] = Use(one, known.since if known else now, float("inf"))
@@ -120,6 +120,8 @@ class Evictions:
             return "it held nothing that Draco gave it, so nobody gets anything by its going"
         if any(each.get("kind") == "DeviceReservation" for claim in own for each in _owners(claim)):
             return "what it held is reserved"
+        if any(claim["metadata"]["uid"] in self._uses.get(key_of(went.pod), {}) for claim in own):
+            return "what it held its PodGroup keeps"
         why = self._not_preempted(went, own)
         if not why:
             self.preempted += 1
@@ -231,8 +233,13 @@ class Evictions:
         return not buses or all(any(bus in text for bus in buses) for text in texts)
 
     def _used(self, went: Went) -> list[Use]:
-        uses = self._uses.get(went.pod["metadata"]["uid"], {}).values()
-        return [use for use in uses if use.until > went.at - WATCHES_DIFFER_BY_S]
+        return [use for use in self._uses_of(went.pod).values() if use.until > went.at - WATCHES_DIFFER_BY_S]
+
+    def _uses_of(self, pod: Object) -> dict[str, Use]:
+        """By the claim's UID: what is reserved for the pod, and what of its claims is reserved for its PodGroup."""
+        names, its_groups = set(claims_of(pod)), self._uses.get(key_of(pod), {})
+        of_group = {uid: use for uid, use in its_groups.items() if name(use.claim) in names}
+        return of_group | self._uses.get(pod["metadata"]["uid"], {})
 
     def _belonging(self, went: Went) -> Iterator[Object]:
         """Those that were there with it for a while, and start together with it or share a claim."""
@@ -241,7 +248,7 @@ class Evictions:
             uid, key = pod["metadata"]["uid"], key_of(pod)
             if went.at - self._bound_at.get(uid, went.at) < SEEN_AFTER_S:
                 continue
-            shared = [use for claim, use in self._uses.get(uid, {}).items() if claim in mine]
+            shared = [use for claim, use in self._uses_of(pod).items() if claim in mine]
             shares = any(use.since < went.at - SEEN_AFTER_S and use.until > went.at for use in shared)
             if (key and key == key_of(went.pod)) or shares:
                 yield pod

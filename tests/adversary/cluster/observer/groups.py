@@ -1,6 +1,6 @@
 """The laws of groups: all that a group needs, or nothing, and nobody holds devices while waiting for more.
 
-Owns what of a group is read off its pods: the label of Kueue and the annotation of Draco, as the adversary writes groups.
+Groups by PodGroup and by label are alike here: which pods they have, and how many start together, is for `members` to say.
 A group whose start was disturbed (its allocator died, a pod of it was deleted) may be there in part, as far as its pods use what
 it has; one that once had all that it needs may lose some of it later. Does no I/O.
 """
@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer.allocators import DRACO, allocator, is_for_draco
+from tests.adversary.cluster.observer.members import claims_of, consumers, is_pod_group, key_of, size_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, name, phase, results
 
-NAME = "kueue.x-k8s.io/pod-group-name"
-SIZE = "draco.dev/group-size"
 BEGUN_WITHIN_S = 10.0
 """All claims of a group are written at once; a write that gets no answer is made again after a second or two."""
 
@@ -38,8 +37,8 @@ class Groups:
     """Remembers which groups have begun, which had all that they need, and which were disturbed meanwhile."""
 
     def __init__(self, world: World) -> None:
-        self.whole = 0
-        """Groups that had all that they need."""
+        self.whole = self.whole_pod_groups = 0
+        """Groups that had all that they need, and how many of them are by PodGroup."""
         self._world = world
         self._begun: dict[str, float] = {}
         self._had_all: set[str] = set()
@@ -71,6 +70,7 @@ class Groups:
             if group is not None and group.settled >= group.size:
                 self._had_all.add(key)
                 self.whole += 1
+                self.whole_pod_groups += is_pod_group(key)
             elif group is not None and now - since < BEGUN_WITHIN_S + grace_s:
                 continue
             elif (
@@ -95,15 +95,14 @@ def holds_and_waits(world: World) -> Iterator[Suspicion]:
 
 
 def groups_of(world: World) -> Iterator[Group]:
-    """Every group whose pods agree on its size."""
+    """Every group of which it is known how many pods start together."""
     claims = {name(claim): claim for claim in world.claims.values()}
     by_key: dict[str, list[Object]] = {}
     for pod in world.pods.values():
         if key := key_of(pod):
             by_key.setdefault(key, []).append(pod)
     for key, pods in by_key.items():
-        sizes = {str((pod["metadata"].get("annotations") or {}).get(SIZE)) for pod in pods}
-        if len(sizes) != 1 or not (size := sizes.pop()).isdecimal():
+        if (size := size_of(world, key, pods)) is None:
             continue
         live = [pod for pod in pods if phase(pod) not in {"Succeeded", "Failed"} and not _ends(pod)]
         known = [[claims.get(each) for each in claims_of(pod)] for pod in live]
@@ -113,7 +112,7 @@ def groups_of(world: World) -> Iterator[Group]:
             for pod, own in zip(live, known, strict=True)
             if not pod["spec"].get("nodeName")
             for claim in own
-            if claim and results(claim) and is_for_draco(claim) and not _is_used(claim) and not _ends(claim)
+            if claim and results(claim) and is_for_draco(claim) and not consumers(claim) and not _ends(claim)
         }
         succeeded = sum(phase(pod) == "Succeeded" for pod in pods)
         made = all(
@@ -122,35 +121,13 @@ def groups_of(world: World) -> Iterator[Group]:
         there = made and all(one and not _ends(one) for own in known for one in own)
         yield Group(
             key,
-            int(size),
+            size,
             tuple(live),
             succeeded + len(live) - len(waiting),
             tuple(name(pod) for pod in waiting),
             tuple(sorted(loose)),
-            there and succeeded + len(live) >= int(size),
+            there and succeeded + len(live) >= size,
         )
-
-
-def key_of(pod: Object) -> str:
-    """The group that a pod is in; "" for none."""
-    title = (pod["metadata"].get("labels") or {}).get(NAME)
-    return f"{pod['metadata']['namespace']}/{title}" if title else ""
-
-
-def claims_of(pod: Object) -> list[str]:
-    """The claims of a pod that are known by name."""
-    namespace = pod["metadata"]["namespace"]
-    made = {
-        each["name"]: each.get("resourceClaimName")
-        for each in (pod.get("status") or {}).get("resourceClaimStatuses") or []
-    }
-    uses = pod["spec"].get("resourceClaims") or []
-    names = [each.get("resourceClaimName") or made.get(each["name"]) for each in uses]
-    return [f"{namespace}/{each}" for each in names if each]
-
-
-def _is_used(claim: Object) -> bool:
-    return bool((claim.get("status") or {}).get("reservedFor"))
 
 
 def _ends(one: Object) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tests.adversary.cluster.observer.groups import holds_and_waits
 from tests.adversary.cluster.observer.holds import held_for_nobody, not_held
+from tests.adversary.cluster.observer.pod_groups import written_by_draco
 from tests.adversary.cluster.observer.reservations import kept_after_the_end
 from tests.adversary.cluster.observer.service import cordoned, lifted_at_work, wants_its_rules
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -121,6 +122,7 @@ LAWS: Mapping[str, Law] = {
     "holds and waits": Law(holds_and_waits, 20.0, frozenset({"api", "operator", "scheduler", "collector"})),
     "kept after the end": Law(kept_after_the_end, 10.0, frozenset({"api", "operator"})),
     "not held": Law(not_held, 10.0, frozenset({"api", "operator"})),
+    "PodGroup written": Law(written_by_draco, 0.0, frozenset({"api"})),
     "held for nobody": Law(held_for_nobody, 45.0, frozenset({"api", "operator"})),
 }
 """What the operator has to see first gets five seconds: its watches lag, and so do its writes. Whether a device is obtainable

@@ -321,7 +321,9 @@ class Observer:
     async def _confirm(self, api: Api, due: Iterable[Suspicion]) -> None:
         """What the store itself shows too, read in one go, is a violation."""
         before = await fresh(api, ("request",), self.world)
-        found = await fresh(api, ("claim", "slice", "rule", "node", "request", "pod", "reservation"), self.world)
+        found = await fresh(
+            api, ("claim", "slice", "rule", "node", "request", "pod", "pod group", "reservation"), self.world
+        )
         if before is None or found is None:
             return
         for wrong in due:

@@ -7,8 +7,9 @@ whoever wrote the Event. Does no I/O.
 import re
 from collections.abc import Iterator
 
+from tests.adversary.cluster.observer.members import users_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name, results
+from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name, phase, results
 
 REASON = "TaintImpact"
 _NOTHING = ("No published device matches it", "It has no spec.deviceSelector")
@@ -41,12 +42,7 @@ def _wrong(world: World, rule: Object, note: str) -> str:
     said = _DEVICES.search(note)
     if said is None or int(said[1]) != len(devices):
         return f"it taints {len(devices)} devices, and its Event says: {note}"
-    users = {
-        (claim["metadata"]["namespace"], user["name"])
-        for claim in claims
-        for user in (claim.get("status") or {}).get("reservedFor") or []
-        if _lives(world, user["uid"])
-    }
+    users = {name(pod) for claim in claims for pod in users_of(world, claim) if phase(pod) not in _OVER}
     deleted = _DELETES.search(note)
     if deleted and deleted[1] != "no" and int(deleted[1]) > len(users):
         return f"at most {len(users)} pods use what it taints, and its Event says: {note}"
@@ -75,8 +71,3 @@ def _part(world: World, device: DeviceName) -> Part | None:
 def _devices(claim: Object) -> Iterator[DeviceName]:
     for each in results(claim):
         yield DeviceName(each["driver"], each["pool"], each["device"])
-
-
-def _lives(world: World, uid: str) -> bool:
-    pod = world.pods.get(uid)
-    return pod is not None and (pod.get("status") or {}).get("phase") not in _OVER

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from tests.adversary.cluster.observer.groups import claims_of
+from tests.adversary.cluster.observer.members import claims_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import DeviceName, Object, World, name, results, revision, stamp
 

@@ -56,6 +56,12 @@ def _reservation(one: Any) -> str:
     return "; ".join([f"count {one['spec'].get('count')}", str(status.get("message", "")), *taking])
 
 
+def _pod_group(one: Any) -> str:
+    gang = (one["spec"].get("schedulingPolicy") or {}).get("gang") or {}
+    ending = " ending" if one["metadata"].get("deletionTimestamp") else ""
+    return f"{gang.get('minCount', 'none')} of its pods start together{ending}"
+
+
 _BRIEF = {
     "claim": _claim,
     "pod": _pod,
@@ -65,6 +71,7 @@ _BRIEF = {
     "budget": lambda one: str(one["spec"]),
     "limit": lambda one: str(one["spec"]),
     "pod budget": lambda one: f"{one['spec'].get('minAvailable')} of its pods are to stay",
+    "pod group": _pod_group,
     "reservation": _reservation,
 }
 

@@ -7,6 +7,7 @@ what was the matter. Does no I/O.
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
+from tests.adversary.cluster.observer.members import consumers, key_of, uses
 from tests.adversary.cluster.observer.service import part_now, phase_of, taken
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name, results
@@ -45,7 +46,7 @@ class Bystanders:
         self._asked: set[str] = set()
         self._may_go: dict[str, tuple[float, Callable[[], list[Part]]]] = {}
         self._gone: list[Gone] = []
-        self._had: dict[str, list[tuple[float, Part, bool]]] = {}  # by pod; whether it only looked at that
+        self._had: dict[str, list[tuple[float, Part, bool]]] = {}  # by pod or PodGroup; whether it only looked
         self._seen: set[str] = set()
         self.taken = 0
 
@@ -78,10 +79,9 @@ class Bystanders:
 
     def claim_changed(self, before: Object | None, now: float) -> None:
         """A claim was written or is gone: its pods had until now what it had before."""
-        status = (before or {}).get("status") or {}
         parts = list(self._parts(before or {}))
-        for pod in status.get("reservedFor") or () if parts else ():
-            self._had.setdefault(pod["uid"], []).extend((now, part, looks) for part, looks in parts)
+        for who in consumers(before) if before is not None and parts else ():
+            self._had.setdefault(who, []).extend((now, part, looks) for part, looks in parts)
 
     def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A pod was written or is gone."""
@@ -96,9 +96,10 @@ class Bystanders:
         if over or name(one) in self._asked or not one["spec"].get("nodeName"):
             return
         self.taken += 1
-        used = [claim for key, claim in self._world.claims.items() if self._uses(key, uid)]
+        used = [claim for claim in self._world.claims.values() if uses(one, claim)]
         had = [each for claim in used for each in self._parts(claim)]
-        had += [(part, looks) for at, part, looks in self._had.get(uid, ()) if now - at < WATCHES_DIFFER_BY_S]
+        earlier = [*self._had.get(uid, ()), *self._had.get(key_of(one), ())]
+        had += [(part, looks) for at, part, looks in earlier if now - at < WATCHES_DIFFER_BY_S]
         held, looked_at = (tuple(part for part, looks in had if looks is wanted) for wanted in (False, True))
         self._gone.append(Gone(now, uid, name(one), held, looked_at, _why(one)))
 
@@ -130,10 +131,6 @@ class Bystanders:
         for one in results(claim):
             if part := part_now(self._world, DeviceName(one["driver"], one["pool"], one["device"])):
                 yield part, bool(one.get("adminAccess"))
-
-    def _uses(self, claim: str, pod: str) -> bool:
-        status = self._world.claims[claim].get("status") or {}
-        return any(each["uid"] == pod for each in status.get("reservedFor") or [])
 
     def _selected(self, selector: Object) -> list[Part]:
         wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tests.adversary.cluster.observer.hardware import Spec
+from tests.adversary.cluster.observer.members import users_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import World, name, phase, waiting
 
@@ -90,8 +91,7 @@ def _said(world: World, node: str) -> set[tuple[str, str]]:
 def _used(world: World, node: str, uid: str) -> bool:
     """Whether a pod runs with the claim."""
     claim = world.claims.get(uid)
-    users = {each["uid"] for each in ((claim or {}).get("status") or {}).get("reservedFor") or []}
-    pods = [world.pods[user] for user in users if user in world.pods]
+    pods = users_of(world, claim) if claim is not None else []
     return any(
         phase(pod) == "Running" and pod["spec"].get("nodeName") == node and not pod["metadata"].get("deletionTimestamp")
         for pod in pods

@@ -1,0 +1,65 @@
+"""The laws of PodGroups: Draco only reads them, and what one of them keeps for its pods stays theirs while they run.
+
+Owns seeing who wrote a PodGroup, told by the API server, and since when a claim and its PodGroup have had a pod that runs. That a
+group gets all or nothing is for `groups`. Does no I/O.
+"""
+
+from collections.abc import Iterator
+
+from tests.adversary.cluster.observer.members import claims_of, consumers, is_pod_group, key_of
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import Object, World, name, phase, results, stamp
+
+DRACO = "draco"
+"""What the names of Draco's programs begin with, as managers of fields."""
+SEEN_AFTER_S = 5.0
+"""A pod that has just got its node may not have been known to whoever took the claim back."""
+
+
+def written_by_draco(world: World) -> Iterator[Suspicion]:
+    """No PodGroup has a field that Draco has written, least of all in its status."""
+    for uid, group in world.pod_groups.items():
+        for entry in group["metadata"].get("managedFields") or []:
+            if str(entry.get("manager")).startswith(DRACO):
+                text = f"{entry['manager']} has written the {entry.get('subresource') or 'object'} of PodGroup {name(group)}"
+                yield Suspicion("PodGroup written", uid, text)
+
+
+class PodGroups:
+    """Told of each change of pods and claims."""
+
+    def __init__(self, world: World) -> None:
+        self.kept = 0
+        """Claims that were reserved for a PodGroup."""
+        self._world = world
+        self._bound_at: dict[str, float] = {}
+        self._wrong: list[Suspicion] = []
+
+    def pod_changed(self, after: Object | None, now: float) -> None:
+        """A pod was written or is gone."""
+        if after is not None and after["spec"].get("nodeName"):
+            self._bound_at.setdefault(after["metadata"]["uid"], now)
+        self._bound_at = {uid: at for uid, at in self._bound_at.items() if uid in self._world.pods}
+
+    def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A claim was written or is gone."""
+        kept, keeps = (set(filter(is_pod_group, consumers(each))) if each else set() for each in (before, after))
+        self.kept += bool(keeps) and not kept
+        if before is None or after is None or not kept or not results(before):
+            return
+        if stamp(before) == stamp(after) and kept <= keeps:
+            return
+        for pod in self._world.pods.values():
+            known_s = now - self._bound_at.get(pod["metadata"]["uid"], now)
+            if key_of(pod) in kept and name(before) in claims_of(pod) and _runs(pod) and known_s >= SEEN_AFTER_S:
+                text = f"claim {name(before)}, which {key_of(pod)} kept for its pods, was taken from it, and {name(pod)} runs"
+                self._wrong.append(Suspicion("taken from a group", f"{before['metadata']['uid']} {name(pod)}", text))
+
+    def weighed(self) -> Iterator[Suspicion]:
+        """What was wrong."""
+        wrong, self._wrong = self._wrong, []
+        yield from wrong
+
+
+def _runs(pod: Object) -> bool:
+    return phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")

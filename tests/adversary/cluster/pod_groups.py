@@ -1,0 +1,93 @@
+"""What is done next about PodGroups: gangs of pods that name one, of claims that it keeps for them, and of its coming and going.
+
+Owns these draws: plain data, from a seed. `actions` has the others.
+"""
+
+from tests.adversary.cluster import manifests as write
+from tests.adversary.cluster.manifests import Document
+from tests.adversary.cluster.reservers import TOPOLOGIES, Reservers
+from tests.adversary.cluster.tenants import Action
+
+
+class PodGroups(Reservers):
+    """Draws these. What was made, and not taken back, is all it remembers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._made: list[tuple[str, str]] = []
+        self._unmade: list[Document] = []
+
+    def pod_group(self) -> Action:
+        """A gang with a claim for each pod, with one that the PodGroup keeps for all, or with both.
+
+        There may be a pod more than start together, or one may come later, and so may the PodGroup. No pod has a claim from a
+        template of its own and one from its PodGroup's: kube-controller-manager 1.36 then forgets one of them in turn, for ever.
+        """
+        namespace, title = self._tenant(), self._name("k")
+        size = self._random.choice([2, 2, 3, 4])
+        least = max(1, size - self._random.choice([0, 0, 0, 1]))
+        seconds = self._random.choice(self.lasts)
+        wanted, kept = (
+            self._dracos_request(),
+            self._random.choice(["", "", "", "template", "template and own", "claim"]),
+        )
+        claims = [self._named(namespace, f"{title}-all", [wanted])] if kept == "claim" else []
+        documents = claims or [write.template(namespace, title, [wanted])]
+        names = {"c0": f"{title}-all"} if claims else {"t0": title}
+        group = write.pod_group(
+            namespace, title, least, kept=names if kept else {}, topology=self._random.choice(TOPOLOGIES)
+        )
+        pods: list[Document] = []
+        own: list[Document] = []
+        for number in range(size):
+            name = f"{title}-{number}"
+            if kept == "template and own":
+                own.append(self._named(namespace, name, [self._dracos_request()]))
+            uses = [f"{title}-all"] if claims else [name] if own else []
+            if seconds is None:  # others end by themselves, and their PodGroup stays
+                self._pods.append((namespace, name))
+            templates = [] if claims else [title]
+            pods.append(write.pod(namespace, name, uses, templates=templates, seconds=seconds, pod_group=title))
+        if seconds is None and not kept:
+            self._members.append((pods[0], [wanted]))
+        if self._random.random() < 0.2:
+            self._late.append(pods.pop())
+        self._made.append((namespace, title))
+        when = self._random.choice(["first", "first", "first", "last", "later"])
+        if when == "later":
+            self._unmade.append(group)
+        else:
+            pods = [group, *pods] if when == "first" else [*pods, group]
+        # A pod's own claim comes after it: one that is there before its pod is no group's.
+        return Action("tenant: pods of a PodGroup", {"create": [*documents, *pods, *own]})
+
+    def _named(self, namespace: str, title: str, requests: list[Document]) -> Document:
+        self._claims.append((namespace, title))
+        return write.claim(namespace, title, requests)
+
+    def late_pod_group(self) -> Action:
+        """The PodGroup that pods name which are there already."""
+        if not self._unmade:
+            return self.pod_group()
+        return Action("tenant: the PodGroup of pods that wait", {"create": [self._unmade.pop(0)]})
+
+    def end_pod_group(self) -> Action:
+        """A PodGroup is deleted: Kubernetes keeps it as long as it has pods, and with it go the claims that it kept."""
+        if not self._made:
+            return self.pod_group()
+        namespace, title = self._made.pop(self._random.randrange(len(self._made)))
+        return Action("pod group: deleted", {"pod_group": f"{namespace}/{title}"})
+
+    def odd_pod_group(self) -> Action:
+        """One that can never start, or need not start together, or whose pods say that they are of another group, too."""
+        title = self._name("q")
+        least, label = self._random.choice([(40, ""), (None, ""), (2, "other")])
+        group = write.pod_group("hostile", title, least, topology=self._random.choice([*TOPOLOGIES, "nowhere"]))
+        documents = [write.template("hostile", title, [self._dracos_request()]), group]
+        for number in range(2):
+            name = f"{title}-{number}"
+            self._pods.append(("hostile", name))
+            member = write.Member(f"{title}-{label}", "3") if label else None
+            documents.append(write.pod("hostile", name, [], templates=[title], member=member, pod_group=title))
+        self._made.append(("hostile", title))
+        return Action("hostile: an odd PodGroup", {"create": documents})
