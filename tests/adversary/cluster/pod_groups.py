@@ -50,10 +50,10 @@ class PodGroups(Reservers):
             pods.append(write.pod(namespace, name, uses, templates=templates, seconds=seconds, pod_group=title))
         if seconds is None and not kept:
             self._members.append((pods[0], [wanted]))
-        if self._random.random() < 0.2:
+        if self._random.random() < 0.15:
             self._late.append(pods.pop())
         self._made.append((namespace, title))
-        when = self._random.choice(["first", "first", "first", "last", "later"])
+        when = self._random.choice(["first", "first", "first", "first", "first", "last", "last", "later"])
         if when == "later":
             self._unmade.append(group)
         else:

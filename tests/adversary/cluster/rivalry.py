@@ -30,7 +30,7 @@ class Rivalry(Chooser):
         super().__init__(seed, pace_s=pace_s)
         self._table = [
             (14, self.ordinary), (2, self._dracos), (0.5, self._dracos_alone), (0.5, self._of_both), (2, self._shared),
-            (4, self.pod_group), (0.5, self.late_pod_group), (2.5, self.end_pod_group),
+            (4, self.pod_group), (1, self.late_pod_group), (2.5, self.end_pod_group),
             (4, self.group), (4, self.late_member), (3, self.lose_member), (12, self.urgent), (4, self.urgent_group),
             (4, self._end_pod), (2, self._end_claim),
             (1, self.reserve), (1, self.use_reserved), (1, self.end_reservation), (0.2, self.set_limit), (1, self.end_limit),

@@ -5,6 +5,7 @@ from pathlib import Path
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, PODS
+from draco_local.simulator.kubelet.pods import ANNOTATION_RUN_SECONDS
 from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
@@ -67,3 +68,31 @@ async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_un
         for name in gangs[first]:
             await all_dracos.delete(PODS, ObjectKey(namespace, name))
         await until_running(all_dracos, namespace, *gangs[second])
+
+
+async def test_a_pod_that_comes_after_the_others_have_succeeded_holds_nothing_until_there_are_enough_again(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    """kube-scheduler counts no pod of a PodGroup that is over, so it would not bind that one."""
+    ends = {ANNOTATION_RUN_SECONDS: "0"}
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
+        await make_template(all_dracos, namespace, "one", gpus=1)
+        await make_pod_group(all_dracos, namespace, "train", least=2)
+        for name in ("a", "b"):
+            await make_member(all_dracos, namespace, name, template="one", pod_group="train", annotations=ends)
+
+        async def ended() -> bool:
+            pods = await all_dracos.list(PODS, namespace=namespace)
+            return [each.status.phase for each in pods] == ["Succeeded", "Succeeded"]
+
+        await until(ended, what="the end of the first two")
+        await make_member(all_dracos, namespace, "c", template="one", pod_group="train")
+
+        async def said() -> bool:
+            events = await all_dracos.list(EVENTS, namespace=namespace)
+            return any(f"PodGroup {namespace}/train waits for 1 more pod" in each.message for each in events)
+
+        await until(said, what="the Event that says how many pods are missing")
+        assert await allocated_claims(all_dracos, namespace) == []
+        await make_member(all_dracos, namespace, "d", template="one", pod_group="train")
+        await until_running(all_dracos, namespace, "c", "d")

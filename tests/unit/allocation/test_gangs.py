@@ -13,10 +13,11 @@ from draco.allocation.ownership.gangs import (
     UnknownTerms,
     default_topology,
     gang_of,
+    has_served,
     terms_of,
 )
 from draco.resources.api.claims import DeviceClass
-from draco.resources.api.core import Pod, PodSchedulingGroup
+from draco.resources.api.core import Pod, PodSchedulingGroup, PodStatus
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.scheduling import (
     GangSchedulingPolicy,
@@ -206,3 +207,13 @@ def test_device_classes_of_different_topologies_are_refused_and_named_whichever_
         terms = default_topology(GROUP, each, CLASSES)
         assert isinstance(terms, UnknownTerms)
         assert terms.why == said + "Let all of its pods say one in the annotation draco.dev/topology."
+
+
+@pytest.mark.parametrize("source", GangSource)
+def test_a_pod_that_has_succeeded_counts_except_in_a_pod_group_where_kube_scheduler_does_not_count_it(
+    source: GangSource,
+) -> None:
+    key = GangKey(source, "default", "train")
+    ended = msgspec.structs.replace(pod(), status=PodStatus(phase="Succeeded"))
+    assert has_served(key, ended) is (source is not GangSource.POD_GROUP)
+    assert not has_served(key, msgspec.structs.replace(pod(), status=PodStatus(phase="Failed")))

@@ -79,6 +79,14 @@ def gang_of(pod: Pod) -> GangKey | None:
     return None
 
 
+def has_served(key: GangKey, pod: Pod) -> bool:
+    """Whether the pod has succeeded and counts as one of those that start together all the same.
+
+    Not in a PodGroup: kube-scheduler binds its pods only while as many as start together are not over.
+    """
+    return pod.status.phase == "Succeeded" and key.source is not GangSource.POD_GROUP
+
+
 def terms_of(
     key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None, parallelism: Mapping[str, int]
 ) -> GangTerms | UnknownTerms | None:

@@ -9,7 +9,7 @@ allocations are good for hours. Writes nothing.
 from collections.abc import Callable, Iterator
 
 from draco.allocation.ownership.claims import is_for_operator
-from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.view import ClusterView
 from draco.kube.watch.store import Change
@@ -59,7 +59,7 @@ class UselessAllocations:
         terms = self._gangs.terms(gang)
         if not isinstance(terms, GangTerms):
             return []  # they start one by one, or it is not known how many start together
-        pods = [pod for pod in self._gangs.pods(gang) if pod.status.phase == "Succeeded" or not pod.is_over]
+        pods = [pod for pod in self._gangs.pods(gang) if has_served(gang, pod) or not pod.is_over]
         if sum(not pod.waits or self._can_start(pod) for pod in pods) >= terms.size:
             return []
         keys = dict.fromkeys(key for pod in pods if pod.waits for key in pod.claims)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from draco.allocation.ownership.claims import is_for_operator
-from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of
+from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of, has_served
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.allocation.writes import FINALIZER
@@ -175,7 +175,7 @@ class WaitingGroups:
         classes: Mapping[str, DeviceClass],
     ) -> Iterator[WaitingGroup]:
         pods = self._gangs.pods(gang)
-        found = self._sorted_out(pods, mine)
+        found = self._sorted_out(gang, pods, mine)
         members = _sharing_together(found.members)
         if not members:
             return
@@ -214,10 +214,10 @@ class WaitingGroups:
             unready=unready,
         )
 
-    def _sorted_out(self, pods: Iterable[Pod], mine: Mapping[ObjectKey, ResourceClaim]) -> _GangPods:
+    def _sorted_out(self, gang: GangKey, pods: Iterable[Pod], mine: Mapping[ObjectKey, ResourceClaim]) -> _GangPods:
         found = _GangPods()
         for pod in pods:
-            if pod.status.phase == "Succeeded":
+            if has_served(gang, pod):
                 found.settled += 1
             elif pod.is_over:
                 continue
