@@ -18,6 +18,7 @@ from tests.adversary.cluster.cluster import access_of
 from tests.adversary.cluster.observer import hardware, laws
 from tests.adversary.cluster.observer.api import Api
 from tests.adversary.cluster.observer.fairness import Fairness
+from tests.adversary.cluster.observer.members import LABEL
 from tests.adversary.cluster.observer.observer import Node, Observer
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
@@ -300,15 +301,24 @@ def test_a_program_that_was_killed_on_purpose_is_not_told(tmp_path: Path) -> Non
 REFUSED = "0/3 nodes are available: 3 cannot allocate all claims."
 
 
-def a_pod(*, message: str = REFUSED, node: str = "", phase: str = "Pending", waiting: str = "") -> Document:
+def a_pod(
+    *,
+    message: str = REFUSED,
+    node: str = "",
+    phase: str = "Pending",
+    waiting: str = "",
+    label: str = "",
+    group: str = "",
+) -> Document:
     conditions = (
         [] if node else [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
     )
     status: Document = {"phase": phase, "conditions": conditions}
     if waiting:
         status["containerStatuses"] = [{"state": {"waiting": {"message": waiting}}}]
-    metadata = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1"}
-    return {"metadata": metadata, "spec": {"nodeName": node, "resourceClaims": [{"name": "c"}]}, "status": status}
+    metadata = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1", "labels": {LABEL: label}}
+    spec = {"nodeName": node, "resourceClaims": [{"name": "c"}], "schedulingGroup": {"podGroupName": group}}
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 def told(note: str, *, about: str = "p", reason: str = "ClaimPending") -> tuple[str, Document]:
@@ -349,6 +359,26 @@ REST = {
         True,
         a_pod(message="request r: device class no.such does not exist"),
         [told("All 2 devices that request gpu selects are in use by other claims.")],
+    ),
+    "its own PodGroup": (
+        False,
+        a_pod(group="g"),
+        [told("Draco allocates PodGroup default/g all at once or not at all.")],
+    ),
+    "its own label": (
+        False,
+        a_pod(label="g"),
+        [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
+    ),
+    "another PodGroup": (
+        True,
+        a_pod(label="g"),
+        [told("Draco allocates PodGroup default/g all at once or not at all.")],
+    ),
+    "a group though it is in none": (
+        True,
+        a_pod(),
+        [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
     ),
     "it runs": (False, a_pod(phase="Running", node="node"), []),
     "a sick GPU is refused": (

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from draco.allocation.ownership.gangs import gang_of
 from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims, scheduler_says
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
@@ -195,6 +196,23 @@ async def test_an_explanation_that_names_its_pod_is_not_given_to_another() -> No
         await lab.clock.advance(1)
         assert lab.made == {"one": 1, "two": 1}
         assert lab.known() == {"one": "one cannot be placed, 1", "two": "two cannot be placed, 1"}
+
+
+async def test_an_explanation_that_names_a_group_is_not_given_to_pods_of_another() -> None:
+    lab = Lab()
+    lab.text = lambda pod: f"Draco allocates {gang_of(pod)} all at once"
+    groups = {"one": "first", "two": "first", "three": "second", "alone": ""}
+    lab.add(*groups, alike=True)
+    for key, (pod, claims) in lab.pods.items():
+        labels = {"kueue.x-k8s.io/pod-group-name": groups[key.name]}
+        meta = msgspec.structs.replace(pod.metadata, labels=labels)
+        lab.pods[key] = msgspec.structs.replace(pod, metadata=meta), claims
+    async with lab.kept_young():
+        lab.known()
+        await lab.clock.advance(1)
+        for name, text in lab.known().items():
+            assert text == f"Draco allocates {gang_of(lab.pods[ObjectKey('default', name)][0])} all at once"
+        assert sum(lab.made.values()) == len(set(groups.values()))
 
 
 async def test_what_waits_to_be_written_is_written_before_more_is_explained() -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from draco.allocation.ownership.gangs import gang_of
 from draco.controller.workers import messages
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
@@ -258,6 +259,7 @@ def _question(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
         (spec.node_name, spec.node_selector, spec.affinity, spec.tolerations, spec.scheduler_name),
         spec.resource_claims if len(claims) < len(spec.resource_claims) else (),
         scheduler_says(pod),
+        str(gang_of(pod) or ""),  # which an explanation may name
         pod.metadata.namespace,
     )
     return _digest(msgspec.json.encode(asked))

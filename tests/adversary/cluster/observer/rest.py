@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.adversary.cluster.observer.laws import BLOCKING
+from tests.adversary.cluster.observer.members import key_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
 
@@ -18,6 +19,7 @@ _FITS = "All claims can be allocated"
 _TAINT = re.compile(r"tainted with ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
+_GROUP = re.compile(r"Draco allocates ((?:PodGroup|Kueue pod group) \S+) all at once")
 _XID = 8
 """NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
 _OWN_FAULT = re.compile("configures? its devices with|was allocated a device that takes no new work")
@@ -80,6 +82,8 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
         return ""  # no matter of devices
     if not note:
         return f"no Event says why; the scheduler says: {said}"
+    if (group := _GROUP.search(note)) and group[1].removeprefix("Kueue pod group ") != key_of(pod):
+        return f"it is in {key_of(pod) or 'no group'}, but Draco says: {note}"
     return _contradicts(world, said, note, claims)
 
 
