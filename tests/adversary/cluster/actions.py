@@ -89,7 +89,9 @@ class Chooser(Maintainers, Rivals):
     @staticmethod
     def policy(title: str, node: str, allocator: str) -> Document:
         """One of those there are from the start."""
-        return write.policy(title, node, "Dynamic", allocator=allocator, preemption="LowerPriority", loss="Release")
+        return write.policy(
+            title, node, "Dynamic", allocator=allocator, preemption="LowerPriority", loss="Release", leak="1m"
+        )
 
     def _exact_rule(self) -> Action:
         title = self._name("rule")
@@ -124,8 +126,9 @@ class Chooser(Maintainers, Rivals):
             self._policies.append(title)
         preemption = self._random.choice(["LowerPriority", "Never"])
         loss = self._random.choice(["Keep", "Release"])
+        leak = self._random.choice([None, "1m", "2m"])
         document = write.policy(
-            title, node, mode, bus=bus, layout=layout, allocator=allocator, preemption=preemption, loss=loss
+            title, node, mode, bus=bus, layout=layout, allocator=allocator, preemption=preemption, loss=loss, leak=leak
         )
         return Action("policy: set", {"policy": document})
 

@@ -260,13 +260,14 @@ def policy(
     allocator: str = "Scheduler",
     preemption: str = "Never",
     loss: str = "Keep",
+    leak: str | None = None,
 ) -> Document:
     """A policy for a node's GPUs, or for the one at a PCI address."""
     spec: Document = {
         "mode": mode,
         "allocator": allocator,
         "preemption": preemption,
-        "gangs": {"onPartialLoss": loss},
+        "gangs": {"onPartialLoss": loss, **({"releaseLeakedAfter": leak} if leak else {})},
         "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
     }
     if bus:

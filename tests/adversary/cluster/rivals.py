@@ -68,6 +68,8 @@ class Rivals(PodGroups):
                 {"gangs": {"onPartialLoss": "Release"}},
                 {"gangs": {"onPartialLoss": "Release"}},
                 {"gangs": {"onPartialLoss": "Keep"}},
+                {"gangs": {"releaseLeakedAfter": "1m"}},
+                {"gangs": {"releaseLeakedAfter": None}},
             ]
         )
         return Action("policy: permits", {"title": self._random.choice(policies), "spec": spec})

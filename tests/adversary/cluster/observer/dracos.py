@@ -36,6 +36,7 @@ class DracosLaws:
             "groups that had all they need": self._groups.whole,
             "PodGroups that had all they need": self._groups.whole_pod_groups,
             "claims that PodGroups kept for their pods": self._pod_groups.kept,
+            "claims that were taken back from PodGroups": self._pod_groups.taken_back,
             "reserved claims that got devices": self._reservations.reserved,
             "reserved devices that were taken over": self._reservations.taken_over,
             "allocations that a limit was about": self._limits.bound,

@@ -29,8 +29,8 @@ class PodGroups:
     """Told of each change of pods and claims."""
 
     def __init__(self, world: World) -> None:
-        self.kept = 0
-        """Claims that were reserved for a PodGroup."""
+        self.kept = self.taken_back = 0
+        """Claims that were reserved for a PodGroup, and that lost their devices while they were made for one that is there."""
         self._world = world
         self._bound_at: dict[str, float] = {}
         self._wrong: list[Suspicion] = []
@@ -45,6 +45,7 @@ class PodGroups:
         """A claim was written or is gone."""
         kept, keeps = (set(filter(is_pod_group, consumers(each))) if each else set() for each in (before, after))
         self.kept += bool(keeps) and not kept
+        self.taken_back += self._is_taken_back(before, after)
         if before is None or after is None or not kept or not results(before):
             return
         if stamp(before) == stamp(after) and kept <= keeps:
@@ -54,6 +55,13 @@ class PodGroups:
             if key_of(pod) in kept and name(before) in claims_of(pod) and _runs(pod) and known_s >= SEEN_AFTER_S:
                 text = f"claim {name(before)}, which {key_of(pod)} kept for its pods, was taken from it, and {name(pod)} runs"
                 self._wrong.append(Suspicion("taken from a group", f"{before['metadata']['uid']} {name(pod)}", text))
+
+    def _is_taken_back(self, before: Object | None, after: Object | None) -> bool:
+        if before is None or after is None or not results(before) or results(after):
+            return False
+        owners = [each["uid"] for each in after["metadata"].get("ownerReferences") or [] if each["kind"] == "PodGroup"]
+        groups = [self._world.pod_groups[uid] for uid in owners if uid in self._world.pod_groups]
+        return any(not group["metadata"].get("deletionTimestamp") for group in groups)
 
     def weighed(self) -> Iterator[Suspicion]:
         """What was wrong."""
