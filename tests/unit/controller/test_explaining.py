@@ -198,21 +198,28 @@ async def test_an_explanation_that_names_its_pod_is_not_given_to_another() -> No
         assert lab.known() == {"one": "one cannot be placed, 1", "two": "two cannot be placed, 1"}
 
 
-async def test_an_explanation_that_names_a_group_is_not_given_to_pods_of_another() -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_pods_of_several_groups_share_an_explanation_unless_it_names_one(is_named: bool) -> None:
     lab = Lab()
-    lab.text = lambda pod: f"Draco allocates {gang_of(pod)} all at once"
-    groups = {"one": "first", "two": "first", "three": "second", "alone": ""}
+    lab.text = lambda pod: (
+        f"Draco allocates {gang_of(pod) if is_named else 'groups'} all at once, {lab.followed.version}"
+    )
+    groups = {"one": "first", "two": "first", "three": "second", "four": "second", "alone": ""}
     lab.add(*groups, alike=True)
     for key, (pod, claims) in lab.pods.items():
         labels = {"kueue.x-k8s.io/pod-group-name": groups[key.name]}
         meta = msgspec.structs.replace(pod.metadata, labels=labels)
         lab.pods[key] = msgspec.structs.replace(pod, metadata=meta), claims
     async with lab.kept_young():
-        lab.known()
-        await lab.clock.advance(1)
-        for name, text in lab.known().items():
-            assert text == f"Draco allocates {gang_of(lab.pods[ObjectKey('default', name)][0])} all at once"
-        assert sum(lab.made.values()) == len(set(groups.values()))
+        await lab.explained()
+        for version in (0, 1):
+            assert lab.known() == {
+                key.name: f"Draco allocates {gang_of(pod) if is_named else 'groups'} all at once, {version}"
+                for key, (pod, _) in lab.pods.items()
+            }
+            lab.change()
+            await lab.clock.advance(1)
+        assert sum(lab.made.values()) == 2 * (3 if is_named else 2)
 
 
 async def test_what_waits_to_be_written_is_written_before_more_is_explained() -> None:

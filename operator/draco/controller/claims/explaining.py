@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from draco.allocation.ownership.gangs import gang_of
+from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.controller.workers import messages
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
@@ -73,6 +73,7 @@ class Explanations:
         self._topic_of: dict[ObjectKey, _Topic] = {}
         self._answered: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, the longest unexplained first
         self._personal: set[bytes] = set()  # questions whose answers name the pod
+        self._of_groups: set[bytes] = set()  # and those whose answers name the pod's group
         self._new: deque[tuple[_Topic, PodWithClaims]] = deque()
         self._unkept: set[str] = set()  # namespaces with answers that nobody keeps young yet
         self._work = asyncio.Event()
@@ -82,9 +83,7 @@ class Explanations:
     def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> PodExplanation | None:
         """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""
         key = pod.metadata.key
-        question = _question(pod, claims)
-        if question in self._personal:
-            question = _of_pod(question, key)
+        question = self._own(_question(pod, claims), pod)
         topic = self._topics.get(question)
         if topic is None:
             topic = self._topics[question] = _Topic(question, key.namespace)
@@ -96,6 +95,12 @@ class Explanations:
             topic.pods[key] = None
             self._topic_of[key] = topic
         return topic.explanation
+
+    def _own(self, question: bytes, pod: Pod) -> bytes:
+        """The question, or the same asked by nobody else, where the answer names who asks."""
+        if question in self._personal:
+            return _of(question, pod.metadata.key)
+        return _of(question, gang_of(pod)) if question in self._of_groups else question
 
     async def keep_young(
         self,
@@ -166,8 +171,10 @@ class Explanations:
         """A pod that still asks this; others are let go."""
         for key in list(topic.pods):
             waiting = young.waiting(key)
-            if waiting is not None and topic.key in {_question(*waiting), _of_pod(_question(*waiting), key)}:
-                return waiting
+            if waiting is not None:
+                question = _question(*waiting)
+                if topic.key in {question, _of(question, key), _of(question, gang_of(waiting[0]))}:
+                    return waiting
             self._forget(key)
         return None
 
@@ -187,17 +194,23 @@ class Explanations:
             self._work.set()
         known[topic.key] = topic
         known.move_to_end(topic.key)
-        if _names_itself(topic.explanation.text, pod, claims) and topic.key == _question(pod, claims):
-            self._make_personal(topic, pod.metadata.key)
+        if topic.key != _question(pod, claims):
+            return
+        text, gang = topic.explanation.text, gang_of(pod)
+        if _names_itself(text, pod, claims):
+            self._divide(topic, pod, self._personal)
+        elif gang is not None and str(gang) in text:
+            self._divide(topic, pod, self._of_groups)
 
-    def _make_personal(self, topic: _Topic, key: ObjectKey) -> None:
-        """What was answered is true of that one pod only: each of the others is to be asked about for itself."""
+    def _divide(self, topic: _Topic, pod: Pod, divided: set[bytes]) -> None:
+        """What was answered is true of that pod only, or of its group: the others are to be asked about for themselves."""
+        if len(divided) >= _REMEMBERED:
+            divided.clear()
+        divided.add(topic.key)
+        key = pod.metadata.key
         own = _Topic(
-            _of_pod(topic.key, key), topic.namespace, {key: None}, topic.explanation, topic.version, topic.at_s
+            self._own(topic.key, pod), topic.namespace, {key: None}, topic.explanation, topic.version, topic.at_s
         )
-        if len(self._personal) >= _REMEMBERED:
-            self._personal.clear()
-        self._personal.add(topic.key)
         self._drop(topic)
         self._topics[own.key] = self._topic_of[key] = own
         self._answered[own.namespace][own.key] = own
@@ -259,15 +272,15 @@ def _question(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
         (spec.node_name, spec.node_selector, spec.affinity, spec.tolerations, spec.scheduler_name),
         spec.resource_claims if len(claims) < len(spec.resource_claims) else (),
         scheduler_says(pod),
-        str(gang_of(pod) or ""),  # which an explanation may name
+        gang_of(pod) is not None,
         pod.metadata.namespace,
     )
     return _digest(msgspec.json.encode(asked))
 
 
-def _of_pod(question: bytes, pod: ObjectKey) -> bytes:
-    """The question, asked by that pod only."""
-    return _digest(question + str(pod).encode())
+def _of(question: bytes, whose: ObjectKey | GangKey | None) -> bytes:
+    """The question, asked by that pod only, or by pods of that group."""
+    return _digest(question + str(whose).encode())
 
 
 def _digest(whole: bytes) -> bytes:
