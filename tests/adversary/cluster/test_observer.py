@@ -23,7 +23,7 @@ from tests.adversary.cluster.observer.observer import Node, Observer
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
 from tests.adversary.cluster.observer.watching import learn
-from tests.adversary.cluster.observer.world import World
+from tests.adversary.cluster.observer.world import World, part_of
 from tests.requests import call
 
 FOLDER = Path(__file__).parent / "observer"
@@ -64,6 +64,12 @@ def partition(name: str, first: int, last: int, gpu: str = GPU, **more: Any) -> 
     counters = {f"memory-slice-{unit}": {"value": "1"} for unit in range(first, last + 1)}
     drawn = [{"counterSet": "gpu-0-counter-set", "counters": counters}]
     return {"name": name, "attributes": {"parentUUID": {"string": gpu}}, "consumesCounters": drawn, **more}
+
+
+def with_media(name: str, first: int, *, engines: str = "1") -> Document:
+    one = partition(name, first, first)
+    one["consumesCounters"][0]["counters"]["ofa-engines"] = {"value": engines}
+    return one
 
 
 def a_claim(number: int, *devices: str, pool: str = "node", revision: int = 5, **more: Any) -> Document:
@@ -388,6 +394,13 @@ REST = {
     ),
     "it does not start": (True, a_pod(node="node", waiting="GPU is lost"), []),
 }
+
+
+def test_of_two_partitions_with_the_one_engine_of_a_board_only_one_can_be_had() -> None:
+    one, other, without = with_media("a", 0), with_media("b", 3), with_media("c", 5, engines="0")
+    parts = [part_of(each) for each in (one, other, without)]
+    assert parts[0] is not None
+    assert [each is not None and parts[0].overlaps(each) for each in parts] == [True, True, False]
 
 
 @pytest.mark.parametrize("case", REST)

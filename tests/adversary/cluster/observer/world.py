@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 Object = dict[str, Any]
 WHOLE: frozenset[str] = frozenset()
+SINGLE = frozenset({"ofa-engines"})
+"""Counters of engines of which each board here has one, so that of two partitions with it only one can be had."""
 
 
 class DeviceName(NamedTuple):
@@ -23,14 +25,17 @@ class DeviceName(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of one board, told by the memory slices that it takes of it; no slices mean all of it."""
+    """A part of one board, told by its memory slices, and by the engines of which a board has one; no slices mean all of it."""
 
     gpu: str
     slices: frozenset[str] = WHOLE
+    engines: frozenset[str] = frozenset()
 
     def overlaps(self, other: "Part") -> bool:
         """Whether both cannot be had at once."""
-        return self.gpu == other.gpu and (not self.slices or not other.slices or bool(self.slices & other.slices))
+        if self.gpu != other.gpu or not self.slices or not other.slices:
+            return self.gpu == other.gpu
+        return bool(self.slices & other.slices or self.engines & other.engines)
 
     def __str__(self) -> str:
         return f"{self.gpu} {'whole' if not self.slices else '+'.join(sorted(self.slices))}"
@@ -149,10 +154,11 @@ def part_of(device: Object) -> Part | None:
         drawn = {
             counter
             for consumed in device.get("consumesCounters") or []
-            for counter in consumed.get("counters") or {}
-            if counter.startswith("memory-slice-")
+            for counter, amount in (consumed.get("counters") or {}).items()
+            if str(amount.get("value")) != "0"
         }
-        return Part(parent, frozenset(drawn or {device["name"]}))
+        slices = {counter for counter in drawn if counter.startswith("memory-slice-")}
+        return Part(parent, frozenset(slices or {device["name"]}), frozenset(drawn & SINGLE))
     return Part(text("uuid")) if text("uuid") else None
 
 
