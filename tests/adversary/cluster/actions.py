@@ -4,7 +4,7 @@ Owns the choice. An action is plain data with every name in it, so that a list o
 it comes to in the cluster is for `performing`. Nothing here looks at the cluster: the same seed draws the same actions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.adversary.cluster import manifests as write
@@ -126,11 +126,25 @@ class Chooser(Maintainers, Rivals):
             self._policies.append(title)
         preemption = self._random.choice(["LowerPriority", "Never"])
         loss = self._random.choice(["Keep", "Release"])
-        leak = self._random.choice([None, "1m", "2m"])
         document = write.policy(
-            title, node, mode, bus=bus, layout=layout, allocator=allocator, preemption=preemption, loss=loss, leak=leak
+            title,
+            node,
+            mode,
+            bus=bus,
+            layout=layout,
+            allocator=allocator,
+            preemption=preemption,
+            loss=loss,
+            leak=self._random.choice([None, "1m", "2m"]),
+            ahead=self._ahead(layout) if mode == "Dynamic" and self._random.random() < 0.4 else None,
         )
         return Action("policy: set", {"policy": document})
+
+    def _ahead(self, layout: Sequence[str]) -> Document:
+        """Idle instances of some profiles of the node, as many as claims are about to take."""
+        profiles = sorted(set(layout))
+        limits = [{"profile": each, "count": self._random.choice([1, 2, 8])} for each in profiles]
+        return {"window": "1m", "leadTimeSeconds": self._random.choice([5, 15, 60]), "limits": limits}
 
     def _hand_over(self) -> Action:
         """GPUs of a node go from one allocator to the other, in the mode that they have."""

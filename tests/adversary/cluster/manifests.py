@@ -261,13 +261,15 @@ def policy(
     preemption: str = "Never",
     loss: str = "Keep",
     leak: str | None = None,
+    ahead: Document | None = None,
 ) -> Document:
-    """A policy for a node's GPUs, or for the one at a PCI address."""
+    """A policy for a node's GPUs, or for the one at a PCI address; without `ahead`, that is taken away from one that is there."""
     spec: Document = {
         "mode": mode,
         "allocator": allocator,
         "preemption": preemption,
-        "gangs": {"onPartialLoss": loss, **({"releaseLeakedAfter": leak} if leak else {})},
+        "gangs": {"onPartialLoss": loss, "releaseLeakedAfter": leak},
+        "warmAhead": ahead,
         "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": node}},
     }
     if bus:

@@ -58,6 +58,15 @@ def test_pod_groups_come_before_their_pods_and_after_them_and_with_too_few_and_t
     assert {"tenant: the PodGroup of pods that wait", "hostile: an odd PodGroup"} <= {each.kind for each in drawn}
 
 
+def test_policies_keep_instances_ready_ahead_of_claims_now_and_then() -> None:
+    chooser = Chooser(4)
+    drawn = [chooser.next() for _ in range(3000)]
+    specs = [each.arguments["policy"]["spec"] for each in drawn if each.kind == "policy: set"]
+    assert {(spec["mode"], bool(spec["warmAhead"])) for spec in specs} == {
+        ("Dynamic", True), ("Dynamic", False), ("Static", False), ("Disabled", False),
+    }  # fmt: skip
+
+
 def test_actions_that_are_written_down_are_read_again(tmp_path: Path) -> None:
     chooser = Chooser(3)
     drawn = [chooser.next() for _ in range(200)]
