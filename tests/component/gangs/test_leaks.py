@@ -14,6 +14,7 @@ from draco.kube.errors import Invalid
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS, MIG_POLICIES, PODS
+from draco_local.simulator.kubelet.pods import ANNOTATION_RUN_SECONDS
 from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import POD_GROUP, allocated_claims, make_member, make_pod_group, make_template
@@ -76,6 +77,38 @@ async def test_a_group_without_a_pod_is_said_to_keep_its_devices_and_loses_them_
         for name in ("c", "d"):
             await make_member(all_dracos, namespace, name, template="one", pod_group=GROUP)
         await until_running(all_dracos, namespace, "c", "d")
+
+
+async def test_pods_that_have_ended_are_said_to_keep_the_devices_until_they_are_deleted(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kube-controller-manager reserves the claim again as long as they are there."""
+    monkeypatch.setattr(leaks, "SETTLE_S", 0.5)
+    monkeypatch.setattr(leaks, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(rule, "lasting", lambda text: timedelta(milliseconds=1 if text == "1m" else 0))
+    writes = []
+
+    async def noting(method: str, path: str) -> None:
+        writes.extend([path] if method == "PATCH" and "/resourceclaims/" in path and path.endswith("/status") else [])
+
+    await all_dracos.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"gangs": {"releaseLeakedAfter": "1m"}}})
+    async with running(all_dracos, folder), an_operator(guarded, TELLING, before_requests=noting):
+        await make_template(all_dracos, namespace, "one", gpus=1)
+        await make_pod_group(all_dracos, namespace, GROUP, least=1, template="one")
+        ends = {ANNOTATION_RUN_SECONDS: "0"}
+        await make_member(all_dracos, namespace, "a", template="one", pod_group=GROUP, annotations=ends)
+
+        async def told() -> bool:
+            return "once the pods that have ended are deleted" in await said(all_dracos, namespace)
+
+        async def released() -> bool:
+            claims = await all_dracos.list(CLAIMS, namespace=namespace)
+            return bool(claims) and not any(each.status.allocation for each in claims)
+
+        await until(told, what="the Event of the PodGroup")
+        assert len(writes) == 1, "the allocation, and no try to take it back"
+        await all_dracos.delete(PODS, ObjectKey(namespace, "a"))
+        await until(released, what="the release")
 
 
 async def test_the_operators_account_takes_only_reservations_of_pod_groups_and_never_with_the_allocation(

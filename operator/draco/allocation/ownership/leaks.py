@@ -55,6 +55,18 @@ def is_there(pod: Pod) -> bool:
     return pod.status.phase not in _ENDED
 
 
+def ended_users(claim: ResourceClaim, pods: Iterable[Pod]) -> list[Pod]:
+    """Pods that have ended with the claim and are not deleted: for these kube-controller-manager reserves it again."""
+    return [
+        pod
+        for pod in pods
+        if not is_there(pod)
+        and pod.spec.node_name
+        and pod.metadata.deletion_timestamp is None
+        and claim.metadata.key in pod.claims
+    ]
+
+
 def is_leaked(
     claim: ResourceClaim,
     classes: Mapping[str, DeviceClass],

@@ -15,7 +15,15 @@ from itertools import chain
 import structlog
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, gang_of
-from draco.allocation.ownership.leaks import cause_and_fix, is_leaked, is_there, keepers, made_for, release_after
+from draco.allocation.ownership.leaks import (
+    cause_and_fix,
+    ended_users,
+    is_leaked,
+    is_there,
+    keepers,
+    made_for,
+    release_after,
+)
 from draco.controller.allocation.gpu_policies import policies_of
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
@@ -194,6 +202,10 @@ class LeakedClaims:
         known = [each for each in afters if each is not None]
         if len(known) < len(made):
             return "A MigPolicy can have Draco take the devices back: spec.gangs.releaseLeakedAfter."
+        if any(ended_users(each, self._pods(each)) for each in made):
+            return (
+                "Draco takes the devices back, as the MigPolicy says, once the pods that have ended are deleted, too."
+            )
         minutes = int(max(known).total_seconds() // 60)
         return f"Draco takes the devices back after {minutes} min without a pod, as the MigPolicy says."
 
@@ -207,8 +219,8 @@ class LeakedClaims:
         """Take the next step towards its release, if it is time. Returns in how many seconds to look again."""
         # One that was made by name would be allocated again at once, so taking it back is no use.
         after = release_after(policies_of(self._decisions, claim.devices_held)) if made_for(claim) else None
-        if after is None:
-            return _NEVER_S
+        if after is None or ended_users(claim, self._pods(claim)):
+            return _NEVER_S  # without such pods it is looked at again
         now_s, uid = self._clock.monotonic(), claim.metadata.uid
         if claim.status.reserved_for:
             if self._unreserved_s.pop(uid, None) is not None:
