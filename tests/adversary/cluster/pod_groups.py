@@ -44,7 +44,7 @@ class PodGroups(Reservers):
             if kept == "template and own":
                 own.append(self._named(namespace, name, [self._dracos_request()]))
             uses = [f"{title}-all"] if claims else [name] if own else []
-            if seconds is None:  # others end by themselves, and their PodGroup stays
+            if seconds is None or kept:  # others end by themselves, and their PodGroup stays
                 self._pods.append((namespace, name))
             templates = [] if claims else [title]
             pods.append(write.pod(namespace, name, uses, templates=templates, seconds=seconds, pod_group=title))
