@@ -307,6 +307,9 @@ def test_a_program_that_was_killed_on_purpose_is_not_told(tmp_path: Path) -> Non
 REFUSED = "0/3 nodes are available: 3 cannot allocate all claims."
 
 
+SHORT = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled"
+
+
 def a_pod(
     *,
     message: str = REFUSED,
@@ -315,6 +318,7 @@ def a_pod(
     waiting: str = "",
     label: str = "",
     group: str = "",
+    claim: str = "",
 ) -> Document:
     conditions = (
         [] if node else [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
@@ -323,7 +327,8 @@ def a_pod(
     if waiting:
         status["containerStatuses"] = [{"state": {"waiting": {"message": waiting}}}]
     metadata = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1", "labels": {LABEL: label}}
-    spec = {"nodeName": node, "resourceClaims": [{"name": "c"}], "schedulingGroup": {"podGroupName": group}}
+    uses = [{"name": "c", "resourceClaimName": claim}]
+    spec = {"nodeName": node, "resourceClaims": uses, "schedulingGroup": {"podGroupName": group}}
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
@@ -366,6 +371,13 @@ REST = {
         a_pod(message="request r: device class no.such does not exist"),
         [told("All 2 devices that request gpu selects are in use by other claims.")],
     ),
+    "its PodGroup is short of pods": (False, a_pod(message=SHORT, claim="c1"), [("claim", a_claim(1, "a"))]),
+    "its PodGroup is short of pods, and it of devices": (
+        True,
+        a_pod(message=SHORT, claim="c1"),
+        [("claim", a_claim(1))],
+    ),
+    "it has its devices, and something else is wrong": (True, a_pod(claim="c1"), [("claim", a_claim(1, "a"))]),
     "its own PodGroup": (
         False,
         a_pod(group="g"),

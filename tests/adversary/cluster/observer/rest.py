@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.adversary.cluster.observer.laws import BLOCKING
-from tests.adversary.cluster.observer.members import key_of
+from tests.adversary.cluster.observer.members import claims_of, key_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
 
@@ -19,6 +19,7 @@ _FITS = "All claims can be allocated"
 _TAINT = re.compile(r"tainted with ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
+_SHORT_OF_PODS = "waiting for minCount pods"
 _GROUP = re.compile(r"Draco allocates ((?:PodGroup|Kueue pod group) \S+) all at once")
 _XID = 8
 """NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
@@ -81,10 +82,20 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
     if "untolerated taint" in said and "cannot allocate" not in said and "claim" not in said:
         return ""  # no matter of devices
     if not note:
-        return f"no Event says why; the scheduler says: {said}"
+        # Short of pods that are not over, a PodGroup does not start: no matter of devices.
+        is_told = _SHORT_OF_PODS in said and _has_all(pod, claims)
+        return "" if is_told else f"no Event says why; the scheduler says: {said}"
     if (group := _GROUP.search(note)) and group[1].removeprefix("Kueue pod group ") != key_of(pod):
         return f"it is in {key_of(pod) or 'no group'}, but Draco says: {note}"
     return _contradicts(world, said, note, claims)
+
+
+def _has_all(pod: Object, claims: Mapping[str, Object]) -> bool:
+    """Whether each of the pod's claims has devices."""
+    known = claims_of(pod)
+    return len(known) == len(pod["spec"]["resourceClaims"]) and all(
+        each in claims and results(claims[each]) for each in known
+    )
 
 
 def _contradicts(world: World, said: str, note: str, claims: Mapping[str, Object]) -> str:
