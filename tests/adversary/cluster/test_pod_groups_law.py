@@ -6,7 +6,7 @@ import pytest
 
 from tests.adversary.cluster.manifests import pod
 from tests.adversary.cluster.observer.members import users_of
-from tests.adversary.cluster.observer.pod_groups import SEEN_AFTER_S, PodGroups, written_by_draco
+from tests.adversary.cluster.observer.pod_groups import SEEN_AFTER_S, WEIGHED_AFTER_S, PodGroups, written_by_draco
 from tests.adversary.cluster.observer.reports import REASON, misreported
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.test_allocators_law import given
@@ -55,19 +55,26 @@ class Keeping:
         self.law.claim_changed(None, kept(), 0.0)
         self.law.pod_changed(one, 0.0)
 
-    def becomes(self, after: Document | None, now: float) -> list[str]:
+    def becomes(self, after: Document | None, now: float, *, then: Document | None = None) -> list[str]:
         before = self.world.claims["c"]
         if after is None:
             self.world.claims.pop("c")
         else:
             learn(self.world, "claim", after)
         self.law.claim_changed(before, after, now)
-        return [each.law for each in self.law.weighed()]
+        assert not list(self.law.weighed(now))
+        if then is not None:
+            learn(self.world, "pod", then)
+        return [each.law for each in self.law.weighed(now + WEIGHED_AFTER_S)]
 
 
 @pytest.mark.parametrize("after", [kept(by_group=False), kept(allocated=False)], ids=["reservation", "devices"])
 def test_what_a_group_keeps_for_a_pod_that_runs_is_not_taken(after: Document) -> None:
     assert Keeping(member()).becomes(after, SEEN_AFTER_S) == ["taken from a group"]
+
+
+def test_a_pod_of_whose_end_is_heard_a_moment_later_did_not_run() -> None:
+    assert not Keeping(member()).becomes(kept(by_group=False), SEEN_AFTER_S, then=member(phase="Succeeded"))
 
 
 PERMITTED = {

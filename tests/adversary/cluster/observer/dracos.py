@@ -83,7 +83,7 @@ class DracosLaws:
         """What was wrong. `undisturbed` says whether one operator has led since then, and been answered."""
         yield from self._allocators.weighed(now)
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
-        yield from self._pod_groups.weighed()
+        yield from self._pod_groups.weighed(now)
         yield from self._reservations.weighed(now)
         yield from self._limits.weighed(now)
         yield from self._pod_budgets.weighed()

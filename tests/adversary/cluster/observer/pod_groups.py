@@ -12,6 +12,7 @@ from tests.adversary.cluster.observer.world import Object, World, name, phase, r
 
 DRACO = "draco"
 """What the names of Draco's programs begin with, as managers of fields."""
+WEIGHED_AFTER_S = 1.5
 SEEN_AFTER_S = 5.0
 """A pod that has just got its node may not have been known to whoever took the claim back."""
 
@@ -33,7 +34,8 @@ class PodGroups:
         """Claims that were reserved for a PodGroup, and that lost their devices while they were made for one that is there."""
         self._world = world
         self._bound_at: dict[str, float] = {}
-        self._wrong: list[Suspicion] = []
+        self._doubted: list[tuple[float, str, Suspicion]] = []
+        """Since when, about which pod: pods and claims come on different watches, so it is weighed a moment later."""
 
     def pod_changed(self, after: Object | None, now: float) -> None:
         """A pod was written or is gone."""
@@ -54,7 +56,8 @@ class PodGroups:
             known_s = now - self._bound_at.get(pod["metadata"]["uid"], now)
             if key_of(pod) in kept and name(before) in claims_of(pod) and _runs(pod) and known_s >= SEEN_AFTER_S:
                 text = f"claim {name(before)}, which {key_of(pod)} kept for its pods, was taken from it, and {name(pod)} runs"
-                self._wrong.append(Suspicion("taken from a group", f"{before['metadata']['uid']} {name(pod)}", text))
+                wrong = Suspicion("taken from a group", f"{before['metadata']['uid']} {name(pod)}", text)
+                self._doubted.append((now, pod["metadata"]["uid"], wrong))
 
     def _is_taken_back(self, before: Object | None, after: Object | None) -> bool:
         if before is None or after is None or not results(before) or results(after):
@@ -63,10 +66,14 @@ class PodGroups:
         groups = [self._world.pod_groups[uid] for uid in owners if uid in self._world.pod_groups]
         return any(not group["metadata"].get("deletionTimestamp") for group in groups)
 
-    def weighed(self) -> Iterator[Suspicion]:
-        """What was wrong."""
-        wrong, self._wrong = self._wrong, []
-        yield from wrong
+    def weighed(self, now: float) -> Iterator[Suspicion]:
+        """What was wrong: the pod runs still."""
+        for one in [each for each in self._doubted if now - each[0] >= WEIGHED_AFTER_S]:
+            self._doubted.remove(one)
+            _, uid, wrong = one
+            pod = self._world.pods.get(uid)
+            if pod is not None and _runs(pod):
+                yield wrong
 
 
 def _runs(pod: Object) -> bool:
