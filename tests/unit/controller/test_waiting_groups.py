@@ -94,3 +94,14 @@ def test_a_device_class_of_kube_schedulers_says_nothing_about_where_dracos_claim
     pod = a_pod("b", claims=["b", "nic"], labels=LABELS, annotations=SIZE, status=PodStatus(phase="Pending"))
     world.put(nic, pod)
     assert (world.group().group.topology, world.group().unready) == ("sameNode", "")
+
+
+def test_a_claim_whose_pod_has_ended_gets_devices_again_when_that_is_deleted_or_another_waits() -> None:
+    world = World(PLAIN)
+    world.put(a_claim("named", device_class="plain"))
+    assert [each.uid for each in world.waiting.groups()]
+    ended = a_pod("ended", claims=["named"], node="node-0", status=PodStatus(phase="Succeeded"))
+    world.put(ended)
+    assert world.waiting.groups() == []
+    world.put(a_pod("next", claims=["named"], status=PodStatus(phase="Pending")))
+    assert [each.group.members[0].pods[0].metadata.name for each in world.waiting.groups()] == ["next"]

@@ -13,6 +13,7 @@ import msgspec
 
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of, has_served
+from draco.allocation.ownership.leaks import ended_users
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.allocation.writes import FINALIZER
@@ -99,7 +100,7 @@ class WaitingGroups:
                     if (group := self._reserved(uid, mine)) is not None:
                         done |= {each.metadata.key for each in group.group.claims}
                         yield group
-                elif not any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references):
+                elif self._is_for_later(claim):
                     yield _alone(claim)
                 continue  # otherwise it was made for pods that are not known yet, or need it no more
             gang = gang_of(pods[0])
@@ -119,6 +120,14 @@ class WaitingGroups:
                     may_preempt=_may_preempt([found]),
                     since=claim.metadata.creation_timestamp,
                 )
+
+    def _is_for_later(self, claim: ResourceClaim) -> bool:
+        """Whether a claim that no pod waits for is to have devices all the same.
+
+        For a pod that has ended, kube-controller-manager would take them back at once, as long as it is there.
+        """
+        is_made_for_others = any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references)
+        return not is_made_for_others and not ended_users(claim, self._view.pods_of(claim.metadata.key))
 
     def _reserved(self, uid: str, mine: Mapping[ObjectKey, ResourceClaim]) -> WaitingGroup | None:
         """The claims of a reservation that wait and that no pod waits for: they get devices together."""
