@@ -72,7 +72,7 @@ class Reservers(Tenants):
         """Claims for pods to come, for a time."""
         namespace, title = self._tenant(), self._name("r")
         count = self._random.choice([1, 1, 2, 3])
-        duration = self._random.choice(["", "", "10s", "30s", "1m"])
+        duration = self._random.choice(["", "", "1m", "1m", "2m"])
         wanted = self._kind()
         document = write.reservation(
             namespace, title, [wanted], count=count, duration=duration, topology=self._random.choice(TOPOLOGIES)
