@@ -27,10 +27,10 @@ from tests.adversary.cluster.drivers import DriverFiles
 from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
-from tests.component.allocation.lab import USER, ChartParts
+from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
 
 CHART_VALUES = (
-    *("--set", "operator.allocate=true", "--set", "operator.runJobs=true"),
+    *(*ALLOCATE, "--set", "operator.runJobs=true"),
     *("--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup"),
 )
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")

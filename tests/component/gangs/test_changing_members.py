@@ -121,9 +121,8 @@ async def test_a_half_that_an_operator_left_is_given_back_by_the_next_though_not
     guarded: Guarded, lab: Lab
 ) -> None:
     await lab.members("a", "b", size=2)
-    await lab.claims(2)
-    to_claims = f"/{lab.namespace}/resourceclaims/"  # two finalizers, and an allocation
-    async with an_operator(guarded, ALLOCATING, dies_after_writes=3, dies_of_writes_to=to_claims) as (_, task):
+    allocation = f"/resourceclaims/{(await lab.claims(2))['a'].metadata.name}/status"
+    async with an_operator(guarded, ALLOCATING, dies_after_writes=1, dies_of_writes_to=allocation) as (_, task):
         await asyncio.wait([task])
     held = await lab.held_by()
     assert held

@@ -166,7 +166,8 @@ async def allocate_on(guarded: Guarded, claim: ResourceClaim, node: str) -> None
     allocation = {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [only]}}
     async with await connect(guarded.kubeconfig) as connection:
         draco = Client(connection)
-        await draco.patch(CLAIMS, key, {"metadata": {"finalizers": [FINALIZER]}})
+        if FINALIZER not in claim.metadata.finalizers:
+            await draco.patch(CLAIMS, key, {"metadata": {"finalizers": [FINALIZER]}})
         await draco.patch(CLAIMS, key, {"status": {"allocation": allocation}}, subresource="status")
 
 
