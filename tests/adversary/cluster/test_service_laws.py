@@ -227,6 +227,19 @@ def test_a_pod_whose_claim_is_heard_to_be_free_first_held_it_all_the_same(device
 
 
 @pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
+def test_a_pod_whose_claim_is_heard_of_only_after_it_has_gone_held_it_all_the_same(device: str) -> None:
+    late = Takes(device)
+    late.law.rule_changed(a_rule(effect="NoExecute", **ON_0), 5.0)
+    held, free = held_by_the_pod(device), held_by_the_pod(device)
+    del free["status"]
+    learn(late.world, "claim", free)
+    going = a_pod(deletionTimestamp="2026-01-01T00:00:00Z")
+    late.law.pod_changed(learn(late.world, "pod", going), going, 10.0)
+    late.law.claim_changed(learn(late.world, "claim", held), 10.1)
+    assert bool(list(late.law.weighed(10.0 + WEIGHED_AFTER_S))) is (device == "gpu-1")
+
+
+@pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
 def test_a_taint_takes_the_pods_of_its_own_devices_only(device: str) -> None:
     taken = Takes(device)
     taken.law.rule_changed(a_rule(effect="NoExecute", **ON_0), 5.0)

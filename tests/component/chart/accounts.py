@@ -27,6 +27,7 @@ from draco.resources.kinds import (
     CLAIM_TEMPLATES,
     CLAIMS,
     CRON_JOBS,
+    DEVICE_CLASSES,
     DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
     DEVICE_RESERVATIONS,
@@ -401,7 +402,13 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await client.create(MIG_POLICIES, {"metadata": {"name": "handed-over"}, "spec": spec})
     limit = ObjectKey("", "one-each")
     await client.create(DEVICE_LIMITS, {"metadata": {"name": limit.name}, "spec": {"limits": {"devices": 1}}})
-    await cluster.claim("dracos", device_class="gpu.draco.dev")
+    own = ObjectKey(
+        "", "dracos-and-ours"
+    )  # by its name no class of the chart, whose claims have their finalizer already
+    selector = {"cel": {"expression": "device.attributes['draco.dev'].?allocator.orValue('') == 'operator'"}}
+    meta = {"name": own.name, "labels": {"draco.dev/allocator": "operator"}}
+    await client.create(DEVICE_CLASSES, {"metadata": meta, "spec": {"selectors": [selector]}})
+    await cluster.claim("dracos", device_class=own.name)
     await until(lambda: _held(cluster), what="a node held against scale-down while no pod uses the claim")
     await cluster.pod("with-dracos", "dracos")
     await until(lambda: cluster.running("with-dracos"), what="a pod with a claim that Draco allocated")
@@ -413,6 +420,7 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await cluster.gone(DEVICE_LIMITS, limit)
     await cluster.gone(PODS, ObjectKey(TENANT, "with-dracos"))
     await cluster.gone(CLAIMS, ObjectKey(TENANT, "dracos"))
+    await cluster.gone(DEVICE_CLASSES, own)
     await _a_job_set_starts(cluster)
     await _a_gpu_is_reserved(cluster)
     await cluster.gone(MIG_POLICIES, ObjectKey("", "handed-over"))

@@ -21,14 +21,12 @@ DRAINS = frozenset({"Evict", "NoExecute"})
 
 
 class Gone(NamedTuple):
-    """A pod that goes, with what it held and what it only looked at."""
+    """A pod that goes, with what it held and what it only looked at, as far as that was known then."""
 
     at: float
-    uid: str
-    pod: str
+    pod: Object
     held: tuple[Part, ...]
     looked_at: tuple[Part, ...]
-    why: str
 
 
 class Bystanders:
@@ -96,12 +94,7 @@ class Bystanders:
         if over or name(one) in self._asked or not one["spec"].get("nodeName"):
             return
         self.taken += 1
-        used = [claim for claim in self._world.claims.values() if uses(one, claim)]
-        had = [each for claim in used for each in self._parts(claim)]
-        earlier = [*self._had.get(uid, ()), *self._had.get(key_of(one), ())]
-        had += [(part, looks) for at, part, looks in earlier if now - at < WATCHES_DIFFER_BY_S]
-        held, looked_at = (tuple(part for part, looks in had if looks is wanted) for wanted in (False, True))
-        self._gone.append(Gone(now, uid, name(one), held, looked_at, _why(one)))
+        self._gone.append(Gone(now, one, *self._had_by(one, now)))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
         """The pods that went without a cause."""
@@ -113,13 +106,30 @@ class Bystanders:
             taints = [
                 part for key, (_, parts) in self._may_go.items() if not key.startswith("request") for part in parts()
             ]
-            reasons = [(one.held, causes), (one.looked_at, taints)]  # no drain is about who only looks
+            late_held, late_looked_at = self._had_by(
+                one.pod, now
+            )  # the claim may be heard of only after its pod has gone
+            held, looked_at = {*one.held, *late_held}, {*one.looked_at, *late_looked_at}
+            reasons = [(held, causes), (looked_at, taints)]  # no drain is about who only looks
             if any(mine.overlaps(part) for parts, why in reasons for mine in parts for part in why):
                 continue
-            if why_not := self._why_not(one.uid):
-                held = ", ".join(map(str, one.held)) or "nothing"
-                text = f"pod {one.pod}, which holds {held}, was taken ({one.why}), no drain or taint is about that, and {why_not}"
-                yield Suspicion("bystander taken", one.uid, text)
+            uid = one.pod["metadata"]["uid"]
+            if why_not := self._why_not(uid):
+                shown = ", ".join(sorted(map(str, held))) or "nothing"
+                text = (
+                    f"pod {name(one.pod)}, which holds {shown}, was taken ({_why(one.pod)}), no drain or taint is about that, "
+                    f"and {why_not}"
+                )
+                yield Suspicion("bystander taken", uid, text)
+
+    def _had_by(self, pod: Object, now: float) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """What the pod holds, or held a moment ago, and what it only looks at."""
+        used = [claim for claim in self._world.claims.values() if uses(pod, claim)]
+        had = [each for claim in used for each in self._parts(claim)]
+        earlier = [*self._had.get(pod["metadata"]["uid"], ()), *self._had.get(key_of(pod), ())]
+        had += [(part, looks) for at, part, looks in earlier if now - at < WATCHES_DIFFER_BY_S]
+        held, looked_at = (tuple(part for part, looks in had if looks is wanted) for wanted in (False, True))
+        return held, looked_at
 
     def _lives(self, key: str, at: float, now: float) -> bool:
         kind, _, uid = key.partition(" ")
