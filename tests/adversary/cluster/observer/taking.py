@@ -106,9 +106,8 @@ class Bystanders:
             taints = [
                 part for key, (_, parts) in self._may_go.items() if not key.startswith("request") for part in parts()
             ]
-            late_held, late_looked_at = self._had_by(
-                one.pod, now
-            )  # the claim may be heard of only after its pod has gone
+            # The claim may be heard of only after its pod has gone.
+            late_held, late_looked_at = self._had_by(one.pod, now)
             held, looked_at = {*one.held, *late_held}, {*one.looked_at, *late_looked_at}
             reasons = [(held, causes), (looked_at, taints)]  # no drain is about who only looks
             if any(mine.overlaps(part) for parts, why in reasons for mine in parts for part in why):
