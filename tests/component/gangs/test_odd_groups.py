@@ -45,6 +45,13 @@ async def until_said(client: Client, namespace: str, *texts: str) -> None:
     await until(look, what=f"a GroupWaiting with each of {texts}")
 
 
+async def until_so_many_have_devices(client: Client, namespace: str, claims: int) -> None:
+    async def look() -> bool:
+        return len(await allocated_claims(client, namespace)) == claims
+
+    await until(look, what=f"devices for {claims} claims")
+
+
 async def test_of_two_groups_whose_pods_name_one_claim_one_keeps_it_and_the_other_waits_with_nothing(
     guarded: Guarded, lab: Client, namespace: str
 ) -> None:
@@ -93,11 +100,7 @@ async def test_pods_that_name_a_pod_group_that_nobody_made_hold_nothing_and_say_
         await until_said(lab, namespace, f"PodGroup {namespace}/nowhere does not exist")
         assert await allocated_claims(lab, namespace) == []
         await make_pod_group(lab, namespace, "nowhere", least=2)
-
-        async def both() -> bool:
-            return len(await allocated_claims(lab, namespace)) == 2
-
-        await until(both, what="devices for both")
+        await until_so_many_have_devices(lab, namespace, 2)
 
 
 async def test_pods_of_pod_groups_in_no_version_that_draco_knows_hold_nothing_and_say_which_it_knows(
@@ -113,11 +116,7 @@ async def test_pods_of_pod_groups_in_no_version_that_draco_knows_hold_nothing_an
         await until_said(lab, namespace, "serves none of the versions v1beta1, v1alpha3, v1alpha2")
         assert await allocated_claims(lab, namespace) == []
         await make_member(lab, namespace, "alone", template="one", **NOBODYS)
-
-        async def served() -> bool:
-            return len(await allocated_claims(lab, namespace)) == 1
-
-        await until(served, what="devices for a pod of no group")
+        await until_so_many_have_devices(lab, namespace, 1)
 
 
 async def test_members_that_want_different_topologies_hold_nothing_until_they_agree(
@@ -136,11 +135,7 @@ async def test_members_that_want_different_topologies_hold_nothing_until_they_ag
         )
         assert await allocated_claims(lab, namespace) == []
         await lab.patch(PODS, ObjectKey(namespace, "a"), {"metadata": {"annotations": sized(2, "spread")}})
-
-        async def both() -> bool:
-            return len(await allocated_claims(lab, namespace)) == 2
-
-        await until(both, what="devices for both")
+        await until_so_many_have_devices(lab, namespace, 2)
 
 
 async def test_a_group_whose_device_classes_differ_in_topology_holds_nothing_until_its_pods_say_one(
@@ -166,11 +161,7 @@ async def test_a_group_whose_device_classes_differ_in_topology_holds_nothing_unt
             )
             assert await allocated_claims(lab, namespace) == []
             await lab.patch(PODS, ObjectKey(namespace, "a"), {"metadata": {"annotations": sized(2, "spread")}})
-
-            async def both() -> bool:
-                return len(await allocated_claims(lab, namespace)) == 2
-
-            await until(both, what="devices for both")
+            await until_so_many_have_devices(lab, namespace, 2)
     finally:
         for name in named:
             await lab.delete(DEVICE_CLASSES, ObjectKey("", name))
