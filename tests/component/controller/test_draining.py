@@ -12,7 +12,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, POD_DISRUPTION_BUDGETS, PODS, Kind
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.controller.replicas import an_operator, until
-from tests.component.controller.test_maintenance import DRIVER, Lab
+from tests.component.controller.test_maintenance import Lab
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -73,7 +73,7 @@ class DrainLab(Lab):
 
     async def drain(self, name: str = "swap-fan", *, device: str = "gpu-3", **drain: Any) -> ObjectKey:
         key = ObjectKey("", f"{name}-{self.pool}")
-        selector = {"driver": DRIVER, "pool": self.pool, "device": device}
+        selector = {"driver": self.driver, "pool": self.pool, "device": device}
         spec = {"deviceSelector": selector, "drain": {"policy": "Evict", **drain}}
         await self.client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": spec})
         self.requests.append(key.name)

@@ -28,28 +28,31 @@ from tests.component.controller.replicas import an_operator, until
 
 pytestmark = pytest.mark.usefixtures("crds")
 
-DRIVER = "gpu.example.com"
 RULES = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
 
 
 class Lab:
-    """A pool of eight devices of a foreign driver, and what a test does with them."""
+    """A pool of eight devices of a foreign driver, and what a test does with them.
+
+    No other pool has the driver, so what a test selects by driver is the pool, whatever else the API server keeps.
+    """
 
     def __init__(self, client: Client, namespace: str, *, rules: Kind[DeviceTaintRule] = RULES) -> None:
         self.client = client
         self._kind = rules
         self.namespace = namespace
         self.pool = f"node-{uuid.uuid4().hex[:8]}"
+        self.driver = f"{self.pool}.example.com"
         self.requests: list[str] = []
 
     async def publish(self) -> None:
         await self.client.create(
-            SLICES, a_slice(self.pool, [f"gpu-{i}" for i in range(8)], driver=DRIVER, name=self.pool)
+            SLICES, a_slice(self.pool, [f"gpu-{i}" for i in range(8)], driver=self.driver, name=self.pool)
         )
 
     async def request(self, name: str = "swap-fan", **selector: str) -> ObjectKey:
         key = ObjectKey("", f"{name}-{self.pool}")
-        selector = {"driver": DRIVER, "pool": self.pool, **selector}
+        selector = {"driver": self.driver, "pool": self.pool, **selector}
         await self.client.create(
             DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": {"deviceSelector": selector}}
         )
@@ -79,7 +82,7 @@ class Lab:
     async def hold(self, name: str, *devices: str) -> ObjectKey:
         """A claim, allocated as a scheduler would."""
         key = ObjectKey(self.namespace, name)
-        held = a_claim(name, namespace=self.namespace, on=[f"{DRIVER}/{self.pool}/{each}" for each in devices])
+        held = a_claim(name, namespace=self.namespace, on=[f"{self.driver}/{self.pool}/{each}" for each in devices])
         await self.client.create(CLAIMS, {"metadata": {"name": name, "namespace": self.namespace}, "spec": held.spec})
         await self.client.patch(CLAIMS, key, {"status": as_json(held.status)}, subresource="status")
         return key
@@ -127,7 +130,7 @@ async def test_one_device_of_eight_is_isolated_worked_on_and_given_back(served: 
         (rule,) = await lab.rules()
         selector = rule.spec.device_selector
         assert selector is not None
-        assert (selector.driver, selector.pool, selector.device) == (DRIVER, lab.pool, "gpu-3")
+        assert (selector.driver, selector.pool, selector.device) == (lab.driver, lab.pool, "gpu-3")
         assert (rule.spec.taint.key, rule.spec.taint.effect) == ("draco.dev/maintenance", "NoSchedule")
         await lab.let_go(busy)
         ready = await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
@@ -207,7 +210,7 @@ async def test_devices_that_vanish_keep_their_rule_and_new_ones_get_one(served: 
         key = await lab.request()
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
         await lab.client.delete(SLICES, ObjectKey("", lab.pool))
-        await lab.client.create(SLICES, a_slice(lab.pool, ["gpu-8"], driver=DRIVER, name=lab.pool, generation=2))
+        await lab.client.create(SLICES, a_slice(lab.pool, ["gpu-8"], driver=lab.driver, name=lab.pool, generation=2))
 
         async def nine() -> bool:
             return len(await lab.rules()) == 9
@@ -219,7 +222,7 @@ async def test_objects_of_others_are_never_written(served: ControlPlane, lab: La
     held = await lab.hold("train", "gpu-3")
     foreign = ObjectKey("", f"foreign-{lab.pool}")
     device_class = ObjectKey("", f"class-{lab.pool}")
-    rule = a_rule(foreign.name, driver=DRIVER, pool=lab.pool, device="gpu-3")
+    rule = a_rule(foreign.name, driver=lab.driver, pool=lab.pool, device="gpu-3")
     await lab.client.create(RULES, {"metadata": {"name": foreign.name}, "spec": as_json(rule.spec)})
     await lab.client.create(DEVICE_CLASSES, {"metadata": {"name": device_class.name}, "spec": {}})
     watched: list[tuple[Kind[Any], ObjectKey]] = [
@@ -268,7 +271,7 @@ async def test_a_replica_that_lives_in_the_past_does_not_overwrite_a_newer_statu
 
 async def test_a_rule_made_anew_under_its_name_is_not_deleted_for_the_one_before(lab: Lab) -> None:
     view = ClusterView(lab.client, RULES, clock=SystemClock())
-    made = await lab.client.create(RULES, rule_for(a_maintenance(), DeviceKey(DRIVER, lab.pool, "gpu-3")))
+    made = await lab.client.create(RULES, rule_for(a_maintenance(), DeviceKey(lab.driver, lab.pool, "gpu-3")))
     past = msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, uid="an-earlier-one"))
     view.rule_store.put(past)
     try:

@@ -14,7 +14,7 @@ from draco.resources.kinds import DEVICE_CLASSES, DEVICE_MAINTENANCES, MAINTENAN
 from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_slice
 from tests.component.controller.replicas import an_operator, until
-from tests.component.controller.test_maintenance import DRIVER, Lab, as_json
+from tests.component.controller.test_maintenance import Lab, as_json
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -34,12 +34,12 @@ class GatedLab(Lab):
         return key
 
     async def ask_for(self, name: str, device: str, **spec: Any) -> ObjectKey:
-        return await self.ask(name, {"driver": DRIVER, "pool": self.pool, "device": device}, **spec)
+        return await self.ask(name, {"driver": self.driver, "pool": self.pool, "device": device}, **spec)
 
     async def a_class(self) -> str:
         """One that has all devices of the pool."""
         key = ObjectKey("", f"class-{self.pool}")
-        cel = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+        cel = {"cel": {"expression": f'device.driver == "{self.driver}"'}}
         await self.client.create(DEVICE_CLASSES, {"metadata": {"name": key.name}, "spec": {"selectors": [cel]}})
         self.made.append((DEVICE_CLASSES, key))
         return key.name
@@ -84,7 +84,7 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[GatedLab]:
 async def test_what_cel_selects_is_rehearsed_then_isolated_after_approval(served: ControlPlane, lab: GatedLab) -> None:
     await lab.hold("train", "gpu-3")
     async with an_operator(served):
-        cel = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
+        cel = {"cel": {"expression": f'device.driver == "{lab.driver}"'}}
         key = await lab.ask("cel", {"pool": lab.pool, "selectors": [cel]}, approval="Required", allowMostOfClass=True)
         waits = await lab.reason(key, "NotApproved")
         assert waits.status.phase is MaintenancePhase.REHEARSED
@@ -170,12 +170,12 @@ async def test_nothing_is_begun_with_while_a_pool_is_between_two_generations(
     await lab.budget(maxDevices=2, per="Node")
     await lab.hold("train", "gpu-3")
     newer = [
-        a_slice(lab.pool, devices, driver=DRIVER, name=name, generation=2, of=2)
+        a_slice(lab.pool, devices, driver=lab.driver, name=name, generation=2, of=2)
         for name, devices in ((lab.pool, ["gpu-0"]), (f"{lab.pool}-1", [f"gpu-{number}" for number in range(1, 8)]))
     ]
     await lab.client.patch(SLICES, ObjectKey("", lab.pool), {"spec": as_json(newer[0].spec)})
     async with an_operator(served):
-        key = await lab.ask("pool", {"driver": DRIVER, "pool": lab.pool}, allowMostOfClass=True)
+        key = await lab.ask("pool", {"driver": lab.driver, "pool": lab.pool}, allowMostOfClass=True)
         await lab.reason(key, "PoolIncomplete")
         assert await lab.rules() == []
         await lab.client.create(SLICES, newer[1])

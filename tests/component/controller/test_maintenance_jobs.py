@@ -15,7 +15,7 @@ from draco.resources.names import ANNOTATION_DEVICE_CLASS
 from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
-from tests.component.controller.test_maintenance import DRIVER, Lab, as_json, name_of
+from tests.component.controller.test_maintenance import Lab, as_json, name_of
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -38,7 +38,7 @@ class JobLab(Lab):
 
     async def work(self, device: str | None = "gpu-3", **spec: Any) -> ObjectKey:
         key = ObjectKey("", f"reset-{self.pool}")
-        selector = {"driver": DRIVER, "pool": self.pool, **({"device": device} if device else {})}
+        selector = {"driver": self.driver, "pool": self.pool, **({"device": device} if device else {})}
         body = {
             "deviceSelector": selector,
             "work": {"fromCronJob": "reset"},
@@ -51,7 +51,7 @@ class JobLab(Lab):
 
     async def publish_with_uuids(self) -> None:
         """What a probe can claim a single device by."""
-        pool = as_json(a_slice(self.pool, [f"gpu-{i}" for i in range(8)], driver=DRIVER, generation=2).spec)
+        pool = as_json(a_slice(self.pool, [f"gpu-{i}" for i in range(8)], driver=self.driver, generation=2).spec)
         for device in pool["devices"]:
             device["attributes"] = {"uuid": {"string": f"GPU-{self.pool}-{device['name']}"}}
         await self.client.patch(SLICES, ObjectKey("", self.pool), {"spec": pool})

@@ -21,7 +21,7 @@ from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, G
 from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_claim, a_device_class, a_gpu, a_rule, a_slice
 from tests.component.controller.replicas import an_operator, until
-from tests.component.controller.test_maintenance import DRIVER, RULES, Lab, as_json
+from tests.component.controller.test_maintenance import RULES, Lab, as_json
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -48,10 +48,19 @@ class DividedLab(Lab):
         self.generation += 1
         made = [
             a_slice(
-                self.pool, [], driver=DRIVER, name=f"{self.pool}-0", of=2, shared_counters=partitions.counters([one])
+                self.pool,
+                [],
+                driver=self.driver,
+                name=f"{self.pool}-0",
+                of=2,
+                shared_counters=partitions.counters([one]),
             ),
             a_slice(
-                self.pool, [*(devices if divided else devices[:1]), *plain], driver=DRIVER, name=f"{self.pool}-1", of=2
+                self.pool,
+                [*(devices if divided else devices[:1]), *plain],
+                driver=self.driver,
+                name=f"{self.pool}-1",
+                of=2,
             ),
         ]
         for item in made:
@@ -137,7 +146,7 @@ class AgentsLab(DividedLab):
         }
         gpu = {"device": "gpu-0", "uuid": a_gpu(0).uuid, "health": "Healthy"}
         said = {
-            "driver": DRIVER,
+            "driver": self.driver,
             "driverVersion": "580.1",
             "isolates": isolates,
             "gpus": [gpu],
@@ -297,7 +306,7 @@ async def test_a_claim_that_tolerates_everything_holds_up_the_promise_until_it_i
     served: ControlPlane, lab: DividedLab
 ) -> None:
     nics = a_device_class(f"nic-{lab.pool}", selector="device.driver == 'nic.example.com'")
-    gpus = a_device_class(f"gpu-{lab.pool}", selector=f"device.driver == '{DRIVER}'")
+    gpus = a_device_class(f"gpu-{lab.pool}", selector=f"device.driver == '{lab.driver}'")
     for each in (nics, gpus):
         await lab.client.create(DEVICE_CLASSES, {"metadata": {"name": each.metadata.name}, "spec": as_json(each.spec)})
     everything = [DeviceToleration(operator="Exists")]
@@ -341,7 +350,7 @@ async def test_an_operator_that_dies_after_any_write_leaves_no_part_out(
 
 
 async def admins_rule(lab: DividedLab, device: str = "gpu-0", effect: str = "NoSchedule") -> ObjectKey:
-    rule = a_rule(f"admins-{lab.pool}", driver=DRIVER, pool=lab.pool, device=device, effect=effect)
+    rule = a_rule(f"admins-{lab.pool}", driver=lab.driver, pool=lab.pool, device=device, effect=effect)
     await lab.client.create(RULES, {"metadata": {"name": rule.metadata.name}, "spec": as_json(rule.spec)})
     return rule.metadata.key
 

@@ -17,7 +17,7 @@ from draco.resources.api.maintenance import MaintenancePhase
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.controller.replicas import an_api_server_of, an_operator
-from tests.component.controller.test_maintenance import DRIVER, Lab
+from tests.component.controller.test_maintenance import Lab
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -58,7 +58,7 @@ async def test_a_device_is_isolated_with_a_rule_of_the_version_that_is_served_an
         (rule,) = await lab.rules()
         selector = rule.spec.device_selector
         assert selector is not None
-        assert (selector.driver, selector.device, rule.spec.taint.effect) == (DRIVER, "gpu-3", "NoSchedule")
+        assert (selector.driver, selector.device, rule.spec.taint.effect) == (lab.driver, "gpu-3", "NoSchedule")
         assert maintenance_uid(rule) == request.metadata.uid
         await lab.let_go(busy)
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
