@@ -59,6 +59,17 @@ matchConditions:
 {{ . }}.?tolerations.orValue([]).exists(one, one.?effect.orValue('') in ['', 'NoSchedule'] && (one.?key.orValue('') == 'draco.dev/operator-allocated' || one.?key.orValue('') == '' && one.?operator.orValue('') == 'Exists'))
 {{- end -}}
 
+{{/* Whether a device of an allocation, or the GPU that it is a part of, stands in the register, in CEL. */}}
+{{- define "draco.isRegistered" -}}
+params.?spec.?pools[?({{ . }}.driver + '/' + {{ . }}.pool)].orValue([]).exists(gpu, gpu == {{ . }}.device || {{ . }}.device.startsWith(gpu + '-mig-'))
+{{- end -}}
+
+{{/* Whether the operator whose token this is leads as far as the register says, in CEL. */}}
+{{- define "draco.leadsByRegister" -}}
+{{- $pod := "request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'][?0].orValue('')" -}}
+{{ $pod }} == '' || params.?spec.?leader == optional.none() || params.?spec.?leader.?podUID.orValue('') == {{ $pod }}
+{{- end -}}
+
 {{/* The node that an agent's token was issued for. */}}
 {{- define "draco.agentNode" -}}
 - name: node
