@@ -44,6 +44,7 @@ from draco.kube.errors import Invalid, NotFound
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
@@ -335,11 +336,15 @@ def published_as_dracos(device: Device) -> Device:
     return msgspec.structs.replace(device, attributes=attributes, taints=[taint])
 
 
-async def add_claim(client: Client, name: str, device_class: str) -> None:
-    """A claim for one GPU."""
+async def add_claim(client: Client, name: str, device_class: str, *, owner: Pod | None = None) -> None:
+    """A claim for one GPU; as one that a template makes for the pod, if one owns it."""
     request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
     spec = {"devices": {"requests": [request]}}
-    await client.create(CLAIMS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+    meta: dict[str, Any] = {"name": name, "namespace": "default"}
+    if owner is not None:
+        of_pod = {"apiVersion": "v1", "kind": "Pod", "name": owner.metadata.name, "uid": owner.metadata.uid}
+        meta["ownerReferences"] = [{**of_pod, "controller": True}]
+    await client.create(CLAIMS, {"metadata": meta, "spec": spec})
 
 
 async def add_pod(client: Client, name: str) -> None:

@@ -168,9 +168,9 @@ class Replay:
             "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
             **({"schedulingGroup": {"podGroupName": job.name}} if job.size >= GANG else {}),
         }
-        await self._client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
-        # After its pod, as a claim made of a template comes: one without a pod is for Draco a claim of its own, not a gang's.
-        await add_claim(self._client, name, self._class)
+        pod = await self._client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+        # As a template's: one that no pod owns is for Draco a claim of its own, not a gang's, until the watch tells of the pod.
+        await add_claim(self._client, name, self._class, owner=pod)
 
     def _look(self, change: Change[Pod]) -> None:
         pod = change.after

@@ -88,6 +88,19 @@ def test_every_change_of_every_kind_reaches_the_fleet(view: ClusterView) -> None
     )
 
 
+def test_a_claim_is_handed_on_only_as_long_as_it_has_or_had_devices(view: ClusterView) -> None:
+    put(view.claims, a_claim("train"))
+    assert not view.followed.is_unsaid
+    put(view.claims, a_claim("train", on=["node-0/gpu-0"]))
+    feed = told_fleet(view.followed)
+    assert sorted(feed.fleet.state.devices()) == [a_device_key("node-0/gpu-0")]
+    put(view.claims, a_claim("train"))
+    hand_on(view.followed, feed)
+    assert not list(feed.fleet.state.devices())
+    remove(view.claims, "default", "train")
+    assert not view.followed.is_unsaid
+
+
 def test_what_vanished_between_two_lists_vanishes_from_the_fleet(view: ClusterView) -> None:
     relist(view.slices, [a_slice("node-0"), a_slice("node-1")])
     relist(view.nodes, [a_node("node-0"), a_node("node-1")])

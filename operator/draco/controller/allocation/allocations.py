@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import Counter
 
 from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.allocation.foresight import Foresight
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.group_notes import GroupNotes
 from draco.controller.allocation.preemption import Preemptions
@@ -49,7 +50,7 @@ from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import DeviceKey
+from draco.resources.names import DeviceKey, PoolKey
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +58,11 @@ KEY = ""
 
 _GROUPS_AT_ONCE = 64
 _WRITES_AT_ONCE = 32
-_AGAIN_S = 1.0
-"""How soon a group that found no place is tried again after something has changed."""
+_SOONEST_S, _LATEST_S = 0.05, 1.0
+_REST = 4
+"""How soon a group that found no place is asked about again after something has changed: after so many times what that took of
+processor time, within these bounds. Where a job ends, its devices become free one by one, and who waits for all of them should
+have them once the last one is."""
 _PATIENCE_S = 10.0
 _PATIENCE_ALONE_S = 3.0
 """So long an answer is waited for: all other claims wait with it."""
@@ -73,10 +77,13 @@ pods may be evicted, and what is kept for others."""
 
 
 class _NoPlace(msgspec.Struct, frozen=True):
-    """A group that found no place: what was known then (None: no change of it counts), when that was, and when to ask again."""
+    """A group that found no place: what was known then (None: no change of it counts), and when to ask again.
+
+    That is not before `rested_s` where something else is known, and at `again_s` whatever is known.
+    """
 
     basis: _Basis | None
-    at_s: float
+    rested_s: float
     again_s: float
     is_hopeless: bool = False
 
@@ -123,6 +130,8 @@ class ClaimAllocations:
         self._without_place: dict[str, _NoPlace] = {}  # by group
         self._alone: dict[str, int] = {}  # groups that are to be asked about alone, and how often there was no answer
         self._kept = _Kept()
+        self._rest_s = _SOONEST_S
+        self._foresight = Foresight(workers, clock=clock)
         self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -161,8 +170,10 @@ class ClaimAllocations:
         pause_s = min(
             self.writes.next_s(), self._returns.next_s(), self.gangs.next_s(), self._notes.tell_unready(waiting)
         )
-        if not groups or not self._handover.owned:
+        if not self._handover.owned:
             return _or_none(pause_s)
+        if not groups:
+            return _or_none(min(pause_s, await self._look_ahead()))
         if self.writes.refused_s:
             return self.writes.refused_s
         head = self._head(groups)
@@ -215,11 +226,11 @@ class ClaimAllocations:
     def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float) -> float:
         """In how many seconds to ask about the group; infinite as long as nothing changes."""
         if not self._workers.may_ask(waiting.namespace):
-            return _AGAIN_S
+            return _LATEST_S
         asked = self._without_place.get(waiting.uid)
         if asked is None:
             return 0.0
-        changed_s = float("inf") if asked.basis in {None, basis} else asked.at_s + _AGAIN_S
+        changed_s = float("inf") if asked.basis in {None, basis} else asked.rested_s
         # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
         is_vain = asked.is_hopeless or waiting.uid in self._alone
         preempts_s = float("inf") if is_vain else now_s + self.preemptions.due_s(waiting)
@@ -258,13 +269,19 @@ class ClaimAllocations:
     async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
         groups = [msgspec.structs.replace(each.group, is_overdue=uid == head) for uid, each in batch.items()]
-        question = PlaceClaims(groups, self._held_from(batch), sorted(self._handover.spread))
+        question = PlaceClaims(groups, self._held_from(batch), self._spread())
+        if (foreseen := self._foresight.answer(question, self._basis())) is not None:
+            return foreseen
         namespace, alone = next(iter(batch.values())).namespace, len(groups) == 1
         within_s = _PATIENCE_ALONE_S if alone else _PATIENCE_S
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, within_s)
         match answered.answer if answered else None:
             case PlacementAnswer(placements=placements):
                 self._alone = {uid: times for uid, times in self._alone.items() if uid not in batch}
+                if answered is not None:
+                    self._rest_s = min(max(_SOONEST_S, _REST * answered.cpu_s), _LATEST_S)
+                    if any(each.results for each in placements):
+                        self._foresight.expect(question, answered.cpu_s)
                 return placements
             case OverBudget() | OutOfMemory() | Failed() as cause if alone:
                 why = refusal(cause, claims_of(question), self._workers.long_cpu_s)
@@ -274,10 +291,20 @@ class ClaimAllocations:
             self._alone[uid] = self._alone.get(uid, 0) + alone
         return [GroupPlacement([], why)] if alone else None
 
+    async def _look_ahead(self) -> float:
+        """Ask ahead where a claim like the last one would go. Returns in how many seconds to look again."""
+        if self.writes.claims:
+            return float("inf")  # the watch wakes us when they are delivered
+        return await self._foresight.look(self._held_from({}), self._spread(), self._basis())
+
     def _held_from(self, batch: dict[str, WaitingGroup]) -> list[ResourceClaim]:
         """Claims as they count, whatever the cluster says: what is on its way, and what is not for groups such as these."""
-        nominated = self.preemptions.claims(self.preemptions.kept_from(next(iter(batch.values()))))
+        first = next(iter(batch.values()), None)
+        nominated = self.preemptions.claims(self.preemptions.kept_from(first)) if first else []
         return [*self.writes.claims, *self._not_given_out(batch), *kept_claims(self._view), *nominated]
+
+    def _spread(self) -> list[PoolKey]:
+        return sorted(self._handover.spread)
 
     def _not_given_out(self, batch: Iterable[str]) -> list[ResourceClaim]:
         """What is published as Draco's and is not to be given out, or not to these groups, as claims that have it all."""
@@ -354,7 +381,7 @@ class ClaimAllocations:
         if uid in self._alone:
             again_s = now_s + min(2.0 ** self._alone[uid], _LONGEST_S)
         self._without_place[uid] = _NoPlace(
-            None if uid in self._alone else basis, now_s, again_s, placement.is_hopeless
+            None if uid in self._alone else basis, now_s + self._rest_s, again_s, placement.is_hopeless
         )
         if group.name:
             self._notes.tell(waiting, placement.why_not)

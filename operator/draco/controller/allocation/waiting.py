@@ -4,6 +4,7 @@ Owns how the objects of the cluster become groups, and in which order groups are
 is not whole yet (pods, claims or terms are missing, a write is on its way) is not among them. Decides no place, writes nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
@@ -287,6 +288,10 @@ def _age(pod: Pod) -> tuple[str, str]:
 
 def _sharing_together(members: Iterable[GroupMember]) -> list[GroupMember]:
     """The members, those that share a claim as one: they must be on one node."""
+    members = list(members)
+    uses = Counter(claim.metadata.key for member in members for claim in member.claims)
+    if all(times == 1 for times in uses.values()):
+        return members
     together: list[GroupMember] = []
     for member in members:
         keys = {claim.metadata.key for claim in member.claims}

@@ -124,10 +124,12 @@ class FollowedFleet:
         self._informers[kind] = informer
 
         def take(change: Change[T]) -> None:
-            self._unsaid.setdefault((kind, change.key), self.version)
             if change.after is None:
                 self._left_out.pop((kind, change.key), None)
             before, after = (matters(each) if each is not None else None for each in (change.before, change.after))
+            if before is after is None:
+                return  # a claim that had nothing and has nothing
+            self._unsaid.setdefault((kind, change.key), self.version)
             if before != after:
                 self.version += 1
                 for wake in self._wakes:

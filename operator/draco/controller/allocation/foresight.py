@@ -1,0 +1,110 @@
+"""Where the next claim goes if it is like the last one: asked while nothing waits, so that such a claim need not wait for it.
+
+Owns when that is worth a question, and for how long the answer holds: until anything has changed that it rests on. Claims that
+are made of one template, or by one user, mostly are alike. Only claims without pods are foreseen: where a pod can run is its own.
+"""
+
+from typing import Final
+
+import msgspec
+
+from draco.controller.workers.fair_queue import QueuePriority
+from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
+from draco.controller.workers.pool import WorkerPool
+from draco.kube.clock import Clock
+from draco.kube.connect.retry import Backoff
+from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.names import PoolKey
+
+_IDLE_S: Final = 0.01
+"""Nothing is asked ahead while claims come faster than that: each answer would be void before it is needed."""
+_AGAIN_S, _LONGEST_S = 0.05, 5.0
+"""How soon something is asked again whose answer has become void before it was needed: later each time, until one was needed."""
+_EXPECTED_S: Final = 60.0
+"""So long after a claim another is expected."""
+_CHEAP_S: Final = 0.02
+"""What an answer may take of processor time, so that it is worth having though nobody may need it."""
+_PATIENCE_S: Final = 0.5
+_NEVER: Final = float("inf")
+
+
+class _Expected(msgspec.Struct, frozen=True):
+    """A claim that was placed, without its name, and when."""
+
+    claim: ResourceClaim
+    at_s: float
+
+
+class _Foreseen(msgspec.Struct, frozen=True):
+    """What was asked, what the answer rests on beside that, and the answer."""
+
+    question: PlaceClaims
+    basis: object
+    placement: GroupPlacement
+
+
+class Foresight:
+    """Knows at most one answer, which serves one claim."""
+
+    def __init__(self, workers: WorkerPool, *, clock: Clock) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._expected: _Expected | None = None
+        self._foreseen: _Foreseen | None = None
+        self._backoff = Backoff(clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
+        self._due_s = float("-inf")
+
+    def expect(self, question: PlaceClaims, cpu_s: float) -> None:
+        """A claim was placed, which took so much: the next may be like it."""
+        claim = _lone_claim(question)
+        if claim is not None:
+            self._expected = _Expected(claim, self._clock.monotonic()) if cpu_s <= _CHEAP_S else None
+
+    def answer(self, question: PlaceClaims, basis: object) -> list[GroupPlacement] | None:
+        """The answer to the question, if it is known and still holds."""
+        known, claim = self._foreseen, _lone_claim(question)
+        if known is None or claim is None or basis != known.basis:
+            return None
+        if known.question != _about(claim, question.held, question.spread):
+            return None
+        self._foreseen = None
+        self._expected = _Expected(claim, self._clock.monotonic())
+        self._backoff.reset()
+        self._due_s = float("-inf")
+        return [known.placement]
+
+    async def look(self, held: list[ResourceClaim], spread: list[PoolKey], basis: object) -> float:
+        """Ask where such a claim would go. Returns in how many seconds to look again by itself; infinite for never."""
+        now_s = self._clock.monotonic()
+        if self._expected is None or now_s >= self._expected.at_s + _EXPECTED_S:
+            self._expected = self._foreseen = None
+            return _NEVER
+        question = _about(self._expected.claim, held, spread)
+        if self._foreseen is not None and (self._foreseen.question, self._foreseen.basis) == (question, basis):
+            return _NEVER
+        due_s = max(self._expected.at_s + _IDLE_S, self._due_s)
+        if now_s < due_s:
+            return due_s - now_s
+        self._foreseen, self._due_s = None, now_s + self._backoff.next()
+        namespace = self._expected.claim.metadata.namespace
+        if not self._workers.may_ask(namespace):
+            return self._due_s - now_s
+        answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, _PATIENCE_S)
+        match answered.answer if answered else None:
+            case PlacementAnswer(placements=[placement]) if placement.results:
+                self._foreseen = _Foreseen(question, basis, placement)
+        return _NEVER
+
+
+def _lone_claim(question: PlaceClaims) -> ResourceClaim | None:
+    """The one claim that the question is about, without its name; None if there are more, or pods."""
+    match claims_of(question):
+        case [claim] if question.groups == [ClaimGroup([GroupMember([claim])])]:
+            return ResourceClaim(metadata=ObjectMeta(namespace=claim.metadata.namespace), spec=claim.spec)
+    return None
+
+
+def _about(claim: ResourceClaim, held: list[ResourceClaim], spread: list[PoolKey]) -> PlaceClaims:
+    return PlaceClaims([ClaimGroup([GroupMember([claim])])], held, spread)

@@ -1,0 +1,135 @@
+"""How soon Draco asks again where a claim goes that found no place, without an API server."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.allocation.allocations import KEY, ClaimAllocations
+from draco.controller.allocation.writes import FINALIZER
+from draco.controller.view import ClusterView
+from draco.controller.workers.messages import PlacementAnswer
+from draco.kube.connect.client import Client
+from draco.placing.groups import ClaimGroup, GroupPlacement
+from draco.resources.names import LABEL_ALLOCATOR
+from tests.builders import a_claim, a_device_class
+from tests.doubles.clock import ManualClock
+from tests.doubles.workers import PromptWorkers
+
+NO_PLACE = PlacementAnswer([GroupPlacement([], "No device is free.")])
+
+
+class Permissive:
+    """All that allocating asks about besides: every GPU is Draco's, and nothing is limited."""
+
+    owned = frozenset({GpuPlace("gpu.nvidia.com", "node-0", "gpu-0")})
+    preemptible = spread = frozenset[Any]()
+    version = 0
+
+    def when_owned(self, _: Any) -> None:
+        pass
+
+    def when_changed(self, _: Any) -> None:
+        pass
+
+    def not_owned(self) -> list[Any]:
+        return []
+
+    def gives_out(self, _: Any) -> bool:
+        return True
+
+    def begin(self, _: Any) -> "Permissive":
+        return self
+
+    limited = False
+
+    def foreseen(self, _: ClaimGroup) -> str:
+        return ""
+
+    def within(self, _: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
+        return placement
+
+
+class NeverPoor(PromptWorkers):
+    """Workers whose tenants have budget left whatever they ask."""
+
+    def may_ask(self, namespace: str) -> bool:
+        return True
+
+
+class Lab:
+    """One claim that waits, and a cluster that changes when it is told to."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.view = ClusterView(cast("Client", None), None, clock=self.clock)
+        self.workers = NeverPoor(self.view)
+        self.workers.instead = lambda _: NO_PLACE
+        permissive = cast("Any", Permissive())
+        self.allocations = ClaimAllocations(
+            cast("Client", None),
+            self.view,
+            permissive,
+            self.workers,
+            permissive,
+            guard=permissive,
+            clock=self.clock,
+            count=Counter("allocated", "", registry=CollectorRegistry()),
+            overdue_s=600.0,
+            tell_after_s=600.0,
+        )
+        plain = a_device_class("gpu.draco.dev")
+        labels = {LABEL_ALLOCATOR: "operator"}
+        mine = msgspec.structs.replace(plain, metadata=msgspec.structs.replace(plain.metadata, labels=labels))
+        self.view.classes._publish(self.view.classes.store.put(mine))
+        claim = a_claim("waits", device_class="gpu.draco.dev")
+        protected = msgspec.structs.replace(claim.metadata, finalizers=[FINALIZER])
+        self.view.claims._publish(self.view.claims.store.put(msgspec.structs.replace(claim, metadata=protected)))
+
+    def change(self, gpu: int) -> None:
+        """Somebody has another device now."""
+        held = a_claim(f"other-{gpu}", on=[f"node-0/gpu-{gpu}"])
+        self.view.claims._publish(self.view.claims.store.put(held))
+
+    async def look(self) -> float | None:
+        """Reconcile until there is nothing to do; in how many seconds to look again."""
+        while (again_s := await self.allocations.reconcile(KEY)) == 0.0:
+            pass
+        return again_s
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+async def test_as_long_as_nothing_changes_nobody_asks_again(lab: Lab) -> None:
+    assert await lab.look() is None
+    lab.clock.pass_without_a_turn(3600)
+    assert await lab.look() is None
+    assert len(lab.workers.asked) == 1
+
+
+@pytest.mark.parametrize(("cost_s", "rest_s"), [(0.0, 0.05), (0.1, 0.4), (0.5, 1.0)])
+async def test_after_a_change_it_is_asked_again_the_sooner_the_less_that_costs(
+    lab: Lab, cost_s: float, rest_s: float
+) -> None:
+    lab.workers.cpu_s = cost_s
+    await lab.look()
+    lab.change(1)
+    assert await lab.look() == pytest.approx(rest_s)
+    assert len(lab.workers.asked) == 1
+    lab.clock.pass_without_a_turn(rest_s)
+    await lab.look()
+    assert len(lab.workers.asked) == 2
+
+
+async def test_however_often_the_cluster_changes_a_fifth_of_the_time_is_spent_asking(lab: Lab) -> None:
+    lab.workers.cpu_s = 0.02
+    for number in range(1000):
+        lab.change(number)
+        await lab.look()
+        lab.clock.pass_without_a_turn(0.01)
+    assert 105 <= len(lab.workers.asked) <= 125
