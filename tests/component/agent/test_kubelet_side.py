@@ -331,7 +331,14 @@ async def test_a_prepared_claim_follows_its_gpu_when_the_driver_numbers_it_anew(
         [name] = node.specs()
         assert '"/dev/nvidia0"' in (node.cdi / name).read_text()
         faults.reboot(node.gpus, minors=[1, 0])  # for an agent that runs on, a reload of the driver
-        await eventually(lambda: (node.cdi / name).exists() and '"/dev/nvidia1"' in (node.cdi / name).read_text())
+
+        def follows() -> bool:
+            try:
+                return '"/dev/nvidia1"' in (node.cdi / name).read_text()
+            except FileNotFoundError:
+                return False  # the old one goes before the new one comes
+
+        await eventually(follows)
 
 
 async def test_a_prepare_that_takes_too_long_is_answered_before_kubelet_gives_up(
