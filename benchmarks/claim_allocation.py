@@ -4,7 +4,8 @@ One real API server with a kube-scheduler and the chart's admission policies. Fi
 scheduler, and pods come, each with a claim for one GPU that is there already: one by one on a cluster that has nothing else to
 do, then as fast as they can be created, until 95 % of the GPUs are in use. Then all of them go, the same GPUs are published as
 agents publish what is handed over, `draco operator` takes them over as the chart's account, and the same is done with claims that
-have no pods. The scheduler runs on meanwhile, as it would. The limit on the scheduler's calls is raised; Draco has none.
+have no pods, all alike, as a template's are. The scheduler runs on meanwhile, as it would. The limit on the scheduler's calls is
+raised; Draco has none.
 
 What counts is the time from the request that creates the pod, or the claim, until a watch tells of the allocation.
 
