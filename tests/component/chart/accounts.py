@@ -402,9 +402,8 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await client.create(MIG_POLICIES, {"metadata": {"name": "handed-over"}, "spec": spec})
     limit = ObjectKey("", "one-each")
     await client.create(DEVICE_LIMITS, {"metadata": {"name": limit.name}, "spec": {"limits": {"devices": 1}}})
-    own = ObjectKey(
-        "", "dracos-and-ours"
-    )  # by its name no class of the chart, whose claims have their finalizer already
+    # By its name no class of the chart, whose claims have their finalizer already.
+    own = ObjectKey("", "dracos-and-ours")
     selector = {"cel": {"expression": "device.attributes['draco.dev'].?allocator.orValue('') == 'operator'"}}
     meta = {"name": own.name, "labels": {"draco.dev/allocator": "operator"}}
     await client.create(DEVICE_CLASSES, {"metadata": meta, "spec": {"selectors": [selector]}})

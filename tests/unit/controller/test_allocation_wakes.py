@@ -1,27 +1,17 @@
 """What makes Draco look for claims that wait for it, without an API server."""
 
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
-from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from tests.builders import a_claim
+from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
-
-
-class Nothing:
-    """Hands nothing over, limits nothing, and says nothing."""
-
-    def when_owned(self, _: Any) -> None:
-        pass
-
-    def when_changed(self, _: Any) -> None:
-        pass
+from tests.doubles.workers import UnaskedWorkers
 
 
 class Woken:
@@ -30,19 +20,7 @@ class Woken:
     def __init__(self) -> None:
         self.times, clock = 0, ManualClock()
         self.view = ClusterView(cast("Client", None), None, clock=clock)
-        none, count = cast("Any", Nothing()), Counter("allocated", "", registry=CollectorRegistry())
-        made = ClaimAllocations(
-            cast("Client", None),
-            self.view,
-            none,
-            none,
-            none,
-            guard=none,
-            clock=clock,
-            count=count,
-            overdue_s=1.0,
-            tell_after_s=1.0,
-        )
+        made = permissive_allocations(self.view, UnaskedWorkers(), clock)
         made.subscribe(self._wake)
 
     def _wake(self, _: str) -> None:

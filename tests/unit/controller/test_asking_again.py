@@ -1,55 +1,23 @@
 """How soon Draco asks again where a claim goes that found no place, without an API server."""
 
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
-from draco.allocation.ownership.handover import GpuPlace
-from draco.controller.allocation.allocations import KEY, ClaimAllocations
+from draco.controller.allocation.allocations import KEY
 from draco.controller.allocation.writes import FINALIZER
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import PlacementAnswer
 from draco.kube.connect.client import Client
-from draco.placing.groups import ClaimGroup, GroupPlacement
+from draco.placing.groups import GroupPlacement
 from draco.resources.names import LABEL_ALLOCATOR
 from tests.builders import a_claim, a_device_class
+from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import PromptWorkers
 
 NO_PLACE = PlacementAnswer([GroupPlacement([], "No device is free.")])
-
-
-class Permissive:
-    """All that allocating asks about besides: every GPU is Draco's, and nothing is limited."""
-
-    owned = frozenset({GpuPlace("gpu.nvidia.com", "node-0", "gpu-0")})
-    preemptible = spread = frozenset[Any]()
-    version = 0
-
-    def when_owned(self, _: Any) -> None:
-        pass
-
-    def when_changed(self, _: Any) -> None:
-        pass
-
-    def not_owned(self) -> list[Any]:
-        return []
-
-    def gives_out(self, _: Any) -> bool:
-        return True
-
-    def begin(self, _: Any) -> "Permissive":
-        return self
-
-    limited = False
-
-    def foreseen(self, _: ClaimGroup) -> str:
-        return ""
-
-    def within(self, _: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
-        return placement
 
 
 class NeverPoor(PromptWorkers):
@@ -67,19 +35,7 @@ class Lab:
         self.view = ClusterView(cast("Client", None), None, clock=self.clock)
         self.workers = NeverPoor(self.view)
         self.workers.instead = lambda _: NO_PLACE
-        permissive = cast("Any", Permissive())
-        self.allocations = ClaimAllocations(
-            cast("Client", None),
-            self.view,
-            permissive,
-            self.workers,
-            permissive,
-            guard=permissive,
-            clock=self.clock,
-            count=Counter("allocated", "", registry=CollectorRegistry()),
-            overdue_s=600.0,
-            tell_after_s=600.0,
-        )
+        self.allocations = permissive_allocations(self.view, self.workers, self.clock)
         plain = a_device_class("gpu.draco.dev")
         labels = {LABEL_ALLOCATOR: "operator"}
         mine = msgspec.structs.replace(plain, metadata=msgspec.structs.replace(plain.metadata, labels=labels))

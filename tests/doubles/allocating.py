@@ -1,0 +1,60 @@
+"""Draco's allocation without an API server, a handover or limits: everything is permitted, and nothing is said."""
+
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, Counter
+
+from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.allocation.allocations import ClaimAllocations
+from draco.controller.view import ClusterView
+from draco.controller.workers.pool import WorkerPool
+from draco.kube.connect.client import Client
+from draco.placing.groups import ClaimGroup, GroupPlacement
+from tests.doubles.clock import ManualClock
+
+
+class Permissive:
+    """All that allocating asks about besides: every GPU is Draco's, and nothing is limited."""
+
+    owned = frozenset({GpuPlace("gpu.nvidia.com", "node-0", "gpu-0")})
+    preemptible = spread = frozenset[Any]()
+    version = 0
+    limited = False
+
+    def when_owned(self, _: Any) -> None:
+        pass
+
+    def when_changed(self, _: Any) -> None:
+        pass
+
+    def not_owned(self) -> list[Any]:
+        return []
+
+    def gives_out(self, _: Any) -> bool:
+        return True
+
+    def begin(self, _: Any) -> "Permissive":
+        return self
+
+    def foreseen(self, _: ClaimGroup) -> str:
+        return ""
+
+    def within(self, _: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
+        return placement
+
+
+def permissive_allocations(view: ClusterView, workers: WorkerPool, clock: ManualClock) -> ClaimAllocations:
+    """What allocates the claims of the view, as far as nothing is written."""
+    permissive = cast("Any", Permissive())
+    return ClaimAllocations(
+        cast("Client", None),
+        view,
+        permissive,
+        workers,
+        permissive,
+        guard=permissive,
+        clock=clock,
+        count=Counter("allocated", "", registry=CollectorRegistry()),
+        overdue_s=600.0,
+        tell_after_s=600.0,
+    )
