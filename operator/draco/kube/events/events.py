@@ -42,6 +42,9 @@ NOTE_BYTES = 1024
 CLUSTER_EVENTS_NAMESPACE = "default"
 """Where Events about cluster-scoped objects live."""
 
+_REST, _LONGEST_REST_S = 4, 1.0
+"""After each Event nothing is posted for so many times what it took, up to this: what many objects say at once must not slow down
+what is being done, and an API server that is busy answers later."""
 _LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
 
 
@@ -166,6 +169,7 @@ class EventRecorder:
             if subject is None:
                 await wait_for(self._wake, self._clock, wait_s)
                 continue
+            began_s = self._clock.monotonic()
             try:
                 await self._post(subject)
             except TRANSIENT as error:
@@ -183,6 +187,9 @@ class EventRecorder:
                     log.warning("events.refused", regarding=name, reason=subject.reason, error=str(error))
             else:
                 backoff.reset()
+                rest_s = min(_REST * (self._clock.monotonic() - began_s), _LONGEST_REST_S)
+                if rest_s > 0:
+                    await self._clock.sleep(rest_s)
 
     async def flush(self, timeout_s: float) -> None:
         """Post what waits, limits aside, before the process ends; give up after `timeout_s`. `run` must have ended."""

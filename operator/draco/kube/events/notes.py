@@ -26,7 +26,7 @@ from draco.resources.texts import shown
 
 log = structlog.get_logger()
 
-_CHANGES = RateLimit(burst=10, refill_s=60.0)
+_CHANGES = RateLimit(burst=3, refill_s=30.0)
 """So many changes of one note are written as they come; after them, one in so many seconds."""
 _KEEP_ALIVE_S = 1200.0
 """A note that stays is written again after this, well before the API server forgets Events (an hour)."""
