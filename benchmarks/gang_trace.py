@@ -4,7 +4,8 @@ One real API server and kube-scheduler with the feature gates of PodGroups. Jobs
 pod with a claim for one GPU; a job runs from when its last pod is bound, for a time of its own, and then is gone. The same jobs
 come at the same times twice: first the scheduler allocates their claims, then Draco does. The trace is replayed in seconds; one
 second stands for what you like, as long as it is long against the time that a decision takes. Time is compressed, so the backoff
-of the scheduler is, too: at most 1 s instead of 10 s. It is the same scheduler in both runs.
+of the scheduler is, too: at most 1 s instead of 10 s. It is the same scheduler in both runs. Pods that wait for Draco have its
+scheduling gate, as its documentation advises.
 
 Idle counts what no job that runs has, as long as a gang waits: also what a gang holds that has only a part of its pods.
 
@@ -35,7 +36,7 @@ from draco.kube.watch.store import Change
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import POD_GROUPS, PODS
-from draco.resources.names import NVIDIA_DEVICE_CLASS
+from draco.resources.names import NVIDIA_DEVICE_CLASS, SCHEDULING_GATE
 from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER
 from tests.component.allocation.lab import ALLOCATE
 
@@ -167,6 +168,7 @@ class Replay:
             "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
             "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
             **({"schedulingGroup": {"podGroupName": job.name}} if job.size >= GANG else {}),
+            **({"schedulingGates": [{"name": SCHEDULING_GATE}]} if self._class == OPERATORS_CLASS else {}),
         }
         pod = await self._client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
         # As a template's: one that no pod owns is for Draco a claim of its own, not a gang's, until the watch tells of the pod.

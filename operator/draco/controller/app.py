@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from draco.controller.allocation.gates import GATES_AT_ONCE
 from draco.controller.allocation.parts import AllocationParts
 from draco.controller.claims import repair
 from draco.controller.claims.admission import Admission
@@ -221,10 +222,8 @@ class Operator:
 
         self.reconcilers: list[Reconciling[Any]] = []
 
-        def working(name: str, reconciler: Any) -> Reconciling[Any]:
-            made: Reconciling[Any] = Reconciling(
-                name, reconciler, workers=settings.workers, metrics=self.metrics, clock=clock
-            )
+        def working(name: str, reconciler: Any, workers: int = settings.workers) -> Reconciling[Any]:
+            made: Reconciling[Any] = Reconciling(name, reconciler, workers=workers, metrics=self.metrics, clock=clock)
             self.reconcilers.append(made)
             return made
 
@@ -458,7 +457,7 @@ class Operator:
         self.policies = working("mig-policies", policies)
         self.warm_ahead = working("mig-warm", WarmAheadReconciler(view, decisions, clock=clock))
 
-    def _allocating(self, working: Callable[[str, Any], object], decisions: MigDecisions) -> AllocationParts | None:
+    def _allocating(self, working: Callable[..., object], decisions: MigDecisions) -> AllocationParts | None:
         """What makes Draco the allocator of the GPUs that policies hand over to it; None where it is not to be."""
         working("device-limits", self._limits)
         if self._guard is None:
@@ -478,6 +477,7 @@ class Operator:
         )
         for name, reconciler in parts.reconcilers.items():
             working(name, reconciler)
+        working("scheduling-gates", parts.gates, workers=GATES_AT_ONCE)
         return parts
 
     def _reserving(self, working: Callable[[str, Any], object], minor: int | None) -> WaitingReasons:

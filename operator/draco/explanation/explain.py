@@ -33,6 +33,7 @@ from draco.explanation.remedies.unmet import unmet_requests
 from draco.explanation.selection import alternatives, selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
+from draco.resources.names import SCHEDULING_GATE
 
 _MAX_ALONE: Final = 8
 """Kinds of nodes on which a request is tried alone."""
@@ -52,8 +53,7 @@ def explain(
     of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
     explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
-    waiting = [claim for claim in claims if claim.status.allocation is None] or claims
-    by_draco = any(is_for_operator(claim, fleet.classes) for claim in waiting)
+    by_draco = _is_by_draco(fleet, claims)
     group = gang_of(pod) if pod is not None and by_draco else None
     explanation = replace(
         explanation,
@@ -108,7 +108,30 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
         return Explanation(reason=PendingReason.CLAIM_DELETING, error=error)
     if pod is not None and pod.spec.node_name and any(claim.status.allocation is None for claim in claims):
         return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, error=bypassing(pod.spec.node_name))
+    if pod is not None and pod.waits and (gated := _gated(pod, by_draco=_is_by_draco(fleet, claims))):
+        return Explanation(reason=PendingReason.GATED, error=gated)
     return None
+
+
+def _is_by_draco(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
+    """Whether one that waits is Draco's to allocate; or, where none waits, one of all."""
+    waiting = [claim for claim in claims if claim.status.allocation is None] or claims
+    return any(is_for_operator(claim, fleet.classes) for claim in waiting)
+
+
+def _gated(pod: Pod, *, by_draco: bool) -> str:
+    """Which scheduling gate is in the way, "" where none is: Draco takes its own off once it has allocated what is its own."""
+    gates = [gate.name for gate in pod.spec.scheduling_gates]
+    if others := [gate for gate in gates if gate != SCHEDULING_GATE]:
+        return (
+            f"pod {pod.metadata.name} has the scheduling gate {others[0]}: it waits until whoever set it takes it off"
+        )
+    if SCHEDULING_GATE in gates and not by_draco:
+        return (
+            f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}, and Draco allocates none of its claims: Draco "
+            "takes the gate off where the chart's value operator.allocate is true"
+        )
+    return ""
 
 
 def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Explanation:

@@ -80,6 +80,7 @@ def _said(explanation: Explanation) -> _Said:
         PendingReason.LIMIT_REACHED,
         PendingReason.CLAIM_DELETING,
         PendingReason.BYPASSES_SCHEDULER,
+        PendingReason.GATED,
     }:
         return _Said(explanation.error)
     if explanation.fits:

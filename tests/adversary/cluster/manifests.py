@@ -20,6 +20,7 @@ ADMINS = "gpu-admins"
 DRACO = "draco.dev/v1alpha1"
 WORKS = ("adv-works", "adv-works-long", "adv-never-ends", "adv-not-there")
 """CronJobs that requests name; the last one nobody makes."""
+GATE = "draco.dev/allocation"
 ANY = ({"operator": "Exists"},)
 PRIORITIES = {"adv-low": 10, "adv-middle": 50, "adv-high": 100, "adv-polite": 100}
 """Of PriorityClasses; pods of the last one have nobody evicted."""
@@ -100,8 +101,12 @@ def pod(
     member: Member | None = None,
     pod_group: str = "",
     priority: str = "",
+    gated: bool = False,
 ) -> Document:
-    """A pod that uses claims, and may be the member of a group by label or by PodGroup, or more urgent than others."""
+    """A pod that uses claims, and may be the member of a group by label or by PodGroup, or more urgent than others.
+
+    With the gate, the scheduler does not look at it before Draco has allocated what is its own of these.
+    """
     uses = [{"name": f"c{index}", "resourceClaimName": each} for index, each in enumerate(claims)]
     uses += [{"name": f"t{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
     spec: Document = {
@@ -118,6 +123,8 @@ def pod(
         spec["tolerations"] = list(tolerations)
     if priority:
         spec["priorityClassName"] = priority
+    if gated:
+        spec["schedulingGates"] = [{"name": GATE}]
     if pod_group:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
     annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}

@@ -47,7 +47,17 @@ class PodGroups(Reservers):
             if seconds is None or kept:  # others end by themselves, and their PodGroup stays
                 self._pods.append((namespace, name))
             templates = [] if claims else [title]
-            pods.append(write.pod(namespace, name, uses, templates=templates, seconds=seconds, pod_group=title))
+            pods.append(
+                write.pod(
+                    namespace,
+                    name,
+                    uses,
+                    templates=templates,
+                    seconds=seconds,
+                    pod_group=title,
+                    gated=self._is_gated,
+                )
+            )
         if seconds is None and not kept:
             self._members.append((pods[0], [wanted]))
         if self._random.random() < 0.15:

@@ -32,7 +32,17 @@ class Reservers(Tenants):
             name = f"{title}-{number}"
             if seconds is None:  # others end by themselves
                 self._pods.append((namespace, name))
-            documents.append(write.pod(namespace, name, [], templates=[title], seconds=seconds, member=member))
+            documents.append(
+                write.pod(
+                    namespace,
+                    name,
+                    [],
+                    templates=[title],
+                    seconds=seconds,
+                    member=member,
+                    gated=self._is_gated,
+                )
+            )
         if seconds is None:
             self._members.append((documents[1], documents[0]["spec"]["spec"]["devices"]["requests"]))
         if self._random.random() < 0.2:

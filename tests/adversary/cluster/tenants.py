@@ -62,6 +62,11 @@ class Tenants:
     def _name(self, what: str) -> str:
         return f"{what}-{self._number}"
 
+    @property
+    def _is_gated(self) -> bool:
+        """Whether the next pod has Draco's scheduling gate: each third action's, so that the other draws stay as they are."""
+        return self._number % 3 == 0
+
     def _tenant(self) -> str:
         return self._random.choice(TENANTS)
 
@@ -77,7 +82,7 @@ class Tenants:
             self._claims.append((namespace, title))
         documents = [
             write.claim(namespace, title, requests, **devices),
-            write.pod(namespace, title, [title], seconds=seconds, node=node, priority=priority),
+            write.pod(namespace, title, [title], seconds=seconds, node=node, priority=priority, gated=self._is_gated),
         ]
         return Action(kind, {"create": documents})
 
@@ -172,7 +177,7 @@ class Tenants:
         documents = [
             write.claim(namespace, names[0], [write.request("gpu", self._random.choice([GPU, MIG]))]),
             write.claim(namespace, names[1], [self._dracos_request()]),
-            write.pod(namespace, title, names),
+            write.pod(namespace, title, names, gated=self._is_gated),
         ]
         return Action("tenant: claims of both allocators", {"create": documents})
 

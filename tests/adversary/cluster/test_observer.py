@@ -319,10 +319,9 @@ def a_pod(
     label: str = "",
     group: str = "",
     claim: str = "",
+    reason: str = "Unschedulable",
 ) -> Document:
-    conditions = (
-        [] if node else [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
-    )
+    conditions = [] if node else [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]
     status: Document = {"phase": phase, "conditions": conditions}
     if waiting:
         status["containerStatuses"] = [{"state": {"waiting": {"message": waiting}}}]
@@ -341,6 +340,8 @@ def told(note: str, *, about: str = "p", reason: str = "ClaimPending") -> tuple[
     }
 
 
+GATED = a_pod(message="Scheduling is blocked due to non-empty scheduling gates", claim="c1", reason="SchedulingGated")
+DRACOS = {**a_claim(1), "spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu.draco.dev"}}]}}}
 SICK = {"node": {"gpus": [{"error": 15}]}}
 REST = {
     "nobody says why": (True, a_pod(), []),
@@ -397,6 +398,27 @@ REST = {
         True,
         a_pod(),
         [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
+    ),
+    "it is gated and nobody says why": (True, GATED, [("claim", DRACOS)]),
+    "it is gated and it is said why": (
+        False,
+        GATED,
+        [("claim", DRACOS), told("All 4 devices that request gpu selects are in use by other claims.")],
+    ),
+    "it is gated by what is nowhere": (
+        True,
+        GATED,
+        [("claim", DRACOS), told("The only device that request gpu selects is tainted with k:NoSchedule.")],
+    ),
+    "it keeps its gate with a device": (
+        True,
+        GATED,
+        [("claim", {**a_claim(1, "a"), "spec": DRACOS["spec"]}), told("All claims are allocated.")],
+    ),
+    "it keeps its gate and wants nothing of Draco's": (
+        True,
+        GATED,
+        [("claim", {**a_claim(1), "spec": {"devices": {}}}), told("All 4 devices are in use.")],
     ),
     "it runs": (False, a_pod(phase="Running", node="node"), []),
     "a sick GPU is refused": (

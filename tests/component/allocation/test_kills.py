@@ -16,6 +16,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, PODS, SLICES
+from draco.resources.names import SCHEDULING_GATE
 from tests.component.allocation.lab import ALLOCATING, Guarded, end_lease, make_claim
 from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.controller.replicas import MortalConnection, an_operator, until
@@ -25,8 +26,8 @@ from tests.side_by_side import REPORTS
 POLICY = ObjectKey("", "draco")
 NODE = "sim-1"
 WITHIN_S = 120.0
-AT_LEAST_TO_DRACO = 8
-"""The node's spec, the register, and two for each of three claims."""
+AT_LEAST_TO_DRACO = 9
+"""The node's spec, the register, two for each of three claims, and the gate of the pod."""
 AT_LEAST_BACK = 2
 """The register, and the node's spec."""
 
@@ -54,7 +55,7 @@ class Lab:
         return {bool(device.taints) for each in slices for device in each.spec.devices}
 
     async def make_claims(self) -> None:
-        """Two of one pod, and one without."""
+        """Two of one pod, which waits behind Draco's gate, and one without."""
         for name in ("one", "two", "alone"):
             await make_claim(self.client, self.namespace, name)
         names = ("one", "two")
@@ -63,6 +64,7 @@ class Lab:
                 {"name": "main", "image": "none", "resources": {"claims": [{"name": each} for each in names]}}
             ],
             "resourceClaims": [{"name": each, "resourceClaimName": each} for each in names],
+            "schedulingGates": [{"name": SCHEDULING_GATE}],
             "terminationGracePeriodSeconds": 1,
         }
         await self.client.create(PODS, {"metadata": {"name": "pod", "namespace": self.namespace}, "spec": spec})

@@ -43,7 +43,7 @@ from draco.resources.kinds import (
     TAINT_RULES,
     Kind,
 )
-from draco.resources.names import ANNOTATION_HELD, NodeName, PoolKey
+from draco.resources.names import ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority
 from draco_local.simulator.accidents import faults
@@ -436,7 +436,7 @@ async def _held(cluster: Cluster) -> bool:
 
 
 async def _a_job_set_starts(cluster: Cluster) -> None:
-    """How many pods start together is read from the Jobs."""
+    """How many pods start together is read from the Jobs; Draco's gate is taken off them."""
     client, name = cluster.client, "of-a-set"
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}
     claim = {"metadata": {"name": name, "namespace": TENANT}, "spec": {"spec": {"devices": {"requests": [request]}}}}
@@ -445,6 +445,7 @@ async def _a_job_set_starts(cluster: Cluster) -> None:
         "restartPolicy": "Never",
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
+        "schedulingGates": [{"name": SCHEDULING_GATE}],
         "terminationGracePeriodSeconds": 0,
     }
     labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "1"}

@@ -5,6 +5,7 @@ from pathlib import Path
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, PODS
+from draco.resources.names import SCHEDULING_GATE
 from draco_local.simulator.kubelet.pods import ANNOTATION_RUN_SECONDS
 from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.controller.replicas import an_operator, until
@@ -68,6 +69,27 @@ async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_un
         for name in gangs[first]:
             await all_dracos.delete(PODS, ObjectKey(namespace, name))
         await until_running(all_dracos, namespace, *gangs[second])
+
+
+async def test_a_gang_behind_dracos_gates_waits_unseen_by_the_scheduler_and_runs_as_soon_as_it_can(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    gates = [{"name": SCHEDULING_GATE}]
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
+        await make_template(all_dracos, namespace, "eight", gpus=8)
+        for gang in ("one", "two"):
+            await make_pod_group(all_dracos, namespace, gang, least=2)
+            for number in range(2):
+                name = f"{gang}-{number}"
+                await make_member(all_dracos, namespace, name, template="eight", pod_group=gang, schedulingGates=gates)
+        await until_running(all_dracos, namespace, "one-0", "one-1")
+        assert len(await allocated_claims(all_dracos, namespace)) == 2
+        for name in ("two-0", "two-1"):
+            pod = await all_dracos.get(PODS, ObjectKey(namespace, name))
+            assert {each.reason for each in pod.status.conditions} == {"SchedulingGated"}
+        for name in ("one-0", "one-1"):
+            await all_dracos.delete(PODS, ObjectKey(namespace, name))
+        await until_running(all_dracos, namespace, "two-0", "two-1")
 
 
 async def test_a_pod_that_comes_after_the_others_have_succeeded_holds_nothing_until_there_are_enough_again(

@@ -18,7 +18,7 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimStatus,
 )
-from draco.resources.api.core import NodeSpec, NodeTaint, Pod
+from draco.resources.api.core import NodeSpec, NodeTaint, Pod, PodSchedulingGate
 from draco.resources.api.meta import Condition, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
 from draco.resources.api.slices import (
     Counter,
@@ -107,6 +107,37 @@ def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
     assert "nodeSelector: {kubernetes.io/hostname: n1}" in str(told)
     held_already = explain(a_fleet(), [a_claim("job", on=[f"{GPU}/n1/gpu-0"])], pod=a_pod(node="n1"))
     assert held_already.reason is PendingReason.ALLOCATED
+
+
+@pytest.mark.parametrize(
+    ("gates", "dracos", "why"),
+    [
+        (
+            ("kueue.x-k8s.io/admission", "draco.dev/allocation"),
+            True,
+            "has the scheduling gate kueue.x-k8s.io/admission",
+        ),
+        (("kueue.x-k8s.io/admission",), False, "waits until whoever set it takes it off"),
+        (("draco.dev/allocation",), False, "chart's value operator.allocate"),
+        (("draco.dev/allocation",), True, ""),
+        ((), True, ""),
+    ],
+)
+def test_a_scheduling_gate_is_named_unless_draco_takes_it_off_with_the_devices_that_are_missing(
+    gates: tuple[str, ...], dracos: bool, why: str
+) -> None:
+    pod = a_pod()
+    spec = msgspec.structs.replace(pod.spec, scheduling_gates=[PodSchedulingGate(name=each) for each in gates])
+    plain = a_device_class("ours")
+    meta = msgspec.structs.replace(plain.metadata, labels={"draco.dev/allocator": "operator"} if dracos else {})
+    fleet = Fleet.of(
+        slices=[a_slice("node-0", ["gpu-0"])],
+        nodes=[a_node("node-0")],
+        classes=[msgspec.structs.replace(plain, metadata=meta)],
+    )
+    told = explain(fleet, [a_claim(device_class="ours")], pod=msgspec.structs.replace(pod, spec=spec))
+    assert (told.reason is PendingReason.GATED) is bool(why)
+    assert why in str(told)
 
 
 def test_holders_are_named_with_their_pods_and_those_that_nobody_uses_first() -> None:

@@ -36,14 +36,14 @@ def standing(
     claim_of: Callable[[ObjectKey], ResourceClaim | None],
     classes: Mapping[str, DeviceClass],
 ) -> GroupStanding:
-    """How a group of `size` stands. Pods that are on their way out have left; those behind a gate do not wait for devices."""
+    """How a group of `size` stands. Pods that are on their way out have left; those that others hold by a gate do not wait."""
     settled, bound, waiting = 0, 0, 0
     held: dict[ObjectKey, ResourceClaim] = {}
     for pod in pods:
         if pod.status.phase == "Succeeded":
             settled, bound = settled + 1, bound + 1
             continue
-        if pod.is_over or pod.spec.scheduling_gates:
+        if pod.is_over or pod.is_held_by_others:
             continue
         claims = [claim_of(key) for key in pod.claims]
         has_all = len(claims) >= len(pod.spec.resource_claims) and all(

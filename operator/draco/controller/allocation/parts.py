@@ -9,6 +9,7 @@ from typing import Any
 from draco.controller.allocation import leaks
 from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.allocation.evicting import PreemptionEvictions
+from draco.controller.allocation.gates import SchedulingGates
 from draco.controller.allocation.holds import ScaleDownHolds
 from draco.controller.allocation.leaks import LeakedClaims
 from draco.controller.allocation.losses import PartialLosses
@@ -30,7 +31,7 @@ from draco.resources.api.meta import ObjectKey
 
 
 class AllocationParts:
-    """`reconcilers` are to run on the leader, `handover.register` everywhere."""
+    """`reconcilers` and `gates` are to run on the leader, `handover.register` everywhere."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class AllocationParts:
         self._evicting = PreemptionEvictions(
             client, self._allocations.preemptions, evictions, events, count=metrics.preemptions
         )
+        self.gates = SchedulingGates(client, view)
         self._losses = PartialLosses(
             client,
             view,
@@ -109,6 +111,7 @@ class AllocationParts:
             for each in (
                 self.handover.trouble,
                 self._allocations.writes.trouble,
+                self.gates.trouble,
                 self._leaked.trouble,
                 self._evicting.trouble,
                 self._losses.trouble,

@@ -150,9 +150,7 @@ class WaitingGroups:
 
     def _pods_of(self, claim: ResourceClaim) -> list[Pod]:
         """The pods that wait for the claim, oldest first: that one decides where it goes."""
-        pods = [
-            each for each in self._view.pods_of(claim.metadata.key) if each.waits and not each.spec.scheduling_gates
-        ]
+        pods = [each for each in self._view.pods_of(claim.metadata.key) if each.waits and not each.is_held_by_others]
         return sorted(pods, key=_age)
 
     def _of_pod(self, pod: Pod, mine: Mapping[ObjectKey, ResourceClaim]) -> GroupMember | str:
@@ -231,7 +229,7 @@ class WaitingGroups:
                 found.settled += 1
             elif pod.is_over:
                 continue
-            elif pod.waits and pod.spec.scheduling_gates:
+            elif pod.waits and pod.is_held_by_others:
                 found.unready.append(f"pod {pod.metadata.name} has a scheduling gate")
             elif isinstance(member := self._of_pod(pod, mine), str):
                 found.unready.append(member)

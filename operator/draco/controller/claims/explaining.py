@@ -269,7 +269,14 @@ def _question(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
     spec = pod.spec
     asked = (
         [(claim.spec, claim.status, claim.metadata.deletion_timestamp) for claim in claims],
-        (spec.node_name, spec.node_selector, spec.affinity, spec.tolerations, spec.scheduler_name),
+        (
+            spec.node_name,
+            spec.node_selector,
+            spec.affinity,
+            spec.tolerations,
+            spec.scheduler_name,
+            spec.scheduling_gates,
+        ),
         spec.resource_claims if len(claims) < len(spec.resource_claims) else (),
         scheduler_says(pod),
         gang_of(pod) is not None,

@@ -219,9 +219,10 @@ class PendingClaims:
         if not (pod.waits or self._bypasses(pod)) or not uses_devices(pod, self._classes):
             return None
         scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
-        if scheduled is not None and scheduled.status == "False":
-            # Behind scheduling gates nobody looks at it. Every other word of the scheduler means that it was refused.
-            return None if scheduled.reason == "SchedulingGated" else 0.0
+        if pod.is_held_by_others:
+            return None  # nobody looks at it
+        if scheduled is not None and scheduled.status == "False" and scheduled.reason != "SchedulingGated":
+            return 0.0  # the scheduler refused it
         times = [pod.metadata.creation_timestamp, scheduled.last_transition_time if scheduled else None]
         since = max((each for each in times if each is not None), default=None)
         return self._pending_after_s - (self._clock.now() - since).total_seconds() if since else 0.0

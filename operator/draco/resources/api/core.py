@@ -9,6 +9,7 @@ from datetime import datetime
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import LabelSelector, NodeSelector, NodeSelectorTerm, ObjectKey, ObjectMeta
+from draco.resources.names import SCHEDULING_GATE
 
 
 class PodResourceClaim(ApiStruct, frozen=True, kw_only=True):
@@ -180,6 +181,11 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
     def waits(self) -> bool:
         """Whether it is alive and has no node yet."""
         return self.pending and not self.spec.node_name
+
+    @property
+    def is_held_by_others(self) -> bool:
+        """Whether somebody else than Draco keeps it from being scheduled, by a gate of its own."""
+        return any(gate.name != SCHEDULING_GATE for gate in self.spec.scheduling_gates)
 
 
 class PodDisruptionBudgetSpec(ApiStruct, frozen=True, kw_only=True):

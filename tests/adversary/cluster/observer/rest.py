@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.adversary.cluster.observer.allocators import is_for_draco
 from tests.adversary.cluster.observer.laws import BLOCKING
 from tests.adversary.cluster.observer.members import claims_of, key_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -73,10 +74,10 @@ def _wrong(
 def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[str, Object]) -> str:
     """The same of a pod that is on no node."""
     scheduled = condition(pod, "PodScheduled")
-    if scheduled.get("reason") == "SchedulingGated":
-        return ""
-    said = str(scheduled.get("message") or "")
     note = str((event or {}).get("note") or "")
+    if scheduled.get("reason") == "SchedulingGated":
+        return _gated(world, pod, note, claims)
+    said = str(scheduled.get("message") or "")
     if scheduled.get("status") != "False":
         return "the scheduler has said nothing of it" if not note else ""
     if "untolerated taint" in said and "cannot allocate" not in said and "claim" not in said:
@@ -88,6 +89,14 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
     if (group := _GROUP.search(note)) and group[1].removeprefix("Kueue pod group ") != key_of(pod):
         return f"it is in {key_of(pod) or 'no group'}, but Draco says: {note}"
     return _contradicts(world, said, note, claims)
+
+
+def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -> str:
+    """The same of a pod that the scheduler has not looked at: Draco's gate, the only one here, is there as long as it waits."""
+    known = [claims[each] for each in claims_of(pod) if each in claims]
+    if len(known) == len(pod["spec"]["resourceClaims"]) and all(map(results, filter(is_for_draco, known))):
+        return "it keeps Draco's gate though it lacks nothing of Draco's"
+    return _contradicts(world, "", note, claims) if note else "no Event says why it keeps Draco's gate"
 
 
 def _has_all(pod: Object, claims: Mapping[str, Object]) -> bool:
