@@ -124,7 +124,8 @@ def _gated(pod: Pod, *, by_draco: bool) -> str:
     gates = [gate.name for gate in pod.spec.scheduling_gates]
     if others := [gate for gate in gates if gate != SCHEDULING_GATE]:
         return (
-            f"pod {pod.metadata.name} has the scheduling gate {others[0]}: it waits until whoever set it takes it off"
+            f"pod {pod.metadata.name} has the scheduling gate {others[0]}: kube-scheduler ignores the pod until the controller "
+            "that set the gate removes it"
         )
     if SCHEDULING_GATE in gates and not by_draco:
         return (

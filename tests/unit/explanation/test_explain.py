@@ -117,7 +117,7 @@ def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
             True,
             "has the scheduling gate kueue.x-k8s.io/admission",
         ),
-        (("kueue.x-k8s.io/admission",), False, "waits until whoever set it takes it off"),
+        (("kueue.x-k8s.io/admission",), False, "until the controller that set the gate removes it"),
         (("draco.dev/allocation",), False, "chart's value operator.allocate"),
         (("draco.dev/allocation",), True, ""),
         ((), True, ""),
