@@ -53,7 +53,8 @@ def explain(
     of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
     explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
-    by_draco = _is_by_draco(fleet, claims)
+    waiting = [claim for claim in claims if claim.status.allocation is None] or claims
+    by_draco = any(is_for_operator(claim, fleet.classes) for claim in waiting)
     group = gang_of(pod) if pod is not None and by_draco else None
     explanation = replace(
         explanation,
@@ -108,15 +109,11 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
         return Explanation(reason=PendingReason.CLAIM_DELETING, error=error)
     if pod is not None and pod.spec.node_name and any(claim.status.allocation is None for claim in claims):
         return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, error=bypassing(pod.spec.node_name))
-    if pod is not None and pod.waits and (gated := _gated(pod, by_draco=_is_by_draco(fleet, claims))):
-        return Explanation(reason=PendingReason.GATED, error=gated)
+    if pod is not None and pod.waits and pod.spec.scheduling_gates:
+        by_draco = any(is_for_operator(claim, fleet.classes) for claim in claims)
+        if error := _gated(pod, by_draco=by_draco):
+            return Explanation(reason=PendingReason.GATED, error=error)
     return None
-
-
-def _is_by_draco(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
-    """Whether one that waits is Draco's to allocate; or, where none waits, one of all."""
-    waiting = [claim for claim in claims if claim.status.allocation is None] or claims
-    return any(is_for_operator(claim, fleet.classes) for claim in waiting)
 
 
 def _gated(pod: Pod, *, by_draco: bool) -> str:

@@ -43,7 +43,7 @@ def standing(
         if pod.status.phase == "Succeeded":
             settled, bound = settled + 1, bound + 1
             continue
-        if pod.is_over or pod.is_held_by_others:
+        if pod.is_over or pod.is_gated_by_others:
             continue
         claims = [claim_of(key) for key in pod.claims]
         has_all = len(claims) >= len(pod.spec.resource_claims) and all(

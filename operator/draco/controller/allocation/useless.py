@@ -68,7 +68,7 @@ class UselessAllocations:
 
     def _can_start(self, pod: Pod) -> bool:
         claims = map(self._view.claims.store.get, pod.claims)
-        return not pod.is_held_by_others and all(
+        return not pod.is_gated_by_others and all(
             each is not None and each.metadata.deletion_timestamp is None for each in claims
         )
 

@@ -87,15 +87,15 @@ class WaitingGroups:
     def _groups(self) -> Iterator[WaitingGroup]:
         classes = self._view.classes_by_name
         mine = {
-            claim.metadata.key: claim
+            key: claim
             for claim in self._view.claims.store.by_index(UNALLOCATED, True)
-            if not self._in_flight(claim.metadata.key) and is_for_operator(claim, classes)
+            if not self._in_flight(key := claim.metadata.key) and is_for_operator(claim, classes)
         }
         done: set[ObjectKey | GangKey] = set()
         for key, claim in mine.items():
             if key in done:
                 continue
-            pods = self._pods_of(claim)
+            pods = self._pods_of(key)
             if not pods:
                 if uid := reserved_by(claim):
                     if (group := self._reserved(uid, mine)) is not None:
@@ -105,10 +105,11 @@ class WaitingGroups:
                     yield _alone(claim)
                 continue  # otherwise it was made for pods that are not known yet, or need it no more
             gang = gang_of(pods[0])
+            if gang in done:
+                continue
             if gang is not None and (terms := self._gangs.terms(gang)) is not None:
-                if gang not in done:
-                    done.add(gang)
-                    yield from self._gang(gang, terms, mine, classes)
+                done.add(gang)
+                yield from self._gang(gang, terms, mine, classes)
                 continue
             found = self._of_pod(pods[0], mine)
             if isinstance(found, GroupMember):
@@ -135,7 +136,7 @@ class WaitingGroups:
         own = self._view.claims.store.by_index(BY_RESERVATION, uid)
         if any(self._in_flight(each.metadata.key) for each in own):
             return None
-        waiting = [each for each in own if each.metadata.key in mine and not self._pods_of(each)]
+        waiting = [each for each in own if each.metadata.key in mine and not self._pods_of(each.metadata.key)]
         oldest = min(waiting, key=lambda each: (str(each.metadata.creation_timestamp), each.metadata.key)).metadata
         placed = [each for each in own if each.status.allocation]
         topology = oldest.annotations.get(ANNOTATION_TOPOLOGY, "")
@@ -148,28 +149,31 @@ class WaitingGroups:
             since=oldest.creation_timestamp,
         )
 
-    def _pods_of(self, claim: ResourceClaim) -> list[Pod]:
+    def _pods_of(self, claim: ObjectKey) -> list[Pod]:
         """The pods that wait for the claim, oldest first: that one decides where it goes."""
-        pods = [each for each in self._view.pods_of(claim.metadata.key) if each.waits and not each.is_held_by_others]
-        return sorted(pods, key=_age)
+        pods = [each for each in self._view.pods_of(claim) if each.waits and not each.is_gated_by_others]
+        return sorted(pods, key=_age) if len(pods) > 1 else pods
 
     def _of_pod(self, pod: Pod, mine: Mapping[ObjectKey, ResourceClaim]) -> GroupMember | str:
         """What of the pod is to be allocated, or why that is not known yet."""
-        if len(pod.claims) < len(pod.spec.resource_claims):
+        keys = pod.claims
+        if len(keys) < len(pod.spec.resource_claims):
             return f"the claims of pod {pod.metadata.name} are not all made yet"
-        found = [(key, self._view.claims.store.get(key)) for key in pod.claims]
-        known = [claim for _, claim in found if claim is not None]
-        if pod.waits and (leaving := [each.metadata for each in known if each.metadata.deletion_timestamp is not None]):
+        found = [(key, self._view.claims.store.get(key)) for key in keys]
+        known = [(key, claim) for key, claim in found if claim is not None]
+        if pod.waits and (
+            leaving := [each.metadata for _, each in known if each.metadata.deletion_timestamp is not None]
+        ):
             return _leaving(pod, leaving[0])
         if missing := [key.name for key, claim in found if claim is None]:
             named, name = missing[0], pod.metadata.name
             return f"claim {named} of pod {name} does not exist: create it, or delete the pod if a template made it"
         # One that is on its way decides where the others go, and counts once it has been delivered.
-        if any(map(self._in_flight, pod.claims)):
+        if any(map(self._in_flight, keys)):
             return f"a claim of pod {pod.metadata.name} is being written"
-        together = [mine[each.metadata.key] for each in known if each.metadata.key in mine]
-        beside = [each for each in known if each.status.allocation]
-        others = [each for each in known if not each.status.allocation and each.metadata.key not in mine]
+        together = [mine[key] for key in keys if key in mine]
+        beside = [each for _, each in known if each.status.allocation]
+        others = [each for key, each in known if not each.status.allocation and key not in mine]
         if others:
             classes = self._view.classes_by_name
             others = [each for each in others if not is_for_operator(each, classes)]
@@ -229,7 +233,7 @@ class WaitingGroups:
                 found.settled += 1
             elif pod.is_over:
                 continue
-            elif pod.waits and pod.is_held_by_others:
+            elif pod.waits and pod.is_gated_by_others:
                 found.unready.append(f"pod {pod.metadata.name} has a scheduling gate")
             elif isinstance(member := self._of_pod(pod, mine), str):
                 found.unready.append(member)

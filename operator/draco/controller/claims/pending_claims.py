@@ -219,7 +219,7 @@ class PendingClaims:
         if not (pod.waits or self._bypasses(pod)) or not uses_devices(pod, self._classes):
             return None
         scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
-        if pod.is_held_by_others:
+        if pod.is_gated_by_others:
             return None  # nobody looks at it
         if scheduled is not None and scheduled.status == "False" and scheduled.reason != "SchedulingGated":
             return 0.0  # the scheduler refused it

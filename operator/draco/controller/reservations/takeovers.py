@@ -63,6 +63,8 @@ def due(
 def about_to_take_over(view: ClusterView, claims: Iterable[ResourceClaim], now: datetime) -> set[ObjectKey]:
     """Those of these claims that are not to be allocated otherwise, as they are about to take something over."""
     found: set[ObjectKey] = set()
+    if not view.reservations.store:
+        return found
     looked_at: set[ObjectKey] = set()
     for claim in claims:
         if any(one.uid == claim.metadata.uid and one.allocation is not None for one in _takeovers(view, claim)):

@@ -183,7 +183,7 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
         return self.pending and not self.spec.node_name
 
     @property
-    def is_held_by_others(self) -> bool:
+    def is_gated_by_others(self) -> bool:
         """Whether somebody else than Draco keeps it from being scheduled, by a gate of its own."""
         return any(gate.name != SCHEDULING_GATE for gate in self.spec.scheduling_gates)
 
