@@ -1,0 +1,44 @@
+"""How much of an API server's time Events take."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
+from draco.resources.api.core import ObjectReference
+from tests.doubles.clock import ManualClock
+
+
+class Server:
+    """Each Event takes it so long."""
+
+    def __init__(self, clock: ManualClock, takes_s: float) -> None:
+        self._clock = clock
+        self._takes_s = takes_s
+        self.began_s: list[float] = []
+
+    async def apply(self, *_: Any, **__: Any) -> None:
+        self.began_s.append(self._clock.monotonic())
+        self._clock.pass_without_a_turn(self._takes_s)
+
+
+@pytest.mark.parametrize(("takes_s", "apart_s"), [(0.01, 0.05), (0.1, 0.5), (20.0, 21.0)])
+async def test_after_each_event_there_is_a_pause_as_long_as_the_server_is_busy(takes_s: float, apart_s: float) -> None:
+    clock = ManualClock()
+    server = Server(clock, takes_s)
+    recorder = EventRecorder(cast("Client", server), controller="draco.dev/test", instance="one", clock=clock)
+    for number in range(3):
+        regarding = ObjectReference(
+            api_version="v1", kind="Pod", name=f"pod-{number}", namespace="default", uid=f"{number}"
+        )
+        recorder.record(
+            regarding, type="Normal", reason="Allocated", action="Allocating", note="Draco allocated gpu-0."
+        )
+    posting = asyncio.create_task(recorder.run())
+    for _ in range(6):
+        await clock.advance(clock.next_wake_s or 0.0)
+    posting.cancel()
+    apart = [later - earlier for earlier, later in zip(server.began_s, server.began_s[1:], strict=False)]
+    assert apart == pytest.approx([apart_s, apart_s])
