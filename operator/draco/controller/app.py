@@ -78,6 +78,8 @@ log = structlog.get_logger(__name__)
 
 _ADVICE_BY = 0.75
 """Of the time that the API server waits for advice, the rest is for the way."""
+_LAST_EVENTS_S = 1.0
+"""So long a leader that is to end posts what it has to say yet; others wait to lead."""
 
 
 _OWN_KINDS = {kind.kind for kind in OWN_KINDS}
@@ -411,6 +413,9 @@ class Operator:
                 group.create_task(self._reports.adopt(self.taint_reports.wake), name="adopting taint reports")
                 group.create_task(self._happenings.run(), name="events")
                 group.create_task(self._waiting_reasons.run(), name="explaining reservations")
+        except asyncio.CancelledError:
+            await self._happenings.flush(_LAST_EVENTS_S)
+            raise
         finally:
             self.metrics.leader.set(0)
 

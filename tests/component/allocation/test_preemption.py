@@ -82,7 +82,11 @@ async def test_what_becomes_free_is_kept_for_the_pod_that_others_left_for(
         await make_member(handed_over, namespace, "high", template="eight", **HIGH)
         await until_gone(handed_over, namespace, "quick", "slow")
         await until_running(handed_over, namespace, "high")
-        assert {*await events_of(handed_over, namespace, "Preempted")} == {"quick", "slow"}
+
+        async def told() -> bool:
+            return {*await events_of(handed_over, namespace, "Preempted")} == {"quick", "slow"}
+
+        await until(told, what="the Events of both")
         assert "older" not in await events_of(handed_over, namespace, "Allocated")
         assert [each.metadata.name[:4] for each in await allocated_claims(handed_over, namespace)] == ["high"]
 

@@ -42,7 +42,7 @@ NOTE_BYTES = 1024
 CLUSTER_EVENTS_NAMESPACE = "default"
 """Where Events about cluster-scoped objects live."""
 
-_REST, _LONGEST_REST_S = 4, 1.0
+_REST, _LONGEST_REST_S = 2, 0.1
 """After each Event nothing is posted for so many times what it took, up to this: what many objects say at once must not slow down
 what is being done, and an API server that is busy answers later."""
 _LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
