@@ -39,6 +39,7 @@ from draco.resources.api.core import (
     PodDisruptionBudgetSpec,
     PodDisruptionBudgetStatus,
     PodResourceClaim,
+    PodSchedulingGate,
     PodSpec,
     PodStatus,
 )
@@ -198,6 +199,7 @@ def a_pod(
     claims: Iterable[str] = (),
     templates: Iterable[str] = (),
     annotations: Mapping[str, str] | None = None,
+    gates: Iterable[str] = (),
     status: PodStatus | None = None,
     **meta: Any,
 ) -> Pod:
@@ -212,7 +214,12 @@ def a_pod(
             annotations=dict(annotations or {}),
             **meta,
         ),
-        spec=PodSpec(node_name=node, containers=[Container(name="main")], resource_claims=entries),
+        spec=PodSpec(
+            node_name=node,
+            containers=[Container(name="main")],
+            resource_claims=entries,
+            scheduling_gates=[PodSchedulingGate(name=each) for each in gates],
+        ),
         status=status or PodStatus(),
     )
 

@@ -109,27 +109,25 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
         return Explanation(reason=PendingReason.CLAIM_DELETING, error=error)
     if pod is not None and pod.spec.node_name and any(claim.status.allocation is None for claim in claims):
         return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, error=bypassing(pod.spec.node_name))
-    if pod is not None and pod.waits and pod.spec.scheduling_gates:
-        by_draco = any(is_for_operator(claim, fleet.classes) for claim in claims)
-        if error := _gated(pod, by_draco=by_draco):
-            return Explanation(reason=PendingReason.GATED, error=error)
+    if pod is not None and pod.waits and pod.spec.scheduling_gates and (error := _gated(fleet, claims, pod)):
+        return Explanation(reason=PendingReason.GATED, error=error)
     return None
 
 
-def _gated(pod: Pod, *, by_draco: bool) -> str:
-    """Which scheduling gate is in the way, "" where none is: Draco takes its own off once it has allocated what is its own."""
-    gates = [gate.name for gate in pod.spec.scheduling_gates]
-    if others := [gate for gate in gates if gate != SCHEDULING_GATE]:
+def _gated(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod) -> str:
+    """Which of its scheduling gates is in the way, "" for Draco's alone, which goes once what is Draco's is allocated."""
+    others = [gate.name for gate in pod.spec.scheduling_gates if gate.name != SCHEDULING_GATE]
+    if others:
         return (
             f"pod {pod.metadata.name} has the scheduling gate {others[0]}: kube-scheduler ignores the pod until the controller "
             "that set the gate removes it"
         )
-    if SCHEDULING_GATE in gates and not by_draco:
-        return (
-            f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}, and Draco allocates none of its claims: Draco "
-            "takes the gate off where the chart's value operator.allocate is true"
-        )
-    return ""
+    if any(is_for_operator(claim, fleet.classes) for claim in claims):
+        return ""
+    return (
+        f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}, and Draco allocates none of its claims: Draco "
+        "takes the gate off where the chart's value operator.allocate is true"
+    )
 
 
 def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Explanation:

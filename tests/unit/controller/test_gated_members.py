@@ -8,7 +8,7 @@ from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.useless import UselessAllocations
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Pod, PodSchedulingGate, PodStatus
+from draco.resources.api.core import Pod, PodStatus
 from draco.resources.api.meta import OwnerReference
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
@@ -19,9 +19,8 @@ OWN, OTHERS = "draco.dev/allocation", "example.com/admission"
 
 
 def member(name: str, *gates: str) -> Pod:
-    pod = a_pod(name, claims=[name], labels=LABELS, annotations=SIZE, status=PodStatus(phase="Pending"))
-    spec = msgspec.structs.replace(pod.spec, scheduling_gates=[PodSchedulingGate(name=each) for each in gates])
-    return msgspec.structs.replace(pod, spec=spec)
+    status = PodStatus(phase="Pending")
+    return a_pod(name, claims=[name], labels=LABELS, annotations=SIZE, gates=gates, status=status)
 
 
 def made_for(pod: str) -> ResourceClaim:

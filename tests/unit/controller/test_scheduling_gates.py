@@ -9,7 +9,6 @@ from draco.controller.allocation.gates import SchedulingGates
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
-from draco.resources.api.core import PodSchedulingGate
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import PODS, Kind
 from draco.resources.names import SCHEDULING_GATE
@@ -40,9 +39,7 @@ class World:
         tell(self.view, a_claim(name, device_class=device_class, on=on))
 
     def pod(self, *gates: str, **made: Any) -> None:
-        pod = a_pod("pod", **made)
-        spec = msgspec.structs.replace(pod.spec, scheduling_gates=[PodSchedulingGate(name=each) for each in gates])
-        tell(self.view, msgspec.structs.replace(pod, spec=spec))
+        tell(self.view, a_pod("pod", gates=gates, **made))
 
     async def patch(self, kind: Kind[Any], key: ObjectKey, patch: list[dict[str, Any]]) -> None:
         assert (kind, key) == (PODS, KEY)

@@ -18,7 +18,7 @@ from draco.resources.api.claims import (
     ResourceClaim,
     ResourceClaimStatus,
 )
-from draco.resources.api.core import NodeSpec, NodeTaint, Pod, PodSchedulingGate
+from draco.resources.api.core import NodeSpec, NodeTaint, Pod
 from draco.resources.api.meta import Condition, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta
 from draco.resources.api.slices import (
     Counter,
@@ -126,8 +126,6 @@ def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
 def test_a_scheduling_gate_is_named_unless_draco_takes_it_off_with_the_devices_that_are_missing(
     gates: tuple[str, ...], dracos: bool, why: str
 ) -> None:
-    pod = a_pod()
-    spec = msgspec.structs.replace(pod.spec, scheduling_gates=[PodSchedulingGate(name=each) for each in gates])
     plain = a_device_class("ours")
     meta = msgspec.structs.replace(plain.metadata, labels={"draco.dev/allocator": "operator"} if dracos else {})
     fleet = Fleet.of(
@@ -135,7 +133,7 @@ def test_a_scheduling_gate_is_named_unless_draco_takes_it_off_with_the_devices_t
         nodes=[a_node("node-0")],
         classes=[msgspec.structs.replace(plain, metadata=meta)],
     )
-    told = explain(fleet, [a_claim(device_class="ours")], pod=msgspec.structs.replace(pod, spec=spec))
+    told = explain(fleet, [a_claim(device_class="ours")], pod=a_pod(gates=gates))
     assert (told.reason is PendingReason.GATED) is bool(why)
     assert why in str(told)
 

@@ -218,9 +218,9 @@ class PendingClaims:
         """In how many seconds the pod counts as waiting for devices; None when it does not wait for any."""
         if not (pod.waits or self._bypasses(pod)) or not uses_devices(pod, self._classes):
             return None
-        scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
         if pod.is_gated_by_others:
             return None  # nobody looks at it
+        scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
         if scheduled is not None and scheduled.status == "False" and scheduled.reason != "SchedulingGated":
             return 0.0  # the scheduler refused it
         times = [pod.metadata.creation_timestamp, scheduled.last_transition_time if scheduled else None]
