@@ -235,7 +235,7 @@ class Lanes:
         return True
 
     async def _take_unless(self, hopeless: Callable[[], bool], names: Collection[str]) -> bool:
-        """Take names in one's turn: who looks for them again and again is always later than who begins anew."""
+        """Take names in one's turn: who looks for them again and again is always later than who has just begun."""
         taking = asyncio.ensure_future(self._turns.take(names))
         try:
             await asyncio.sleep(0)
@@ -258,7 +258,7 @@ class Lanes:
     def _try(self, attempt: _Attempt[T]) -> asyncio.Future[list[T]]:
         """Do work as soon as NVML is free; what it comes to, in a list that is empty where it was not begun.
 
-        The driver's turn is taken by whoever calls this, and given back here.
+        The driver's turn is taken by the caller, and given back here.
         """
         done = self._driver.submit(lambda: self._begin(attempt))
         done.add_done_callback(lambda _: self._turns.give_back({_DRIVER, *(attempt.names if attempt.begun else ())}))

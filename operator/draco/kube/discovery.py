@@ -218,7 +218,7 @@ async def _resources(client: Client, kind: Kind[Any]) -> set[str]:
 
 
 async def _may(client: Client, kind: Kind[Any], verb: str) -> bool:
-    """Asked first: whoever watches the audit log need not wonder about requests that are refused."""
+    """Asked first: who watches the audit log need not wonder about requests that are refused."""
     resource = {"group": kind.group, "resource": kind.plural, "verb": verb}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

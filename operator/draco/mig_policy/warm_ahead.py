@@ -24,7 +24,7 @@ _WHOLE_FROM = 10
 
 
 class WarmDemand:
-    """The instances of one profile that claims have taken lately. `standing` is what is kept already, by whoever led before."""
+    """The instances of one profile that claims have taken lately. `standing` is what is kept already, by the leader before."""
 
     def __init__(self, *, window_s: float, lead_s: float, limit: int, now_s: float, standing: int = 0) -> None:
         self._window_s = window_s

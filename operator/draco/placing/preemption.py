@@ -121,7 +121,7 @@ class _RoomSearch:
             if self._left <= 0 or (order is every and best is not None):
                 break
             if best is not None and order and min(map(self._cost_of_one, order)) >= self._cost(best.victims):
-                continue  # whoever of them leaves, it costs no less
+                continue  # whichever of them leaves, it costs no less
             found = self._within_budgets(order)
             if found is not None and (best is None or self._cost(found.victims) < self._cost(best.victims)):
                 best = found
@@ -143,7 +143,7 @@ class _RoomSearch:
         return found
 
     def _orders(self, victims: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Orders in which they might leave: pool by pool, those of the cheapest pool first; and whoever costs least first.
+        """Orders in which they might leave: pool by pool, those of the cheapest pool first; and who costs least first.
 
         What a single member wants is on one GPU, or one pool, so that the victims of each are tried for themselves.
         """

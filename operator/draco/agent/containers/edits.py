@@ -8,7 +8,7 @@ import msgspec
 
 READ_ONLY = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
 SOCKET = ["nosuid", "nodev", "rbind", "rprivate", "noexec"]
-"""Options of mounts, as NVIDIA's toolkit has them: whoever dials a socket must be able to write to it."""
+"""Options of mounts, as NVIDIA's toolkit has them: a program that dials a socket must be able to write to it."""
 
 
 class DeviceNode(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -28,7 +28,7 @@ POLL_S: Final = 0.05
 WAIT_S: Final = 5.0
 """How long an agent that leaves waits for the next one to register. A kubelet that has a backlog may take longer."""
 CALLS_S: Final = 10.0
-"""How long it waits for its own calls; whoever ends it waits 30 s."""
+"""How long it waits for its own calls; kubelet, which ends it, waits 30 s."""
 QUIET_S: Final = 0.2
 """For calls that kubelet was about to make when the next one registered."""
 _NEXT: Final = "agent.next"

@@ -413,6 +413,6 @@ def _what_waits(claim: ResourceClaim) -> object:
 
 
 def _concern(pod: Pod) -> object:
-    # A pod that waits may be let go by whoever gated it, and be told what group it is of.
+    # A pod that waits may be let go by the controller that gated it, and be told what group it is of.
     terms = (pod.spec.scheduling_gates, pod.metadata.labels, pod.metadata.annotations) if pod.waits else ()
     return pod.waits, pod.claims, *terms

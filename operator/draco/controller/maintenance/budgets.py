@@ -148,7 +148,7 @@ class MaintenanceAdmission:
             return left_s
         self._next_at = self._clock.monotonic() + _DECIDE_EVERY_S
         if not self._caught_up:
-            # Whoever led before may have let requests begin of which no watch has told yet.
+            # The leader before may have let requests begin of which no watch has told yet.
             for request in await self._client.list(DEVICE_MAINTENANCES):
                 known = self._view.request(request.metadata.uid)
                 if known is None or known.metadata.resource_version != request.metadata.resource_version:

@@ -26,7 +26,7 @@ from draco.resources.windows import lasting
 
 KEY = ""
 _PACE_S = 5.0
-"""How often the shares of GPUs are worked out anew: each that changes is a write."""
+"""How often the shares of GPUs are worked out again: each that changes is a write."""
 _SAID_FOR_S = 60.0
 """For how long a rate is told, in the policy's status, while nothing else of it changes."""
 _LONGEST = timedelta(days=1)

@@ -76,7 +76,7 @@ async def delete_rule(client: Client, kind: Kind[DeviceTaintRule], rule: DeviceT
     except NotFound:
         pass
     except Conflict:
-        # Another rule has the name by now; its arrival on the watch wakes whoever wants it gone.
+        # Another rule has the name by now; its arrival on the watch wakes the reconciler that wants it gone.
         log.info("taint_rule.replaced", rule=rule.metadata.name)
 
 

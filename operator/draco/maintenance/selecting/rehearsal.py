@@ -50,7 +50,7 @@ class Selected(msgspec.Struct, frozen=True):
 
 
 class PoolSelection:
-    """Goes through pools and finds what a request selects. Whoever calls it lets others work between pools."""
+    """Goes through pools and finds what a request selects. The caller lets others work between pools."""
 
     def __init__(self, test: RequestTest) -> None:
         self._test = test

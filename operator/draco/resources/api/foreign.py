@@ -1,7 +1,7 @@
 """Reading JSON that others wrote: whatever it is, the answer is a value or a `msgspec.DecodeError`.
 
 Owns what is done about nesting. A user may nest what belongs to a driver (`opaque.parameters`) thousands of levels deep, and the
-API server stores it; reading it takes the stack of whoever reads, and so do comparing, copying and writing it. So what is deeper
+API server stores it; reading it takes the stack of the reader, and so do comparing, copying and writing it. So what is deeper
 than anybody reads is read as null. Nothing that is read here is written back whole.
 """
 

@@ -26,7 +26,7 @@ class TokenReview(msgspec.Struct, frozen=True):
 
 
 class SelfReviewStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What the API server says of whoever asks."""
+    """What the API server says of the user who asks."""
 
     user_info: ReviewedUser = ReviewedUser()
 
