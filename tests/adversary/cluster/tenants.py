@@ -121,7 +121,7 @@ class Tenants:
         kind = self._random.choice([GPU, MIG])
         documents = [
             write.template(namespace, title, [write.request("r", kind)]),
-            write.pod(namespace, title, [], templates=[title]),
+            write.pod(namespace, title, [], templates=[title], gated=self._is_gated),
         ]
         return Action("tenant: template", {"create": documents})
 
@@ -132,7 +132,7 @@ class Tenants:
         wanted = write.request("all", self._random.choice([GPU, MIG]), admin=True, everything=True, tolerations=ANY)
         documents = [
             write.claim(ADMINS, title, [wanted]),
-            write.pod(ADMINS, title, [title], node=self._random.choice(NODES)),
+            write.pod(ADMINS, title, [title], node=self._random.choice(NODES), gated=self._is_gated),
         ]
         return Action("admin: looks at all", {"create": documents})
 
@@ -142,7 +142,8 @@ class Tenants:
         namespace, shared = self._random.choice(self._claims)
         title = self._name("s")
         self._pods.append((namespace, title))
-        return Action("tenant: shares a claim", {"create": [write.pod(namespace, title, [shared])]})
+        pod = write.pod(namespace, title, [shared], gated=self._is_gated)
+        return Action("tenant: shares a claim", {"create": [pod]})
 
     def _alone(self) -> Action:
         namespace, title = self._tenant(), self._name("c")
