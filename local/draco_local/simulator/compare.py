@@ -1,16 +1,16 @@
-"""Hold the simulator's tables against real NVML: `python -m draco_local.simulator.compare`.
+"""Hold the simulator's boards against real NVML: `python -m draco_local.simulator.compare`, on a node whose GPUs are idle.
 
-Owns a read-only comparison of one node's GPUs with their boards. It changes nothing on the hardware; with MIG off, some
-drivers answer fewer questions, and what they do not answer is not compared. Of instances it compares those that exist (ids,
-names, sizes and engines) with the same ones made on a simulated GPU.
+Owns the comparison of a survey with one of a simulated board in the same place, and of the instances that exist (ids, names,
+sizes and engines) with the same ones made on a simulated GPU. It changes nothing on the hardware.
 """
 
 import ctypes
+import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -18,19 +18,26 @@ import pynvml
 
 from draco_local.simulator.gpus.boards import BOARDS, SimulatedBoard
 from draco_local.simulator.gpus.state import create, mutate
+from draco_local.simulator.nvml.health import FIELDS
 from draco_local.simulator.nvml.library import SimulatedNvml
+from draco_local.simulator.survey import FIELD_VALUES, Survey, lines
+
+CHANGES_BY_ITSELF = frozenset({"nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature 0"})
+_NOT_IN_THE_DRIVER = {"error": int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)}
+_PASSED_THROUGH = int(pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
+_ROOM = 64  # handles of one profile; no board has as many
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One answer that the hardware gives and the table does not, or the other way round."""
+    """One answer that the hardware gives and the simulated board does not."""
 
     gpu: int
     what: str
     hardware: str
-    table: str
+    simulated: str
 
     def __str__(self) -> str:
-        return f"GPU {self.gpu}: {self.what}: hardware {self.hardware}, table {self.table}"
+        return f"GPU {self.gpu}: {self.what}: hardware {self.hardware}, simulated {self.simulated}"
 
 
 class HardwareComparison(msgspec.Struct, frozen=True):
@@ -41,8 +48,16 @@ class HardwareComparison(msgspec.Struct, frozen=True):
     differences: list[Difference]
 
 
+class _Twin(NamedTuple):
+    """A session with one simulated GPU, in the place of a real one."""
+
+    nvml: SimulatedNvml
+    handle: Any
+    state_file: Path
+
+
 def compare(library: Any) -> HardwareComparison:
-    """Compare every GPU of an initialised NVML (`library`) with the table of its board."""
+    """Compare every GPU of an initialised NVML (`library`) with a simulated one."""
     compared: dict[int, str] = {}
     unknown: dict[int, str] = {}
     differences: list[Difference] = []
@@ -53,22 +68,48 @@ def compare(library: Any) -> HardwareComparison:
             unknown[index] = library.nvmlDeviceGetName(handle)
             continue
         compared[index] = board.key
+        real = survey_of(library, index)
         with tempfile.TemporaryDirectory() as folder:
-            state_file = Path(folder) / "state.json"
-            create(state_file, board=board.key, gpus=1, node_name="compare")
-            simulated = SimulatedNvml(state_file)
-            simulated.nvmlInit()
-            twin = simulated.nvmlDeviceGetHandleByIndex(0)
-            copy_instances(library, handle, simulated, twin, state_file)
-            theirs = {**dict(_answers(library, handle)), **dict(instance_answers(library, handle))}
-            ours = {**dict(_answers(simulated, twin)), **dict(instance_answers(simulated, twin))}
-            simulated.nvmlShutdown()
-        differences += [
-            Difference(index, what, theirs[what], ours.get(what, "no answer"))
-            for what in theirs
-            if theirs[what] != ours.get(what)
-        ]
+            twin = _twin(Path(folder), board.key, real)
+            copy_instances(library, handle, twin)
+            simulated = survey_of(twin.nvml)
+            theirs, ours = dict(instance_answers(library, handle)), dict(instance_answers(twin.nvml, twin.handle))
+        differences += differing(index, real, simulated)
+        differences += differing(index, theirs, {what: ours.get(what, "no answer") for what in theirs})
     return HardwareComparison(compared, unknown, differences)
+
+
+def survey_of(library: Any, index: int = 0) -> dict[str, Any]:
+    """A survey as it is read back from its file."""
+    answers: dict[str, Any] = json.loads(lines(Survey(library, index).run()))
+    return answers
+
+
+def simulated_survey(folder: Path, board: str, real: Mapping[str, Any]) -> dict[str, Any]:
+    """The survey of a simulated board where the real one was: with its driver, its MIG mode, and in a virtual machine as that."""
+    return survey_of(_twin(folder, board, real).nvml)
+
+
+def differing(gpu: int, real: Mapping[str, Any], simulated: Mapping[str, Any]) -> Iterator[Difference]:
+    """Where answers differ, of those that the simulator has and the driver too."""
+    for what, theirs in real.items():
+        ours = simulated.get(what, "no answer")
+        if is_compared(what) and theirs not in (ours, _NOT_IN_THE_DRIVER):
+            yield Difference(gpu, what, _beside(theirs, ours), _beside(ours, theirs))
+
+
+def is_compared(question: str) -> bool:
+    """Neither what is another number each time is, nor field values that nothing reads: the simulator has none of them."""
+    name, _, which = question.partition(" ")
+    unread = name == FIELD_VALUES and which.isdecimal() and int(which) not in FIELDS
+    return not unread and question not in CHANGES_BY_ITSELF and name != "nvmlDeviceGetClockInfo"
+
+
+def _beside(answer: Any, other: Any) -> str:
+    """An answer, as text; of two that have the same fields, those that differ."""
+    if isinstance(answer, dict) and isinstance(other, dict) and answer.keys() == other.keys():
+        answer = {name: value for name, value in answer.items() if value != other[name]}
+    return answer if isinstance(answer, str) else json.dumps(answer)
 
 
 def _board(library: Any, handle: Any) -> SimulatedBoard | None:
@@ -76,56 +117,21 @@ def _board(library: Any, handle: Any) -> SimulatedBoard | None:
     return next((board for board in BOARDS.values() if board.pci_device_id == device), None)
 
 
-def _answers(library: Any, handle: Any) -> Iterator[tuple[str, str]]:
-    """Everything a table claims, as text by question; what this NVML does not answer is left out."""
-    for what, ask in _QUESTIONS.items():
-        try:
-            yield what, str(ask(library, handle))
-        except pynvml.NVMLError:
-            continue
-    for kind in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        try:
-            info = library.nvmlDeviceGetGpuInstanceProfileInfo(handle, kind)
-        except pynvml.NVMLError:
-            continue
-        for field in _PROFILE_FIELDS:
-            value = getattr(info, field)
-            yield f"profile {kind} {field}", value.decode() if isinstance(value, bytes) else str(value)
-        try:
-            yield f"profile {kind} placements", _placements(library, handle, info.id)
-        except pynvml.NVMLError:
-            continue
-
-
-def _placements(library: Any, handle: Any, profile_id: int) -> str:
-    count = pynvml.c_uint()
-    library.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
-    array = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-    library.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, array, ctypes.byref(count))
-    return " ".join(f"{start}:{size}" for start, size in sorted((place.start, place.size) for place in array))
-
-
-_QUESTIONS: dict[str, Callable[[Any, Any], object]] = {
-    "name": lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu),
-    "brand": lambda nvml, gpu: nvml.nvmlDeviceGetBrand(gpu),
-    "architecture": lambda nvml, gpu: nvml.nvmlDeviceGetArchitecture(gpu),
-    "compute capability": lambda nvml, gpu: nvml.nvmlDeviceGetCudaComputeCapability(gpu),
-    "memory MiB": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total >> 20,
-    "reserved memory MiB": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).reserved >> 20,
-    "PCI subsystem": lambda nvml, gpu: hex(nvml.nvmlDeviceGetPciInfo(gpu).pciSubSystemId),
-    "part number": lambda nvml, gpu: nvml.nvmlDeviceGetBoardPartNumber(gpu),
-    "BAR 1 MiB": lambda nvml, gpu: nvml.nvmlDeviceGetBAR1MemoryInfo(gpu).bar1Total >> 20,
-    "PCIe generation": lambda nvml, gpu: nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration(gpu),
-    "power limit mW": lambda nvml, gpu: nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu),
-    "highest multiprocessor clock MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
-    "highest memory clock MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM),
-    "NVLink version": lambda nvml, gpu: nvml.nvmlDeviceGetNvLinkVersion(gpu, 0),
-    "MIG capable": lambda nvml, gpu: len(nvml.nvmlDeviceGetMigMode(gpu)) > 0,
-}
-_PROFILE_FIELDS = (
-    "id", "name", "sliceCount", "instanceCount", "memorySizeMB", "multiprocessorCount",
-    "copyEngineCount", "decoderCount", "encoderCount", "jpegCount", "ofaCount",
-)  # fmt: skip
+def _twin(folder: Path, board: str, real: Mapping[str, Any]) -> _Twin:
+    state_file = folder / "twin.json"
+    create(state_file, board=board, gpus=1, node_name="twin")
+    with mutate(state_file) as state:
+        state.driver.version = real["nvmlSystemGetDriverVersion"]
+        state.driver.nvml_version = real["nvmlSystemGetNVMLVersion"]
+        state.driver.cuda_version = real["nvmlSystemGetCudaDriverVersion"]
+        [gpu] = state.gpus
+        gpu.passthrough = real["nvmlDeviceGetVirtualizationMode"] == _PASSED_THROUGH
+        gpu.nvlink = isinstance(real["nvmlDeviceGetNvLinkState 0"], int)
+        if isinstance(mode := real["nvmlDeviceGetMigMode"], list):
+            gpu.mig_current, gpu.mig_pending = mode
+    nvml = SimulatedNvml(state_file)
+    nvml.nvmlInit()
+    return _Twin(nvml, nvml.nvmlDeviceGetHandleByIndex(0), state_file)
 
 
 def main(library: Any = pynvml) -> int:
@@ -141,7 +147,7 @@ def main(library: Any = pynvml) -> int:
         library.nvmlShutdown()
     for index, key in outcome.compared.items():
         count = sum(difference.gpu == index for difference in outcome.differences)
-        click.echo(f"GPU {index}: {key}: {count} differences")
+        click.echo(f"GPU {index}: {key}: {count} difference{'' if count == 1 else 's'}")
     for index, name in outcome.unknown.items():
         click.echo(f"GPU {index}: {name}: the simulator does not have this board")
     for difference in outcome.differences:
@@ -151,27 +157,16 @@ def main(library: Any = pynvml) -> int:
     return 1 if outcome.differences else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-_ROOM = 64  # handles of one profile; no board has as many
-
-
-def copy_instances(library: Any, handle: Any, simulated: Any, twin: Any, state_file: Path) -> None:
-    """Make on the simulated GPU `twin` what exists on the real one; what it refuses shows as a missing answer."""
-    found = [(info, list(_compute(library, instance))) for instance, info in _gpu_instances(library, handle)]
-    if not found:
-        return
-    with mutate(state_file) as state:
-        state.gpus[0].mig_current = state.gpus[0].mig_pending = 1
-    for info, computes in found:
+def copy_instances(library: Any, handle: Any, twin: _Twin) -> None:
+    """Make on a simulated GPU what exists on the real one; what it refuses shows as a missing answer."""
+    for instance, info in _gpu_instances(library, handle):
         placement = pynvml.c_nvmlGpuInstancePlacement_t(info.placement.start, info.placement.size)
+        create = twin.nvml.nvmlDeviceCreateGpuInstanceWithPlacement
         try:
-            made = simulated.nvmlDeviceCreateGpuInstanceWithPlacement(twin, info.profileId, ctypes.byref(placement))
-            for _compute_instance, inside in sorted(computes, key=lambda each: each[1].id):
+            made = create(twin.handle, info.profileId, ctypes.byref(placement))
+            for _, inside in sorted(_compute(library, instance), key=lambda each: each[1].id):
                 place = pynvml.c_nvmlComputeInstancePlacement_t(inside.placement.start, inside.placement.size)
-                simulated.nvmlGpuInstanceCreateComputeInstanceWithPlacement(made, inside.profileId, ctypes.byref(place))
+                twin.nvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(made, inside.profileId, ctypes.byref(place))
         except pynvml.NVMLError:
             continue
 
@@ -229,3 +224,7 @@ def _compute_infos(library: Any, instance: Any) -> Iterator[Any]:
             yield library.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, kind, 0)
         except pynvml.NVMLError:
             continue
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -102,6 +102,20 @@ def test_libraries_behind_links_are_mounted_where_they_lie(tmp_path: Path) -> No
     assert f"/{FOLDER}/nvidia/current" in cache.args
 
 
+def test_a_program_is_taken_from_beside_the_libraries(tmp_path: Path) -> None:
+    """As hosts have it whose driver is all below one folder: what is in /usr/bin only starts that."""
+    a_driver(tmp_path)
+    program = tmp_path / "usr/local/nvidia/bin/nvidia-smi"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+
+    found = mounts(own(DriverRoot(Path("/"), tmp_path)))
+
+    assert "/usr/local/nvidia/bin/nvidia-smi" in found
+    assert "/usr/bin/nvidia-smi" not in found
+    assert "/usr/bin/nvidia-debugdump" in found
+
+
 # Asking NVIDIA's toolkit
 
 

@@ -35,22 +35,38 @@ def test_one_wrong_number_in_a_table_is_found_and_told(
 ) -> None:
     path = a_state_file("H100-80GB", gpus=1)
 
-    def other_info(handle: Any, kind: int) -> Any:
-        info = SimulatedNvml.__getattr__(hardware._simulated, "nvmlDeviceGetGpuInstanceProfileInfo")(handle, kind)
-        info.multiprocessorCount += kind == pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE
+    def other_info(handle: Any, kind: int, version: int = 2) -> Any:
+        info = hardware._simulated.nvmlDeviceGetGpuInstanceProfileInfo(handle, kind, version)
+        info.multiprocessorCount += (kind, version) == (pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE, 2)
         return info
 
     hardware = Hardware(path, nvmlDeviceGetGpuInstanceProfileInfo=other_info)
     assert main(hardware) == 1
-    assert "GPU 0: profile 2 multiprocessorCount: hardware 61, table 60" in capsys.readouterr().out
+    count, difference = capsys.readouterr().out.splitlines()
+    assert count == "GPU 0: H100-80GB: 1 difference"
+    assert difference == (
+        'GPU 0: nvmlDeviceGetGpuInstanceProfileInfo 2, version 2: hardware {"multiprocessorCount": 61}, '
+        'simulated {"multiprocessorCount": 60}'
+    )
 
 
-def test_what_the_hardware_does_not_answer_is_not_compared(a_state_file: StateFile) -> None:
+@pytest.mark.parametrize(
+    ("code", "differs"), [(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, 0), (pynvml.NVML_ERROR_NOT_SUPPORTED, 1)]
+)
+def test_what_an_older_driver_does_not_have_is_not_compared(a_state_file: StateFile, code: int, differs: int) -> None:
     def refused(*_: object) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        raise pynvml.NVMLError(code)
 
     hardware = Hardware(a_state_file("H100-80GB", gpus=1), nvmlDeviceGetGpuInstancePossiblePlacements=refused)
-    assert main(hardware) == 0
+    assert main(hardware) == differs
+
+
+def test_a_board_is_compared_where_it_is(a_state_file: StateFile) -> None:
+    path = a_state_file("H100-80GB", gpus=1)
+    with mutate(path) as state:
+        state.driver.version, state.gpus[0].passthrough, state.gpus[0].nvlink = "570.1", True, False
+        state.gpus[0].mig_current = state.gpus[0].mig_pending = 1
+    assert compare(opened(path)).differences == []
 
 
 def test_a_board_without_table_is_named(a_state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +107,7 @@ def test_instances_that_exist_are_compared_with_such_ones_made_in_simulation(a_s
     mig.nvml = hardware._simulated
     told = [str(each) for each in compare(hardware).differences]
     name = "NVIDIA H100 80GB HBM3 MIG 3g"
-    assert told == [f"GPU 1: instance 9@4:4 compute 2@0:3 name: hardware {name}.39gb, table {name}.40gb"]
+    assert told == [f"GPU 1: instance 9@4:4 compute 2@0:3 name: hardware {name}.39gb, simulated {name}.40gb"]
 
 
 def test_an_instance_with_another_id_than_the_simulated_one_is_found(a_state_file: StateFile) -> None:
@@ -100,6 +116,5 @@ def test_an_instance_with_another_id_than_the_simulated_one_is_found(a_state_fil
     mig.make(9, 4)
     with mutate(path) as state:
         state.gpus[0].instances[0].id = 1
-    assert [str(each) for each in compare(opened(path)).differences] == [
-        "GPU 0: instance 9@4:4 id: hardware 1, table 2"
-    ]
+    told = [str(each) for each in compare(opened(path)).differences]
+    assert "GPU 0: instance 9@4:4 id: hardware 1, simulated 2" in told

@@ -131,13 +131,11 @@ def test_nothing_is_made_while_mig_is_off(path: Path) -> None:
     for call in (
         lambda: nvml.nvmlDeviceCreateGpuInstance(device, 9),
         lambda: nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, 9, placement),
-        lambda: nvml.nvmlDeviceGetGpuInstanceById(device, 1),
-        lambda: nvml.nvmlDeviceGetGpuInstances(
-            device, 9, (pynvml.c_nvmlGpuInstance_t * 8)(), ctypes.byref(ctypes.c_uint())
-        ),
     ):
         with pytest.raises(pynvml.NVMLError_NotSupported):
             call()
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        nvml.nvmlDeviceGetGpuInstanceById(device, 1)
 
 
 def test_an_instance_without_compute_instance_takes_its_place_and_only_the_list_of_instances_shows_it(mig: Mig) -> None:

@@ -135,11 +135,9 @@ def profile(symbol: str, function: str, kind: Any, given: str, **options: int) -
 
     def answer(nvml: SimulatedNvml, arguments: Sequence[Any]) -> None:
         target = _as(kind, arguments[-1])
-        version = target.version
-        if version != kind().version:
+        if target.version != kind().version:
             raise refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
         _write(target, getattr(nvml, function)(*arguments[:-1], **options))
-        target.version = version
 
     return Signature(symbol, (*(_KINDS[each] for each in given), VERSIONED), answer)
 

@@ -64,7 +64,7 @@ class SimulatedBoard(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Architecture
     compute_capability: tuple[int, int]
     memory_mib: int  # nvmlDeviceGetMemoryInfo().total
-    reserved_mib: int  # what the driver keeps: version 2 of the same call
+    reserved_mib: float  # what the driver keeps: version 2 of the same call
     pci_device_id: int  # device id in the upper half, vendor 0x10DE in the lower
     pci_subsystem_id: int
     part_number: str
@@ -78,6 +78,8 @@ class SimulatedBoard(msgspec.Struct, frozen=True, kw_only=True):
     nvswitch_buses: tuple[int, ...] = ()
     bridge_links: int = 0  # NVLinks of a card when a bridge joins it to another one; without, it has none
     thermal_limits_c: tuple[int, int, int] = (89, 92, 85)  # slowdown, shutdown, highest for operation
+    memory_limit_c: int = 0  # of the memory, for operation; 0 where NVML does not say
+    video_clock_mhz: int = 0  # highest; 0 where NVML does not say
     remap_banks: int = 640  # memory banks whose rows can be remapped
     fabric: bool = False  # registers with a fabric manager, as NVSwitch systems from Hopper on do
     slots: tuple[Slot, ...]
@@ -108,9 +110,9 @@ _PCIE_SERVER = _slots(
     (0x9A, 0x99, 1), (0xAB, 0xAA, 1), (0xBC, 0xBB, 1), (0xCD, 0xCC, 1),
 )  # fmt: skip
 
-# Published `nvidia-smi -q` output shows everything said here of A100-40GB, A100-80GB, H100-80GB, H200-141GB and T4, but
-# their NVSwitches' buses, and Hopper's thermal limits, which it prints relative to a limit that it does not name. Of the
-# other boards it shows name, memory, power and device id; the rest of their numbers is not confirmed.
+# H100-80GB and H200-141GB answer as the boards of tests/unit/simulator/surveys did. Published `nvidia-smi -q` output shows
+# everything said here of A100-40GB, A100-80GB and T4, but their NVSwitches' buses. Of the other boards it shows name, memory,
+# power and device id; the rest of their numbers is not confirmed.
 _BOARDS = (
     SimulatedBoard(
         key="A100-40GB",
@@ -158,10 +160,10 @@ _BOARDS = (
         architecture=Architecture.HOPPER,
         compute_capability=(9, 0),
         memory_mib=81559,
-        reserved_mib=454,
+        reserved_mib=480,
         pci_device_id=0x233010DE,
         pci_subsystem_id=0x16C110DE,
-        part_number="692-2G520-0200-000",
+        part_number="695-2G520-0200-000",
         bar1_mib=131072,
         pcie_generation=5,
         power_limit_w=700,
@@ -170,6 +172,9 @@ _BOARDS = (
         nvlink_version=NvLinkVersion.V4,
         nvswitch_buses=(0x07, 0x08, 0x09, 0x0A),
         fabric=True,
+        thermal_limits_c=(89, 95, 87),
+        memory_limit_c=95,
+        video_clock_mhz=1545,
         remap_banks=2560,
         slots=_HGX_HOPPER,
         mig=known_boards.BOARDS["H100-80GB"],
@@ -180,10 +185,10 @@ _BOARDS = (
         architecture=Architecture.HOPPER,
         compute_capability=(9, 0),
         memory_mib=143771,
-        reserved_mib=700,
+        reserved_mib=615.0625,
         pci_device_id=0x233510DE,
-        pci_subsystem_id=0x18BE10DE,
-        part_number="695-2G520-0280-000",
+        pci_subsystem_id=0x18BF10DE,
+        part_number="692-2G520-0282-001",
         bar1_mib=262144,
         pcie_generation=5,
         power_limit_w=700,
@@ -192,6 +197,9 @@ _BOARDS = (
         nvlink_version=NvLinkVersion.V4,
         nvswitch_buses=(0x07, 0x08, 0x09, 0x0A),
         fabric=True,
+        thermal_limits_c=(89, 95, 87),
+        memory_limit_c=95,
+        video_clock_mhz=1545,
         remap_banks=3072,
         slots=_HGX_HOPPER,
         mig=known_boards.BOARDS["H200-141GB"],

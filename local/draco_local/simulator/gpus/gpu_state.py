@@ -129,6 +129,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     joined: bool = True  # registered with the fabric manager; else it is still at it
     temperature_c: int = 32
     recovery_action: int = 0
+    nvlink: bool = True  # off where the driver was told so, as in a virtual machine with one GPU of an NVSwitch server
     passthrough: bool = False  # belongs to a virtual machine, which cannot reset it
     error: int = 0  # what every function answers for this GPU, e.g. 15 when it is lost, 999 when it is unreadable
     probed: int = -1  # when the driver finds it, compared with the others: minor numbers follow this order

@@ -90,7 +90,7 @@ def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
     )
     capabilities = Path("driver/nvidia/capabilities")
     numbered = partial(capability, first=state.first_capability)
-    yield capabilities / "mig/config", _access(_CONFIG)
+    yield capabilities / "mig/config", _access(_CONFIG, mode=0o400)
     yield capabilities / "mig/monitor", _access(_MONITOR)
     for gpu in state.gpus:
         for instance in gpu.instances:
@@ -138,5 +138,5 @@ def _minors(minors: tuple[int, ...], first: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _access(minor: int) -> str:
-    return f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+def _access(minor: int, *, mode: int = 0o444) -> str:
+    return f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"

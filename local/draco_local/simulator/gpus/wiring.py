@@ -12,7 +12,9 @@ from draco_local.simulator.gpus.state import mutate
 
 
 def links_of(gpu: GpuState) -> int:
-    """How many NVLinks a GPU has. Those of a card that takes a bridge are there only while it has one."""
+    """How many NVLinks a GPU has: none where they are off. A card that takes a bridge has some while it has one."""
+    if not gpu.nvlink:
+        return 0
     board = board_named(gpu.board)
     return board.nvlinks or (board.bridge_links if gpu.bridged_to else 0)
 

@@ -65,10 +65,10 @@ class HealthCalls:
     def nvmlDeviceGetRetiredPages_v2(self, device: Any, sourceFilter: int) -> list[dict[str, int]]:
         """The same, with the time of each."""
         gpu = self._session.gpu(device)
-        if board_of(gpu).architecture >= Architecture.AMPERE:
-            raise not_supported()
         if not 0 <= sourceFilter < pynvml.NVML_PAGE_RETIREMENT_CAUSE_COUNT:
             raise invalid_argument()
+        if board_of(gpu).architecture >= Architecture.AMPERE:
+            raise not_supported()
         return []
 
     def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Any) -> int:
@@ -118,12 +118,17 @@ class HealthCalls:
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Any, threshold: int) -> int:
         """Degrees Celsius at which the GPU slows down or stops."""
-        slowdown, shutdown, highest = board_of(self._session.gpu(handle)).thermal_limits_c
+        board = board_of(self._session.gpu(handle))
+        slowdown, shutdown, highest = board.thermal_limits_c
+        if not 0 <= threshold < pynvml.NVML_TEMPERATURE_THRESHOLD_COUNT:
+            raise invalid_argument()
         limits = {
             pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: shutdown,
             pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: slowdown,
             pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: highest,
         }
+        if board.memory_limit_c:
+            limits[pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX] = board.memory_limit_c
         if threshold not in limits:
             raise not_supported()
         return limits[threshold]
@@ -162,15 +167,21 @@ class HealthCalls:
 
     def nvmlDeviceGetMaxClockInfo(self, handle: Any, type: int) -> int:
         """Highest clock in MHz."""
-        graphics, memory = board_of(self._session.gpu(handle)).max_clocks_mhz
+        board = board_of(self._session.gpu(handle))
+        graphics, memory = board.max_clocks_mhz
         if type == pynvml.NVML_CLOCK_MEM:
             return memory
         if type in (pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_SM):
             return graphics
+        if type == pynvml.NVML_CLOCK_VIDEO and board.video_clock_mhz:
+            return board.video_clock_mhz
         raise not_supported() if type == pynvml.NVML_CLOCK_VIDEO else invalid_argument()
 
     def nvmlDeviceGetClockInfo(self, handle: Any, type: int) -> int:
         """Present clock in MHz; an idle GPU holds its memory clock and little else."""
+        if type >= pynvml.NVML_CLOCK_COUNT:
+            self._session.gpu(handle)
+            raise not_supported()  # the highest clock of such a type is an INVALID_ARGUMENT
         highest = self.nvmlDeviceGetMaxClockInfo(handle, type)
         return highest if type == pynvml.NVML_CLOCK_MEM else min(345, highest)
 
@@ -223,9 +234,7 @@ def _read_of(field: int, scope: int) -> Callable[[GpuState], int] | None:
 
 
 def _link_state(gpu: GpuState, link: int) -> int:
-    if not links_of(gpu):
-        raise not_supported()
-    if not 0 <= link < links_of(gpu):
+    if not 0 <= link < _link_count(gpu):
         raise invalid_argument()
     down = link in gpu.links and gpu.links[link].down
     return int(pynvml.NVML_FEATURE_DISABLED if down else pynvml.NVML_FEATURE_ENABLED)
@@ -243,14 +252,20 @@ def _needs(gpu: GpuState, oldest: Architecture) -> None:
         raise not_supported()
 
 
-def _of_links(gpu: GpuState, kind: str) -> int:
+def _link_count(gpu: GpuState) -> int:
+    """NOT_SUPPORTED without links: so it is where they are off, and estimated for boards that have none."""
     if not links_of(gpu):
         raise not_supported()
+    return links_of(gpu)
+
+
+def _of_links(gpu: GpuState, kind: str) -> int:
+    _link_count(gpu)
     return sum(getattr(faults, kind) for faults in gpu.links.values())
 
 
 def _mig_query_capable(gpu: GpuState) -> int:
-    """Whether profiles can be read with MIG off. Which boards say yes is estimated: all that have MIG."""
+    """Whether profiles can be read with MIG off. H100 and H200 say yes; the other boards that have MIG are taken to."""
     return int(board_of(gpu).mig_capable)
 
 
@@ -263,6 +278,10 @@ _LONG_FIELDS = frozenset(
         pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
         pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
         pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+        pynvml.NVML_FI_DEV_REMAPPED_COR,
+        pynvml.NVML_FI_DEV_REMAPPED_UNC,
+        pynvml.NVML_FI_DEV_REMAPPED_PENDING,
+        pynvml.NVML_FI_DEV_REMAPPED_FAILURE,
     }
 )
 
@@ -278,7 +297,7 @@ FIELDS: Mapping[int, Callable[[GpuState], int]] = MappingProxyType(
         pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL: lambda gpu: gpu.ecc.uncorrected_volatile,
         pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL: lambda gpu: gpu.ecc.corrected_aggregate,
         pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL: lambda gpu: gpu.ecc.uncorrected_aggregate,
-        pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT: links_of,
+        pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT: _link_count,
         pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "crc"),
         pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "replay"),
         pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: lambda gpu: _of_links(gpu, "recovery"),

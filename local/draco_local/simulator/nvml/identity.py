@@ -14,6 +14,7 @@ from draco_local.simulator.nvml.session import Session, board_of, check, invalid
 
 _BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.0)?", re.IGNORECASE)
 _CPUS_PER_NUMA_NODE = 56
+_BAR1_IN_USE = 1_703_936  # bytes, of an idle GPU
 
 
 class IdentityCalls:
@@ -34,18 +35,16 @@ class IdentityCalls:
         return self._opened(gpus[index])
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> Any:
-        """Handle by `GPU-...`, or of a MIG device by `MIG-...`."""
+        """Handle by `GPU-...`, also without that word, or of a MIG device by `MIG-...`; NOT_FOUND for any other text."""
         text = _text(uuid)
         for gpu in self._session.state().gpus:
-            if gpu.uuid == text:
+            if text in (gpu.uuid, gpu.uuid.removeprefix("GPU-")):
                 return self._opened(gpu)
             for compute in (each for instance in gpu.instances for each in instance.compute):
                 if compute.uuid == text:
                     check(gpu)
                     return self._session.handle_of_mig_device(compute)
-        raise pynvml.NVMLError(
-            pynvml.NVML_ERROR_NOT_FOUND if text.startswith(("GPU-", "MIG-")) else pynvml.NVML_ERROR_INVALID_ARGUMENT
-        )
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetHandleBySerial(self, serial: str | bytes) -> Any:
         """Handle by the board's serial number."""
@@ -131,7 +130,7 @@ class IdentityCalls:
         found = self._session.device(handle)
         if found.instance is None:
             board = board_of(found.gpu)
-            total, reserved = board.memory_mib << 20, board.reserved_mib << 20
+            total, reserved = board.memory_mib << 20, int(board.reserved_mib * (1 << 20))
             users = found.gpu.processes
         else:
             total, reserved = profile_of(found.gpu, found.instance.profile_id).memory_mib << 20, 0
@@ -152,7 +151,7 @@ class IdentityCalls:
         """BAR 1 in bytes."""
         total = board_of(self._session.gpu(handle)).bar1_mib << 20
         memory = pynvml.c_nvmlBAR1Memory_t()
-        memory.bar1Total, memory.bar1Free, memory.bar1Used = total, total - (1 << 20), 1 << 20
+        memory.bar1Total, memory.bar1Free, memory.bar1Used = total, total - _BAR1_IN_USE, _BAR1_IN_USE
         return memory
 
     def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:

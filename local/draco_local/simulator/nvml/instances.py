@@ -66,16 +66,16 @@ class InstanceCalls:
         return self._session.handle_of_instance(made[0])
 
     def nvmlDeviceGetGpuInstances(self, device: Any, profileId: int, gpuInstancesRef: Any, countRef: Any) -> int:
-        """All instances of a profile into the caller's array, also those without a compute instance."""
+        """All instances of a profile into the caller's array, also those without a compute instance; none with MIG off."""
         gpu = self._session.gpu(device)
-        profile = _enabled_profile(gpu, profileId)
+        profile = profile_of(gpu, profileId)
         found = [instance for instance in gpu.instances if instance.profile_id == profile.id]
         return _listed(map(self._session.handle_of_instance, found), gpuInstancesRef, countRef)
 
     def nvmlDeviceGetGpuInstanceById(self, device: Any, gpuInstanceId: int) -> Any:
-        """An instance by its id; NOT_FOUND without it."""
+        """An instance by its id; NOT_FOUND without it, and with MIG off."""
         gpu = self._session.gpu(device)
-        mig_enabled(gpu)
+        table_of(gpu)
         for instance in gpu.instances:
             if instance.id == gpuInstanceId:
                 return self._session.handle_of_instance(instance)

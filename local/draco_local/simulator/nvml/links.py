@@ -13,6 +13,7 @@ from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
 
 # No degraded bandwidth, no route recovery, no unhealthy route, no access timeout, no wrong configuration.
+_MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS of the 580 drivers; newer pynvml has more
 _HEALTHY_MASK = (
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW
     | pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_FALSE << pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY
@@ -85,7 +86,10 @@ class LinkCalls:
         return int(self._linked(device, link).nvlink_version)
 
     def nvmlDeviceGetNvLinkCapability(self, device: Any, link: int, capability: int) -> int:
-        """One bit of what the link can do."""
+        """One bit of what the link can do. A link that no board has is refused first."""
+        if not 0 <= link < _MOST_LINKS:
+            self._session.gpu(device)
+            raise invalid_argument()
         self._linked(device, link)
         if not 0 <= capability < pynvml.NVML_NVLINK_CAP_COUNT:
             raise invalid_argument()
@@ -110,10 +114,10 @@ class LinkCalls:
         return info
 
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Any, device2: Any) -> int:
-        """nvmlGpuTopologyLevel_t: how far up the PCIe tree two GPUs meet."""
+        """nvmlGpuTopologyLevel_t: how far up the PCIe tree two GPUs meet; NOT_SUPPORTED of one with itself."""
         one, other = self._session.gpu(device1), self._session.gpu(device2)
         if one.uuid == other.uuid:
-            return int(pynvml.NVML_TOPOLOGY_INTERNAL)
+            raise not_supported()
         if one.pcie_root_bus == other.pcie_root_bus:
             return int(pynvml.NVML_TOPOLOGY_MULTIPLE)
         same_node = one.numa_node == other.numa_node
@@ -122,8 +126,10 @@ class LinkCalls:
     def nvmlDeviceGetP2PStatus(self, device1: Any, device2: Any, p2pIndex: int) -> int:
         """nvmlGpuP2PStatus_t of one capability; a GPU with MIG on has no peers."""
         one, other = self._session.gpu(device1), self._session.gpu(device2)
-        if not 0 <= p2pIndex <= pynvml.NVML_P2P_CAPS_INDEX_PCI or one.uuid == other.uuid:
+        if not 0 <= p2pIndex <= pynvml.NVML_P2P_CAPS_INDEX_PCI:
             raise invalid_argument()
+        if one.uuid == other.uuid:
+            return int(pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
         if one.mig_current or other.mig_current:
             return int(pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED)
         linked = one.bridged_to == other.uuid or bool(board_of(one).nvlinks and board_of(other).nvlinks)
@@ -146,7 +152,7 @@ class LinkCalls:
         info = pointed(reference)
         if versions and info.version not in versions:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-        registered = board_of(gpu).fabric
+        registered = board_of(gpu).fabric and gpu.nvlink
         reports_health = registered and board_of(gpu).architecture > Architecture.HOPPER
         complete = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED if gpu.joined else pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
         info.state = complete if registered else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED

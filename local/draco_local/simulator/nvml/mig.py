@@ -11,7 +11,7 @@ import pynvml
 
 from draco.mig.board import Board, Placement, Profile
 from draco_local.simulator.gpus.boards import Architecture
-from draco_local.simulator.gpus.mig_profiles import by_kind, compute_profile_of, room_for
+from draco_local.simulator.gpus.mig_profiles import GiProfileEnum, by_kind, compute_profile_of, room_for
 from draco_local.simulator.gpus.state import GpuState, NodeState
 from draco_local.simulator.nvml.handles import pointed
 from draco_local.simulator.nvml.session import Session, board_of, invalid_argument, not_supported
@@ -67,7 +67,7 @@ class MigCalls:
         table = table_of(self._session.gpu(device))
         if version not in (1, 2):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
+        if not 0 <= profile <= max(GiProfileEnum):
             raise invalid_argument()
         found = by_kind(table, profile)
         if found is None:
@@ -96,10 +96,9 @@ class MigCalls:
         return filled_placements(profile.starts, profile.size, placementsRef, countRef)
 
     def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: Any, profileId: int) -> int:
-        """How many more instances of a profile fit beside those that exist."""
+        """How many more instances of a profile fit beside those that exist; with MIG off, what a divided GPU would have."""
         gpu = self._session.gpu(device)
         profile = profile_of(gpu, profileId)
-        mig_enabled(gpu)
         return room_for(table_of(gpu), profile, placed(gpu))
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
@@ -111,10 +110,10 @@ class MigCalls:
         return max(profile.max_instances for profile in table.profiles)
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
-        """The MIG device in a slot; NOT_FOUND where the slot is empty, with others perhaps behind it."""
+        """The MIG device in a slot; NOT_FOUND where the slot is empty, with others perhaps behind it, and with MIG off."""
         gpu = self._session.gpu(device)
-        if index < 0 or index >= self.nvmlDeviceGetMaxMigDeviceCount(device):
-            mig_enabled(gpu)
+        table_of(gpu)
+        if gpu.mig_current and not 0 <= index < self.nvmlDeviceGetMaxMigDeviceCount(device):
             raise invalid_argument()
         for instance in gpu.instances:
             for compute in instance.compute:
@@ -127,17 +126,17 @@ class MigCalls:
         return pynvml.c_uint(self._session.device(device).compute is not None)
 
     def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
-        """Of a MIG device; NOT_SUPPORTED for a whole GPU."""
+        """Of a MIG device; INVALID_ARGUMENT for a whole GPU."""
         instance = self._session.device(device).instance
         if instance is None:
-            raise not_supported()
+            raise invalid_argument()
         return instance.id
 
     def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int:
-        """Of a MIG device; NOT_SUPPORTED for a whole GPU."""
+        """Of a MIG device; INVALID_ARGUMENT for a whole GPU."""
         compute = self._session.device(device).compute
         if compute is None:
-            raise not_supported()
+            raise invalid_argument()
         return compute.id
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Any) -> Any:
@@ -197,6 +196,8 @@ def placed(gpu: GpuState) -> list[Placement]:
 
 
 def _filled(info: Any, profile: Profile) -> Any:
+    if hasattr(info, "version"):
+        info.version = 0  # the driver does not give back what pynvml set
     info.id = profile.id
     info.sliceCount = profile.slices
     info.instanceCount = profile.max_instances

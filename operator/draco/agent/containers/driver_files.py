@@ -18,7 +18,8 @@ PROGRAMS: Final = (
     *("nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-imex", "nvidia-imex-ctl"),
     *("nvidia-persistenced", "nvidia-smi"),
 )
-PROGRAM_FOLDERS: Final = ("usr/bin", "bin", "usr/local/bin")
+PROGRAM_FOLDERS: Final = ("usr/local/nvidia/bin", "usr/bin", "bin", "usr/local/bin")
+"""The first is where a driver lies that is all below one folder: what is in another may be a script that starts that."""
 SOCKETS: Final = ("run/nvidia-fabricmanager/socket", "run/nvidia-persistenced/socket", "tmp/nvidia-mps")
 _UNVERSIONED: Final = re.compile(r"libnvidia-egl-(gbm|wayland|wayland2)\.so\.\d+(\.\d+)+")
 _BY_NAME: Final = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvidia-[a-z0-9-]+|nvoptix)\.so(\.[0-9]+)+")
