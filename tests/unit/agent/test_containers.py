@@ -100,6 +100,8 @@ def test_libraries_behind_links_are_mounted_where_they_lie(tmp_path: Path) -> No
     assert f"/{FOLDER}/nvidia/current/libcuda.so.{VERSION}" in mounts(edits)
     [cache] = [each for each in edits.hooks if "update-ldcache" in each.args]
     assert f"/{FOLDER}/nvidia/current" in cache.args
+    [links] = [each for each in edits.hooks if "create-symlinks" in each.args]
+    assert f"libcuda.so.1::/{FOLDER}/nvidia/current/libcuda.so" in links.args, "where the linker finds what it leads to"
 
 
 def test_a_program_is_taken_from_beside_the_libraries(tmp_path: Path) -> None:

@@ -101,12 +101,11 @@ def _under_other_names(driver: InstalledDriver, libraries: Iterable[Path]) -> It
 
 def _hooks(driver: InstalledDriver, hook: Path, folders: list[str], libraries: list[Path]) -> Iterator[Hook]:
     """What every release of the hook knows: a container whose hook fails does not start."""
-    names = {each.name.split(".so.")[0] for each in libraries}
-    folder = _inside(driver, driver.view / driver.folder)
+    beside = {each.name.split(".so.")[0]: _inside(driver, each.parent) for each in libraries}
     links = [
         word
         for target, link in _LINKS
-        if target.split(".so.")[0] in names
+        if (folder := beside.get(target.split(".so.")[0])) is not None
         for word in ("--link", f"{target}::{folder / link}")
     ]
     if links:
