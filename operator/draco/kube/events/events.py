@@ -223,7 +223,7 @@ class EventRecorder:
         self._budgets[subject.regarding] = self._budget(subject.regarding, at).spent(at)
         try:
             await self._writer.write(subject, series.name, series.said)
-        except TRANSIENT:
+        except (*TRANSIENT, asyncio.CancelledError):  # should it have arrived, it is written once more as it is
             self._unposted.setdefault(subject)
             raise
 
