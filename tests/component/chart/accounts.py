@@ -450,7 +450,7 @@ async def _a_job_set_starts(cluster: Cluster) -> None:
     }
     labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "1"}
     template = {"metadata": {"labels": labels}, "spec": pod}
-    meta = {"name": name, "namespace": TENANT}
+    meta = {"name": name, "namespace": TENANT, "labels": labels}
     await client.create(JOBS, {"metadata": meta, "spec": {"parallelism": 1, "template": template}})
 
     async def started() -> bool:

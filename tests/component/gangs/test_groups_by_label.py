@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from draco.allocation.ownership.claims import nodes_of
 from draco.controller.allocation.writes import FINALIZER
 from draco.kube.connect.client import Client
@@ -203,13 +205,15 @@ async def test_a_group_starts_as_a_whole_though_the_operator_dies_after_each_wri
         assert len(nodes) == 1
 
 
+@pytest.mark.parametrize("spare", [{}, {"spare": 0}], ids=["", "with a Job that has no pods"])
 async def test_a_job_set_starts_once_all_pods_of_its_jobs_have_devices(
-    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path, spare: dict[str, int]
 ) -> None:
-    labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": "2"}
+    jobs = {"leader": 1, "workers": 2, **spare}
+    labels = {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/global-replicas": str(len(jobs))}
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
-        for name, parallelism in (("leader", 1), ("workers", 2)):
+        for name, parallelism in jobs.items():
             pod = {
                 "restartPolicy": "Never",
                 "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
@@ -217,10 +221,11 @@ async def test_a_job_set_starts_once_all_pods_of_its_jobs_have_devices(
             }
             spec = {
                 "parallelism": parallelism,
-                "completions": parallelism,
+                "completions": max(1, parallelism),
                 "template": {"metadata": {"labels": labels}, "spec": pod},
             }
-            await all_dracos.create(JOBS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+            meta = {"name": name, "namespace": namespace, "labels": labels}
+            await all_dracos.create(JOBS, {"metadata": meta, "spec": spec})
 
         async def started() -> bool:
             pods = await all_dracos.list(PODS, namespace=namespace)
@@ -242,7 +247,8 @@ async def test_a_job_set_that_waits_for_a_pod_starts_without_it_once_its_job_is_
     spec = {"parallelism": 3, "managedBy": "example.com/nobody", "template": {"spec": pod}}
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "one", gpus=1)
-        job = await all_dracos.create(JOBS, {"metadata": {"name": "workers", "namespace": namespace}, "spec": spec})
+        meta = {"name": "workers", "namespace": namespace, "labels": labels}
+        job = await all_dracos.create(JOBS, {"metadata": meta, "spec": spec})
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "workers", "uid": job.metadata.uid}
         for name in ("a", "b"):
             await make_member(all_dracos, namespace, name, template="one", labels=labels, owners=[owner])

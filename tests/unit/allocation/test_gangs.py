@@ -168,6 +168,7 @@ def test_a_job_set_is_as_large_as_all_its_jobs_once_each_has_a_pod_and_has_been_
     first, second = (pod({**JOB_SET, "batch.kubernetes.io/job-name": name}) for name in ("leader", "workers"))
     assert "has 2 Jobs, and pods of 1 exist" in str(terms_of(key, [first], None, {"leader": 1}))
     assert "Job workers" in str(terms_of(key, [first, second], None, {"leader": 1}))
+    assert terms_of(key, [first], None, {"leader": 1, "workers": 0}) == GangTerms(size=1)
     assert terms_of(key, [first, second], None, {"leader": 1, "workers": 7}) == GangTerms(size=8)
 
 

@@ -3,15 +3,16 @@
 from typing import cast
 
 import msgspec
+import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
-from draco.kube.errors import ApiError, Forbidden, NotFound
+from draco.kube.errors import ApiError, Forbidden
 from draco.resources.api.core import PodStatus
-from draco.resources.api.jobs import Job, JobSpec
-from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.api.jobs import Job, JobSpec, JobStatus
+from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.kinds import JOBS, Kind
 from tests.builders import a_pod
 from tests.doubles.clock import ManualClock
@@ -22,31 +23,40 @@ LONGEST_S = 60.0
 
 
 class World:
-    """A JobSet whose Jobs have as many pods as is said in `jobs`, or are answered with an error."""
+    """A JobSet whose Jobs have as many pods as is said in `jobs`; the API server answers with `error`, if there is one."""
 
-    def __init__(self, **jobs: int | None) -> None:
+    def __init__(self, number: int | None = None, **jobs: int | None) -> None:
+        """The pods say that there are `number` Jobs: by default, as many as there are."""
         self.clock = ManualClock()
-        self.jobs: dict[str, int | ApiError | None] = dict(jobs)
+        self.jobs: dict[str, int | None] = dict(jobs)
+        self.number = len(jobs) if number is None else number
         self.uids = {name: name for name in jobs}
-        self.asked: list[str] = []
+        self.ended: set[str] = set()
+        self.error: ApiError | None = None
+        self.asked = 0
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
         self.gangs = Gangs(cast("Client", self), self.view, clock=self.clock)
 
-    async def get(self, kind: Kind[Job], key: ObjectKey) -> Job:
-        assert kind is JOBS
-        self.asked.append(key.name)
-        found = self.jobs.get(key.name, NotFound(404, "NotFound", "gone"))
-        if isinstance(found, ApiError):
-            raise found
-        meta = ObjectMeta(name=key.name, namespace=key.namespace, uid=self.uids[key.name])
-        return Job(metadata=meta, spec=JobSpec(parallelism=found))
+    async def list(self, kind: Kind[Job], *, namespace: str, label_selector: str) -> list[Job]:
+        assert (kind, namespace, label_selector) == (JOBS, "default", "jobset.sigs.k8s.io/jobset-name=set")
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return [
+            Job(
+                metadata=ObjectMeta(name=name, namespace=namespace, uid=self.uids[name]),
+                spec=JobSpec(parallelism=parallelism),
+                status=JobStatus(conditions=[Condition(type="Complete", status="True")] if name in self.ended else []),
+            )
+            for name, parallelism in self.jobs.items()
+        ]
 
     def put(self, name: str, *, phase: str = "Pending", uid: str = "", deleted: bool = False) -> None:
         """A pod of the Job before the dash."""
         job = name.partition("-")[0]
         labels = {
             "jobset.sigs.k8s.io/jobset-name": "set",
-            "jobset.sigs.k8s.io/global-replicas": str(len(self.jobs)),
+            "jobset.sigs.k8s.io/global-replicas": str(self.number),
             "batch.kubernetes.io/job-name": job,
         }
         owner = OwnerReference(api_version="batch/v1", kind="Job", name=job, uid=uid or job, controller=True)
@@ -71,16 +81,67 @@ class World:
         return self.size, await self.gangs.read()
 
 
-async def test_each_job_is_read_once_however_many_pods_and_passes_there_are() -> None:
+async def test_the_jobs_are_read_once_however_many_pods_and_passes_there_are() -> None:
     world = World(leader=None, workers=3)
     for name in ("leader-0", "workers-0", "workers-1", "workers-2"):
         world.put(name)
     assert await world.look() == (None, True)
-    assert sorted(world.asked) == ["leader", "workers"]
     for _ in range(20):
         assert await world.look() == (4, False)
         await world.clock.advance(LONGEST_S)
-    assert len(world.asked) == 2
+    assert world.asked == 1
+    assert world.gangs.next_s() == float("inf")
+
+
+async def test_while_pods_of_some_jobs_are_made_yet_nothing_is_read() -> None:
+    world = World(leader=1, workers=1, readers=1)
+    for name in ("leader-0", "workers-0"):
+        world.put(name)
+        assert await world.look() == (None, False)
+    assert world.asked == 0
+    assert 0 < world.gangs.next_s() <= 10
+    world.put("readers-0")
+    assert await world.look() == (None, True)
+    assert await world.look() == (3, False)
+    assert world.asked == 1
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_job_without_pods_is_found_after_a_while_if_none_are_to_come(ended: bool) -> None:
+    world = World(workers=1, spare=1 if ended else 0)
+    world.ended = {"spare"} if ended else set()
+    world.put("workers-0")
+    await world.look()
+    await world.clock.advance(world.gangs.next_s())
+    assert await world.look() == (None, True)
+    for _ in range(5):
+        assert await world.look() == (1, False)
+        await world.clock.advance(LONGEST_S)
+    assert world.asked == 1
+
+
+async def test_a_job_whose_pods_are_all_gone_is_read_again_after_a_while() -> None:
+    world = World(workers=1, spare=1)
+    world.put("workers-0")
+    world.put("spare-0")
+    await world.look()
+    assert world.size == 2
+    world.remove("spare-0")
+    world.jobs["spare"] = 0
+    await world.look()
+    await world.clock.advance(world.gangs.next_s())
+    assert await world.look() == (None, True)
+    assert world.size == 1
+
+
+async def test_of_a_job_that_has_ended_those_count_that_have_succeeded() -> None:
+    world = World(workers=2, leader=3)
+    for name in ("workers-0", "workers-1"):
+        world.put(name)
+    world.put("leader-0", phase="Succeeded")
+    world.ended = {"leader"}
+    await world.look()
+    assert await world.look() == (3, False)
     assert world.gangs.next_s() == float("inf")
 
 
@@ -98,7 +159,7 @@ async def test_a_job_that_was_made_smaller_while_it_lacks_pods_is_read_again_aft
     assert world.size == 2
     await world.look()
     await world.look()
-    assert len(world.asked) == 2
+    assert world.asked == 2
     assert world.gangs.next_s() == float("inf")
 
 
@@ -109,7 +170,7 @@ async def test_a_job_that_lacks_pods_for_long_is_asked_about_less_and_less_and_n
     for number in range(1, 9):
         for _ in range(10):
             await world.look()
-        assert len(world.asked) == number
+        assert world.asked == number
         waits.append(world.gangs.next_s())
         await world.clock.advance(waits[-1])
     assert waits[0] <= 10
@@ -124,7 +185,7 @@ async def test_pods_that_are_gone_and_not_made_again_make_one_look_but_those_tha
     await world.clock.advance(LONGEST_S)
     world.put("workers-1", phase="Succeeded")
     await world.look()
-    assert len(world.asked) == 1
+    assert world.asked == 1
     world.remove("workers-1")
     world.jobs["workers"] = 1
     assert await world.look() == (2, True)
@@ -142,24 +203,27 @@ async def test_a_job_that_grew_is_read_before_anything_is_decided_and_once_for_e
     world.jobs["workers"] = 1
     await world.clock.advance(LONGEST_S)
     await world.look()
-    asked = len(world.asked)
+    asked = world.asked
     for _ in range(10):  # one of its two pods is still there
         await world.look()
-    assert len(world.asked) == asked
+    assert world.asked == asked
 
 
-async def test_a_job_that_cannot_be_read_is_asked_about_again_after_a_while_and_keeps_nobody_busy() -> None:
+@pytest.mark.parametrize("error", [None, Forbidden(403, "Forbidden", "no")])
+async def test_a_job_that_cannot_be_read_is_asked_about_again_after_a_while_and_keeps_nobody_busy(
+    error: ApiError | None,
+) -> None:
     world = World(workers=1)
     world.put("workers-0")
-    for trouble in (NotFound(404, "NotFound", "gone"), Forbidden(403, "Forbidden", "no")):
-        world.jobs["workers"] = trouble
-        before = len(world.asked)
-        for _ in range(10):
-            assert await world.look() == (None, False)
-        assert len(world.asked) == before + 1
-        assert 0 < world.gangs.next_s() <= LONGEST_S
-        await world.clock.advance(LONGEST_S)
-    world.jobs["workers"] = 1
+    world.error = error
+    del world.jobs["workers"]
+    await world.look()
+    for _ in range(10):
+        assert await world.look() == (None, False)
+    assert world.asked == 1
+    assert 0 < world.gangs.next_s() <= LONGEST_S
+    await world.clock.advance(LONGEST_S)
+    world.jobs["workers"], world.error = 1, None
     assert await world.look() == (None, True)
     assert world.size == 1
 
@@ -168,13 +232,13 @@ async def test_what_was_read_last_counts_while_the_api_server_does_not_answer_an
     world = World(workers=2)
     world.put("workers-0")
     await world.look()
-    world.jobs["workers"] = Forbidden(403, "Forbidden", "no")
+    world.error = Forbidden(403, "Forbidden", "no")
     await world.clock.advance(LONGEST_S)
     assert await world.look() == (2, False)
     assert world.size == 2
+    world.error = None
     del world.jobs["workers"]
     await world.clock.advance(LONGEST_S)
-    world.jobs["other"] = 1  # so many Jobs as its pods say
     assert await world.look() == (2, True)
     assert world.size is None
 
@@ -185,13 +249,31 @@ async def test_pods_of_a_job_that_was_made_again_count_and_not_those_of_the_one_
     await world.look()
     world.uids["workers"], world.jobs["workers"] = "second", 2
     world.put("workers-1", uid="second")
-    assert await world.look() == (None, True)
+    assert (await world.look())[1]
     assert world.size == 2
-    # Asked by name of the one before, the API server tells of the second: that is not its.
+    # What is listed under the name is the second: that is not what the pods of the first are of.
     fresh = World(workers=1)
     fresh.uids["workers"] = "second"
     fresh.put("workers-0")
-    assert await fresh.look() == (None, False)
+    await fresh.look()
+    assert fresh.size is None
+
+
+async def test_a_set_that_was_made_again_is_read_once_there_are_pods_of_all_its_jobs() -> None:
+    world = World(leader=1, workers=1)
+    for name in ("leader-0", "workers-0"):
+        world.put(name)
+    await world.look()
+    for name in ("leader-0", "workers-0"):
+        world.remove(name)
+    world.uids = {"leader": "leader-2", "workers": "workers-2"}
+    await world.clock.advance(1)
+    world.put("leader-1", uid="leader-2")
+    await world.look()
+    assert world.asked == 1
+    world.put("workers-1", uid="workers-2")
+    await world.look()
+    assert (world.asked, world.size) == (2, 2)
 
 
 def test_where_no_version_of_pod_groups_is_read_it_is_said_which_would_be() -> None:

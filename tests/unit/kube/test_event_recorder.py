@@ -49,11 +49,12 @@ class SlowServer:
     """It does not answer before `answers` is set."""
 
     def __init__(self) -> None:
-        self.answers = asyncio.Event()
+        self.is_asked, self.answers = asyncio.Event(), asyncio.Event()
         self.asked: list[str] = []
 
     async def apply(self, _: Any, key: ObjectKey, *__: Any, **___: Any) -> None:
         self.asked.append(key.name.partition(".")[0])
+        self.is_asked.set()
         await self.answers.wait()
 
 
@@ -62,8 +63,7 @@ async def test_an_event_that_is_on_its_way_at_the_end_is_posted_once_more() -> N
     recorder = EventRecorder(cast("Client", server), controller="draco.dev/test", instance="one", clock=ManualClock())
     recorded(recorder, 3)
     posting = asyncio.create_task(recorder.run())
-    while not server.asked:
-        await asyncio.sleep(0)
+    await server.is_asked.wait()
     posting.cancel()
     await asyncio.gather(posting, return_exceptions=True)
     server.answers.set()

@@ -23,7 +23,7 @@ _KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
 _LWS_NAME: Final = "leaderworkerset.sigs.k8s.io/name"
 _LWS_INDEX: Final = "leaderworkerset.sigs.k8s.io/group-index"
 _LWS_SIZE: Final = "leaderworkerset.sigs.k8s.io/size"
-_JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 JOBSET_JOBS: Final = "jobset.sigs.k8s.io/global-replicas"
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _SIZE: Final = re.compile("[1-9][0-9]{0,5}")
@@ -74,7 +74,7 @@ def gang_of(pod: Pod) -> GangKey | None:
         return GangKey(GangSource.KUEUE, namespace, name)
     if (name := labels.get(_LWS_NAME)) and (index := labels.get(_LWS_INDEX)):
         return GangKey(GangSource.LWS, namespace, f"{name}-{index}")
-    if name := labels.get(_JOBSET_NAME):
+    if name := labels.get(JOBSET_NAME):
         return GangKey(GangSource.JOB_SET, namespace, name)
     return None
 
@@ -148,19 +148,28 @@ def _number(key: GangKey, where: str, said: Collection[str]) -> int | UnknownTer
 
 
 def _size_of_job_set(key: GangKey, pods: Sequence[Pod], parallelism: Mapping[str, int]) -> int | UnknownTerms:
-    jobs = {name for pod in pods if (name := pod.metadata.labels.get(JOB_NAME))}
-    said = {pod.metadata.labels.get(JOBSET_JOBS, "") for pod in pods}
-    text = said.pop() if len(said) == 1 else ""
-    if not _SIZE.fullmatch(text):
+    number = jobs_of_set(pods)
+    if not number:
         return UnknownTerms(
             f"The pods of {key} do not have one label {JOBSET_JOBS}, so its size is not known: annotate them with "
             f"{ANNOTATION_GROUP_SIZE}."
         )
-    if len(jobs) < int(text):
-        return UnknownTerms(f"{key} has {text} Jobs, and pods of {len(jobs)} exist.")
+    jobs = {name for pod in pods if (name := pod.metadata.labels.get(JOB_NAME))}
+    have_none = {name for name, pods_of_job in parallelism.items() if not pods_of_job}
+    if len(jobs | have_none) < number:
+        return UnknownTerms(f"{key} has {number} Jobs, and pods of {len(jobs)} exist.")
     if missing := sorted(jobs - parallelism.keys()):
-        return UnknownTerms(f"Job {missing[0]} of {key} has not been read yet.")
+        return UnknownTerms(
+            f"Job {missing[0]} of {key} is not known yet. It is read within a minute if it has the label {JOBSET_NAME}."
+        )
     return sum(parallelism[job] for job in jobs)
+
+
+def jobs_of_set(pods: Iterable[Pod]) -> int:
+    """How many Jobs the JobSet of these pods has; 0 where they do not say one number."""
+    said = {pod.metadata.labels.get(JOBSET_JOBS, "") for pod in pods}
+    text = said.pop() if len(said) == 1 else ""
+    return int(text) if _SIZE.fullmatch(text) else 0
 
 
 def _topology(key: GangKey, pods: Sequence[Pod], pod_group: PodGroup | None) -> str | UnknownTerms:

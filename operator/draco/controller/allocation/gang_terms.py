@@ -1,25 +1,37 @@
 """What is known of groups of pods: their pods, their PodGroup, and how many pods the Jobs of a JobSet have.
 
-Owns the reading of Jobs, which nothing watches: each when a group first asks for it, and again where its pods are not as many as
-was read. That is done at once for pods beyond that number, which must not be left behind; for pods that are missing, as those of
-a Job that was made smaller are, it is done after a while, later each time. Whether and how pods belong together is
-`allocation.ownership.gangs`'s.
+Owns the reading of Jobs, which nothing watches: all of a JobSet's, once there are pods of each of them, and again where pods are
+not as many as was read. That is done at once for pods beyond that number, which must not be left behind; for pods that are
+missing, as those of a Job that has none or was made smaller are, it is done after a while, later each time. Whether and how pods
+belong together is `allocation.ownership.gangs`'s.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
 from cachetools import LRUCache
 
-from draco.allocation.ownership.gangs import JOB_NAME, GangKey, GangSource, GangTerms, UnknownTerms, gang_of, terms_of
+from draco.allocation.ownership.gangs import (
+    JOB_NAME,
+    JOBSET_NAME,
+    GangKey,
+    GangSource,
+    GangTerms,
+    UnknownTerms,
+    gang_of,
+    jobs_of_set,
+    terms_of,
+)
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
-from draco.kube.errors import ApiError, NotFound
+from draco.kube.errors import ApiError
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
+from draco.resources.api.jobs import Job
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import JOBS, POD_GROUPS
 from draco.resources.names import ANNOTATION_GROUP_SIZE
@@ -27,9 +39,10 @@ from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
-_JOBS_REMEMBERED = 4096
+_JOB_SETS_REMEMBERED = 4096
 _AGAIN_S, _LONGEST_S = 10.0, 60.0
-"""How soon a Job is read again that lacks pods: later each time, until something else is read."""
+"""How soon the Jobs of a JobSet that lacks pods are read again: later each time, until something else is read."""
+_ENDED = frozenset({"Complete", "Failed"})
 _NO_VERSION = (
     "The pod belongs to a PodGroup, and Draco can read none here: the cluster serves none of the versions "
     f"{listed([kind.version for kind in POD_GROUPS], len(POD_GROUPS))}, or does not let the operator watch them."
@@ -40,28 +53,51 @@ class _JobPods(msgspec.Struct):
     """A Job by the pods of it that are known: those that are alive, and those that have succeeded."""
 
     uid: str
-    key: ObjectKey
+    name: str
     alive: int = 0
     succeeded: int = 0
 
 
+class _JobRead(NamedTuple):
+    """A Job as it was read."""
+
+    name: str
+    parallelism: int
+    has_ended: bool
+
+    def pods(self, succeeded: int = 0) -> int:
+        """How many of its pods start together, when so many have succeeded: of a Job that has ended no more come."""
+        return succeeded if self.has_ended else self.parallelism
+
+
 class _Reading(msgspec.Struct):
-    """What was read of a Job last (None: nothing yet), how many of its pods were alive then, and when it may be read again."""
+    """The Jobs of a JobSet as they were read last.
+
+    `jobs` are by UID, None while nothing was read; `alive` is how many pods of each were alive then.
+    """
 
     backoff: Backoff
-    parallelism: int | None = None
-    alive: int = 0
-    due_s: float = float("-inf")
+    due_s: float
+    jobs: dict[str, _JobRead] | None = None
+    alive: dict[str, int] = {}
 
-    def next_s(self, job: _JobPods) -> float | None:
-        """When it is to be read again; None as long as the Job has just the pods that it is known to have."""
-        if self.parallelism is not None:
-            if job.alive > self.parallelism:
-                # Those that are too many stay for a while where it was made smaller: one look at them will do.
-                return float("-inf") if job.alive > self.alive else self.due_s
-            if job.alive + job.succeeded >= self.parallelism:
-                return None
-        return self.due_s
+    def next_s(self, jobs: Collection[_JobPods], number: int) -> float | None:
+        """When they are to be read again; None as long as `number` Jobs have just the pods that they are known to have."""
+        read = self.jobs or {}
+        dues = [self._next_s_of(job, read, is_complete=len(jobs) >= number) for job in jobs]
+        have_none = {uid for uid, each in read.items() if not each.pods()}
+        if len(have_none.union(job.uid for job in jobs)) < number:
+            dues.append(self.due_s)
+        return min((due for due in dues if due is not None), default=None)
+
+    def _next_s_of(self, job: _JobPods, read: Mapping[str, _JobRead], *, is_complete: bool) -> float | None:
+        if job.uid not in read:  # one look will do, when there are pods of all Jobs
+            return float("-inf") if is_complete and job.uid not in self.alive else self.due_s
+        parallelism = read[job.uid].pods(job.succeeded)
+        if job.alive > parallelism:
+            # Those that are too many stay for a while where it was made smaller: one look at them will do.
+            return float("-inf") if job.alive > self.alive.get(job.uid, 0) else self.due_s
+        return None if job.alive + job.succeeded >= parallelism else self.due_s
 
 
 class Gangs:
@@ -71,9 +107,9 @@ class Gangs:
         self._client = client
         self._view = view
         self._clock = clock
-        self._readings: LRUCache[str, _Reading] = LRUCache(_JOBS_REMEMBERED)  # by UID
-        self._wanted: dict[str, tuple[_JobPods, float]] = {}
-        """The Jobs that were asked for since the last reading, and when each may be read."""
+        self._readings: LRUCache[GangKey, _Reading] = LRUCache(_JOB_SETS_REMEMBERED)
+        self._wanted: dict[GangKey, tuple[dict[str, int], float]] = {}
+        """The JobSets that were asked for since the last reading: how many pods of each Job are alive, and when to read them."""
         self._next_s = float("inf")
 
     def pods(self, gang: GangKey) -> list[Pod]:
@@ -91,16 +127,17 @@ class Gangs:
             if self._view.pod_groups is None:
                 return UnknownTerms(_NO_VERSION)
             pod_group = self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
-        return terms_of(gang, pods, pod_group, self._parallelism(pods) if gang.source is GangSource.JOB_SET else {})
+        parallelism = self._parallelism(gang, pods) if gang.source is GangSource.JOB_SET else {}
+        return terms_of(gang, pods, pod_group, parallelism)
 
     async def read(self) -> bool:
         """Read the Jobs that were asked for, as far as it is time. Returns whether something else is known now."""
         wanted, self._wanted = self._wanted, {}
         now_s, is_news = self._clock.monotonic(), False
-        for job, due_s in wanted.values():
+        for job_set, (alive, due_s) in wanted.items():
             if due_s <= now_s:
-                is_news |= await self._read(job)
-        dues = [reading.due_s for uid in wanted if (reading := self._readings.get(uid)) is not None]
+                is_news |= await self._read(job_set, alive)
+        dues = [reading.due_s for job_set in wanted if (reading := self._readings.get(job_set)) is not None]
         self._next_s = min(dues, default=float("inf"))
         return is_news
 
@@ -108,26 +145,27 @@ class Gangs:
         """In how many seconds one of those that were asked for last may be read again; infinite where none was."""
         return max(0.0, self._next_s - self._clock.monotonic())
 
-    async def _read(self, job: _JobPods) -> bool:
-        backoff = Backoff(self._clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
-        reading = self._readings.setdefault(job.uid, _Reading(backoff))
-        before, reading.alive = reading.parallelism, job.alive
+    async def _read(self, job_set: GangKey, alive: dict[str, int]) -> bool:
+        reading = self._readings.get(job_set) or self._unread()
+        before, reading.alive = reading.jobs, alive
+        selector = f"{JOBSET_NAME}={job_set.name}"
         try:
-            found = await self._client.get(JOBS, job.key)
-        except NotFound:
-            reading.parallelism = None
+            found = await self._client.list(JOBS, namespace=job_set.namespace, label_selector=selector)
         except ApiError as error:
-            log.warning("allocation.job_unread", job=str(job.key), error=str(error))
+            log.warning("allocation.jobs_unread", job_set=str(job_set), error=str(error))
         else:
-            said = 1 if found.spec.parallelism is None else found.spec.parallelism
-            reading.parallelism = said if found.metadata.uid == job.uid else None
-        is_news = reading.parallelism != before
+            reading.jobs = {each.metadata.uid: _job_read(each) for each in found}
+        is_news = reading.jobs != before
         if is_news:
             reading.backoff.reset()
         reading.due_s = self._clock.monotonic() + reading.backoff.next()
         return is_news
 
-    def _parallelism(self, pods: Iterable[Pod]) -> dict[str, int]:
+    def _unread(self) -> _Reading:
+        backoff = Backoff(self._clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
+        return _Reading(backoff, self._clock.monotonic() + backoff.next())
+
+    def _parallelism(self, gang: GangKey, pods: Sequence[Pod]) -> dict[str, int]:
         """By the name of the Job, as far as it is known. What may have changed is asked for."""
         jobs: dict[str, _JobPods] = {}
         for pod in pods:
@@ -135,17 +173,27 @@ class Gangs:
             owner = next((each for each in pod.metadata.owner_references if each.kind == JOBS.kind), None)
             if name is None or owner is None or ANNOTATION_GROUP_SIZE in pod.metadata.annotations:
                 continue
-            job = jobs.setdefault(owner.uid, _JobPods(owner.uid, ObjectKey(pod.metadata.namespace, name)))
+            job = jobs.setdefault(owner.uid, _JobPods(owner.uid, name))
             job.alive += not pod.is_over
             job.succeeded += pod.status.phase == "Succeeded"
-        found: dict[str, int] = {}
+        if not jobs:
+            return {}
+        reading = self._readings.get(gang)
+        if reading is None:
+            reading = self._readings[gang] = self._unread()
+        if (due_s := reading.next_s(jobs.values(), jobs_of_set(pods))) is not None:
+            self._wanted[gang] = {job.uid: job.alive for job in jobs.values()}, due_s
+        read = reading.jobs or {}
+        found = {each.name: 0 for uid, each in read.items() if uid not in jobs and not each.pods()}
         # Of a Job that was made again, pods of the one before may be on their way out yet: the one with pods that stay counts.
         for job in sorted(jobs.values(), key=lambda each: each.alive):
-            reading = self._readings.get(job.uid)
-            due_s = float("-inf") if reading is None else reading.next_s(job)
-            if due_s is not None:
-                self._wanted[job.uid] = job, due_s
-            found.pop(job.key.name, None)
-            if reading is not None and reading.parallelism is not None:
-                found[job.key.name] = reading.parallelism
+            found.pop(job.name, None)
+            if job.uid in read:
+                found[job.name] = read[job.uid].pods(job.succeeded)
         return found
+
+
+def _job_read(job: Job) -> _JobRead:
+    parallelism = 1 if job.spec.parallelism is None else job.spec.parallelism
+    has_ended = any(each.type in _ENDED and each.status == "True" for each in job.status.conditions)
+    return _JobRead(job.metadata.name, parallelism, has_ended)
