@@ -23,7 +23,7 @@ from draco.resources.kinds import CLAIMS, POD_GROUPS, PODS, Kind
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import MOMENT, a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import tell
+from tests.unit.controller.watching import collection_of, tell
 
 KIND = POD_GROUPS[-1]
 KEY = ObjectKey("default", "train")
@@ -151,7 +151,7 @@ def a_member(name: str = "pod", **terms: Any) -> Pod:
 async def test_it_is_said_after_ten_minutes_and_no_more_once_the_group_has_a_pod() -> None:
     world = World(after="")
     world.keep()
-    assert await world.look() == TELL_S
+    await world.look()
     await world.look(TELL_S - 1)
     assert (world.said.texts, world.leaked, world.reconciler.trouble) == ({}, 0, "")
     await world.look(1)
@@ -280,3 +280,21 @@ async def test_a_conflict_is_let_be_an_outage_is_tried_again_and_a_refusal_later
     assert (world.writes, world.answers) == ([], [])
     await world.look(1)
     assert world.writes == [{"reservedFor": None}]
+
+
+async def test_a_node_that_is_away_when_it_is_time_delays_the_release_no_longer_than_it_is_away() -> None:
+    """Nothing but the passing of time makes it be looked at again."""
+    world = World()
+    world.keep(reserved=False)
+    await world.look()
+    await world.look(RELEASE_S - 1)
+    collection_of(world.view, "GpuNode").store.remove(ObjectKey("", "node-0"))
+    again_s = await world.look(1)
+    assert world.writes == []
+    assert again_s is not None
+    assert again_s <= 15
+    world.put(a_mig_node())
+    again_s = await world.look(again_s)
+    assert again_s is not None
+    await world.look(again_s)
+    assert world.writes == [{"allocation": None}]

@@ -53,6 +53,8 @@ SETTLE_S = 10.0
 """So long a claim must have been seen without a reservation before its allocation goes: schedulers learn of it, and pods show."""
 _AGAIN_S = 5.0
 """How soon to look again where a write, or a node's agent, is awaited."""
+_POLICIES_S = 15.0
+"""How soon to ask again whether policies permit it: which ones a GPU has is not known while its node is away."""
 _REFUSED_S = 300.0
 """How long nothing is tried after the API server refused: a role is mended by a person."""
 _NEVER_S = float("inf")
@@ -218,9 +220,11 @@ class LeakedClaims:
     async def _release(self, claim: ResourceClaim, group: ObjectKey, since_s: float) -> float:
         """Take the next step towards its release, if it is time. Returns in how many seconds to look again."""
         # One that was made by name would be allocated again at once, so taking it back is no use.
-        after = release_after(policies_of(self._decisions, claim.devices_held)) if made_for(claim) else None
-        if after is None or ended_users(claim, self._pods(claim)):
+        if not made_for(claim) or ended_users(claim, self._pods(claim)):
             return _NEVER_S  # without such pods it is looked at again
+        after = release_after(policies_of(self._decisions, claim.devices_held))
+        if after is None:
+            return _POLICIES_S
         now_s, uid = self._clock.monotonic(), claim.metadata.uid
         if claim.status.reserved_for:
             if self._unreserved_s.pop(uid, None) is not None:
