@@ -22,7 +22,7 @@ from draco_local.simulator.nvml.health import FIELDS
 from draco_local.simulator.nvml.library import SimulatedNvml
 from draco_local.simulator.survey import FIELD_VALUES, Survey, lines
 
-CHANGES_BY_ITSELF = frozenset({"nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature 0"})
+_CHANGES_BY_ITSELF = frozenset({"nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature 0"})
 _NOT_IN_THE_DRIVER = {"error": int(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)}
 _PASSED_THROUGH = int(pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
 _ROOM = 64  # handles of one profile; no board has as many
@@ -75,7 +75,7 @@ def compare(library: Any) -> HardwareComparison:
             simulated = survey_of(twin.nvml)
             theirs, ours = dict(instance_answers(library, handle)), dict(instance_answers(twin.nvml, twin.handle))
         differences += differing(index, real, simulated)
-        differences += differing(index, theirs, {what: ours.get(what, "no answer") for what in theirs})
+        differences += differing(index, theirs, ours)
     return HardwareComparison(compared, unknown, differences)
 
 
@@ -102,7 +102,7 @@ def is_compared(question: str) -> bool:
     """Neither what is another number each time is, nor field values that nothing reads: the simulator has none of them."""
     name, _, which = question.partition(" ")
     unread = name == FIELD_VALUES and which.isdecimal() and int(which) not in FIELDS
-    return not unread and question not in CHANGES_BY_ITSELF and name != "nvmlDeviceGetClockInfo"
+    return not unread and question not in _CHANGES_BY_ITSELF and name != "nvmlDeviceGetClockInfo"
 
 
 def _beside(answer: Any, other: Any) -> str:

@@ -169,8 +169,8 @@ class Survey:
                 self._ask("nvmlDeviceGetNvLinkCapability", handle, link, capability)
             for counter in range(5):
                 self._ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, counter)
-        plain, versioned = pynvml.c_nvmlGpuFabricInfo_t(), pynvml.c_nvmlGpuFabricInfoV_t()
-        self._ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(plain), into=plain)
+        unversioned, versioned = pynvml.c_nvmlGpuFabricInfo_t(), pynvml.c_nvmlGpuFabricInfoV_t()
+        self._ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(unversioned), into=unversioned)
         self._ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(versioned), into=versioned)
 
     def _mig(self, handle: Any) -> None:
