@@ -26,6 +26,7 @@ from draco.kube.errors import (
 )
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS
+from draco.resources.names import ANNOTATION_LEADER_ONLY
 from draco.resources.texts import shown
 
 log = structlog.get_logger(__name__)
@@ -73,14 +74,18 @@ class PodEvictions:
         """Whether the right was missing a moment ago."""
         return self._clock.monotonic() < self._forbidden_until_s
 
-    async def evict(self, pod: Pod, *, grace_s: int | None = None, dry_run: bool = False) -> EvictionAnswer:
-        """Ask for this very pod to leave, or only whether it would be made to. Raises nothing."""
+    async def evict(
+        self, pod: Pod, *, grace_s: int | None = None, dry_run: bool = False, leader_only: bool = False
+    ) -> EvictionAnswer:
+        """Ask for this very pod to leave, or only whether it would be made to. Raises nothing.
+
+        With `leader_only` an operator that does not lead any more is refused, as another may have chosen other pods.
+        """
         if self.forbidden:
             return EvictionAnswer(Eviction.FORBIDDEN, why=NOT_PERMITTED)
+        body = eviction_of(pod, grace_s=grace_s, leader_only=leader_only)
         try:
-            await self._client.create_subresource(
-                PODS, pod.metadata.key, "eviction", eviction_of(pod, grace_s=grace_s), dry_run=dry_run
-            )
+            await self._client.create_subresource(PODS, pod.metadata.key, "eviction", body, dry_run=dry_run)
         except (NotFound, Conflict) as error:
             return EvictionAnswer(Eviction.CHANGED, str(error))
         except ApiError as error:
@@ -94,10 +99,13 @@ class PodEvictions:
         return EvictionAnswer(Eviction.ACCEPTED)
 
     async def evict_in_turn(self, pods: Sequence[Pod]) -> tuple[list[Pod], list[tuple[Pod, EvictionAnswer]]]:
-        """Ask for one after the other to leave, until one is refused. Returns those that leave, and that one with its answer."""
+        """Ask for one after the other to leave, until one is refused. Returns those that leave, and that one with its answer.
+
+        Only who leads may: these are chosen among others.
+        """
         going: list[Pod] = []
         for pod in pods:
-            answer = await self.evict(pod)
+            answer = await self.evict(pod, leader_only=True)
             if staying := refused([pod], [answer]):
                 return going, staying
             if answer.outcome is Eviction.ACCEPTED:
@@ -105,12 +113,12 @@ class PodEvictions:
         return going, []
 
     async def would_evict(self, pods: Sequence[Pod]) -> list[EvictionAnswer]:
-        """What would come of asking each of them now."""
+        """What would come of asking each of them so now."""
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(pod: Pod) -> EvictionAnswer:
             async with limit:
-                return await self.evict(pod, dry_run=True)
+                return await self.evict(pod, dry_run=True, leader_only=True)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(each), name=f"evict {each.metadata.key}") for each in pods]
@@ -156,15 +164,18 @@ def refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tupl
     ]
 
 
-def eviction_of(pod: Pod, *, grace_s: int | None = None) -> dict[str, object]:
+def eviction_of(pod: Pod, *, grace_s: int | None = None, leader_only: bool = False) -> dict[str, object]:
     """What is posted to evict this very pod."""
+    meta: dict[str, object] = {"name": pod.metadata.name, "namespace": pod.metadata.namespace}
+    if leader_only:
+        meta["annotations"] = {ANNOTATION_LEADER_ONLY: "true"}
     options: dict[str, object] = {"preconditions": {"uid": pod.metadata.uid}}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
     return {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
-        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
+        "metadata": meta,
         "deleteOptions": options,
     }
 

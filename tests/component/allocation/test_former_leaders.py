@@ -22,12 +22,12 @@ from draco.kube.election import LeadershipLost
 from draco.kube.errors import Invalid
 from draco.resources.api.allocation import RegisteredLeader
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, LEASES
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, LEASES, PODS
 from draco.resources.names import OPERATOR_LEASE
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.allocation.lab import ALLOCATING, REGISTER, Guarded, end_lease, make_claim, until_allocated
 from tests.component.allocation.operator_pods import OperatorPod, operator_pod
-from tests.component.allocation.preempting import of_priority, priorities
+from tests.component.allocation.preempting import of_priority, permit, priorities, staying
 from tests.component.allocation.published import publishing
 from tests.component.allocation.test_kills import Lab
 from tests.component.allocation.test_race import no_device_in_two_claims
@@ -151,6 +151,60 @@ async def test_what_a_leader_had_begun_before_it_stood_still_is_refused_once_the
             await until_gives_out_nothing(first)
             assert await leader(handed_over) == expected
             await standstill.let_go(is_any)
+
+
+@pytest.mark.parametrize("is_next_in_pod", [True, False], ids=["by one in a pod", "by one in no pod"])
+async def test_a_leader_that_stood_still_before_it_evicted_pods_is_refused_once_it_is_followed(
+    guarded: Guarded,
+    pods: dict[str, OperatorPod],
+    handed_over: Client,
+    namespace: str,
+    priorities: None,
+    emptied: None,
+    is_next_in_pod: bool,
+) -> None:
+    """Nobody waits for the devices of its pod any more. The second one has given something out: API servers go by its entry."""
+
+    def begins(method: str, path: str, seen: set[str]) -> bool:
+        return (
+            path.endswith("/eviction") and f"{method} {path}" in seen
+        )  # the one before only asks whether it would be made
+
+    standstill = Standstill(begins)
+    await permit(handed_over)
+    async with (
+        publishing(handed_over, [NODE], 2),
+        an_operator(pods["one"], FIRST, **ending(before_requests=standstill)) as (first, _),
+    ):
+        for name in ("in-the-way", "of-low"):
+            await make_claim(handed_over, namespace, name)
+            await until_allocated(handed_over, namespace, name)
+        await make_pod(handed_over, namespace, "low", "of-low", **of_priority("low"))
+        await make_claim(handed_over, namespace, "of-high")
+        await make_pod(handed_over, namespace, "high", "of-high", **of_priority("high"))
+        await asyncio.wait_for(standstill.has_begun.wait(), 60)
+        await end_lease(handed_over)
+        async with an_operator(pods["two"] if is_next_in_pod else guarded, SECOND):
+            for kind, name in ((PODS, "high"), (CLAIMS, "of-high"), (CLAIMS, "in-the-way")):
+                await handed_over.delete(kind, ObjectKey(namespace, name))
+            await make_claim(handed_over, namespace, "next")
+            await until_allocated(handed_over, namespace, "next")
+            await standstill.let_go(lambda _, path: path.endswith("/eviction"))
+            await until_refused(first)
+            assert await staying(handed_over, namespace) == {"low"}
+            await standstill.let_go(is_no_renewal)
+            await until_gives_out_nothing(first)
+            await standstill.let_go(is_any)
+
+
+async def until_refused(operator: Operator) -> None:
+    """Until an eviction of its is."""
+
+    async def refused() -> bool:
+        count = {"outcome": "refused"}
+        return operator.metrics.registry.get_sample_value("draco_preemption_evictions_total", count) == 1
+
+    await until(refused, what="the answer to the eviction")
 
 
 async def until_answered(client: Client, operator: Operator, namespace: str) -> str:

@@ -2,8 +2,9 @@
 
 Owns the evictions and what is said of them. Before the first, the API server is asked whether it would accept each of them, so
 that nobody loses work for a group that gets no room all the same; whether the group still waits, since another replica may have
-served it; and whether those stay that might have left instead, since another replica may have chosen these. Between that answer
-and the evictions lies a moment in which nothing keeps two replicas apart. Who leaves for whom is `preemption`'s.
+served it; and whether those stay that might have left instead, since another replica may have chosen these. A replica that stands
+still between that answer and the evictions is refused these once another leads, where the chart's policy tells the two apart. Who
+leaves for whom is `preemption`'s.
 """
 
 from collections.abc import Callable, Collection, Sequence
