@@ -1,18 +1,24 @@
 """Placing claims as if things were otherwise: whatever was put while that is asked, the fleet is left as it was found.
 
-Owns what has to be put back, and the placer that is kept from one question to the next. Chooses nothing.
+Owns what has to be put back, and what is kept from one question to the next: the placer, and which groups can find a place at
+all. Chooses nothing.
 """
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
+from typing import Final
 from uuid import uuid4
+
+from cachetools import LRUCache
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.placing.best import BestPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import PoolKey
+
+_MAX_POSSIBLE: Final = 1024
 
 
 class PlacerAsIf:
@@ -47,6 +53,8 @@ class PlacedFleet:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        self.possible: LRUCache[bytes, None] = LRUCache(_MAX_POSSIBLE)
+        """Digests of groups that find a place once enough of Draco's claims have ended, as the rest of the fleet is."""
         self._placer: BestPlacer | None = None
         self._spread: frozenset[PoolKey] = frozenset()
 
@@ -67,6 +75,7 @@ class PlacedFleet:
     def forget(self) -> None:
         """More has changed than claims."""
         self._placer = None
+        self.possible.clear()
 
     @contextmanager
     def as_if(self, *, spread: Collection[PoolKey] = ()) -> Iterator[PlacerAsIf]:

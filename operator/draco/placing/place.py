@@ -5,9 +5,11 @@ again. Evaluates what tenants write, so it belongs into a worker.
 """
 
 from collections.abc import Collection, Sequence
+from hashlib import sha256
 from typing import Final
 
-from draco.allocation.fleet.fleet import Fleet
+import msgspec
+
 from draco.placing.as_if import PlacedFleet, PlacerAsIf
 from draco.placing.gang_search import GangSearch, GroupFit
 from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
@@ -36,24 +38,29 @@ def place(
             placer.put(claim)
         search, placements = GangSearch(placed.fleet, placer), list[GroupPlacement]()
         for group in groups:
-            placement = _placed(placed.fleet, placer, search, group)
+            placement = _placed(placed, placer, search, group)
             if placement.kept:
                 placer.put(withheld(f"{_KEPT}-{len(placements)}", placement.kept))
             placements.append(placement)
     return placements
 
 
-def _placed(fleet: Fleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
+def _placed(placed: PlacedFleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
     try:
         fit = search.place(group)
         if fit.found >= group.needed:
             return GroupPlacement(own_results(group, fit))
         if not group.is_overdue and (group.placed or not group.name):
             return GroupPlacement([], _too_few(group, fit, _NOW))
-        ahead = prospect(fleet, placer, group)
+        known = sha256(msgspec.msgpack.encode(group)).digest()
+        if not group.is_overdue and known in placed.possible:
+            return GroupPlacement([], _too_few(group, fit, _NOW))
+        ahead = prospect(placed.fleet, placer, group)
     except DracoError as error:
         return GroupPlacement([], str(error))
-    if ahead.fit.found < group.needed and not group.placed:  # what others of it have may be given back
+    if ahead.fit.found >= group.needed:
+        placed.possible[known] = None
+    elif not group.placed:  # what others of it have may be given back
         return GroupPlacement([], _too_few(group, ahead.fit, _NEVER), is_hopeless=True)
     return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept if group.is_overdue else ())
 

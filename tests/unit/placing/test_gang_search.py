@@ -8,8 +8,10 @@ import pytest
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.placing.as_if import PlacedFleet, PlacerAsIf
+from draco.placing.companions import Placed, Placer
 from draco.placing.gang_search import ATTEMPTS, GangSearch
 from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
+from draco.placing.overdue import Prospect, prospect
 from draco.placing.place import place
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
@@ -231,3 +233,28 @@ def test_a_group_may_start_once_what_is_still_being_handed_over_is_dracos() -> N
     assert (pair.results, pair.is_hopeless) == ([], False)
     (three,) = place(PlacedFleet(fleet), [a_group(member(f"m{n}", 2) for n in range(3))], [coming])
     assert three.is_hopeless
+
+
+def test_whether_a_group_that_waits_ever_finds_a_place_is_found_out_once_and_again_when_more_than_claims_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for one that is overdue: what is kept for it depends on what is free."""
+    asked: list[ClaimGroup] = []
+
+    def counted(fleet: Fleet, placer: Placer[Placed], group: ClaimGroup) -> Prospect:
+        asked.append(group)
+        return prospect(fleet, placer, group)
+
+    monkeypatch.setattr("draco.placing.place.prospect", counted)
+    fleet = a_fleet(holder("a", "node-0", 0))
+    placed, waiting = PlacedFleet(fleet), a_group(member(f"m{n}", 2) for n in range(3))
+    first, second = (place(placed, [waiting], [])[0] for _ in range(2))
+    assert (first, first.is_hopeless, asked) == (second, False, [waiting])
+    larger = a_group(member(f"m{n}", 2) for n in range(4))
+    assert place(placed, [larger], [])[0].is_hopeless
+    overdue = msgspec.structs.replace(waiting, is_overdue=True)
+    assert [len(place(placed, [overdue], [])[0].kept) for _ in range(2)] == [5, 5]
+    assert asked == [waiting, larger, overdue, overdue]
+    fleet.remove_node("node-1")
+    placed.forget()
+    assert place(placed, [waiting], [])[0].is_hopeless
