@@ -1,0 +1,68 @@
+"""Claims like the last one get devices that were looked for while nothing waited, and never such as have gone since."""
+
+from typing import Any
+
+import pytest
+
+from draco.controller.workers.messages import PlaceClaims, claims_of
+from draco.kube.connect.client import Client
+from draco.resources.kinds import CLAIMS
+from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
+from tests.component.allocation.published import publishing
+from tests.component.allocation.test_changing_world import Lab
+from tests.component.allocation.test_race import no_device_in_two_claims
+from tests.component.controller.replicas import an_operator, until
+
+GPUS = 8
+AT_MOST = 5
+"""Claims that are made until one is foreseen: something else may have changed right before it."""
+
+
+async def test_a_claim_like_the_last_one_is_allocated_without_a_question(
+    guarded: Guarded, handed_over: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked ahead is about a claim without a name."""
+    lab, asked, taken = Lab(handed_over, namespace), list[str](), dict[str, str]()
+    async with (
+        no_device_in_two_claims(handed_over),
+        publishing(handed_over, ["sim-1"], GPUS),
+        an_operator(guarded, ALLOCATING) as (operator, _),
+    ):
+        ask_within = operator.workers.ask_within
+
+        async def noted(question: Any, *rest: Any) -> Any:
+            answer = await ask_within(question, *rest)
+            if isinstance(question, PlaceClaims):
+                asked.extend(each.metadata.name for each in claims_of(question))
+            return answer
+
+        monkeypatch.setattr(operator.workers, "ask_within", noted)
+
+        async def looked_ahead() -> bool:
+            return "" in asked
+
+        async def allocated(name: str) -> None:
+            await make_claim(handed_over, namespace, name)
+            claim = await until_allocated(handed_over, namespace, name)
+            (taken[name],) = (each.device for each in claim.results)
+
+        await allocated("first")
+        assert "first" in asked
+        for number in range(AT_MOST):
+            await until(looked_ahead, what="a question about the next one")
+            asked.clear()
+            await allocated(name := f"like-it-{number}")
+            if name not in asked:
+                break
+        else:
+            pytest.fail(f"all of {AT_MOST} claims were asked about")
+        await until(looked_ahead, what="a question about the next one")
+        asked.clear()
+        gone, *_ = sorted({f"gpu-{each}" for each in range(GPUS)} - {*taken.values()})
+        await lab.drop(gone)
+        await until(looked_ahead, what="another question, as what was known is void")
+        await allocated("last")
+        assert taken["last"] != gone
+        for name in taken:
+            await handed_over.delete(CLAIMS, lab.key(name))
+            await lab.until_gone(name)
