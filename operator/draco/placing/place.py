@@ -52,17 +52,32 @@ def _placed(placed: PlacedFleet, placer: PlacerAsIf, search: GangSearch, group: 
             return GroupPlacement(own_results(group, fit))
         if not group.is_overdue and (group.placed or not group.name):
             return GroupPlacement([], _too_few(group, fit, _NOW))
-        known = sha256(msgspec.msgpack.encode(group)).digest()
-        if not group.is_overdue and known in placed.possible:
+        digest = _digest(group)
+        if not group.is_overdue and digest in placed.possible:
             return GroupPlacement([], _too_few(group, fit, _NOW))
         ahead = prospect(placed.fleet, placer, group)
     except DracoError as error:
         return GroupPlacement([], str(error))
     if ahead.fit.found >= group.needed:
-        placed.possible[known] = None
+        placed.possible[digest] = None
     elif not group.placed:  # what others of it have may be given back
         return GroupPlacement([], _too_few(group, ahead.fit, _NEVER), is_hopeless=True)
     return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept if group.is_overdue else ())
+
+
+def _digest(group: ClaimGroup) -> bytes:
+    """Of what decides whether the group ever finds a place: not of conditions and versions, which change while it waits."""
+    members = [
+        (
+            [each.spec for each in member.claims],
+            [each.spec for each in member.pods],
+            [each.status.allocation for each in member.beside],
+            member.without,
+        )
+        for member in group.members
+    ]
+    placed = [each.status.allocation for each in group.placed]
+    return sha256(msgspec.msgpack.encode((members, group.needed, group.topology, placed))).digest()
 
 
 def own_results(group: ClaimGroup, fit: GroupFit) -> list[list[AllocationResult]]:

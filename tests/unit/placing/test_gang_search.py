@@ -235,6 +235,18 @@ def test_a_group_may_start_once_what_is_still_being_handed_over_is_dracos() -> N
     assert three.is_hopeless
 
 
+def of_version(version: str, member: GroupMember) -> GroupMember:
+    """The member as it is once the API server has written its objects again."""
+    claims, pods = (
+        [
+            msgspec.structs.replace(each, metadata=msgspec.structs.replace(each.metadata, resource_version=version))
+            for each in some
+        ]
+        for some in (member.claims, member.pods)
+    )
+    return msgspec.structs.replace(member, claims=claims, pods=pods)
+
+
 def test_whether_a_group_that_waits_ever_finds_a_place_is_found_out_once_and_again_when_more_than_claims_has_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -248,7 +260,8 @@ def test_whether_a_group_that_waits_ever_finds_a_place_is_found_out_once_and_aga
     monkeypatch.setattr("draco.placing.place.prospect", counted)
     fleet = a_fleet(holder("a", "node-0", 0))
     placed, waiting = PlacedFleet(fleet), a_group(member(f"m{n}", 2) for n in range(3))
-    first, second = (place(placed, [waiting], [])[0] for _ in range(2))
+    later = msgspec.structs.replace(waiting, members=[of_version("2", each) for each in waiting.members])
+    first, second = (place(placed, [each], [])[0] for each in (waiting, later))
     assert (first, first.is_hopeless, asked) == (second, False, [waiting])
     larger = a_group(member(f"m{n}", 2) for n in range(4))
     assert place(placed, [larger], [])[0].is_hopeless
