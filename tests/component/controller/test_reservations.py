@@ -1,6 +1,7 @@
 """Reservations on a real API server, where nothing but the operator acts: the test says what has devices and what is in use."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +22,7 @@ from tests.component.controller.replicas import an_operator, settings_for_test, 
 
 pytestmark = pytest.mark.usefixtures("crds")
 
-CLASS = "gpu.draco.dev"
+CLASS, PLAIN = "gpu.draco.dev", "plain.example.com"
 QUOTAS: Kind[Any] = Kind("", "v1", "resourcequotas", "ResourceQuota", True, dict)
 DEVICES = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}]}}
 ALLOCATING = msgspec.structs.replace(settings_for_test(), allocate=True)
@@ -117,6 +118,9 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
         await client.delete(DEVICE_RESERVATIONS, each.metadata.key)
     for claim in await client.list(CLAIMS, namespace=namespace):
         await client.delete(CLAIMS, claim.metadata.key)
+    for name in (CLASS, PLAIN):  # which select everything, other tests' devices, too
+        with contextlib.suppress(NotFound):
+            await client.delete(DEVICE_CLASSES, ObjectKey("", name))
 
 
 async def test_a_reservation_makes_its_claims_and_is_ready_when_all_have_devices(
@@ -238,9 +242,9 @@ async def test_somebody_elses_claim_of_the_same_name_is_not_touched(served: Cont
 
 
 async def test_claims_that_draco_does_not_allocate_are_not_reserved(served: ControlPlane, lab: Lab) -> None:
-    await lab.client.apply(DEVICE_CLASSES, ObjectKey("", "plain.example.com"), {}, manager="tests")
+    await lab.client.apply(DEVICE_CLASSES, ObjectKey("", PLAIN), {}, manager="tests")
     async with an_operator(served, ALLOCATING):
-        await lab.reserve(device_class="plain.example.com")
+        await lab.reserve(device_class=PLAIN)
         said = await lab.not_ready("NotAllocatedByDraco")
         assert said.status.message.startswith(
             "Claims of DeviceClass plain.example.com are allocated by kube-scheduler, which reserves nothing: ask for gpu.draco"
