@@ -118,14 +118,13 @@ def ending(**options: Any) -> dict[str, Any]:
     return {"ends": (LeadershipLost,), **options}
 
 
+@pytest.mark.usefixtures("priorities", "emptied")
 @pytest.mark.parametrize("is_in_pod", [True, False], ids=["in a pod", "in no pod"])
 async def test_what_a_leader_had_begun_before_it_stood_still_is_refused_once_the_next_gives_out(
     guarded: Guarded,
     pods: dict[str, OperatorPod],
     handed_over: Client,
     namespace: str,
-    priorities: None,
-    emptied: None,
     is_in_pod: bool,
 ) -> None:
     """Both decide on the one GPU there is, for two claims. An operator in no pod is let in all the same."""
@@ -153,22 +152,20 @@ async def test_what_a_leader_had_begun_before_it_stood_still_is_refused_once_the
             await standstill.let_go(is_any)
 
 
+@pytest.mark.usefixtures("priorities", "emptied")
 @pytest.mark.parametrize("is_next_in_pod", [True, False], ids=["by one in a pod", "by one in no pod"])
 async def test_a_leader_that_stood_still_before_it_evicted_pods_is_refused_once_it_is_followed(
     guarded: Guarded,
     pods: dict[str, OperatorPod],
     handed_over: Client,
     namespace: str,
-    priorities: None,
-    emptied: None,
     is_next_in_pod: bool,
 ) -> None:
     """Nobody waits for the devices of its pod any more. The second one has given something out: API servers go by its entry."""
 
     def begins(method: str, path: str, seen: set[str]) -> bool:
-        return (
-            path.endswith("/eviction") and f"{method} {path}" in seen
-        )  # the one before only asks whether it would be made
+        # The one before only asks whether it would be made.
+        return path.endswith("/eviction") and f"{method} {path}" in seen
 
     standstill = Standstill(begins)
     await permit(handed_over)
