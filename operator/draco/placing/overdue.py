@@ -5,7 +5,8 @@ fits. What of its place is free already is kept for it then, so that small claim
 anybody: only what is free is kept.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,41 +21,66 @@ from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 
 class Prospect(NamedTuple):
-    """What a group gets once others end: `fit` is what it then finds, `kept` what is free of it now."""
+    """What a group gets once others end: `fit` is what it then finds, `kept` what of it is free now, if it is overdue."""
 
     fit: GroupFit
-    kept: list[DeviceKey]
+    kept: Sequence[DeviceKey] = ()
+
+
+class _Ended:
+    """Takes claims away as if they had ended, in their order, and puts them back."""
+
+    def __init__(self, placer: Placer[Placed], claims: list[ResourceClaim]) -> None:
+        self._placer = placer
+        self._claims = claims
+        self._number = 0
+
+    def first(self, number: int) -> None:
+        """Have just so many be taken away."""
+        for claim in self._claims[self._number : number]:
+            self._placer.put(allocated(claim, None))
+        for claim in self._claims[number : self._number]:
+            self._placer.put(claim)
+        self._number = number
 
 
 def prospect(fleet: Fleet, placer: Placer[Placed], group: ClaimGroup) -> Prospect:
-    """The place that the group finds with the fewest pools freed of Draco's claims; with all of them, if it never fits.
+    """The place that the group finds once others have ended: all of them, if it never fits.
 
-    What kube-scheduler will allocate to its pods is nobody's to free, and looked at when there is a place.
+    If it is overdue these are as few as can be, so that all that is free counts for it. What kube-scheduler will allocate to its
+    pods is nobody's to free, and looked at when there is a place.
     """
     members = [msgspec.structs.replace(each, others=()) for each in group.members]
     group = msgspec.structs.replace(group, members=members)
-    search, taken_away = GangSearch(fleet, placer), list[ResourceClaim]()
-    waiting, step = _freeable(fleet), 1
+    search, claims = GangSearch(fleet, placer), _freeable(fleet)
+    ended = _Ended(placer, claims)
+
+    def fit_without(number: int) -> GroupFit:
+        ended.first(number)
+        found = search.place(group)
+        if is_place(found):
+            search.undo(group, found)
+        return found
+
+    def is_place(found: GroupFit) -> bool:
+        return found.found >= group.needed
+
     try:
-        while True:
-            fit = search.place(group)
-            fits = fit.found >= group.needed
-            if fits:
-                search.undo(group, fit)
-            if fits or not waiting:
-                break
-            for claim in (claim for claims in waiting[:step] for claim in claims):
-                placer.put(allocated(claim, None))
-                taken_away.append(claim)
-            waiting, step = waiting[step:], step * 2
+        too_few, enough = -1, 0
+        while not is_place(fit := fit_without(enough)) and enough < len(claims):
+            too_few, enough = enough, min(2 * enough + 1, len(claims))
+        if not is_place(fit) or not group.is_overdue:
+            return Prospect(fit)
+        tried = range(too_few + 1, enough)
+        fewest = too_few + 1 + bisect_left(tried, True, key=lambda number: is_place(fit_without(number)))
+        fit = fit_without(fewest)
     finally:
-        for claim in taken_away:
-            placer.put(claim)
-    return Prospect(fit, sorted(_free_of(fleet, fit)) if fits else [])
+        ended.first(0)
+    return Prospect(fit, sorted(_free_of(fleet, fit)))
 
 
-def _freeable(fleet: Fleet) -> list[list[ResourceClaim]]:
-    """The claims of Draco's by the pool of their first device, the smallest number first; last, what is withheld for now."""
+def _freeable(fleet: Fleet) -> list[ResourceClaim]:
+    """The claims of Draco's, those of the pools with the smallest number first; last, what is withheld for now."""
     pools: dict[PoolKey, list[ResourceClaim]] = {}
     withheld = []
     for claim in fleet.claims.values():
@@ -65,8 +91,8 @@ def _freeable(fleet: Fleet) -> list[list[ResourceClaim]]:
         elif is_for_operator(claim, fleet.classes):
             first = claim.devices_held[0]
             pools.setdefault(PoolKey(first.driver, first.pool), []).append(claim)
-    in_order = [claims for _, claims in sorted(pools.items(), key=lambda pool: (len(pool[1]), pool[0]))]
-    return [*in_order, withheld] if withheld else in_order
+    in_order = sorted(pools.items(), key=lambda pool: (len(pool[1]), pool[0]))
+    return [*(claim for _, claims in in_order for claim in claims), *withheld]
 
 
 def _free_of(fleet: Fleet, fit: GroupFit) -> Iterable[DeviceKey]:

@@ -62,7 +62,7 @@ def _placed(placed: PlacedFleet, placer: PlacerAsIf, search: GangSearch, group: 
         placed.possible[digest] = None
     elif not group.placed:  # what others of it have may be given back
         return GroupPlacement([], _too_few(group, ahead.fit, _NEVER), is_hopeless=True)
-    return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept if group.is_overdue else ())
+    return GroupPlacement([], _too_few(group, fit, _NOW), ahead.kept)
 
 
 def _digest(group: ClaimGroup) -> bytes:

@@ -216,6 +216,16 @@ def test_for_an_overdue_group_what_is_free_is_kept_and_later_groups_do_not_get_i
     ]
 
 
+def test_all_that_is_free_is_kept_for_an_overdue_group_that_needs_more_than_that_wherever_it_is() -> None:
+    racks = "a" * 16
+    held = [holder(f"h{n}", f"node-{n}", 0) for n in range(16)]
+    held += [holder(f"i{n}", f"node-{n}", 1) for n in range(6, 16)]
+    gang = a_group((member(f"m{n}") for n in range(10)), is_overdue=True)
+    found = place(PlacedFleet(a_fleet(*held, racks=racks)), [gang, a_group([member("small")])], [])
+    assert {each.pool for each in found[0].kept} == {f"node-{n}" for n in range(6)}
+    assert found[1].results == []
+
+
 def test_small_claims_go_ahead_of_an_overdue_group_where_that_does_not_delay_it() -> None:
     fleet = a_fleet(holder("a", "node-0", 0), racks=("a", "b", "c"))
     gang = a_group((member(f"m{n}", 2) for n in range(3)), is_overdue=True)
