@@ -8,7 +8,7 @@ import pytest
 from draco.controller.allocation.allocations import KEY
 from draco.controller.allocation.writes import FINALIZER
 from draco.controller.view import ClusterView
-from draco.controller.workers.messages import PlacementAnswer
+from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
 from draco.kube.connect.client import Client
 from draco.placing.groups import GroupPlacement
 from draco.resources.names import LABEL_ALLOCATOR
@@ -17,7 +17,10 @@ from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import PromptWorkers
 
-NO_PLACE = PlacementAnswer([GroupPlacement([], "No device is free.")])
+
+def no_place(question: object) -> PlacementAnswer:
+    assert isinstance(question, PlaceClaims)
+    return PlacementAnswer([GroupPlacement([], "No device is free.") for _ in question.groups])
 
 
 class NeverPoor(PromptWorkers):
@@ -34,20 +37,28 @@ class Lab:
         self.clock = ManualClock()
         self.view = ClusterView(cast("Client", None), None, clock=self.clock)
         self.workers = NeverPoor(self.view)
-        self.workers.instead = lambda _: NO_PLACE
+        self.workers.instead = no_place
         self.allocations = permissive_allocations(self.view, self.workers, self.clock)
         plain = a_device_class("gpu.draco.dev")
         labels = {LABEL_ALLOCATOR: "operator"}
         mine = msgspec.structs.replace(plain, metadata=msgspec.structs.replace(plain.metadata, labels=labels))
         self.view.classes._publish(self.view.classes.store.put(mine))
-        claim = a_claim("waits", device_class="gpu.draco.dev")
-        protected = msgspec.structs.replace(claim.metadata, finalizers=[FINALIZER])
+        self.wait("waits")
+
+    def wait(self, name: str) -> None:
+        """Another claim waits, too."""
+        claim = a_claim(name, device_class="gpu.draco.dev")
+        protected = msgspec.structs.replace(claim.metadata, uid=name, finalizers=[FINALIZER])
         self.view.claims._publish(self.view.claims.store.put(msgspec.structs.replace(claim, metadata=protected)))
 
     def change(self, gpu: int) -> None:
         """Somebody has another device now."""
         held = a_claim(f"other-{gpu}", on=[f"node-0/gpu-{gpu}"])
         self.view.claims._publish(self.view.claims.store.put(held))
+
+    def free(self, gpu: int) -> None:
+        """Whoever has the device ends."""
+        self.view.claims._publish(self.view.claims.store.remove(a_claim(f"other-{gpu}").metadata.key))
 
     async def look(self) -> float | None:
         """Reconcile until there is nothing to do; in how many seconds to look again."""
@@ -89,3 +100,40 @@ async def test_however_often_the_cluster_changes_a_fifth_of_the_time_is_spent_as
         await lab.look()
         lab.clock.pass_without_a_turn(0.01)
     assert 105 <= len(lab.workers.asked) <= 125
+
+
+async def free_one_by_one(lab: Lab, number: int) -> list[int]:
+    """How often it had been asked after each of so many devices, of which one becomes free every 50 ms."""
+    asked = []
+    for gpu in range(number):
+        lab.change(gpu)
+    await lab.look()
+    lab.clock.pass_without_a_turn(60)
+    await lab.look()
+    lab.workers.asked.clear()
+    for gpu in range(number):
+        lab.free(gpu)
+        await lab.look()
+        asked.append(len(lab.workers.asked))
+        lab.clock.pass_without_a_turn(0.05)
+    return asked
+
+
+async def test_several_groups_are_asked_about_once_the_last_device_of_a_job_that_ends_is_free(lab: Lab) -> None:
+    lab.wait("younger")
+    assert await free_one_by_one(lab, 8) == [0] * 8
+    assert await lab.look() == pytest.approx(0.05)
+    lab.clock.pass_without_a_turn(0.06)
+    await lab.look()
+    assert [len(claims_of(question)) for question in lab.workers.asked] == [2]
+
+
+async def test_where_devices_become_free_all_the_time_several_groups_are_asked_about_every_two_seconds(
+    lab: Lab,
+) -> None:
+    lab.wait("younger")
+    assert (await free_one_by_one(lab, 200))[-1] == pytest.approx(5, abs=1)
+
+
+async def test_a_group_that_waits_alone_is_asked_about_as_devices_become_free(lab: Lab) -> None:
+    assert await free_one_by_one(lab, 8) == [1, 2, 3, 4, 5, 6, 7, 8]

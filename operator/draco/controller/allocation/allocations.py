@@ -23,6 +23,7 @@ from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.group_notes import GroupNotes
 from draco.controller.allocation.preemption import Preemptions
 from draco.controller.allocation.refusals import NodeRefusals
+from draco.controller.allocation.releases import Releases
 from draco.controller.allocation.returns import AllocationReturns
 from draco.controller.allocation.useless import UselessAllocations, cannot_start
 from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
@@ -61,8 +62,7 @@ _WRITES_AT_ONCE = 32
 _SOONEST_S, _LATEST_S = 0.05, 1.0
 _REST = 4
 """How soon a group that found no place is asked about again after something has changed: after so many times what that took of
-processor time, within these bounds. Where a job ends, its devices become free one by one, and who waits for all of them should
-have them once the last one is."""
+processor time, within these bounds."""
 _PATIENCE_S = 10.0
 _PATIENCE_ALONE_S = 3.0
 """So long an answer is waited for: all other claims wait with it."""
@@ -131,6 +131,7 @@ class ClaimAllocations:
         self._alone: dict[str, int] = {}  # groups that are to be asked about alone, and how often there was no answer
         self._kept = _Kept()
         self._rest_s = _SOONEST_S
+        self._releases = Releases(view, clock=clock)
         self._foresight = Foresight(workers, clock=clock)
         self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
 
@@ -178,7 +179,7 @@ class ClaimAllocations:
             return self.writes.refused_s
         head = self._head(groups)
         now_s, basis = self._clock.monotonic(), self._basis()
-        waits = {uid: self._waits_s(each, basis, now_s) for uid, each in groups.items()}
+        waits = {uid: self._waits_s(each, basis, now_s, among=len(groups)) for uid, each in groups.items()}
         batch = self._batch({uid: each for uid, each in groups.items() if waits[uid] == 0.0})
         if not batch:
             return _or_none(min(*waits.values(), pause_s))  # a change of what is known wakes us
@@ -223,7 +224,7 @@ class ClaimAllocations:
         versions = self._view.followed.version, self._guard.version, self.preemptions.version
         return *versions, self._handover.owned, self._handover.preemptible, self._kept.devices
 
-    def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float) -> float:
+    def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float, *, among: int) -> float:
         """In how many seconds to ask about the group; infinite as long as nothing changes."""
         if not self._workers.may_ask(waiting.namespace):
             return _LATEST_S
@@ -231,6 +232,8 @@ class ClaimAllocations:
         if asked is None:
             return 0.0
         changed_s = float("inf") if asked.basis in {None, basis} else asked.rested_s
+        if among > 1:  # the oldest may need all that becomes free: it is not given to others bit by bit
+            changed_s = max(changed_s, self._releases.over_s(asked.rested_s))
         # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
         is_vain = asked.is_hopeless or waiting.uid in self._alone
         preempts_s = float("inf") if is_vain else now_s + self.preemptions.due_s(waiting)
