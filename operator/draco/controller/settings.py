@@ -41,7 +41,7 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether Draco allocates the GPUs that MigPolicies hand over to it (`spec.allocator`). It takes rights and a register."""
     handover_settle_s: float = 5.0
     """After how long every API server and scheduler acts by what was written when a GPU is handed over."""
-    overdue_s: float = 300.0
+    overdue_s: float = 86_400.0
     """How long a group waits before devices that become free are kept for it, so that smaller ones cannot pass it for ever."""
     leak_after_s: float = 600.0
     """How long a PodGroup may keep devices without having a pod before that is said."""
