@@ -12,7 +12,7 @@ from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, clai
 from draco.kube.connect.client import Client
 from draco.placing.groups import GroupPlacement
 from draco.resources.names import LABEL_ALLOCATOR
-from tests.builders import a_claim, a_device_class
+from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import PromptWorkers
@@ -53,11 +53,17 @@ class Lab:
 
     def change(self, gpu: int) -> None:
         """Somebody has another device now."""
-        held = a_claim(f"other-{gpu}", on=[f"node-0/gpu-{gpu}"])
+        name = f"other-{gpu}"
+        held = a_claim(name, device_class="gpu.draco.dev", on=[f"node-0/gpu-{gpu}"], reserved_for=[name])
+        self.view.pods._publish(self.view.pods.store.put(a_pod(name, node="node-0", claims=[name])))
         self.view.claims._publish(self.view.claims.store.put(held))
 
+    def end(self, gpu: int) -> None:
+        """The pod that has the device ends, and has it as yet."""
+        self.view.pods._publish(self.view.pods.store.remove(a_pod(f"other-{gpu}").metadata.key))
+
     def free(self, gpu: int) -> None:
-        """Whoever has the device ends."""
+        """Whoever has the device has it no more."""
         self.view.claims._publish(self.view.claims.store.remove(a_claim(f"other-{gpu}").metadata.key))
 
     async def look(self) -> float | None:
@@ -102,8 +108,8 @@ async def test_however_often_the_cluster_changes_a_fifth_of_the_time_is_spent_as
     assert 105 <= len(lab.workers.asked) <= 125
 
 
-async def free_one_by_one(lab: Lab, number: int) -> list[int]:
-    """How often it had been asked after each of so many devices, of which one becomes free every 50 ms."""
+async def free_one_by_one(lab: Lab, number: int, *, every_s: float = 0.05, end_first: bool = False) -> list[int]:
+    """How often it had been asked when so many devices had become free, one after the other: after each of them."""
     asked = []
     for gpu in range(number):
         lab.change(gpu)
@@ -111,11 +117,15 @@ async def free_one_by_one(lab: Lab, number: int) -> list[int]:
     lab.clock.pass_without_a_turn(60)
     await lab.look()
     lab.workers.asked.clear()
+    for gpu in range(number) if end_first else ():
+        lab.end(gpu)
     for gpu in range(number):
+        lab.end(gpu)
         lab.free(gpu)
         await lab.look()
         asked.append(len(lab.workers.asked))
-        lab.clock.pass_without_a_turn(0.05)
+        lab.clock.pass_without_a_turn(every_s)
+        await lab.look()
     return asked
 
 
@@ -128,11 +138,34 @@ async def test_several_groups_are_asked_about_once_the_last_device_of_a_job_that
     assert [len(claims_of(question)) for question in lab.workers.asked] == [2]
 
 
+async def test_devices_whose_pods_are_over_are_waited_for_though_they_become_free_slowly(lab: Lab) -> None:
+    lab.wait("younger")
+    assert await free_one_by_one(lab, 4, every_s=0.4, end_first=True) == [0] * 4
+    assert len(lab.workers.asked) == 1
+
+
 async def test_where_devices_become_free_all_the_time_several_groups_are_asked_about_every_two_seconds(
     lab: Lab,
 ) -> None:
     lab.wait("younger")
     assert (await free_one_by_one(lab, 200))[-1] == pytest.approx(5, abs=1)
+
+
+async def test_a_device_that_does_not_become_free_is_not_waited_for_longer_than_that(lab: Lab) -> None:
+    lab.wait("younger")
+    lab.change(100)
+    lab.end(100)
+    assert (await free_one_by_one(lab, 200))[-1] == pytest.approx(5, abs=1)
+
+
+async def test_devices_that_are_kept_without_a_pod_are_not_waited_for(lab: Lab) -> None:
+    lab.wait("younger")
+    kept = a_claim("kept", device_class="gpu.draco.dev", on=["node-0/gpu-100"])
+    lab.view.claims._publish(lab.view.claims.store.put(kept))
+    await free_one_by_one(lab, 4)
+    lab.clock.pass_without_a_turn(0.06)
+    await lab.look()
+    assert len(lab.workers.asked) == 1
 
 
 async def test_a_group_that_waits_alone_is_asked_about_as_devices_become_free(lab: Lab) -> None:
