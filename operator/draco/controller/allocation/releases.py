@@ -40,11 +40,8 @@ class Releases:
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
         before, after = change.before, change.after
         self._sort(change.key)
-        if (
-            before is None
-            or not self._has_devices(before)
-            or (after is not None and after.status.allocation is not None)
-        ):
+        is_free = after is None or after.status.allocation is None
+        if before is None or not is_free or not self._has_devices(before):
             return
         now_s = self._clock.monotonic()
         if now_s > self._last_s + _STILL_S:
