@@ -17,7 +17,7 @@ from draco.kube.errors import NotFound
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, NODES, PODS, SLICES, Kind
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, GPU_NODES, NODES, PODS, SLICES, Kind
 from draco.resources.names import NVIDIA_DRIVER, NodeName
 from draco_local.simulator.kubelet.podfeed import PodFeed
 from draco_local.simulator.nodes import SimulatedNode, SimulatedNodes, TooLongForSockets, run_nodes
@@ -57,14 +57,18 @@ async def published_gpus(client: Client) -> int:
 
 @pytest.fixture
 async def cluster(client: Client, crds: None, folder: Path) -> AsyncIterator[Client]:
-    """A device class; and afterwards neither nodes nor slices, which would attract the next test's pods."""
+    """A device class; and afterwards neither nodes nor slices, which would attract the next test's pods.
+
+    Nor GpuNodes: the next test's agents would take them for their own, and lose them once they are collected.
+    """
     selector = {"cel": {"expression": f'device.driver == "{NVIDIA_DRIVER}"'}}
     device_class = {"spec": {"selectors": [selector]}}
     await client.apply(DEVICE_CLASSES, ObjectKey("", NVIDIA_DRIVER), device_class, manager="tests")
     yield client
     for index in range(NODE_COUNT):
-        with contextlib.suppress(NotFound):
-            await client.delete(NODES, ObjectKey("", f"sim-{index}"))
+        for kind in (NODES, GPU_NODES):
+            with contextlib.suppress(NotFound):
+                await client.delete(kind, ObjectKey("", f"sim-{index}"))
     async with asyncio.timeout(60):  # a node takes its slices along
         while await published_gpus(client):  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.1)
