@@ -71,8 +71,7 @@ def prospect(fleet: Fleet, placer: Placer[Placed], group: ClaimGroup) -> Prospec
             too_few, enough = enough, min(2 * enough + 1, len(claims))
         if not is_place(fit) or not group.is_overdue:
             return Prospect(fit)
-        tried = range(too_few + 1, enough)
-        fewest = too_few + 1 + bisect_left(tried, True, key=lambda number: is_place(fit_without(number)))
+        fewest = bisect_left(range(enough), True, too_few + 1, key=lambda number: is_place(fit_without(number)))
         fit = fit_without(fewest)
     finally:
         ended.first(0)

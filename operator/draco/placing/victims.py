@@ -84,7 +84,7 @@ def evictable(seen: VictimInput) -> Evictable:
 
 def _is_leaving(claim: ResourceClaim, seen: VictimInput) -> bool:
     """Whether it becomes free by itself: no pod uses it that stays. One that is not known is gone."""
-    if any(each.resource != "pods" or each.api_group for each in claim.status.reserved_for) or reserved_by(claim):
+    if not all(each.is_pod for each in claim.status.reserved_for) or reserved_by(claim):
         return False
     pods = seen.pods_of(claim.metadata.key)
     return all(pod.is_over and not _is_stuck(pod, seen.now) for pod in pods)
@@ -121,7 +121,7 @@ def _together(
 def _may_leave(claims: Iterable[ResourceClaim], pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> bool:
     for claim in claims:
         consumers = claim.status.reserved_for
-        if reserved_by(claim) or any(each.resource != "pods" or each.api_group for each in consumers):
+        if reserved_by(claim) or not all(each.is_pod for each in consumers):
             return False
         if not seen.permits(claim):
             return False

@@ -1,7 +1,7 @@
 """Devices that become free one after the other, as those of a job do that ends.
 
-Owns until when that goes on. As long as it does, whoever asks for little would find a place at each moment before the group that
-asks for much and has waited longer. Decides nothing, writes nothing.
+Owns until when that goes on. As long as it does, those that ask for little would find a place at each moment before the group
+that asks for much and has waited longer. Decides nothing, writes nothing.
 """
 
 from typing import Final
@@ -66,5 +66,5 @@ class Releases:
     def _is_left(self, claim: ResourceClaim) -> bool:
         """Whether pods had it, and are over. A PodGroup keeps its claims whatever becomes of the pods."""
         users = claim.status.reserved_for
-        are_pods = bool(users) and all(each.resource == "pods" and not each.api_group for each in users)
+        are_pods = bool(users) and all(each.is_pod for each in users)
         return are_pods and all(pod.is_over for pod in self._view.pods_of(claim.metadata.key))

@@ -156,6 +156,11 @@ class ResourceClaimConsumerReference(ApiStruct, frozen=True, kw_only=True):
     uid: str
     api_group: str = ""
 
+    @property
+    def is_pod(self) -> bool:
+        """Whether it is a pod: neither a PodGroup nor something of another API group."""
+        return self.resource == "pods" and not self.api_group
+
 
 class AllocatedDeviceStatus(ApiStruct, frozen=True, kw_only=True):
     """What a driver reports of one allocated device."""
