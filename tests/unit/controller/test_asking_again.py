@@ -11,11 +11,16 @@ from draco.controller.view import ClusterView
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
 from draco.kube.connect.client import Client
 from draco.placing.groups import GroupPlacement
+from draco.resources.api.claims import ResourceClaimConsumerReference
 from draco.resources.names import LABEL_ALLOCATOR
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import PromptWorkers
+
+POD_GROUP = ResourceClaimConsumerReference(
+    api_group="scheduling.k8s.io", resource="podgroups", name="train", uid="train"
+)
 
 
 def no_place(question: object) -> PlacementAnswer:
@@ -158,9 +163,13 @@ async def test_a_device_that_does_not_become_free_is_not_waited_for_longer_than_
     assert (await free_one_by_one(lab, 200))[-1] == pytest.approx(5, abs=1)
 
 
-async def test_devices_that_are_kept_without_a_pod_are_not_waited_for(lab: Lab) -> None:
+@pytest.mark.parametrize("keepers", [[], [POD_GROUP]], ids=["by nobody", "by a PodGroup"])
+async def test_devices_that_are_kept_without_a_pod_are_not_waited_for(
+    lab: Lab, keepers: list[ResourceClaimConsumerReference]
+) -> None:
     lab.wait("younger")
     kept = a_claim("kept", device_class="gpu.draco.dev", on=["node-0/gpu-100"])
+    kept = msgspec.structs.replace(kept, status=msgspec.structs.replace(kept.status, reserved_for=keepers))
     lab.view.claims._publish(lab.view.claims.store.put(kept))
     await free_one_by_one(lab, 4)
     lab.clock.pass_without_a_turn(0.06)
