@@ -34,7 +34,7 @@ from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.controller.replicas import an_operator, until
 from tests.component.simulator.test_nodes import make_pod
-from tests.requests import call
+from tests.requests import RefusedError, call
 
 __all__ = ["priorities"]
 
@@ -320,21 +320,48 @@ async def test_only_the_pod_that_the_register_names_may_allocate_and_whoever_is_
         await until(as_expected, within_s=15, what=f"the API server goes by {named}")
 
 
-async def test_without_the_leader_in_the_definition_draco_allocates_and_says_what_is_missing(
-    control_plane: ControlPlane, pods: dict[str, OperatorPod], handed_over: Client, namespace: str, emptied: None
-) -> None:
-    """The CustomResourceDefinition of an older version, and the chart of this one."""
+async def until_goes_by(plane: ControlPlane, definition: dict[str, Any], *, keeps_leader: bool) -> None:
+    """Give the API server this definition, until it reads registers as that says."""
+    call(plane, "PATCH", f"{CRD}?fieldManager=tests&force=true", definition)
+    register: dict[str, Any] = {"apiVersion": ALLOCATION_REGISTERS.api_version, "kind": ALLOCATION_REGISTERS.kind}
+    register |= {"metadata": {"name": REGISTER.name}, "spec": {"leader": {"identity": "probe"}}}
+
+    async def as_expected() -> bool:
+        try:
+            made = call(plane, "POST", f"{ALLOCATION_REGISTERS.path()}?dryRun=All", register)
+        except RefusedError:  # Those that had the chart's policies remember them for a second.
+            return False
+        return ("leader" in made["spec"]) == keeps_leader
+
+    await until(as_expected, what=f"registers that {'keep' if keeps_leader else 'lose'} their leader")
+
+
+@pytest.fixture
+async def without_leader(control_plane: ControlPlane, crds: None) -> AsyncIterator[None]:
+    """The CustomResourceDefinition of an older version."""
     definition = call(control_plane, "GET", CRD)
     plain = {"apiVersion": "apiextensions.k8s.io/v1", "kind": definition["kind"], "spec": definition["spec"]}
     plain["metadata"] = {"name": definition["metadata"]["name"]}
     older = msgspec.json.decode(msgspec.json.encode(plain))
     del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["leader"]
     try:
-        call(control_plane, "PATCH", f"{CRD}?fieldManager=tests&force=true", older)
-        async with publishing(handed_over, [NODE], 1), an_operator(pods["one"], FIRST) as (operator, _):
-            await make_claim(handed_over, namespace, "claim")
-            await until_allocated(handed_over, namespace, "claim")
-            assert await leader(handed_over) is None
-            assert any("does not keep who leads" in each for each in operator.troubles())
+        await until_goes_by(control_plane, older, keeps_leader=False)
+        yield
     finally:
-        call(control_plane, "PATCH", f"{CRD}?fieldManager=tests&force=true", plain)
+        await until_goes_by(control_plane, plain, keeps_leader=True)
+
+
+@pytest.mark.usefixtures("without_leader", "emptied")
+async def test_without_the_leader_in_the_definition_draco_allocates_and_says_what_is_missing(
+    pods: dict[str, OperatorPod], handed_over: Client, namespace: str
+) -> None:
+    """An older definition, and the chart of this version.
+
+    The definition comes first: an API server that had begun to read the register for the chart's policies refuses claims for a
+    second while it changes.
+    """
+    async with publishing(handed_over, [NODE], 1), an_operator(pods["one"], FIRST) as (operator, _):
+        await make_claim(handed_over, namespace, "claim")
+        await until_allocated(handed_over, namespace, "claim")
+        assert await leader(handed_over) is None
+        assert any("does not keep who leads" in each for each in operator.troubles())
