@@ -1,6 +1,7 @@
 """PodGroups whose pods ask for Draco's GPUs: all of a gang's claims are allocated or none, and kube-scheduler binds the gang."""
 
 from pathlib import Path
+from typing import Any
 
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
@@ -11,6 +12,8 @@ from tests.component.allocation.lab import ALLOCATING, Guarded
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
 from tests.component.simulator.test_nodes import running, until_running
+
+WITHOUT_CLAIMS: dict[str, Any] = {"containers": [{"name": "main", "image": "none"}], "resourceClaims": []}
 
 
 async def test_a_gang_of_two_whole_nodes_runs_at_once(
@@ -90,6 +93,35 @@ async def test_a_gang_behind_dracos_gates_waits_unseen_by_the_scheduler_and_runs
         for name in ("one-0", "one-1"):
             await all_dracos.delete(PODS, ObjectKey(namespace, name))
         await until_running(all_dracos, namespace, "two-0", "two-1")
+
+
+async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait_for_gpus(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    """Not even a pod without claims: kube-scheduler would try the gang because of it, in vain."""
+    gates = [{"name": SCHEDULING_GATE}]
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
+        await make_template(all_dracos, namespace, "eight", gpus=8)
+        await make_pod_group(all_dracos, namespace, "before", least=3)
+        for number in range(3):
+            await make_member(all_dracos, namespace, f"before-{number}", template="eight", pod_group="before")
+        await until_running(all_dracos, namespace, *(f"before-{number}" for number in range(3)))
+        await make_pod_group(all_dracos, namespace, "train", least=2)
+        await make_member(
+            all_dracos, namespace, "launcher", template="", pod_group="train", schedulingGates=gates, **WITHOUT_CLAIMS
+        )
+        await make_member(all_dracos, namespace, "worker", template="eight", pod_group="train", schedulingGates=gates)
+
+        async def said() -> bool:
+            events = await all_dracos.list(EVENTS, namespace=namespace)
+            notes = [each.message for each in events if each.involved_object and each.involved_object.name == "worker"]
+            return any("in use" in each for each in notes)
+
+        await until(said, what="the Event that says what the worker waits for")
+        launcher = await all_dracos.get(PODS, ObjectKey(namespace, "launcher"))
+        assert [each.name for each in launcher.spec.scheduling_gates] == [SCHEDULING_GATE]
+        await all_dracos.delete(PODS, ObjectKey(namespace, "before-0"))
+        await until_running(all_dracos, namespace, "launcher", "worker")
 
 
 async def test_a_pod_that_comes_after_the_others_have_succeeded_holds_nothing_until_there_are_enough_again(

@@ -1,14 +1,21 @@
-"""When Draco's scheduling gate is taken off a pod, which pods a change concerns, and what the API server's answers lead to."""
+"""When Draco's scheduling gate is taken off a pod, which pods a change concerns, and what the API server's answers lead to.
 
+Pods of a PodGroup start together: kube-scheduler is shown all of them at once, when as many as it binds together are ready.
+"""
+
+import asyncio
+from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
 from draco.controller.allocation.gates import SchedulingGates
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
+from draco.resources.api.core import PodSchedulingGroup, PodStatus
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import PODS, Kind
 from draco.resources.names import SCHEDULING_GATE
@@ -18,6 +25,7 @@ from tests.unit.controller.watching import tell
 
 KEY = ObjectKey("default", "pod")
 OTHERS = "example.com/admission"
+GROUP = GangKey(GangSource.POD_GROUP, "default", "train")
 
 
 class World:
@@ -25,11 +33,14 @@ class World:
 
     def __init__(self) -> None:
         self.view = ClusterView(cast("Client", self), None, clock=ManualClock())
-        self.gates = SchedulingGates(cast("Client", self), self.view)
-        self.woken: list[ObjectKey] = []
+        self.terms: GangTerms | UnknownTerms | None = GangTerms(size=3)
+        self.gates = SchedulingGates(cast("Client", self), self.view, lambda _: self.terms)
+        self.woken: list[ObjectKey | GangKey] = []
         self.gates.subscribe(self.woken.append)
         self.patches: list[list[dict[str, Any]]] = []
+        self.freed: list[str] = []
         self.answer: ApiError | None = None
+        self.answers: dict[str, ApiError] = {}
         ours = a_device_class("ours")
         labels = {"draco.dev/allocator": "operator"}
         meta = msgspec.structs.replace(ours.metadata, labels=labels)
@@ -41,11 +52,21 @@ class World:
     def pod(self, *gates: str, **made: Any) -> None:
         tell(self.view, a_pod("pod", gates=gates, **made))
 
+    def member(
+        self, name: str, *claims: str, gates: Iterable[str] = (SCHEDULING_GATE,), status: PodStatus | None = None
+    ) -> None:
+        pod = a_pod(name, gates=gates, claims=claims, status=status)
+        group = PodSchedulingGroup(pod_group_name=GROUP.name)
+        tell(self.view, msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, scheduling_group=group)))
+
     async def patch(self, kind: Kind[Any], key: ObjectKey, patch: list[dict[str, Any]]) -> None:
-        assert (kind, key) == (PODS, KEY)
-        if self.answer is not None:
-            raise self.answer
+        assert kind is PODS
+        if answer := self.answer or self.answers.get(key.name):
+            raise answer
+        for _ in range(5):  # turns of the event loop: it takes longer than a refusal
+            await asyncio.sleep(0)
         self.patches.append(patch)
+        self.freed.append(key.name)
 
 
 async def test_the_gate_goes_with_the_last_claim_that_draco_allocates() -> None:
@@ -133,3 +154,119 @@ async def test_a_gate_that_is_off_is_not_taken_off_again_before_the_watch_tells_
     world.pod(SCHEDULING_GATE, claims=["one"])  # another one of its name
     await world.gates.reconcile(KEY)
     assert len(world.patches) == 2
+
+
+class Gang(World):
+    """Three pods of a PodGroup with a claim each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("a", "b", "c"):
+            self.claim(name)
+            self.member(name, name)
+        self.woken.clear()
+
+    def allocate(self, *names: str) -> None:
+        for name in names:
+            self.claim(name, f"node-0/gpu-{name}")
+
+
+async def test_pods_of_a_pod_group_are_shown_to_the_scheduler_at_once_when_the_last_of_them_has_its_devices() -> None:
+    gang = Gang()
+    gang.allocate("a", "b")
+    assert await gang.gates.reconcile(GROUP) is None
+    assert not gang.freed
+    gang.woken.clear()
+    gang.allocate("c")
+    assert gang.woken == [GROUP]
+    assert gang.gates.all_keys() == {GROUP}
+    await gang.gates.reconcile(GROUP)
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["a", "b", "c"]
+
+
+async def test_a_pod_of_the_group_that_wants_nothing_waits_with_the_others() -> None:
+    gang = Gang()
+    gang.member("c")
+    gang.allocate("a")
+    await gang.gates.reconcile(GROUP)
+    assert not gang.freed
+    gang.allocate("b")
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["a", "b", "c"]
+
+
+async def test_as_many_as_start_together_do_not_wait_for_the_rest() -> None:
+    gang = Gang()
+    gang.terms = GangTerms(size=2)
+    gang.allocate("a")
+    await gang.gates.reconcile(GROUP)
+    assert not gang.freed
+    gang.allocate("c")
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["a", "c"]
+    for name in gang.freed:
+        gang.member(name, name, gates=())
+    gang.allocate("b")
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["a", "c", "b"]
+
+
+async def test_a_pod_that_never_had_the_gate_counts_once_it_has_its_devices() -> None:
+    gang = Gang()
+    gang.member("c", "c", gates=())
+    gang.allocate("a", "b")
+    await gang.gates.reconcile(GROUP)
+    assert not gang.freed
+    gang.woken.clear()
+    gang.allocate("c")
+    assert gang.woken == [GROUP]
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["a", "b"]
+
+
+async def test_a_pod_that_others_hold_does_not_count_until_they_let_it_go() -> None:
+    gang = Gang()
+    gang.member("c", "c", gates=(OTHERS,))
+    gang.allocate("a", "b", "c")
+    await gang.gates.reconcile(GROUP)
+    assert not gang.freed
+    gang.woken.clear()
+    gang.member("c", "c", gates=())
+    assert gang.woken == [GROUP]
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["a", "b"]
+
+
+async def test_pods_that_are_over_do_not_count_and_the_missing_ones_are_waited_for() -> None:
+    gang = Gang()
+    gang.allocate("a", "b", "c")
+    gang.member("c", "c", status=PodStatus(phase="Failed"))
+    await gang.gates.reconcile(GROUP)
+    assert not gang.freed
+    gang.member("c", "c")
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("terms", [None, UnknownTerms("PodGroup default/train does not exist.")])
+async def test_pods_that_need_not_start_together_go_one_by_one(terms: UnknownTerms | None) -> None:
+    gang = Gang()
+    gang.terms = terms
+    gang.allocate("b")
+    await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["b"]
+
+
+async def test_one_pod_that_is_refused_does_not_keep_the_others() -> None:
+    gang = Gang()
+    gang.allocate("a", "b", "c")
+    gang.answers = {"a": Unreachable("cut"), "b": Invalid(422, "", "test failed")}
+    with pytest.raises(Unreachable):
+        await gang.gates.reconcile(GROUP)
+    assert gang.freed == ["c"]
+    del gang.answers["a"]
+    assert await gang.gates.reconcile(GROUP) is not None
+    gang.answers.clear()
+    assert await gang.gates.reconcile(GROUP) is None
+    assert gang.freed == ["c", "a", "b"]

@@ -4,12 +4,14 @@ Owns when the gate goes and what is said where Draco may not take it off. It nev
 added to a pod that exists. What loses its devices afterwards waits as a pod that never had a gate. Gates of others are theirs.
 """
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
 from draco.allocation.ownership.claims import is_for_operator
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, gang_of
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, Invalid, NotFound
@@ -23,52 +25,72 @@ from draco.resources.names import SCHEDULING_GATE
 log = structlog.get_logger(__name__)
 
 GATES_AT_ONCE: Final = 32
-"""The pods of a group get their devices at once, and are to start so."""
+"""The pods of a group get their devices at once, and are to start so. Those of a PodGroup count as one."""
 _AGAIN_S = 10.0
 """How soon to try again what was refused: either the pod changed meanwhile, which its watch tells, or a role is to be mended."""
 
 
 class SchedulingGates:
-    """One pod at a time. Those of a group follow each other, as it gets all of its devices or none."""
+    """One pod at a time, but those of a PodGroup all at once, when as many as start together have their devices.
 
-    def __init__(self, client: Client, view: ClusterView) -> None:
+    kube-scheduler looks at a PodGroup as soon as one of its pods has no gate. If others still have theirs, it fails for all that
+    it has seen, says so on each of these pods, one after the other, and only then looks again.
+    """
+
+    def __init__(
+        self, client: Client, view: ClusterView, terms: Callable[[GangKey], GangTerms | UnknownTerms | None]
+    ) -> None:
         self._client = client
         self._view = view
+        self._terms = terms
         self._off: set[str] = set()
         """UIDs of pods whose gate is off though the watch has not told of it yet."""
         self.trouble = ""
         """What keeps Draco from taking gates off, and what to do; "" if nothing does, as far as is known."""
 
-    def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
-        """Have `wake` called with every pod with the gate that a change may concern."""
+    def subscribe(self, wake: Callable[[ObjectKey | GangKey], None]) -> None:
+        """Have `wake` called with every pod with the gate, or PodGroup, that a change may concern."""
 
-        def concerned(pods: Iterable[Pod]) -> None:
-            for pod in filter(_has_gate, pods):
-                wake(pod.metadata.key)
+        def concerned(pod: Pod) -> None:
+            key = _key_of(pod)
+            if _has_gate(pod) or isinstance(key, GangKey):
+                wake(key)
 
         def claim_changed(change: Change[ResourceClaim]) -> None:
             if change.differs(lambda claim: claim.status.allocation is None):
-                concerned(self._view.pods_of(change.key))
+                for pod in self._view.pods_of(change.key):
+                    concerned(pod)
 
         def pod_changed(change: Change[Pod]) -> None:
             if change.before is not None and (change.after is None or not _has_gate(change.after)):
                 self._off.discard(change.before.metadata.uid)
-            if change.after is not None:
-                concerned([change.after])
+            if change.after is not None and (_has_gate(change.after) or change.differs(_gates)):
+                concerned(change.after)
 
         self._view.claims.subscribe(claim_changed)
         self._view.pods.subscribe(pod_changed)
 
-    def all_keys(self) -> set[ObjectKey]:
-        """All pods with the gate."""
-        return {pod.metadata.key for pod in self._view.pods.store.values() if _has_gate(pod)}
+    def all_keys(self) -> set[ObjectKey | GangKey]:
+        """All pods with the gate, or their PodGroups."""
+        return {_key_of(pod) for pod in self._view.pods.store.values() if _has_gate(pod)}
 
-    async def reconcile(self, key: ObjectKey) -> float | None:
-        """Take the gate off if it is time. Returns in how many seconds to look again. Raises ApiError."""
-        pod = self._view.pods.store.get(key)
-        if pod is None or not _has_gate(pod) or pod.metadata.uid in self._off or not self._has_all(pod):
-            return None
-        gate = f"/spec/schedulingGates/{[each.name for each in pod.spec.scheduling_gates].index(SCHEDULING_GATE)}"
+    async def reconcile(self, key: ObjectKey | GangKey) -> float | None:
+        """Take the gate off the pod, or off those of the PodGroup, if it is time.
+
+        Returns in how many seconds to look again. Raises ApiError, after all pods have been tried.
+        """
+        ready = self._ready_of(key) if isinstance(key, GangKey) else self._ready(key)
+        gated = [pod for pod in ready if _has_gate(pod) and pod.metadata.uid not in self._off]
+        answers = await asyncio.gather(*map(self._take_off, gated), return_exceptions=True)
+        failure = next((each for each in answers if isinstance(each, BaseException)), None)
+        if failure is not None:
+            raise failure
+        return _AGAIN_S if False in answers else None
+
+    async def _take_off(self, pod: Pod) -> bool:
+        """Returns whether it is done; it is to be tried again where the API server refused it. Raises ApiError."""
+        gate = f"/spec/schedulingGates/{_gates(pod).index(SCHEDULING_GATE)}"
+        key = pod.metadata.key
         try:
             await self._client.patch(
                 PODS,
@@ -80,21 +102,40 @@ class SchedulingGates:
                 ],
             )
         except NotFound:
-            return None
+            return True
         except Invalid as error:
             log.info("gate.changed", pod=str(key), error=str(error))
-            return _AGAIN_S
+            return False
         except Forbidden as error:
             log.warning("gate.refused", pod=str(key), error=str(error))
             self.trouble = (
                 f"The API server does not let Draco take the scheduling gate {SCHEDULING_GATE} off pods, so they wait: let the "
                 f"operator's ClusterRole patch pods, as the chart's does ({error})."
             )
-            return _AGAIN_S
+            return False
         self.trouble = ""
         self._off.add(pod.metadata.uid)
         log.info("gate.removed", pod=str(key))
-        return None
+        return True
+
+    def _ready(self, key: ObjectKey) -> Sequence[Pod]:
+        """The pod, if it is."""
+        pod = self._view.pods.store.get(key)
+        return [pod] if pod is not None and _has_gate(pod) and self._has_all(pod) else []
+
+    def _ready_of(self, group: GangKey) -> Sequence[Pod]:
+        """The pods of a PodGroup that are ready; none while fewer are than start together."""
+        pods, terms = [pod for pod in self._view.pods_of_gang(group) if not pod.is_over], self._terms(group)
+        dispensable = len(pods) - (terms.size if isinstance(terms, GangTerms) else 0)
+        ready: list[Pod] = []
+        for pod in pods:
+            if dispensable < 0:
+                return []
+            if not pod.is_gated_by_others and self._has_all(pod):
+                ready.append(pod)
+            else:
+                dispensable -= 1
+        return ready if dispensable >= 0 else []
 
     def _has_all(self, pod: Pod) -> bool:
         """Whether it has all that Draco is to allocate for it. One that wants nothing of Draco's waits for nothing."""
@@ -108,5 +149,15 @@ class SchedulingGates:
         )
 
 
+def _key_of(pod: Pod) -> ObjectKey | GangKey:
+    """The pod, or its PodGroup. Pods of other groups kube-scheduler looks at one by one."""
+    gang = gang_of(pod)
+    return gang if gang is not None and gang.source is GangSource.POD_GROUP else pod.metadata.key
+
+
+def _gates(pod: Pod) -> list[str]:
+    return [gate.name for gate in pod.spec.scheduling_gates]
+
+
 def _has_gate(pod: Pod) -> bool:
-    return pod.waits and any(gate.name == SCHEDULING_GATE for gate in pod.spec.scheduling_gates)
+    return pod.waits and SCHEDULING_GATE in _gates(pod)

@@ -82,7 +82,7 @@ class AllocationParts:
         self._evicting = PreemptionEvictions(
             client, self._allocations.preemptions, evictions, events, count=metrics.preemptions
         )
-        self.gates = SchedulingGates(client, view)
+        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms)
         self._losses = PartialLosses(
             client,
             view,
