@@ -40,6 +40,7 @@ from draco.resources.api.core import (
     PodDisruptionBudgetStatus,
     PodResourceClaim,
     PodSchedulingGate,
+    PodSchedulingGroup,
     PodSpec,
     PodStatus,
 )
@@ -200,6 +201,7 @@ def a_pod(
     templates: Iterable[str] = (),
     annotations: Mapping[str, str] | None = None,
     gates: Iterable[str] = (),
+    pod_group: str = "",
     status: PodStatus | None = None,
     **meta: Any,
 ) -> Pod:
@@ -219,6 +221,7 @@ def a_pod(
             containers=[Container(name="main")],
             resource_claims=entries,
             scheduling_gates=[PodSchedulingGate(name=each) for each in gates],
+            scheduling_group=PodSchedulingGroup(pod_group_name=pod_group) if pod_group else None,
         ),
         status=status or PodStatus(),
     )

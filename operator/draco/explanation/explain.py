@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
 from draco.allocation.ownership.claims import as_judged, is_for_operator
-from draco.allocation.ownership.gangs import gang_of
+from draco.allocation.ownership.gangs import GangSource, gang_of
 from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
@@ -115,18 +115,24 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
 
 
 def _gated(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod) -> str:
-    """Which of its scheduling gates is in the way, "" for Draco's alone, which goes once what is Draco's is allocated."""
+    """Which of its scheduling gates is in the way, "" for Draco's as long as something is still to be allocated."""
     others = [gate.name for gate in pod.spec.scheduling_gates if gate.name != SCHEDULING_GATE]
     if others:
         return (
             f"pod {pod.metadata.name} has the scheduling gate {others[0]}: kube-scheduler ignores the pod until the controller "
             "that set the gate removes it"
         )
-    if any(is_for_operator(claim, fleet.classes) for claim in claims):
+    dracos = [claim for claim in claims if is_for_operator(claim, fleet.classes)]
+    if any(claim.status.allocation is None for claim in dracos):
         return ""
+    own, gang = f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}", gang_of(pod)
+    when = f"once as many pods of {gang} as start together have their devices"
+    is_in_pod_group = gang is not None and gang.source is GangSource.POD_GROUP
+    if dracos:
+        return f"{own}: Draco takes it off {when}" if is_in_pod_group else ""
     return (
-        f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}, and Draco allocates none of its claims: Draco "
-        "takes the gate off where the chart's value operator.allocate is true"
+        f"{own}, and Draco allocates none of its claims: Draco takes the gate off where the chart's value operator.allocate is "
+        f"true{f', {when}' if is_in_pod_group else ''}"
     )
 
 

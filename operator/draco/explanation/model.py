@@ -96,7 +96,7 @@ class PendingReason(StrEnum):
     BYPASSES_SCHEDULER = "BypassesScheduler"
     """The pod names its node itself, so that it never comes to the scheduler, and nobody else allocates claims."""
     GATED = "SchedulingGated"
-    """The pod has a scheduling gate, and it is not devices of Draco's that it waits for."""
+    """The pod has a scheduling gate, and it is not devices of its own from Draco that it waits for."""
     LIMIT_REACHED = "LimitReached"
     """A claim of Draco's has devices to go to, and a DeviceLimit forbids it to take them."""
     CLAIM_DELETING = "ClaimDeleting"

@@ -340,8 +340,16 @@ def told(note: str, *, about: str = "p", reason: str = "ClaimPending") -> tuple[
     }
 
 
+def a_pod_group(least: int) -> tuple[str, Document]:
+    metadata = {"name": "g", "namespace": "default", "uid": "g", "resourceVersion": "1"}
+    return "pod group", {"metadata": metadata, "spec": {"schedulingPolicy": {"gang": {"minCount": least}}}}
+
+
 GATED = a_pod(message="Scheduling is blocked due to non-empty scheduling gates", claim="c1", reason="SchedulingGated")
 DRACOS = {**a_claim(1), "spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu.draco.dev"}}]}}}
+HAS_ITS_DEVICE = ("claim", {**a_claim(1, "a"), "spec": DRACOS["spec"]})
+GATED_MEMBER = a_pod(message="Scheduling is blocked", claim="c1", reason="SchedulingGated", group="g")
+TOGETHER = "as many pods of PodGroup default/g as start together have their devices"
 SICK = {"node": {"gpus": [{"error": 15}]}}
 REST = {
     "nobody says why": (True, a_pod(), []),
@@ -413,7 +421,27 @@ REST = {
     "it keeps its gate with a device": (
         True,
         GATED,
-        [("claim", {**a_claim(1, "a"), "spec": DRACOS["spec"]}), told("All claims are allocated.")],
+        [HAS_ITS_DEVICE, told("All claims are allocated.")],
+    ),
+    "it keeps its gate with a device, its PodGroup is short of pods, and it is told so": (
+        False,
+        GATED_MEMBER,
+        [HAS_ITS_DEVICE, a_pod_group(2), told(f"Draco takes it off once {TOGETHER}.")],
+    ),
+    "it keeps its gate with a device, its PodGroup is short of pods, and it is told something else": (
+        True,
+        GATED_MEMBER,
+        [HAS_ITS_DEVICE, a_pod_group(2), told("All claims are allocated.")],
+    ),
+    "it keeps its gate with a device, and its PodGroup has enough pods": (
+        True,
+        GATED_MEMBER,
+        [HAS_ITS_DEVICE, a_pod_group(1), told(f"Draco takes it off once {TOGETHER}.")],
+    ),
+    "it keeps its gate with a device, and its PodGroup is not there": (
+        True,
+        GATED_MEMBER,
+        [HAS_ITS_DEVICE, told(f"Draco takes it off once {TOGETHER}.")],
     ),
     "it keeps its gate and wants nothing of Draco's": (
         True,

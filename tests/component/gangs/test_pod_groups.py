@@ -8,7 +8,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, PODS
 from draco.resources.names import SCHEDULING_GATE
 from draco_local.simulator.kubelet.pods import ANNOTATION_RUN_SECONDS
-from tests.component.allocation.lab import ALLOCATING, Guarded
+from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
 from tests.component.simulator.test_nodes import running, until_running
@@ -122,6 +122,31 @@ async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait
         assert [each.name for each in launcher.spec.scheduling_gates] == [SCHEDULING_GATE]
         await all_dracos.delete(PODS, ObjectKey(namespace, "before-0"))
         await until_running(all_dracos, namespace, "launcher", "worker")
+
+
+async def test_a_pod_that_has_its_gpu_is_told_that_its_gate_stays_until_the_others_have_theirs(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    """It shares its claim with a pod that runs: what no pod uses, a group that cannot start does not keep."""
+    gates, shared = [{"name": SCHEDULING_GATE}], [{"name": "gpu", "resourceClaimName": "shared"}]
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
+        await make_claim(all_dracos, namespace, "shared")
+        await make_member(all_dracos, namespace, "before", template="", resourceClaims=shared)
+        await until_running(all_dracos, namespace, "before")
+        await make_template(all_dracos, namespace, "one", gpus=1)
+        await make_pod_group(all_dracos, namespace, "train", least=2)
+        await make_member(
+            all_dracos, namespace, "a", template="", pod_group="train", schedulingGates=gates, resourceClaims=shared
+        )
+
+        async def said() -> bool:
+            events = await all_dracos.list(EVENTS, namespace=namespace)
+            notes = [each.message for each in events if each.involved_object and each.involved_object.name == "a"]
+            return any(f"as many pods of PodGroup {namespace}/train as start together" in each for each in notes)
+
+        await until(said, what="the Event that says what the gate waits for")
+        await make_member(all_dracos, namespace, "b", template="one", pod_group="train", schedulingGates=gates)
+        await until_running(all_dracos, namespace, "a", "b")
 
 
 async def test_a_pod_that_comes_after_the_others_have_succeeded_holds_nothing_until_there_are_enough_again(

@@ -15,7 +15,7 @@ from draco.controller.allocation.gates import SchedulingGates
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
-from draco.resources.api.core import PodSchedulingGroup, PodStatus
+from draco.resources.api.core import PodStatus
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import PODS, Kind
 from draco.resources.names import SCHEDULING_GATE
@@ -55,9 +55,7 @@ class World:
     def member(
         self, name: str, *claims: str, gates: Iterable[str] = (SCHEDULING_GATE,), status: PodStatus | None = None
     ) -> None:
-        pod = a_pod(name, gates=gates, claims=claims, status=status)
-        group = PodSchedulingGroup(pod_group_name=GROUP.name)
-        tell(self.view, msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, scheduling_group=group)))
+        tell(self.view, a_pod(name, gates=gates, claims=claims, pod_group=GROUP.name, status=status))
 
     async def patch(self, kind: Kind[Any], key: ObjectKey, patch: list[dict[str, Any]]) -> None:
         assert kind is PODS

@@ -32,6 +32,7 @@ from draco.resources.api.slices import (
     ResourceSliceSpec,
 )
 from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import SCHEDULING_GATE
 from tests.builders import a_claim, a_device, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking
 
@@ -136,6 +137,34 @@ def test_a_scheduling_gate_is_named_unless_draco_takes_it_off_with_the_devices_t
     told = explain(fleet, [a_claim(device_class="ours")], pod=a_pod(gates=gates))
     assert (told.reason is PendingReason.GATED) is bool(why)
     assert why in str(told)
+
+
+TOGETHER = "once as many pods of PodGroup default/train as start together have their devices"
+
+
+@pytest.mark.parametrize(
+    ("pod_group", "dracos", "why"),
+    [
+        ("train", True, f"scheduling gate {SCHEDULING_GATE}: Draco takes it off {TOGETHER}"),
+        ("train", False, f"chart's value operator.allocate is true, {TOGETHER}"),
+        ("", True, ""),
+    ],
+)
+def test_a_pod_that_has_its_devices_is_told_that_the_others_of_its_pod_group_have_not(
+    pod_group: str, dracos: bool, why: str
+) -> None:
+    plain = a_device_class("ours")
+    meta = msgspec.structs.replace(plain.metadata, labels={"draco.dev/allocator": "operator"} if dracos else {})
+    fleet = Fleet.of(
+        slices=[a_slice("node-0", ["gpu-0"])],
+        nodes=[a_node("node-0")],
+        classes=[msgspec.structs.replace(plain, metadata=meta)],
+    )
+    claim, pod = a_claim(device_class="ours", on=["node-0/gpu-0"]), a_pod(gates=[SCHEDULING_GATE], pod_group=pod_group)
+    told = explain(fleet, [claim], pod=pod)
+    assert told.reason is (PendingReason.GATED if why else PendingReason.ALLOCATED)
+    assert why in told.summary
+    assert [each.claim for each in told.allocated] == ["default/claim"]
 
 
 def test_holders_are_named_with_their_pods_and_those_that_nobody_uses_first() -> None:

@@ -152,9 +152,10 @@ class PendingClaims:
         explanation = self._explained(pod)
         if explanation is None:
             return None  # what was said stays until there is an answer, which wakes us
-        if explanation.reason == PendingReason.ALLOCATED:
+        gate_s = self._gate_s(pod) if explanation.reason == PendingReason.GATED else 0.0
+        if explanation.reason == PendingReason.ALLOCATED or gate_s:
             await self._withdraw(subject)
-            return None
+            return gate_s or None
         return await self._say(subject, pod.metadata, PODS.api_version, explanation)
 
     async def _reconcile_claim(self, subject: PendingSubject) -> float | None:
@@ -226,6 +227,13 @@ class PendingClaims:
         times = [pod.metadata.creation_timestamp, scheduled.last_transition_time if scheduled else None]
         since = max((each for each in times if each is not None), default=None)
         return self._pending_after_s - (self._clock.now() - since).total_seconds() if since else 0.0
+
+    def _gate_s(self, pod: Pod) -> float:
+        """How long a gate that is still there is none to speak of: the pod has only just got its devices."""
+        claims = (self._view.claims.store.get(key) for key in pod.claims)
+        allocations = (claim.status.allocation for claim in claims if claim is not None)
+        times = [each.allocation_timestamp for each in allocations if each is not None and each.allocation_timestamp]
+        return max(0.0, self._pending_after_s - (self._clock.now() - max(times)).total_seconds()) if times else 0.0
 
     def _bypasses(self, pod: Pod) -> bool:
         """Whether it has a node, and a claim that nobody will allocate: it names its node itself."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.adversary.cluster.observer.allocators import is_for_draco
 from tests.adversary.cluster.observer.laws import BLOCKING
-from tests.adversary.cluster.observer.members import claims_of, key_of
+from tests.adversary.cluster.observer.members import claims_of, is_pod_group, key_of, size_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
+from tests.adversary.cluster.observer.world import Object, World, condition, name, phase, results, waiting
 
 _REASON = "ClaimPending"
 _DRACO_SAYS = "Draco says: "
@@ -21,6 +21,7 @@ _TAINT = re.compile(r"tainted with ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
 _SHORT_OF_PODS = "waiting for minCount pods"
+_START_TOGETHER = "as start together have their devices"
 _GROUP = re.compile(r"Draco allocates ((?:PodGroup|Kueue pod group) \S+) all at once")
 _XID = 8
 """NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
@@ -95,14 +96,30 @@ def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -
     """The same of a pod that the scheduler has not looked at: Draco's gate, the only one here, is there as long as it waits."""
     known = [claims[each] for each in claims_of(pod) if each in claims]
     if len(known) == len(pod["spec"]["resourceClaims"]) and all(map(results, filter(is_for_draco, known))):
-        return "it keeps Draco's gate though it lacks nothing of Draco's"
+        if not _is_short_of_pods(world, key_of(pod), claims):
+            return "it keeps Draco's gate though it lacks nothing of Draco's"
+        return (
+            "" if _START_TOGETHER in note else f"its PodGroup is short of pods that could start, but Draco says: {note}"
+        )
     return _contradicts(world, "", note, claims) if note else "no Event says why it keeps Draco's gate"
+
+
+def _is_short_of_pods(world: World, key: str, claims: Mapping[str, Object]) -> bool:
+    """Whether it is a PodGroup of which fewer pods have all their devices than start together."""
+    pods = [pod for pod in world.pods.values() if key and key_of(pod) == key]
+    size = size_of(world, key, pods) if is_pod_group(key) else None
+    live = [
+        pod
+        for pod in pods
+        if phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")
+    ]
+    return size is not None and sum(_has_all(pod, claims) for pod in live) < size
 
 
 def _has_all(pod: Object, claims: Mapping[str, Object]) -> bool:
     """Whether each of the pod's claims has devices."""
     known = claims_of(pod)
-    return len(known) == len(pod["spec"]["resourceClaims"]) and all(
+    return len(known) == len(pod["spec"].get("resourceClaims") or []) and all(
         each in claims and results(claims[each]) for each in known
     )
 
