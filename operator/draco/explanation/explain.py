@@ -125,14 +125,17 @@ def _gated(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod) -> str:
     dracos = [claim for claim in claims if is_for_operator(claim, fleet.classes)]
     if any(claim.status.allocation is None for claim in dracos):
         return ""
-    own, gang = f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}", gang_of(pod)
-    when = f"once as many pods of {gang} as start together have their devices"
-    is_in_pod_group = gang is not None and gang.source is GangSource.POD_GROUP
+    gang = gang_of(pod)
+    if gang is not None and gang.source is GangSource.POD_GROUP:
+        return (
+            f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}: where the chart's value operator.allocate is "
+            f"true, Draco takes it off once as many pods of {gang} as start together have their devices"
+        )
     if dracos:
-        return f"{own}: Draco takes it off {when}" if is_in_pod_group else ""
+        return ""
     return (
-        f"{own}, and Draco allocates none of its claims: Draco takes the gate off where the chart's value operator.allocate is "
-        f"true{f', {when}' if is_in_pod_group else ''}"
+        f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}, and Draco allocates none of its claims: Draco "
+        "takes the gate off where the chart's value operator.allocate is true"
     )
 
 
