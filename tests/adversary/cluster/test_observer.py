@@ -18,10 +18,8 @@ from tests.adversary.cluster.cluster import access_of
 from tests.adversary.cluster.observer import hardware, laws
 from tests.adversary.cluster.observer.api import Api
 from tests.adversary.cluster.observer.fairness import Fairness
-from tests.adversary.cluster.observer.members import LABEL
 from tests.adversary.cluster.observer.observer import Node, Observer
 from tests.adversary.cluster.observer.programs import Programs
-from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.observer.world import World, part_of
 from tests.requests import call
@@ -304,33 +302,6 @@ def test_a_program_that_was_killed_on_purpose_is_not_told(tmp_path: Path) -> Non
     assert not list(programs.look())
 
 
-REFUSED = "0/3 nodes are available: 3 cannot allocate all claims."
-
-
-SHORT = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled"
-
-
-def a_pod(
-    *,
-    message: str = REFUSED,
-    node: str = "",
-    phase: str = "Pending",
-    waiting: str = "",
-    label: str = "",
-    group: str = "",
-    claim: str = "",
-    reason: str = "Unschedulable",
-) -> Document:
-    conditions = [] if node else [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]
-    status: Document = {"phase": phase, "conditions": conditions}
-    if waiting:
-        status["containerStatuses"] = [{"state": {"waiting": {"message": waiting}}}]
-    metadata = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1", "labels": {LABEL: label}}
-    uses = [{"name": "c", "resourceClaimName": claim}]
-    spec = {"nodeName": node, "resourceClaims": uses, "schedulingGroup": {"podGroupName": group}}
-    return {"metadata": metadata, "spec": spec, "status": status}
-
-
 def told(note: str, *, about: str = "p", reason: str = "ClaimPending") -> tuple[str, Document]:
     return "event", {
         "metadata": {"name": "e", "uid": "e", "resourceVersion": "1"},
@@ -340,159 +311,11 @@ def told(note: str, *, about: str = "p", reason: str = "ClaimPending") -> tuple[
     }
 
 
-def a_pod_group(least: int) -> tuple[str, Document]:
-    metadata = {"name": "g", "namespace": "default", "uid": "g", "resourceVersion": "1"}
-    return "pod group", {"metadata": metadata, "spec": {"schedulingPolicy": {"gang": {"minCount": least}}}}
-
-
-GATED = a_pod(message="Scheduling is blocked due to non-empty scheduling gates", claim="c1", reason="SchedulingGated")
-DRACOS = {**a_claim(1), "spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu.draco.dev"}}]}}}
-HAS_ITS_DEVICE = ("claim", {**a_claim(1, "a"), "spec": DRACOS["spec"]})
-GATED_MEMBER = a_pod(message="Scheduling is blocked", claim="c1", reason="SchedulingGated", group="g")
-TOGETHER = "as many pods of PodGroup default/g as start together have their devices"
-SICK = {"node": {"gpus": [{"error": 15}]}}
-REST = {
-    "nobody says why": (True, a_pod(), []),
-    "it is said why": (False, a_pod(), [told("All 4 devices that request gpu selects are in use by other claims.")]),
-    "it is said to fit": (True, a_pod(), [told("All claims can be allocated on node.")]),
-    "a taint that is nowhere": (
-        True,
-        a_pod(),
-        [told("The only device that request gpu selects is tainted with k:NoSchedule.")],
-    ),
-    "a taint that is there": (
-        False,
-        a_pod(),
-        [told("The only device that request gpu selects is tainted with k=v:NoSchedule."), ("rule", a_rule()), PARTS],
-    ),
-    "a holder that holds nothing": (
-        True,
-        a_pod(),
-        [told("The only device that request gpu selects is in use by default/c1 (pod x).")],
-    ),
-    "a holder that holds": (
-        False,
-        a_pod(),
-        [told("The only device that request gpu selects is in use by default/c1 (pod x)."), ("claim", a_claim(1, "a"))],
-    ),
-    "another class is missing": (
-        True,
-        a_pod(message="request r: device class no.such does not exist"),
-        [told("All 2 devices that request gpu selects are in use by other claims.")],
-    ),
-    "its PodGroup is short of pods": (False, a_pod(message=SHORT, claim="c1"), [("claim", a_claim(1, "a"))]),
-    "its PodGroup is short of pods, and it of devices": (
-        True,
-        a_pod(message=SHORT, claim="c1"),
-        [("claim", a_claim(1))],
-    ),
-    "it has its devices, and something else is wrong": (True, a_pod(claim="c1"), [("claim", a_claim(1, "a"))]),
-    "its own PodGroup": (
-        False,
-        a_pod(group="g"),
-        [told("Draco allocates PodGroup default/g all at once or not at all.")],
-    ),
-    "its own label": (
-        False,
-        a_pod(label="g"),
-        [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
-    ),
-    "another PodGroup": (
-        True,
-        a_pod(label="g"),
-        [told("Draco allocates PodGroup default/g all at once or not at all.")],
-    ),
-    "a group though it is in none": (
-        True,
-        a_pod(),
-        [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
-    ),
-    "it is gated and nobody says why": (True, GATED, [("claim", DRACOS)]),
-    "it is gated and it is said why": (
-        False,
-        GATED,
-        [("claim", DRACOS), told("All 4 devices that request gpu selects are in use by other claims.")],
-    ),
-    "it is gated by what is nowhere": (
-        True,
-        GATED,
-        [("claim", DRACOS), told("The only device that request gpu selects is tainted with k:NoSchedule.")],
-    ),
-    "it keeps its gate with a device": (
-        True,
-        GATED,
-        [HAS_ITS_DEVICE, told("All claims are allocated.")],
-    ),
-    "it keeps its gate with a device, its PodGroup is short of pods, and it is told so": (
-        False,
-        GATED_MEMBER,
-        [HAS_ITS_DEVICE, a_pod_group(2), told(f"Draco takes it off once {TOGETHER}.")],
-    ),
-    "it keeps its gate with a device, its PodGroup is short of pods, and it is told something else": (
-        True,
-        GATED_MEMBER,
-        [HAS_ITS_DEVICE, a_pod_group(2), told("All claims are allocated.")],
-    ),
-    "it keeps its gate with a device, and its PodGroup has enough pods": (
-        True,
-        GATED_MEMBER,
-        [HAS_ITS_DEVICE, a_pod_group(1), told(f"Draco takes it off once {TOGETHER}.")],
-    ),
-    "it keeps its gate with a device, and its PodGroup is not there": (
-        True,
-        GATED_MEMBER,
-        [HAS_ITS_DEVICE, told(f"Draco takes it off once {TOGETHER}.")],
-    ),
-    "it keeps its gate and wants nothing of Draco's": (
-        True,
-        GATED,
-        [("claim", {**a_claim(1), "spec": {"devices": {}}}), told("All 4 devices are in use.")],
-    ),
-    "it runs": (False, a_pod(phase="Running", node="node"), []),
-    "a sick GPU is refused": (
-        False,
-        a_pod(node="node", waiting="Claim a/c was allocated a device that takes no new work: gpu-1 (Xid79: ...)"),
-        [],
-    ),
-    "it does not start": (True, a_pod(node="node", waiting="GPU is lost"), []),
-}
-
-
 def test_of_two_partitions_with_the_one_engine_of_a_board_only_one_can_be_had() -> None:
     one, other, without = with_media("a", 0), with_media("b", 3), with_media("c", 5, engines="0")
     parts = [part_of(each) for each in (one, other, without)]
     assert parts[0] is not None
     assert [each is not None and parts[0].overlaps(each) for each in parts] == [True, True, False]
-
-
-@pytest.mark.parametrize("case", REST)
-def test_at_rest_each_pod_runs_or_is_told_why_not(case: str) -> None:
-    wrong, pod, objects = REST[case]
-    world = a_world(("pod", pod), *objects)
-    assert bool(list(unexplained(world, {}))) is wrong
-
-
-def test_a_scheduler_is_doubted_only_where_draco_says_that_it_fits() -> None:
-    def doubted(case: str) -> bool:
-        _, pod, objects = REST[case]
-        [wrong] = unexplained(a_world(("pod", pod), *objects), {})
-        return is_said_to_fit(wrong)
-
-    assert doubted("it is said to fit")
-    assert not doubted("nobody says why")
-    assert not doubted("a taint that is nowhere")
-
-
-def test_a_pod_may_wait_for_a_sick_node_that_says_so() -> None:
-    world = a_world(("pod", a_pod(node="node", waiting="GPU is lost")))
-    assert not list(unexplained(world, SICK))
-
-
-@pytest.mark.parametrize("there", [GPU, OTHER])
-def test_a_pod_may_wait_for_a_board_that_was_replaced(there: str) -> None:
-    waiting = "Claim default/c was allocated gpu-0, which this node does not have (it has: gpu-1); delete the pod."
-    world = a_world(("slice", a_slice(whole())), ("pod", a_pod(node="node", waiting=waiting)))
-    assert bool(list(unexplained(world, {"node": {"gpus": [{"uuid": there}]}}))) is (there == GPU)
 
 
 def test_time_in_which_the_observer_did_not_run_does_not_count() -> None:
