@@ -24,9 +24,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -59,6 +59,7 @@ GATES = ("--feature-gates", "GenericWorkload=true,GangScheduling=true,DRAWorkloa
 FLAGS = {APISERVER: (*GATES, "--runtime-config", "scheduling.k8s.io/v1alpha2=true"), SCHEDULER: GATES}
 BACKOFF_S = 1
 CHART = (*ALLOCATE, "--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup")
+Found = TypeVar("Found")
 POD_GROUP = next(kind for kind in POD_GROUPS if kind.version == "v1alpha2")
 
 
@@ -153,15 +154,10 @@ class Replay:
 
     async def _live(self, job: Job, began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + job.at_s - time.monotonic()))
-        bound = self._bound[job.name] = asyncio.Event()
-        self._left[job.name] = job.size
-        self._job_of |= dict.fromkeys(job.pods, job.name)
         is_gang, came_s = job.size >= GANG, time.monotonic()
         self._change(+is_gang, 0)
         try:
-            if is_gang:
-                await self._group(job)
-            await in_parallel([self._begin(job, name) for name in job.pods], AT_ONCE)
+            bound = await self.begin(job)
             await bound.wait()
             if is_gang:
                 self.waits_s[job.name] = time.monotonic() - came_s
@@ -172,6 +168,20 @@ class Replay:
         finally:
             if is_gang:
                 self._change(-1, 0)
+        await self.end(job)
+
+    async def begin(self, job: Job) -> asyncio.Event:
+        """Make what it consists of. The event is set when the last of its pods is bound."""
+        bound = self._bound[job.name] = asyncio.Event()
+        self._left[job.name] = job.size
+        self._job_of |= dict.fromkeys(job.pods, job.name)
+        if job.size >= GANG:
+            await self._group(job)
+        await in_parallel([self._begin(job, name) for name in job.pods], AT_ONCE)
+        return bound
+
+    async def end(self, job: Job) -> None:
+        """Delete its pods and their claims."""
         await in_parallel([end(self._client, ObjectKey("default", name)) for name in job.pods], AT_ONCE)
 
     async def _group(self, job: Job) -> None:
@@ -224,32 +234,30 @@ def trace(number: int, gpus: int, prefix: str, seed: int) -> list[Job]:
     return jobs
 
 
-async def replayed(client: Client, jobs: Sequence[Job], device_class: str, gpus: int) -> Outcome:
-    """The trace with claims of this class, from an empty cluster to an empty one."""
-    replay = Replay(client, device_class, gpus)
-    watching = asyncio.create_task(replay.informer.run())
-    try:
-        await replay.informer.synced.wait()
-        found = await replay.run(jobs)
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-    await clear(client)
-    return found
-
-
-async def run(folder: Path, nodes: int, number: int, seed: int, overdue_s: float) -> tuple[Outcome, Outcome]:
-    """The scheduler's outcome and Draco's."""
-    gpus = nodes * GPUS
+async def with_each(
+    folder: Path, nodes: int, measure: Callable[[Replay, str], Awaitable[Found]], *options: str
+) -> tuple[Found, Found]:
+    """What is measured on an empty cluster where the scheduler allocates, then where an operator with these options does."""
     flags = FLAGS | {SCHEDULER: (*GATES, "--config", str(compressed(folder)))}
     async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER], flags) as (plane, client):
         await publish_for_the_scheduler(plane, client, nodes, GPUS, CHART)
-        theirs = await replayed(client, trace(number, gpus, "theirs", seed), NVIDIA_DEVICE_CLASS, gpus)
-        say(f"kube-scheduler with GangScheduling: {theirs}")
-        async with handed_over(plane, client, folder, nodes, GPUS, "--overdue-after", str(overdue_s)):
-            ours = await replayed(client, trace(number, gpus, "ours", seed), OPERATORS_CLASS, gpus)
-            say(f"Draco: {ours}")
-    return theirs, ours
+
+        async def measured(device_class: str, prefix: str, who: str) -> Found:
+            replay = Replay(client, device_class, nodes * GPUS)
+            watching = asyncio.create_task(replay.informer.run())
+            try:
+                await replay.informer.synced.wait()
+                found = await measure(replay, prefix)
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+            await clear(client)
+            say(f"{who}: {found}")
+            return found
+
+        theirs = await measured(NVIDIA_DEVICE_CLASS, "theirs", "kube-scheduler with GangScheduling")
+        async with handed_over(plane, client, folder, nodes, GPUS, *options):
+            return theirs, await measured(OPERATORS_CLASS, "ours", "Draco")
 
 
 def compressed(folder: Path) -> Path:
@@ -276,8 +284,12 @@ async def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--overdue", type=float, default=OVERDUE_S)
     options = parser.parse_args()
+
+    async def replayed(replay: Replay, prefix: str) -> Outcome:
+        return await replay.run(trace(options.jobs, options.nodes * GPUS, prefix, options.seed))
+
     with tempfile.TemporaryDirectory(prefix="draco-", dir="/tmp") as folder:
-        theirs, ours = await run(Path(folder), options.nodes, options.jobs, options.seed, options.overdue)
+        theirs, ours = await with_each(Path(folder), options.nodes, replayed, "--overdue-after", str(options.overdue))
     shown = rows(theirs, ours, f"{options.jobs} jobs on {options.nodes} nodes x {GPUS} GPUs")
     tell(*shown)
     return 0 if all(row.met for row in shown) else 1
