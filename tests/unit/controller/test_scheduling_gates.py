@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
-from draco.controller.allocation.gates import SchedulingGates
+from draco.controller.allocation.gates import REQUESTS_AT_ONCE, SchedulingGates
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
+from draco.kube.connect.connection import MAX_PARALLEL_REQUESTS
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from draco.resources.api.core import PodStatus
 from draco.resources.api.meta import ObjectKey
@@ -39,6 +40,7 @@ class World:
         self.gates.subscribe(self.woken.append)
         self.patches: list[list[dict[str, Any]]] = []
         self.freed: list[str] = []
+        self.under_way = self.most_under_way = 0
         self.answer: ApiError | None = None
         self.answers: dict[str, ApiError] = {}
         ours = a_device_class("ours")
@@ -61,8 +63,11 @@ class World:
         assert kind is PODS
         if answer := self.answer or self.answers.get(key.name):
             raise answer
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
         for _ in range(5):  # turns of the event loop: it takes longer than a refusal
             await asyncio.sleep(0)
+        self.under_way -= 1
         self.patches.append(patch)
         self.freed.append(key.name)
 
@@ -254,6 +259,17 @@ async def test_pods_that_need_not_start_together_go_one_by_one(terms: UnknownTer
     gang.allocate("b")
     await gang.gates.reconcile(GROUP)
     assert gang.freed == ["b"]
+
+
+async def test_a_large_group_leaves_connections_to_others() -> None:
+    world = World()
+    number = REQUESTS_AT_ONCE + 10
+    world.terms = GangTerms(size=number)
+    for each in range(number):
+        world.member(f"pod-{each}")
+    await world.gates.reconcile(GROUP)
+    assert len(world.freed) == number
+    assert world.most_under_way == REQUESTS_AT_ONCE < MAX_PARALLEL_REQUESTS
 
 
 async def test_one_pod_that_is_refused_does_not_keep_the_others() -> None:

@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 GATES_AT_ONCE: Final = 32
 """The pods of a group get their devices at once, and are to start so. Those of a PodGroup count as one."""
+REQUESTS_AT_ONCE: Final = 64
+"""Of all groups together: more would keep the operator's other requests waiting, those for its Lease among them."""
 _AGAIN_S = 10.0
 """How soon to try again what was refused: either the pod changed meanwhile, which its watch tells, or a role is to be mended."""
 
@@ -43,6 +45,7 @@ class SchedulingGates:
         self._client = client
         self._view = view
         self._terms = terms
+        self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._off: set[str] = set()
         """UIDs of pods whose gate is off though the watch has not told of it yet."""
         self.trouble = ""
@@ -92,15 +95,16 @@ class SchedulingGates:
         gate = f"/spec/schedulingGates/{_gates(pod).index(SCHEDULING_GATE)}"
         key = pod.metadata.key
         try:
-            await self._client.patch(
-                PODS,
-                key,
-                [
-                    {"op": "test", "path": "/metadata/uid", "value": pod.metadata.uid},
-                    {"op": "test", "path": f"{gate}/name", "value": SCHEDULING_GATE},
-                    {"op": "remove", "path": gate},
-                ],
-            )
+            async with self._requests:
+                await self._client.patch(
+                    PODS,
+                    key,
+                    [
+                        {"op": "test", "path": "/metadata/uid", "value": pod.metadata.uid},
+                        {"op": "test", "path": f"{gate}/name", "value": SCHEDULING_GATE},
+                        {"op": "remove", "path": gate},
+                    ],
+                )
         except NotFound:
             return True
         except Invalid as error:
