@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import deque
 from pathlib import Path
 
 from benchmarks.gang_trace import GPUS, Job, Replay, with_each
@@ -26,21 +25,19 @@ WITHIN_S = 60.0
 
 async def turnovers(replay: Replay, prefix: str, gangs: int, rounds: int) -> list[float]:
     """Seconds from when a gang begins to be deleted until the next one runs. `gangs` of them fit in."""
-    running: deque[Job] = deque()
-    took_s = []
-    for number in range(gangs + rounds):
-        job = Job(f"{prefix}-{number}", 0.0, SIZE, 0.0)
+    jobs = [Job(f"{prefix}-{number}", 0.0, SIZE, 0.0) for number in range(gangs + rounds)]
+    for job in jobs[:gangs]:
         bound = await replay.begin(job)
-        began_s = None
-        if len(running) == gangs:
-            await asyncio.sleep(WAITS_S)
-            began_s = time.monotonic()
-            await replay.end(running.popleft())
         await asyncio.wait_for(bound.wait(), WITHIN_S)
-        if began_s is not None:
-            took_s.append(round(time.monotonic() - began_s, 2))
-        running.append(job)
-    for job in running:
+    took_s = []
+    for oldest, job in zip(jobs, jobs[gangs:], strict=False):
+        bound = await replay.begin(job)
+        await asyncio.sleep(WAITS_S)
+        began_s = time.monotonic()
+        await replay.end(oldest)
+        await asyncio.wait_for(bound.wait(), WITHIN_S)
+        took_s.append(round(time.monotonic() - began_s, 2))
+    for job in jobs[rounds:]:
         await replay.end(job)
     return took_s
 

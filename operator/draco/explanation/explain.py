@@ -13,7 +13,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
 from draco.allocation.ownership.claims import as_judged, is_for_operator
-from draco.allocation.ownership.gangs import GangSource, gang_of
+from draco.allocation.ownership.gangs import gang_of, pod_group_of
 from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
@@ -125,11 +125,10 @@ def _gated(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod) -> str:
     dracos = [claim for claim in claims if is_for_operator(claim, fleet.classes)]
     if any(claim.status.allocation is None for claim in dracos):
         return ""
-    gang = gang_of(pod)
-    if gang is not None and gang.source is GangSource.POD_GROUP:
+    if pod_group := pod_group_of(pod):
         return (
             f"pod {pod.metadata.name} has the scheduling gate {SCHEDULING_GATE}: where the chart's value operator.allocate is "
-            f"true, Draco takes it off once as many pods of {gang} as start together have their devices"
+            f"true, Draco takes it off once as many pods of {pod_group} as start together have their devices"
         )
     if dracos:
         return ""

@@ -13,6 +13,7 @@ from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
 from tests.component.simulator.test_nodes import running, until_running
 
+GATES = [{"name": SCHEDULING_GATE}]
 WITHOUT_CLAIMS: dict[str, Any] = {"containers": [{"name": "main", "image": "none"}], "resourceClaims": []}
 
 
@@ -77,14 +78,13 @@ async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_un
 async def test_a_gang_behind_dracos_gates_waits_unseen_by_the_scheduler_and_runs_as_soon_as_it_can(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
-    gates = [{"name": SCHEDULING_GATE}]
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         for gang in ("one", "two"):
             await make_pod_group(all_dracos, namespace, gang, least=2)
             for number in range(2):
                 name = f"{gang}-{number}"
-                await make_member(all_dracos, namespace, name, template="eight", pod_group=gang, schedulingGates=gates)
+                await make_member(all_dracos, namespace, name, template="eight", pod_group=gang, schedulingGates=GATES)
         await until_running(all_dracos, namespace, "one-0", "one-1")
         assert len(await allocated_claims(all_dracos, namespace)) == 2
         for name in ("two-0", "two-1"):
@@ -99,7 +99,6 @@ async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
     """Not even a pod without claims: kube-scheduler would try the gang because of it, in vain."""
-    gates = [{"name": SCHEDULING_GATE}]
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         await make_pod_group(all_dracos, namespace, "before", least=3)
@@ -108,9 +107,9 @@ async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait
         await until_running(all_dracos, namespace, *(f"before-{number}" for number in range(3)))
         await make_pod_group(all_dracos, namespace, "train", least=2)
         await make_member(
-            all_dracos, namespace, "launcher", template="", pod_group="train", schedulingGates=gates, **WITHOUT_CLAIMS
+            all_dracos, namespace, "launcher", template="", pod_group="train", schedulingGates=GATES, **WITHOUT_CLAIMS
         )
-        await make_member(all_dracos, namespace, "worker", template="eight", pod_group="train", schedulingGates=gates)
+        await make_member(all_dracos, namespace, "worker", template="eight", pod_group="train", schedulingGates=GATES)
 
         async def said() -> bool:
             events = await all_dracos.list(EVENTS, namespace=namespace)
@@ -128,7 +127,7 @@ async def test_a_pod_that_has_its_gpu_is_told_that_its_gate_stays_until_the_othe
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
 ) -> None:
     """It shares its claim with a pod that runs: what no pod uses, a group that cannot start does not keep."""
-    gates, shared = [{"name": SCHEDULING_GATE}], [{"name": "gpu", "resourceClaimName": "shared"}]
+    shared = [{"name": "gpu", "resourceClaimName": "shared"}]
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_claim(all_dracos, namespace, "shared")
         await make_member(all_dracos, namespace, "before", template="", resourceClaims=shared)
@@ -136,7 +135,7 @@ async def test_a_pod_that_has_its_gpu_is_told_that_its_gate_stays_until_the_othe
         await make_template(all_dracos, namespace, "one", gpus=1)
         await make_pod_group(all_dracos, namespace, "train", least=2)
         await make_member(
-            all_dracos, namespace, "a", template="", pod_group="train", schedulingGates=gates, resourceClaims=shared
+            all_dracos, namespace, "a", template="", pod_group="train", schedulingGates=GATES, resourceClaims=shared
         )
 
         async def said() -> bool:
@@ -145,7 +144,7 @@ async def test_a_pod_that_has_its_gpu_is_told_that_its_gate_stays_until_the_othe
             return any(f"as many pods of PodGroup {namespace}/train as start together" in each for each in notes)
 
         await until(said, what="the Event that says what the gate waits for")
-        await make_member(all_dracos, namespace, "b", template="one", pod_group="train", schedulingGates=gates)
+        await make_member(all_dracos, namespace, "b", template="one", pod_group="train", schedulingGates=GATES)
         await until_running(all_dracos, namespace, "a", "b")
 
 

@@ -110,6 +110,17 @@ def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
     assert held_already.reason is PendingReason.ALLOCATED
 
 
+def a_fleet_with_a_class(*, dracos: bool) -> Fleet:
+    """One GPU, and the class "ours", whose claims Draco allocates or kube-scheduler does."""
+    plain = a_device_class("ours")
+    meta = msgspec.structs.replace(plain.metadata, labels={"draco.dev/allocator": "operator"} if dracos else {})
+    return Fleet.of(
+        slices=[a_slice("node-0", ["gpu-0"])],
+        nodes=[a_node("node-0")],
+        classes=[msgspec.structs.replace(plain, metadata=meta)],
+    )
+
+
 @pytest.mark.parametrize(
     ("gates", "dracos", "why"),
     [
@@ -127,13 +138,7 @@ def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
 def test_a_scheduling_gate_is_named_unless_draco_takes_it_off_with_the_devices_that_are_missing(
     gates: tuple[str, ...], dracos: bool, why: str
 ) -> None:
-    plain = a_device_class("ours")
-    meta = msgspec.structs.replace(plain.metadata, labels={"draco.dev/allocator": "operator"} if dracos else {})
-    fleet = Fleet.of(
-        slices=[a_slice("node-0", ["gpu-0"])],
-        nodes=[a_node("node-0")],
-        classes=[msgspec.structs.replace(plain, metadata=meta)],
-    )
+    fleet = a_fleet_with_a_class(dracos=dracos)
     told = explain(fleet, [a_claim(device_class="ours")], pod=a_pod(gates=gates))
     assert (told.reason is PendingReason.GATED) is bool(why)
     assert why in str(told)
@@ -153,13 +158,7 @@ TOGETHER = "Draco takes it off once as many pods of PodGroup default/train as st
 def test_a_pod_that_has_its_devices_is_told_that_the_others_of_its_pod_group_have_not(
     pod_group: str, dracos: bool, why: str
 ) -> None:
-    plain = a_device_class("ours")
-    meta = msgspec.structs.replace(plain.metadata, labels={"draco.dev/allocator": "operator"} if dracos else {})
-    fleet = Fleet.of(
-        slices=[a_slice("node-0", ["gpu-0"])],
-        nodes=[a_node("node-0")],
-        classes=[msgspec.structs.replace(plain, metadata=meta)],
-    )
+    fleet = a_fleet_with_a_class(dracos=dracos)
     claim, pod = a_claim(device_class="ours", on=["node-0/gpu-0"]), a_pod(gates=[SCHEDULING_GATE], pod_group=pod_group)
     told = explain(fleet, [claim], pod=pod)
     assert told.reason is (PendingReason.GATED if why else PendingReason.ALLOCATED)

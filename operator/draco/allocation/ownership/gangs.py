@@ -65,11 +65,19 @@ class UnknownTerms(msgspec.Struct, frozen=True):
     why: str
 
 
+def pod_group_of(pod: Pod) -> GangKey | None:
+    """The PodGroup that the pod belongs to: the only groups that kube-scheduler knows."""
+    group = pod.spec.scheduling_group
+    if group is None or not group.pod_group_name:
+        return None
+    return GangKey(GangSource.POD_GROUP, pod.metadata.namespace, group.pod_group_name)
+
+
 def gang_of(pod: Pod) -> GangKey | None:
     """The group that the pod belongs to. One that several sources name goes by the first."""
+    if pod_group := pod_group_of(pod):
+        return pod_group
     namespace, labels = pod.metadata.namespace, pod.metadata.labels
-    if pod.spec.scheduling_group is not None and pod.spec.scheduling_group.pod_group_name:
-        return GangKey(GangSource.POD_GROUP, namespace, pod.spec.scheduling_group.pod_group_name)
     if name := labels.get(_KUEUE_NAME):
         return GangKey(GangSource.KUEUE, namespace, name)
     if (name := labels.get(_LWS_NAME)) and (index := labels.get(_LWS_INDEX)):

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from draco.allocation.ownership.claims import is_for_operator
-from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, gang_of
+from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, pod_group_of
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, Invalid, NotFound
@@ -125,7 +125,7 @@ class SchedulingGates:
     def _ready(self, key: ObjectKey) -> Sequence[Pod]:
         """The pod, if it is."""
         pod = self._view.pods.store.get(key)
-        return [pod] if pod is not None and _has_gate(pod) and self._has_all(pod) else []
+        return [pod] if pod is not None and self._has_all(pod) else []
 
     def _ready_of(self, group: GangKey) -> Sequence[Pod]:
         """The pods of a PodGroup that are ready; none while fewer are than start together."""
@@ -155,8 +155,7 @@ class SchedulingGates:
 
 def _key_of(pod: Pod) -> ObjectKey | GangKey:
     """The pod, or its PodGroup. Pods of other groups kube-scheduler looks at one by one."""
-    gang = gang_of(pod)
-    return gang if gang is not None and gang.source is GangSource.POD_GROUP else pod.metadata.key
+    return pod_group_of(pod) or pod.metadata.key
 
 
 def _gates(pod: Pod) -> list[str]:

@@ -14,7 +14,7 @@ from itertools import chain
 
 import structlog
 
-from draco.allocation.ownership.gangs import GangKey, GangSource, gang_of
+from draco.allocation.ownership.gangs import GangKey, GangSource, pod_group_of
 from draco.allocation.ownership.leaks import (
     cause_and_fix,
     ended_users,
@@ -178,9 +178,8 @@ class LeakedClaims:
             yield from self._view.pods_of_gang(GangKey(GangSource.POD_GROUP, each.key.namespace, each.key.name))
 
     def _concerned(self, pod: Pod) -> Iterable[ObjectKey]:
-        gang = gang_of(pod)
-        if gang is not None and gang.source is GangSource.POD_GROUP:
-            yield ObjectKey(gang.namespace, gang.name)
+        if group := pod_group_of(pod):
+            yield ObjectKey(group.namespace, group.name)
         for key in pod.claims:
             claim = self._view.claims.store.get(key)
             yield from (each.key for each in (keepers(claim) if claim else ()))

@@ -9,6 +9,7 @@ them so.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -226,14 +227,18 @@ class PendingClaims:
             return 0.0  # the scheduler refused it
         times = [pod.metadata.creation_timestamp, scheduled.last_transition_time if scheduled else None]
         since = max((each for each in times if each is not None), default=None)
-        return self._pending_after_s - (self._clock.now() - since).total_seconds() if since else 0.0
+        return self._to_wait_s(since) if since else 0.0
 
     def _gate_s(self, pod: Pod) -> float:
         """How long a gate that is still there is none to speak of: the pod has only just got its devices."""
         claims = (self._view.claims.store.get(key) for key in pod.claims)
         allocations = (claim.status.allocation for claim in claims if claim is not None)
         times = [each.allocation_timestamp for each in allocations if each is not None and each.allocation_timestamp]
-        return max(0.0, self._pending_after_s - (self._clock.now() - max(times)).total_seconds()) if times else 0.0
+        return max(0.0, self._to_wait_s(max(times))) if times else 0.0
+
+    def _to_wait_s(self, since: datetime) -> float:
+        """Until it is time to speak of what is so since then; negative afterwards."""
+        return self._pending_after_s - (self._clock.now() - since).total_seconds()
 
     def _bypasses(self, pod: Pod) -> bool:
         """Whether it has a node, and a claim that nobody will allocate: it names its node itself."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.adversary.cluster.observer.allocators import is_for_draco
+from tests.adversary.cluster.observer.groups import groups_of
 from tests.adversary.cluster.observer.laws import BLOCKING
-from tests.adversary.cluster.observer.members import claims_of, is_pod_group, key_of, size_of
+from tests.adversary.cluster.observer.members import claims_of, is_pod_group, key_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import Object, World, condition, name, phase, results, waiting
+from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
 
 _REASON = "ClaimPending"
 _DRACO_SAYS = "Draco says: "
@@ -106,14 +107,8 @@ def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -
 
 def _is_short_of_pods(world: World, key: str, claims: Mapping[str, Object]) -> bool:
     """Whether it is a PodGroup of which fewer pods have all their devices than start together."""
-    pods = [pod for pod in world.pods.values() if key and key_of(pod) == key]
-    size = size_of(world, key, pods) if is_pod_group(key) else None
-    live = [
-        pod
-        for pod in pods
-        if phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")
-    ]
-    return size is not None and sum(_has_all(pod, claims) for pod in live) < size
+    group = next((each for each in groups_of(world) if each.key == key), None) if is_pod_group(key) else None
+    return group is not None and sum(_has_all(pod, claims) for pod in group.pods) < group.size
 
 
 def _has_all(pod: Object, claims: Mapping[str, Object]) -> bool:
