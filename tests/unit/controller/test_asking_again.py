@@ -1,5 +1,6 @@
 """How soon Draco asks again where a claim goes that found no place, without an API server."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -12,6 +13,7 @@ from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, clai
 from draco.kube.connect.client import Client
 from draco.placing.groups import GroupPlacement
 from draco.resources.api.claims import ResourceClaimConsumerReference
+from draco.resources.api.meta import OwnerReference
 from draco.resources.names import LABEL_ALLOCATOR
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.allocating import permissive_allocations
@@ -21,6 +23,8 @@ from tests.doubles.workers import PromptWorkers
 POD_GROUP = ResourceClaimConsumerReference(
     api_group="scheduling.k8s.io", resource="podgroups", name="train", uid="train"
 )
+
+JOB = OwnerReference(api_version="batch/v1", kind="Job", name="train", uid="train")
 
 
 def no_place(question: object) -> PlacementAnswer:
@@ -56,11 +60,12 @@ class Lab:
         protected = msgspec.structs.replace(claim.metadata, uid=name, finalizers=[FINALIZER])
         self.view.claims._publish(self.view.claims.store.put(msgspec.structs.replace(claim, metadata=protected)))
 
-    def change(self, gpu: int) -> None:
-        """Somebody has another device now."""
+    def change(self, gpu: int, *, gang: str = "", owners: Sequence[OwnerReference] = (JOB,)) -> None:
+        """A pod has another device now: one of a Job's, and of a PodGroup if that is named."""
         name = f"other-{gpu}"
         held = a_claim(name, device_class="gpu.draco.dev", on=[f"node-0/gpu-{gpu}"], reserved_for=[name])
-        self.view.pods._publish(self.view.pods.store.put(a_pod(name, node="node-0", claims=[name])))
+        pod = a_pod(name, node="node-0", claims=[name], pod_group=gang, owner_references=[*owners])
+        self.view.pods._publish(self.view.pods.store.put(pod))
         self.view.claims._publish(self.view.claims.store.put(held))
 
     def end(self, gpu: int) -> None:
@@ -141,6 +146,55 @@ async def test_several_groups_are_asked_about_once_the_last_device_of_a_job_that
     lab.clock.pass_without_a_turn(0.06)
     await lab.look()
     assert [len(claims_of(question)) for question in lab.workers.asked] == [2]
+
+
+@pytest.mark.parametrize(("left", "again_s"), [(0, None), (1, 0.1)], ids=["all of it", "all but one"])
+async def test_when_the_last_device_of_a_gang_that_ends_is_free_no_more_are_waited_for(
+    lab: Lab, left: int, again_s: float | None
+) -> None:
+    lab.wait("younger")
+    for gpu in range(8):
+        lab.change(gpu, gang="train")
+    await lab.look()
+    lab.clock.pass_without_a_turn(60)
+    await lab.look()
+    lab.workers.asked.clear()
+    for gpu in range(left, 8):
+        lab.end(gpu)
+    for gpu in range(left, 8):
+        lab.free(gpu)
+        assert await lab.look() == pytest.approx(2.0 if gpu < 7 else again_s)
+    lab.clock.pass_without_a_turn(again_s or 0.0)
+    await lab.look()
+    assert [len(claims_of(question)) for question in lab.workers.asked] == [2]
+
+
+@pytest.mark.parametrize(("owners", "again_s"), [([], None), ([JOB], 0.1)], ids=["by itself", "as one of a Job"])
+async def test_no_more_devices_are_waited_for_when_a_pod_ends_that_nobody_made(
+    lab: Lab, owners: list[OwnerReference], again_s: float | None
+) -> None:
+    lab.wait("younger")
+    lab.change(0, owners=owners)
+    await lab.look()
+    lab.clock.pass_without_a_turn(60)
+    await lab.look()
+    lab.end(0)
+    lab.free(0)
+    assert await lab.look() == (again_s and pytest.approx(again_s))
+
+
+async def test_other_devices_that_become_free_are_waited_for_though_a_gang_has_ended(lab: Lab) -> None:
+    lab.wait("younger")
+    lab.change(0, gang="train")
+    lab.change(1)
+    await lab.look()
+    lab.clock.pass_without_a_turn(60)
+    await lab.look()
+    lab.end(1)
+    lab.free(1)
+    lab.end(0)
+    lab.free(0)
+    assert await lab.look() == pytest.approx(0.1)
 
 
 async def test_devices_whose_pods_are_over_are_waited_for_though_they_become_free_slowly(lab: Lab) -> None:

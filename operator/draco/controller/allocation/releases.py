@@ -7,6 +7,7 @@ that asks for much and has waited longer. Decides nothing, writes nothing.
 from typing import Final
 
 from draco.allocation.ownership.claims import is_for_operator
+from draco.allocation.ownership.gangs import gang_of
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
@@ -26,20 +27,23 @@ class Releases:
     def __init__(self, view: ClusterView, *, clock: Clock) -> None:
         self._view = view
         self._clock = clock
-        self._leaving: set[ObjectKey] = set()
-        """Claims that still have devices, and no pod any more that stays."""
+        self._leaving: dict[ObjectKey, Pod | None] = {}
+        """Claims that still have devices, and no pod any more that stays, with the last one as far as it was seen."""
         self._since_s = self._last_s = float("-inf")
+        """Of those that became free at less than that distance: the first, the last."""
+        self._more_until_s = float("-inf")
         view.claims.subscribe(self._claim_changed)
         view.pods.subscribe(self._pod_changed)
 
     def over_s(self, asked_s: float) -> float:
         """By the monotonic clock: when to ask again who asked at that time, since they are over or go on for long."""
         longest_s = max(self._since_s, asked_s) + _LONGEST_S
-        return longest_s if self._leaving else min(self._last_s + _STILL_S, longest_s)
+        return longest_s if self._leaving else min(self._more_until_s, longest_s)
 
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
         before, after = change.before, change.after
-        self._sort(change.key)
+        pod = self._leaving.get(change.key)
+        self._sort(change.key, pod)
         is_free = after is None or after.status.allocation is None
         if before is None or not is_free or not self._has_devices(before):
             return
@@ -47,18 +51,28 @@ class Releases:
         if now_s > self._last_s + _STILL_S:
             self._since_s = now_s
         self._last_s = now_s
+        if pod is None or not self._is_last(pod):
+            self._more_until_s = now_s + _STILL_S
 
     def _pod_changed(self, change: Change[Pod]) -> None:
         if change.differs(lambda pod: (pod.is_over, pod.claims)):
-            for key in {key for pod in change.versions for key in pod.claims}:
-                self._sort(key)
+            for pod in change.versions:
+                for key in pod.claims:
+                    self._sort(key, pod)
 
-    def _sort(self, key: ObjectKey) -> None:
+    def _sort(self, key: ObjectKey, pod: Pod | None) -> None:
         claim = self._view.claims.store.get(key)
         if claim is not None and self._has_devices(claim) and self._is_left(claim):
-            self._leaving.add(key)
+            self._leaving[key] = pod
         else:
-            self._leaving.discard(key)
+            self._leaving.pop(key, None)
+
+    def _is_last(self, pod: Pod) -> bool:
+        """Whether none of its job is left. Which pods a controller's other than a gang's end together is not known."""
+        gang = gang_of(pod)
+        if gang is None:
+            return not pod.metadata.owner_references
+        return all(each.is_over for each in self._view.pods_of_gang(gang))
 
     def _has_devices(self, claim: ResourceClaim) -> bool:
         return claim.status.allocation is not None and is_for_operator(claim, self._view.classes_by_name)
