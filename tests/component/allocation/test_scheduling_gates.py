@@ -104,3 +104,18 @@ async def test_of_a_pod_the_operators_account_takes_only_its_own_gate(
                 await operator.patch(PODS, key, [own, change])
         found = await operator.patch(PODS, key, [own])
         assert [each.name for each in found.spec.scheduling_gates] == [FOREIGN["name"]]
+
+
+async def test_what_is_no_longer_as_it_was_when_the_gate_goes_stays_so(handed_over: Client, namespace: str) -> None:
+    """Another took its gate off meanwhile, or another pod has the name: what Draco writes changes nothing."""
+    key = ObjectKey(namespace, "pod")
+    await make_claim(handed_over, namespace, "claim", device_class="gpu.nvidia.com")
+    await make_pod(handed_over, namespace, "pod", "claim", schedulingGates=[GATE])
+    seen = await handed_over.get(PODS, key)
+    let_go = {"metadata": {"uid": seen.metadata.uid}, "spec": {"schedulingGates": [FOREIGN]}}
+    with pytest.raises(Invalid, match="only deletion is allowed"):
+        await handed_over.patch(PODS, key, let_go)
+    let_go = {"metadata": {"uid": "another"}, "spec": {"schedulingGates": None}}
+    with pytest.raises(Invalid, match=r"metadata\.uid: .* field is immutable"):
+        await handed_over.patch(PODS, key, let_go)
+    assert (await handed_over.get(PODS, key)).spec == seen.spec
