@@ -1,7 +1,8 @@
 """Write down what NVML answers about a GPU, as JSON: what simulated NVML is compared with.
 
-Only asks: it changes no setting and makes no instance. What tells one board from others of its kind (UUID, serial number), and
-where its node has it, is masked. It needs nothing but pynvml, so this file alone runs on any node with a GPU, best an idle one:
+Only asks: it changes no setting and makes no instance. What tells one board from others of its kind (UUID, serial number,
+revision), and where its node has it, is masked. It needs nothing but pynvml, so this file alone runs on any node with a GPU, best
+an idle one:
 
     python survey.py > tests/unit/simulator/surveys/h100-80gb.json
 """
@@ -19,8 +20,8 @@ LINKS = 19
 MASKED = "masked"
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 _MASKS = frozenset({
-    "nvmlDeviceGetIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetSerial", "nvmlDeviceGetBoardId", "nvmlDeviceGetMinorNumber",
-    "nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetCpuAffinity", "nvmlDeviceGetCpuAffinityWithinScope",
+    "nvmlDeviceGetIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetSerial", "nvmlDeviceGetBoardId", "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetCpuAffinity", "nvmlDeviceGetCpuAffinityWithinScope",
 })  # fmt: skip
 _MASKED_FIELDS = frozenset({
     "domain", "bus", "device", "busId", "busIdLegacy", "clusterUuid", "cliqueId", "pid", "_reserved",
