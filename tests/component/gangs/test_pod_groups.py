@@ -1,5 +1,6 @@
 """PodGroups whose pods ask for Draco's GPUs: all of a gang's claims are allocated or none, and kube-scheduler binds the gang."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,32 @@ async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_un
         for name in gangs[first]:
             await all_dracos.delete(PODS, ObjectKey(namespace, name))
         await until_running(all_dracos, namespace, *gangs[second])
+
+
+async def test_what_a_gang_leaves_goes_to_the_gang_that_waited_longest_though_younger_pods_would_fit_sooner(
+    guarded: Guarded, all_dracos: Client, namespace: str, folder: Path
+) -> None:
+    async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
+        await make_template(all_dracos, namespace, "eight", gpus=8)
+        gangs = {gang: [f"{gang}-{number}" for number in range(3)] for gang in ("before", "old")}
+        for gang, names in gangs.items():
+            await make_pod_group(all_dracos, namespace, gang, least=3)
+            for name in names:
+                await make_member(all_dracos, namespace, name, template="eight", pod_group=gang)
+            if gang == "before":
+                await until_running(all_dracos, namespace, *names)
+
+        async def waits(name: str) -> bool:
+            events = await all_dracos.list(EVENTS, namespace=namespace)
+            return any(each.involved_object and each.involved_object.name == name for each in events)
+
+        await until(partial(waits, "old-2"), what="an Event of the gang that waits")
+        for name in ("young-0", "young-1"):
+            await make_member(all_dracos, namespace, name, template="eight")
+        await until(partial(waits, "young-1"), what="an Event of the younger pod")
+        for name in gangs["before"]:
+            await all_dracos.delete(PODS, ObjectKey(namespace, name))
+        await until_running(all_dracos, namespace, *gangs["old"])
 
 
 async def test_a_gang_behind_dracos_gates_waits_unseen_by_the_scheduler_and_runs_as_soon_as_it_can(
