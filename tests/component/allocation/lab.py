@@ -12,7 +12,7 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, LEASES
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, EVENTS, LEASES
 from draco.resources.names import ALLOCATION_REGISTER, OPERATOR_LEASE
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.chart.rendering import NAMESPACE, render
@@ -118,3 +118,9 @@ async def end_lease(client: Client) -> None:
     """The lease of an operator that died runs out."""
     with contextlib.suppress(NotFound):
         await client.delete(LEASES, ObjectKey(NAMESPACE, OPERATOR_LEASE))
+
+
+async def events_of(client: Client, namespace: str, name: str, reason: str = "") -> list[str]:
+    """What the Events of the objects of that name say, whatever their reason unless one is given."""
+    found = await client.list(EVENTS, namespace=namespace, field_selector=f"reason={reason}" if reason else "")
+    return [each.message for each in found if each.involved_object and each.involved_object.name == name]

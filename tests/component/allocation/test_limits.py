@@ -22,9 +22,9 @@ from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, DEVICE_LIMITS, EVENTS, MIG_POLICIES, NAMESPACES, PODS
+from draco.resources.kinds import CLAIMS, DEVICE_LIMITS, MIG_POLICIES, NAMESPACES, PODS
 from draco_local.cluster.controlplane import ControlPlane
-from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
+from tests.component.allocation.lab import ALLOCATING, Guarded, events_of, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
 from tests.component.simulator.test_nodes import make_pod, running
 
@@ -96,11 +96,6 @@ async def until_said(client: Client, key: ObjectKey, *words: str) -> DeviceLimit
         return limit if all(word in limit.status.message for word in words) else None
 
     return await until(look, what=f"a status of {key} with {words}")
-
-
-async def events_of(client: Client, namespace: str, name: str, reason: str) -> list[str]:
-    found = await client.list(EVENTS, namespace=namespace, field_selector=f"reason={reason}")
-    return [each.message for each in found if each.involved_object and each.involved_object.name == name]
 
 
 async def allocated(client: Client, *namespaces: str) -> list[ResourceClaim]:

@@ -11,8 +11,8 @@ from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
-from draco.resources.kinds import CLAIMS, DEVICE_RESERVATIONS, EVENTS, MIG_POLICIES, NODES
-from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, make_claim, until_allocated
+from draco.resources.kinds import CLAIMS, DEVICE_RESERVATIONS, MIG_POLICIES, NODES
+from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, events_of, make_claim, until_allocated
 from tests.component.allocation.published import publishing
 from tests.component.controller.replicas import an_operator, until
 from tests.component.simulator.test_nodes import running
@@ -65,8 +65,7 @@ async def until_told(client: Client, namespace: str, name: str, *words: str) -> 
     """The Event of the first claim says so."""
 
     async def look() -> bool:
-        found = await client.list(EVENTS, namespace=namespace, field_selector="reason=GroupWaiting")
-        told = [each.message for each in found if each.involved_object and each.involved_object.name == f"{name}-0"]
+        told = await events_of(client, namespace, f"{name}-0", "GroupWaiting")
         return any(all(word in each for word in words) for each in told)
 
     await until(look, what=f"an Event of {name} with {words}")

@@ -13,7 +13,7 @@ from draco.kube.errors import Invalid
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, EVENTS, PODS
 from draco.resources.names import SCHEDULING_GATE
-from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
+from tests.component.allocation.lab import ALLOCATING, Guarded, events_of, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
 from tests.component.gangs.lab import allocated_claims, make_member, make_template
 from tests.component.simulator.test_nodes import make_pod, running, until_running
@@ -44,11 +44,7 @@ async def test_the_gate_goes_once_the_claim_has_its_gpu_and_until_then_the_sched
         await make_pod(handed_over, namespace, "pod", "late", schedulingGates=[GATE])
 
         async def explained() -> bool:
-            events = await handed_over.list(EVENTS, namespace=namespace)
-            return any(
-                each.involved_object and each.involved_object.name == "pod" and "in use" in each.message
-                for each in events
-            )
+            return any("in use" in each for each in await events_of(handed_over, namespace, "pod"))
 
         await until(explained, what="the Event that says what the pod waits for")
         await until_gated(handed_over, namespace, "pod")

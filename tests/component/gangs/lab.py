@@ -41,6 +41,17 @@ async def make_pod_group(
     await client.create(POD_GROUP, {"metadata": meta, "spec": spec})
 
 
+async def make_gang(
+    client: Client, namespace: str, name: str, *, pods: int, template: str, **spec_of_a_pod: Any
+) -> list[str]:
+    """A PodGroup with just the pods that start together. Returns their names."""
+    await make_pod_group(client, namespace, name, least=pods)
+    names = [f"{name}-{number}" for number in range(pods)]
+    for member in names:
+        await make_member(client, namespace, member, template=template, pod_group=name, **spec_of_a_pod)
+    return names
+
+
 async def make_member(
     client: Client,
     namespace: str,

@@ -9,9 +9,9 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import EVENTS, PODS
 from draco.resources.names import SCHEDULING_GATE
 from draco_local.simulator.kubelet.pods import ANNOTATION_RUN_SECONDS
-from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim
+from tests.component.allocation.lab import ALLOCATING, Guarded, events_of, make_claim
 from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
+from tests.component.gangs.lab import allocated_claims, make_gang, make_member, make_pod_group, make_template
 from tests.component.simulator.test_nodes import running, until_running
 
 GATES = [{"name": SCHEDULING_GATE}]
@@ -36,9 +36,7 @@ async def test_a_gang_that_never_fits_gets_nothing_and_says_what_is_missing(
 ) -> None:
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
-        await make_pod_group(all_dracos, namespace, "huge", least=4)
-        for number in range(4):
-            await make_member(all_dracos, namespace, f"huge-{number}", template="eight", pod_group="huge")
+        await make_gang(all_dracos, namespace, "huge", pods=4, template="eight")
 
         async def said() -> str | None:
             events = await all_dracos.list(EVENTS, namespace=namespace)
@@ -81,25 +79,16 @@ async def test_what_a_gang_leaves_goes_to_the_gang_that_waited_longest_though_yo
 ) -> None:
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
-        gangs = {gang: [f"{gang}-{number}" for number in range(3)] for gang in ("before", "old")}
-        for gang, names in gangs.items():
-            await make_pod_group(all_dracos, namespace, gang, least=3)
-            for name in names:
-                await make_member(all_dracos, namespace, name, template="eight", pod_group=gang)
-            if gang == "before":
-                await until_running(all_dracos, namespace, *names)
-
-        async def waits(name: str) -> bool:
-            events = await all_dracos.list(EVENTS, namespace=namespace)
-            return any(each.involved_object and each.involved_object.name == name for each in events)
-
-        await until(partial(waits, "old-2"), what="an Event of the gang that waits")
+        before = await make_gang(all_dracos, namespace, "before", pods=3, template="eight")
+        await until_running(all_dracos, namespace, *before)
+        old = await make_gang(all_dracos, namespace, "old", pods=3, template="eight")
+        await until(partial(events_of, all_dracos, namespace, old[-1]), what="an Event of the gang that waits")
         for name in ("young-0", "young-1"):
             await make_member(all_dracos, namespace, name, template="eight")
-        await until(partial(waits, "young-1"), what="an Event of the younger pod")
-        for name in gangs["before"]:
+        await until(partial(events_of, all_dracos, namespace, "young-1"), what="an Event of the younger pod")
+        for name in before:
             await all_dracos.delete(PODS, ObjectKey(namespace, name))
-        await until_running(all_dracos, namespace, *gangs["old"])
+        await until_running(all_dracos, namespace, *old)
 
 
 async def test_a_gang_behind_dracos_gates_waits_unseen_by_the_scheduler_and_runs_as_soon_as_it_can(
@@ -107,19 +96,18 @@ async def test_a_gang_behind_dracos_gates_waits_unseen_by_the_scheduler_and_runs
 ) -> None:
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
-        for gang in ("one", "two"):
-            await make_pod_group(all_dracos, namespace, gang, least=2)
-            for number in range(2):
-                name = f"{gang}-{number}"
-                await make_member(all_dracos, namespace, name, template="eight", pod_group=gang, schedulingGates=GATES)
-        await until_running(all_dracos, namespace, "one-0", "one-1")
+        one, two = [
+            await make_gang(all_dracos, namespace, gang, pods=2, template="eight", schedulingGates=GATES)
+            for gang in ("one", "two")
+        ]
+        await until_running(all_dracos, namespace, *one)
         assert len(await allocated_claims(all_dracos, namespace)) == 2
-        for name in ("two-0", "two-1"):
+        for name in two:
             pod = await all_dracos.get(PODS, ObjectKey(namespace, name))
             assert {each.reason for each in pod.status.conditions} == {"SchedulingGated"}
-        for name in ("one-0", "one-1"):
+        for name in one:
             await all_dracos.delete(PODS, ObjectKey(namespace, name))
-        await until_running(all_dracos, namespace, "two-0", "two-1")
+        await until_running(all_dracos, namespace, *two)
 
 
 async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait_for_gpus(
@@ -128,10 +116,8 @@ async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait
     """Not even a pod without claims: kube-scheduler would try the gang because of it, in vain."""
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
-        await make_pod_group(all_dracos, namespace, "before", least=3)
-        for number in range(3):
-            await make_member(all_dracos, namespace, f"before-{number}", template="eight", pod_group="before")
-        await until_running(all_dracos, namespace, *(f"before-{number}" for number in range(3)))
+        before = await make_gang(all_dracos, namespace, "before", pods=3, template="eight")
+        await until_running(all_dracos, namespace, *before)
         await make_pod_group(all_dracos, namespace, "train", least=2)
         await make_member(
             all_dracos, namespace, "launcher", template="", pod_group="train", schedulingGates=GATES, **WITHOUT_CLAIMS
@@ -139,14 +125,13 @@ async def test_the_scheduler_is_not_shown_a_part_of_a_gang_whose_other_pods_wait
         await make_member(all_dracos, namespace, "worker", template="eight", pod_group="train", schedulingGates=GATES)
 
         async def said() -> bool:
-            events = await all_dracos.list(EVENTS, namespace=namespace)
-            notes = [each.message for each in events if each.involved_object and each.involved_object.name == "worker"]
+            notes = await events_of(all_dracos, namespace, "worker")
             return any("in use" in each for each in notes)
 
         await until(said, what="the Event that says what the worker waits for")
         launcher = await all_dracos.get(PODS, ObjectKey(namespace, "launcher"))
         assert [each.name for each in launcher.spec.scheduling_gates] == [SCHEDULING_GATE]
-        await all_dracos.delete(PODS, ObjectKey(namespace, "before-0"))
+        await all_dracos.delete(PODS, ObjectKey(namespace, before[0]))
         await until_running(all_dracos, namespace, "launcher", "worker")
 
 
@@ -166,8 +151,7 @@ async def test_a_pod_that_has_its_gpu_is_told_that_its_gate_stays_until_the_othe
         )
 
         async def said() -> bool:
-            events = await all_dracos.list(EVENTS, namespace=namespace)
-            notes = [each.message for each in events if each.involved_object and each.involved_object.name == "a"]
+            notes = await events_of(all_dracos, namespace, "a")
             return any(f"as many pods of PodGroup {namespace}/train as start together" in each for each in notes)
 
         await until(said, what="the Event that says what the gate waits for")

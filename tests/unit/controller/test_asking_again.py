@@ -82,6 +82,12 @@ class Lab:
             pass
         return again_s
 
+    async def rest(self) -> None:
+        """Reconcile until there is nothing to do, and whoever asked may ask again at once."""
+        await self.look()
+        self.clock.pass_without_a_turn(60)
+        await self.look()
+
 
 @pytest.fixture
 def lab() -> Lab:
@@ -123,9 +129,7 @@ async def free_one_by_one(lab: Lab, number: int, *, every_s: float = 0.05, end_f
     asked = []
     for gpu in range(number):
         lab.change(gpu)
-    await lab.look()
-    lab.clock.pass_without_a_turn(60)
-    await lab.look()
+    await lab.rest()
     lab.workers.asked.clear()
     for gpu in range(number) if end_first else ():
         lab.end(gpu)
@@ -155,9 +159,7 @@ async def test_when_the_last_device_of_a_gang_that_ends_is_free_no_more_are_wait
     lab.wait("younger")
     for gpu in range(8):
         lab.change(gpu, gang="train")
-    await lab.look()
-    lab.clock.pass_without_a_turn(60)
-    await lab.look()
+    await lab.rest()
     lab.workers.asked.clear()
     for gpu in range(left, 8):
         lab.end(gpu)
@@ -175,9 +177,7 @@ async def test_no_more_devices_are_waited_for_when_a_pod_ends_that_nobody_made(
 ) -> None:
     lab.wait("younger")
     lab.change(0, owners=owners)
-    await lab.look()
-    lab.clock.pass_without_a_turn(60)
-    await lab.look()
+    await lab.rest()
     lab.end(0)
     lab.free(0)
     assert await lab.look() == (again_s and pytest.approx(again_s))
@@ -187,9 +187,7 @@ async def test_other_devices_that_become_free_are_waited_for_though_a_gang_has_e
     lab.wait("younger")
     lab.change(0, gang="train")
     lab.change(1)
-    await lab.look()
-    lab.clock.pass_without_a_turn(60)
-    await lab.look()
+    await lab.rest()
     lab.end(1)
     lab.free(1)
     lab.end(0)

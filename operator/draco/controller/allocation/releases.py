@@ -30,8 +30,9 @@ class Releases:
         self._leaving: dict[ObjectKey, Pod | None] = {}
         """Claims that still have devices, and no pod any more that stays, with the last one as far as it was seen."""
         self._since_s = self._last_s = float("-inf")
-        """Of those that became free at less than that distance: the first, the last."""
+        """When the first and the last became free of those that did so shortly one after the other."""
         self._more_until_s = float("-inf")
+        """Until then more are expected."""
         view.claims.subscribe(self._claim_changed)
         view.pods.subscribe(self._pod_changed)
 
@@ -56,9 +57,9 @@ class Releases:
 
     def _pod_changed(self, change: Change[Pod]) -> None:
         if change.differs(lambda pod: (pod.is_over, pod.claims)):
-            for pod in change.versions:
-                for key in pod.claims:
-                    self._sort(key, pod)
+            latest = {key: pod for pod in change.versions for key in pod.claims}
+            for key, pod in latest.items():
+                self._sort(key, pod)
 
     def _sort(self, key: ObjectKey, pod: Pod | None) -> None:
         claim = self._view.claims.store.get(key)
