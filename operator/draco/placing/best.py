@@ -6,7 +6,6 @@ and `remove`.
 Evaluates what tenants write, so it belongs into a worker.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -23,6 +22,7 @@ from draco.placing.distance import DevicePosition, position_of
 from draco.placing.gpu_room import PublishedGpus
 from draco.placing.judging import NodeJudge
 from draco.placing.node_kinds import NodeKinds
+from draco.placing.ranking import ALONE, Company, NodeRanking, RankedNode
 from draco.placing.score import PlacementScore, why_worse
 from draco.placing.set_search import Effort, SetSearch
 from draco.resources.api.claims import AllocationResult, ResourceClaim
@@ -85,12 +85,18 @@ class BestPlacer:
         self._questions: dict[bytes, _Question] = {}
 
     def best(
-        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], *, beside: Sequence[ResourceClaim] = ()
+        self,
+        claims: Sequence[ResourceClaim],
+        nodes: Mapping[str, Node],
+        *,
+        beside: Sequence[ResourceClaim] = (),
+        company: Company = ALONE,
     ) -> BestPlacement | None:
         """The best place for the claims together on one of the nodes; None if they fit on none.
 
-        `beside` are allocated claims of the same pod: their devices are to be near. An error on one node only rules that node
-        out; if nothing fits and there was one, it is raised. Raises AllocationError.
+        `beside` are allocated claims of the same pod: their devices are to be near. Of nodes that are as good but for their use,
+        a group in whose `company` they are gets one that suits it. An error on one node only rules that node out; if nothing
+        fits and there was one, it is raised. Raises AllocationError.
         """
         namespaces = [
             each.metadata.namespace for each in claims
@@ -102,7 +108,7 @@ class BestPlacer:
                 self._questions.clear()
             question = _Question(self._fleet, self._gpus, claims, beside, self._spread)
         self._questions[asked] = question  # what was asked last is last
-        return question.best(claims, nodes, self._share_ids)
+        return question.best(claims, nodes, self._share_ids, company)
 
     def put(self, claim: ResourceClaim) -> None:
         """Have the claim count as it is now, allocated or not."""
@@ -171,7 +177,7 @@ class _Question:
         self._kinds = NodeKinds(fleet, self._shared_claims, spread, near=bool(self._beside))
         self._answers: dict[object, _Answer | AllocationError | None] = {}
         self._known: dict[str, _Answer | AllocationError | None] = {}
-        self._order: list[tuple[PlacementScore, str]] = []
+        self._ranking = NodeRanking()
         self._effort = Effort(0)
         self._has_failed = False
 
@@ -184,23 +190,22 @@ class _Question:
         """What is in use on these nodes has changed; on devices of no one node, if "" is one of them."""
         if "" in nodes:
             self._known.clear()
-            self._order.clear()
+            self._ranking.clear()
             self._answers.clear()
         for name in nodes:
-            known = self._known.pop(name, None)
-            if isinstance(known, _Answer):
-                del self._order[bisect_left(self._order, (known.score, name))]
+            self._known.pop(name, None)
+            self._ranking.remove(name)
             self._kinds.forget(name)
 
     def best(
-        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], share_ids: Iterator[str]
+        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], share_ids: Iterator[str], company: Company
     ) -> BestPlacement | None:
         """The best place on one of the nodes."""
         self._effort = Effort(MAX_TRIES_IN_ALL)
         for name in nodes.keys() - self._known.keys():
             self._learn(name, self._answer(nodes[name]))
         while True:
-            first, second = self._first_two(nodes)
+            first = self._ranking.first(nodes, company, self._is_spread)
             if first is None:
                 self._raise(claims, nodes)
                 return None
@@ -216,30 +221,18 @@ class _Question:
             if results is None:  # nodes that were taken to be alike are not
                 self._relearn(name, self._search(nodes[name]))
                 continue
+            second = next((each for each in self._ranking.in_order(nodes) if each.name != name), None)
             runner_up = self._other_node(second, score, nodes) if second else self._other_devices(nodes[name], answer)
             return BestPlacement(node=name, results=results, score=score, runner_up=runner_up)
-
-    def _first_two(
-        self, nodes: Mapping[str, Node]
-    ) -> tuple[tuple[PlacementScore, str] | None, tuple[PlacementScore, str] | None]:
-        found = []
-        for each in self._order:
-            if each[1] in nodes:
-                found.append(each)
-                if len(found) == 2:
-                    break
-        return (found[0] if found else None, found[1] if len(found) > 1 else None)
 
     def _learn(self, name: str, answer: "_Answer | AllocationError | None") -> None:
         self._known[name] = answer
         self._has_failed |= isinstance(answer, AllocationError)
         if isinstance(answer, _Answer):
-            insort(self._order, (answer.score, name))
+            self._ranking.add(answer.score, name)
 
     def _relearn(self, name: str, answer: "_Answer | AllocationError | None") -> None:
-        known = self._known.pop(name)
-        if isinstance(known, _Answer):
-            del self._order[bisect_left(self._order, (known.score, name))]
+        self._ranking.remove(name)
         self._learn(name, answer)
 
     def _raise(self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> None:
@@ -411,9 +404,7 @@ class _Question:
                 for taken in reversed(list(trials)):
                     attempt.undo(taken)
 
-    def _other_node(
-        self, second: tuple[PlacementScore, str], best: PlacementScore, nodes: Mapping[str, Node]
-    ) -> RunnerUp | None:
+    def _other_node(self, second: RankedNode, best: PlacementScore, nodes: Mapping[str, Node]) -> RunnerUp | None:
         score, name = second
         answer = self._known[name]
         if not isinstance(answer, _Answer):
@@ -441,8 +432,11 @@ class _Question:
             why=why_worse(answer.score, best.score, spread=self._said_of_use(answer.score, best.score, name)),
         )
 
+    def _is_spread(self, node: str) -> bool:
+        return bool(self._spread) and any(pool in self._spread for pool in self._fleet.inventory.pools_on(node))
+
     def _said_of_use(self, score: PlacementScore, best: PlacementScore, node: str) -> str:
-        if any(pool in self._spread for pool in self._fleet.inventory.pools_on(node)):
+        if self._is_spread(node):
             return f"More GPUs of its node are in use, and claims are to be spread: {score.crowding} instead of {best.crowding}."
         return ""
 

@@ -11,6 +11,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
 from draco.placing.groups import allocated
+from draco.placing.ranking import ALONE, Company
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 
@@ -38,9 +39,17 @@ class Placer(Protocol[P_co]):
     """Chooses a node and its devices, and keeps count of what has been chosen."""
 
     def best(
-        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], *, beside: Sequence[ResourceClaim] = ()
+        self,
+        claims: Sequence[ResourceClaim],
+        nodes: Mapping[str, Node],
+        *,
+        beside: Sequence[ResourceClaim] = (),
+        company: Company = ALONE,
     ) -> P_co | None:
-        """Where claims go that belong on one node, near what the pod has already (`beside`). Raises AllocationError."""
+        """Where claims go that belong on one node, near what the pod has already (`beside`), and to the rest of their group.
+
+        Raises AllocationError.
+        """
 
     def put(self, claim: ResourceClaim) -> None:
         """Count the claim as it now is."""
@@ -62,12 +71,13 @@ def best_together(
     *,
     beside: Sequence[ResourceClaim] = (),
     others: Sequence[ResourceClaim] = (),
+    company: Company = ALONE,
 ) -> Together[P]:
     """The best place on a node where kube-scheduler will find devices for the `others`, and near to those.
 
     Raises AllocationError, also where the others cannot be searched for and nothing fits.
     """
-    found = placer.best(claims, nodes, beside=beside)
+    found = placer.best(claims, nodes, beside=beside, company=company)
     if found is None or not others:
         return Together(found)
     left, failure = dict(nodes), None
@@ -81,7 +91,7 @@ def best_together(
             known = [allocated(claim, result) for claim, result in zip(others, foreseen, strict=True)]
             near = placer.best(claims, {found.node: node}, beside=[*beside, *known])
             return Together(near or found, foreseen)
-        found = placer.best(claims, left, beside=beside)
+        found = placer.best(claims, left, beside=beside, company=company)
     if failure is not None:
         raise failure
     return Together(None, others_lack=True)

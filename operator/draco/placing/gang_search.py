@@ -5,7 +5,7 @@ after the other, what asks for most first; one that finds nothing is placed firs
 not take each other's only devices. Which devices of a node a member gets is the placer's. Evaluates what tenants write.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from draco.allocation.fleet.fleet import Fleet
@@ -15,6 +15,7 @@ from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
 from draco.placing.companions import Placed, Placer, best_together
 from draco.placing.groups import ClaimGroup, GroupMember, allocated
+from draco.placing.ranking import ALONE, Company
 from draco.placing.topology import SPREAD, domains_of
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
@@ -113,11 +114,13 @@ class GangSearch:
         domain: Mapping[str, Node],
     ) -> tuple[GroupFit, list[int]]:
         results: list[list[AllocationResult]] = [[] for _ in group.members]
-        taken = _nodes_of(group.placed) if group.topology == SPREAD else set()
+        used = _nodes_of(group.placed)
+        wanted = sum(map(devices_of, group.members))
         failed, lacking, shared = [], list[ResourceClaim](), dict[ObjectKey, ResourceClaim]()
         for index in order:
             member = group.members[index]
-            nodes = _among(asked[index].nodes, domain, taken)
+            wanted -= devices_of(member)
+            nodes = _among(asked[index].nodes, domain, used if group.topology == SPREAD else ())
             # A claim that another member uses, too, is where that one is.
             known = [shared[each.metadata.key] for each in member.others if each.metadata.key in shared]
             others = [each for each in member.others if each.metadata.key not in shared]
@@ -128,6 +131,7 @@ class GangSearch:
                 reaching(known, nodes) if known else nodes,
                 beside=[*member.beside, *known],
                 others=others,
+                company=Company(used, wanted) if group.topology != SPREAD else ALONE,
             )
             if found is None:
                 failed.append(index)
@@ -138,8 +142,7 @@ class GangSearch:
             shared |= {each.metadata.key: allocated(each, one) for each, one in zip(others, foreseen, strict=True)}
             of_others = [shared[each.metadata.key].status.allocation for each in member.others]
             results[index] = [*map(as_allocated, found.results), *filter(None, of_others)]
-            if group.topology == SPREAD:
-                taken = taken | {found.node}
+            used.add(found.node)
             self._put(member, results[index])
         return GroupFit(results, sum(map(bool, results)), 0, lacking), failed
 
@@ -173,7 +176,7 @@ def _are_alike(members: Sequence[GroupMember], asked: Sequence[_Asked]) -> bool:
     return all(each.nodes.keys() == asked[0].nodes.keys() for each in asked) and all(each == specs[0] for each in specs)
 
 
-def _among(nodes: Mapping[str, Node], domain: Mapping[str, Node], taken: set[str]) -> Mapping[str, Node]:
+def _among(nodes: Mapping[str, Node], domain: Mapping[str, Node], taken: Collection[str]) -> Mapping[str, Node]:
     if len(domain) < len(nodes):
         nodes = {name: node for name, node in domain.items() if name in nodes}
     if taken:

@@ -34,6 +34,11 @@ class PlacementScore(NamedTuple):
     cut_links: int = 0
     """NVLinks from these GPUs to others that are free, and stay without their partner."""
 
+    @property
+    def takes_whole_gpus(self) -> bool:
+        """Whether GPUs that were idle are in use as a whole then, so that idle GPUs are what is left of a node."""
+        return not (self.units_left or self.minus_instances)
+
     def __str__(self) -> str:
         said = [f"capability loss {self.loss}", _counted(self.gpus, "GPU")]
         if self.minus_instances:

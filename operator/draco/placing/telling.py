@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched, is_for_operator
+from draco.allocation.ownership.gangs import gang_of
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
 from draco.placing.as_if import PlacedFleet
@@ -39,10 +40,15 @@ def placement_lines(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
         return []
     if found is None:
         return []
-    return [_chosen(found, waiting, ours), *_runner_up(found)]
+    in_group = pod is not None and gang_of(pod) is not None
+    return [_chosen(found, waiting, ours, in_group=in_group), *_runner_up(found)]
 
 
-def _chosen(found: BestPlacement, waiting: Sequence[ResourceClaim], ours: Sequence[ResourceClaim]) -> str:
+def _chosen(
+    found: BestPlacement, waiting: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], *, in_group: bool
+) -> str:
+    if in_group:  # whose other pods decide as well: what they ask for, and where they are
+        return f"Apart from its group, Draco would place it now: {found}."
     if waiting:
         return f"Draco would place it now: {found}."
     held = [(each.pool, each.device) for claim in ours for each in claim.results]

@@ -128,6 +128,34 @@ def test_a_group_that_needs_fewer_than_it_has_takes_as_many_as_find_devices() ->
     assert len(found.results) == 5
 
 
+@pytest.mark.parametrize(
+    ("members", "on"),
+    [
+        (2, ["node-2"] * 2),  # not the gaps that others have left
+        (3, ["node-2"] * 2 + ["node-0"]),
+        (4, ["node-2"] * 2 + ["node-3"] * 2),
+        (5, ["node-2"] * 2 + ["node-3"] * 2 + ["node-0"]),
+    ],
+)
+def test_a_group_is_on_few_nodes_and_fills_them(members: int, on: list[str]) -> None:
+    fleet = a_fleet(holder("one", "node-0", 0), holder("other", "node-1", 0), racks=("a",) * 4)
+    (found,) = place(PlacedFleet(fleet), [a_group(member(f"m{n}") for n in range(members))], [])
+    assert nodes(found) == on
+
+
+def test_a_member_that_comes_later_goes_where_the_others_are() -> None:
+    there = placed_on("node-2")
+    fleet = a_fleet(holder("one", "node-0", 0), there, racks=("a",) * 4)
+    (found,) = place(PlacedFleet(fleet), [a_group([member("m1")], placed=[there])], [])
+    assert nodes(found) == ["node-2"]
+
+
+def test_a_group_that_is_spread_is_on_as_many_nodes_as_it_has_members() -> None:
+    fleet = a_fleet(holder("one", "node-0", 0), racks=("a",) * 3)
+    (found,) = place(PlacedFleet(fleet), [a_group((member(f"m{n}") for n in range(3)), topology="spread")], [])
+    assert nodes(found) == ["node-0", "node-1", "node-2"]
+
+
 def test_unlike_members_do_not_take_each_others_only_devices() -> None:
     """The first of equal size would take the only node on which the second may run."""
     fleet = a_fleet(racks=("a", "b"))

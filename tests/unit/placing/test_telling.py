@@ -1,7 +1,7 @@
 """What is said of a claim that Draco allocates: the place, the next best, and why that lost."""
 
 from draco.placing.telling import placement_lines
-from tests.builders import a_claim
+from tests.builders import a_claim, a_pod
 from tests.unit.placing.test_place import CLASS, a_fleet
 
 
@@ -22,6 +22,13 @@ def test_an_allocated_claim_is_judged_as_things_are_now_and_keeps_its_devices() 
     assert list(fleet.state.devices()) == [each.key for each in claim.results]
     same = a_claim("a", device_class=CLASS, on=["gpu.nvidia.com/node-0/gpu-0"])
     assert placement_lines(a_fleet(same), [same])[0].startswith("As things are now, Draco would choose the same place")
+
+
+def test_of_a_pod_in_a_group_only_what_holds_without_the_group_is_told() -> None:
+    claim = a_claim("a", device_class=CLASS, on=["gpu.nvidia.com/node-1/gpu-0"])
+    pod = a_pod("a", labels={"kueue.x-k8s.io/pod-group-name": "train"})
+    chosen, _ = placement_lines(a_fleet(claim), [claim], pod)
+    assert chosen.startswith("Apart from its group, Draco would place it now: gpu-0 on node-0 (")
 
 
 def test_where_there_is_no_other_place_that_is_said_and_of_others_claims_nothing() -> None:
