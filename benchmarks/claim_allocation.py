@@ -337,9 +337,9 @@ def published_as_dracos(device: Device) -> Device:
     return msgspec.structs.replace(device, attributes=attributes, taints=[taint])
 
 
-async def add_claim(client: Client, name: str, device_class: str, *, owner: Pod | None = None) -> None:
-    """A claim for one GPU; as one that a template makes for the pod, if one owns it."""
-    request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+async def add_claim(client: Client, name: str, device_class: str, *, owner: Pod | None = None, gpus: int = 1) -> None:
+    """A claim for so many GPUs; as one that a template makes for the pod, if one owns it."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": device_class, "count": gpus}}
     spec = {"devices": {"requests": [request]}}
     meta: dict[str, Any] = {"name": name, "namespace": "default"}
     if owner is not None:

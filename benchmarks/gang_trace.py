@@ -1,8 +1,9 @@
 """What gangs wait for, and what stands idle meanwhile: with Draco, and with kube-scheduler and its GangScheduling, on one trace.
 
-One real API server and kube-scheduler with the feature gates of PodGroups. Jobs come at random, from one GPU to gangs of 64, each
-pod with a claim for one GPU; a job runs from when its last pod is bound, for a time of its own, and then is gone. The same jobs
-come at the same times twice: first the scheduler allocates their claims, then Draco does. The trace is replayed in seconds; one
+One real API server and kube-scheduler with the feature gates of PodGroups. Jobs come at random, from one GPU to gangs of 64. The
+pods of some gangs have a claim for one GPU each, those of the others, as of most training, for all GPUs of a node
+(--whole-nodes). A job runs from when its last pod is bound, for a time of its own, and then is gone. The same jobs come at the
+same times twice: first the scheduler allocates their claims, then Draco does. The trace is replayed in seconds; one
 second stands for what you like, as long as it is long against the time that a decision takes. Time is compressed, so the backoff
 of the scheduler is, too: at most 1 s instead of 10 s. It is the same scheduler in both runs. Pods that wait for Draco have its
 scheduling gate, as its documentation advises.
@@ -52,6 +53,8 @@ OVERDUE_S = 20 * MEAN_S
 """From then on GPUs are kept for the first gang in the queue, at the price of what stands idle until it has all of its own."""
 GANG = 8
 """From this size on a job is a gang; what is smaller needs no group."""
+WHOLE_NODES = 0.5
+"""The part of the gangs whose pods ask for all GPUs of a node each."""
 AT_ONCE = 32
 WITHIN_S = 900.0
 """After the last job has come."""
@@ -64,26 +67,31 @@ POD_GROUP = next(kind for kind in POD_GROUPS if kind.version == "v1alpha2")
 
 
 class Job(NamedTuple):
-    """When it comes, how many GPUs it asks for, how long it runs."""
+    """When it comes, how many GPUs it asks for, how long it runs, and how many GPUs each of its pods has."""
 
     name: str
     at_s: float
     size: int
     lasts_s: float
+    pod_gpus: int = 1
 
     @property
     def pods(self) -> list[str]:
         """The names of its pods, and of their claims."""
-        return [f"{self.name}-{number}" for number in range(self.size)]
+        return [f"{self.name}-{number}" for number in range(self.size // self.pod_gpus)]
+
+
+class Wait(NamedTuple):
+    """How long a gang waited, and for how many GPUs."""
+
+    s: float
+    gpus: int
 
 
 class Outcome(NamedTuple):
     """What came of a trace."""
 
-    waits_s: list[float]
-    """Of the gangs."""
-    sizes: list[int]
-    """How many pods each of them has."""
+    waits: list[Wait]
     idle_gpu_s: float
     lasted_s: float
     unstarted: int
@@ -92,25 +100,23 @@ class Outcome(NamedTuple):
     @property
     def mean_wait_s(self) -> float:
         """Of the gangs that started, and of the others as long as they were waited for."""
-        return statistics.fmean(self.waits_s)
+        return statistics.fmean(wait.s for wait in self.waits)
 
     @property
-    def mean_pod_wait_s(self) -> float:
-        """The same for their pods: what is lost with the GPUs that they were to have."""
-        waited = sum(wait_s * size for wait_s, size in zip(self.waits_s, self.sizes, strict=True))
-        return waited / sum(self.sizes)
+    def mean_gpu_wait_s(self) -> float:
+        """The same for each of their GPUs: a large gang that waits has more work undone."""
+        return sum(wait.s * wait.gpus for wait in self.waits) / sum(wait.gpus for wait in self.waits)
 
     @property
     def longest_wait_s(self) -> float:
         """Of the same gangs: a short mean is worth little if one of them starves."""
-        return max(self.waits_s)
+        return max(wait.s for wait in self.waits)
 
     def __str__(self) -> str:
         return (
-            f"gangs waited {self.mean_wait_s:.1f} s in the mean, {self.longest_wait_s:.1f} s at most, their pods "
-            f"{self.mean_pod_wait_s:.1f} s in the mean, "
-            f"{self.idle_gpu_s:.0f} GPU seconds idle meanwhile, {self.unstarted} not started after {self.lasted_s:.0f} s "
-            f"(load average {self.load:.1f})"
+            f"gangs waited {self.mean_wait_s:.1f} s in the mean, {self.longest_wait_s:.1f} s at most, by GPU "
+            f"{self.mean_gpu_wait_s:.1f} s, {self.idle_gpu_s:.0f} GPU seconds idle meanwhile, {self.unstarted} not started "
+            f"after {self.lasted_s:.0f} s (load average {self.load:.1f})"
         )
 
 
@@ -145,12 +151,9 @@ class Replay:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        left = [job for job in jobs if job.size >= GANG and job.name not in self.waits_s]
-        sizes = {job.name: job.size for job in jobs}
-        waits = {**self.waits_s, **{job.name: lasted_s - job.at_s for job in left}}
-        return Outcome(
-            [*waits.values()], [sizes[name] for name in waits], self._idle, lasted_s, len(unstarted), os.getloadavg()[0]
-        )
+        gangs = [job for job in jobs if job.size >= GANG]
+        waits = [Wait(self.waits_s.get(job.name, lasted_s - job.at_s), job.size) for job in gangs]
+        return Outcome(waits, self._idle, lasted_s, len(unstarted), os.getloadavg()[0])
 
     async def _live(self, job: Job, began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + job.at_s - time.monotonic()))
@@ -173,7 +176,7 @@ class Replay:
     async def begin(self, job: Job) -> asyncio.Event:
         """Make what it consists of. The event is set when the last of its pods is bound."""
         bound = self._bound[job.name] = asyncio.Event()
-        self._left[job.name] = job.size
+        self._left[job.name] = len(job.pods)
         self._job_of |= dict.fromkeys(job.pods, job.name)
         if job.size >= GANG:
             await self._group(job)
@@ -186,7 +189,7 @@ class Replay:
 
     async def _group(self, job: Job) -> None:
         meta = {"name": job.name, "namespace": "default"}
-        spec = {"schedulingPolicy": {"gang": {"minCount": job.size}}}
+        spec = {"schedulingPolicy": {"gang": {"minCount": len(job.pods)}}}
         await self._client.create(POD_GROUP, {"metadata": meta, "spec": spec})
 
     async def _begin(self, job: Job, name: str) -> None:
@@ -199,7 +202,7 @@ class Replay:
         }
         pod = await self._client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
         # As a template's: one that no pod owns is for Draco a claim of its own, not a gang's, until the watch tells of the pod.
-        await add_claim(self._client, name, self._class, owner=pod)
+        await add_claim(self._client, name, self._class, owner=pod, gpus=job.pod_gpus)
 
     def _look(self, change: Change[Pod]) -> None:
         pod = change.after
@@ -220,9 +223,12 @@ class Replay:
         self._running += running
 
 
-def trace(number: int, gpus: int, prefix: str, seed: int) -> list[Job]:
-    """Jobs that come at random and ask for LOAD of all GPUs in the mean; the same for each `prefix` of their names."""
-    chance = random.Random(seed)
+def trace(number: int, gpus: int, prefix: str, seed: int, whole_nodes: float) -> list[Job]:
+    """Jobs that come at random and ask for LOAD of all GPUs in the mean; the same for each `prefix` of their names.
+
+    They come and last alike with any part of `whole_nodes`.
+    """
+    chance, shapes = random.Random(seed), random.Random(f"shapes {seed}")
     sizes, weights = list(SIZES), list(SIZES.values())
     mean_size = sum(size * weight for size, weight in SIZES.items()) / sum(weights)
     every_s = mean_size * MEAN_S / (LOAD * gpus)
@@ -230,7 +236,8 @@ def trace(number: int, gpus: int, prefix: str, seed: int) -> list[Job]:
     for index in range(number):
         at_s += chance.expovariate(1 / every_s)
         (size,) = chance.choices(sizes, weights)
-        jobs.append(Job(f"{prefix}-{index}", at_s, min(size, gpus), chance.expovariate(1 / MEAN_S)))
+        lasts_s, whole = chance.expovariate(1 / MEAN_S), shapes.random() < whole_nodes
+        jobs.append(Job(f"{prefix}-{index}", at_s, min(size, gpus), lasts_s, GPUS if whole and size >= GANG else 1))
     return jobs
 
 
@@ -282,15 +289,17 @@ async def main() -> int:
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--whole-nodes", type=float, default=WHOLE_NODES, help="the part of the gangs with such pods")
     parser.add_argument("--overdue", type=float, default=OVERDUE_S)
     options = parser.parse_args()
 
     async def replayed(replay: Replay, prefix: str) -> Outcome:
-        return await replay.run(trace(options.jobs, options.nodes * GPUS, prefix, options.seed))
+        return await replay.run(trace(options.jobs, options.nodes * GPUS, prefix, options.seed, options.whole_nodes))
 
     with tempfile.TemporaryDirectory(prefix="draco-", dir="/tmp") as folder:
         theirs, ours = await with_each(Path(folder), options.nodes, replayed, "--overdue-after", str(options.overdue))
-    shown = rows(theirs, ours, f"{options.jobs} jobs on {options.nodes} nodes x {GPUS} GPUs")
+    whole = f"{options.whole_nodes:.0%} of the gangs by whole nodes"
+    shown = rows(theirs, ours, f"{options.jobs} jobs on {options.nodes} nodes x {GPUS} GPUs, {whole}")
     tell(*shown)
     return 0 if all(row.met for row in shown) else 1
 
@@ -299,7 +308,7 @@ def rows(theirs: Outcome, ours: Outcome, known: str) -> list[Row]:
     """Draco's figures beside the scheduler's."""
     scheduler = "with kube-scheduler and GangScheduling"
     wait, idle = ours.mean_wait_s / theirs.mean_wait_s, ours.idle_gpu_s / max(theirs.idle_gpu_s, 1e-9)
-    pods = ours.mean_pod_wait_s / theirs.mean_pod_wait_s
+    gpus = ours.mean_gpu_wait_s / theirs.mean_gpu_wait_s
     return [
         Row(
             f"mean wait of gangs of 8 to 64, {known}",
@@ -309,11 +318,11 @@ def rows(theirs: Outcome, ours: Outcome, known: str) -> list[Row]:
             wait < 1,
         ),
         Row(
-            "the same of their pods, so that a large gang counts for more",
-            f"{ours.mean_pod_wait_s:.1f} s, {pods:.2f} of the scheduler's",
-            f"{theirs.mean_pod_wait_s:.1f} s {scheduler}",
+            "the same by GPU, so that a large gang counts for more",
+            f"{ours.mean_gpu_wait_s:.1f} s, {gpus:.2f} of the scheduler's",
+            f"{theirs.mean_gpu_wait_s:.1f} s {scheduler}",
             "below the scheduler's",
-            pods < 1,
+            gpus < 1,
         ),
         Row(
             "GPU time idle while a gang waits, same trace",
