@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.set_threshold(A_COLLECTION_AFTER)
         gc.enable()
+
+
+OPERATORS = tuple(Path(__file__).parent / "component" / each for each in ("allocation", "controller", "gangs"))
+"""Tests of the operator on an API server."""
+ON_BOTH_LOOPS = ("test_connections.py", "test_workers.py")
+"""What both kinds of loop serve, or what they do differently."""
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loops that a test runs on: the operator has uvloop's, the agent and the command line have asyncio's."""
+    both = item.path.name in ON_BOTH_LOOPS
+    if not both and not any(item.path.is_relative_to(folder) for folder in OPERATORS):
+        return {"asyncio": asyncio.new_event_loop}
+    import uvloop  # noqa: PLC0415 - most unit tests need none
+
+    usual = {"asyncio": asyncio.new_event_loop} if both else {}
+    return {**usual, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

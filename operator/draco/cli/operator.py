@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 import structlog
+import uvloop
 
 from draco.controller.app import ClusterChanged, run_operator
 from draco.controller.claims.admission import AdmissionMode
@@ -223,7 +224,7 @@ def command(
         return await connect(kubeconfig, context)
 
     try:
-        asyncio.run(_run(made, connected))
+        uvloop.run(_run(made, connected))
     except ExceptionGroup as group:
         if changed := _within(group, ClusterChanged):
             log.warning("cluster.changed", changes=str(changed))

@@ -1,6 +1,7 @@
 """Workers as processes: hostile selectors, deaths at every place, and nothing that is left behind or could be stolen."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
+    AskQuestion,
     CheckClaim,
     ClaimProblems,
     ExplainPending,
@@ -26,7 +28,7 @@ from draco.controller.workers.messages import (
     ReleaseAnswer,
 )
 from draco.controller.workers.pool import Answered, Workers, WorkerSettings
-from draco.controller.workers.process import FleetProcessHandle
+from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.explanation.explain import explain
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
@@ -136,6 +138,12 @@ def children_of(pid: int) -> list[int]:
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
+async def ask_on(handle: FleetProcessHandle) -> None:
+    """Ask until it is said that it has ended."""
+    while True:
+        await handle.send(AskQuestion(1, ExplainPending(a_pod(), [], "", 36), 0, 1.0, 1.0, is_last=False))
+
+
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -149,6 +157,23 @@ async def until(look: Callable[[], object], within_s: float = 60.0) -> None:
     while not look():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+async def test_a_process_that_died_is_told_of_as_ended_and_leaves_no_traceback(
+    *, noticed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = await FleetProcessHandle.start()
+    os.kill(handle.pid, signal.SIGKILL)
+    if noticed:
+        async for _ in handle.replies():
+            pass
+    with pytest.raises(ProcessEnded):
+        await ask_on(handle)
+    await handle.end()
+    del handle
+    gc.collect()
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
 async def test_what_a_worker_says_is_what_the_explanation_says() -> None:

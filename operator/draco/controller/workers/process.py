@@ -4,6 +4,7 @@ Owns the operating system's side. What is said is `messages`, when is `pool`.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -64,6 +65,8 @@ class FleetProcessHandle:
 
     async def send(self, message: messages.Changes | messages.AskQuestion) -> None:
         """Say something; returns when there is room for more. Raises ProcessEnded."""
+        if self._in.is_closing():  # else uvloop raises a RuntimeError, as if it were a mistake
+            raise ProcessEnded("it reads no more")
         try:
             self._in.write(messages.frame(message))
             await self._in.drain()
@@ -84,5 +87,8 @@ class FleetProcessHandle:
         """End it; its children end with it."""
         if self._process.returncode is None:
             self._process.kill()
-        self._in.close()
+        if not self._in.is_closing():
+            self._in.transport.abort()  # nobody reads what it was still to hear
         await self._process.wait()
+        with contextlib.suppress(ConnectionError):  # else asyncio logs it, with a traceback, when the pipe is forgotten
+            await self._in.wait_closed()
