@@ -24,15 +24,43 @@ GATE = "draco.dev/allocation"
 ANY = ({"operator": "Exists"},)
 PRIORITIES = {"adv-low": 10, "adv-middle": 50, "adv-high": 100, "adv-polite": 100}
 """Of PriorityClasses; pods of the last one have nobody evicted."""
-_GROUP = "kueue.x-k8s.io/pod-group-name"
+SIZE = "draco.dev/group-size"
+LABELS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "Kueue": (("kueue.x-k8s.io/pod-group-name",), SIZE),
+    "Kueue alone": (("kueue.x-k8s.io/pod-group-name",), "kueue.x-k8s.io/pod-group-total-count"),
+    "LeaderWorkerSet": (
+        ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"),
+        "leaderworkerset.sigs.k8s.io/size",
+    ),
+    "JobSet": (("jobset.sigs.k8s.io/jobset-name",), SIZE),
+}
+"""The labels by which pods say of which group they are, and the annotation that says its size. Nobody makes these pods but us."""
 
 
 class Member(NamedTuple):
-    """Of which group a pod is, how many of it start together, and where with respect to each other."""
+    """Of which group a pod is, how many of it start together, and where with respect to each other.
+
+    `by` says which labels name the group, and `number` which group of a LeaderWorkerSet it is. An empty size is not said.
+    """
 
     group: str
     size: str
     topology: str = ""
+    by: str = "Kueue"
+    number: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Those that a pod of the group has."""
+        names, _ = LABELS[self.by]
+        return dict(zip(names, (self.group, str(self.number)), strict=False))
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The same of annotations."""
+        _, size = LABELS[self.by]
+        said = {size: self.size, "draco.dev/topology": self.topology}
+        return {key: text for key, text in said.items() if text}
 
 
 def request(
@@ -128,10 +156,8 @@ def pod(
     if pod_group:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
     annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
-    labels = {_GROUP: member.group} if member else {}
-    if member:
-        annotations |= {"draco.dev/group-size": member.size}
-        annotations |= {"draco.dev/topology": member.topology} if member.topology else {}
+    labels = member.labels if member else {}
+    annotations |= member.annotations if member else {}
     metadata = {"name": title, "namespace": namespace, "annotations": annotations, "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 

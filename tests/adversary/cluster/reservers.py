@@ -26,7 +26,7 @@ class Reservers(Tenants):
         size = self._random.choice([2, 2, 3, 4])
         topology = self._random.choice(TOPOLOGIES)
         seconds = self._random.choice(self.lasts)
-        member = write.Member(title, str(size), topology)
+        member = write.Member(title, str(size), topology, self._random.choice(list(write.LABELS)))
         documents = [write.template(namespace, title, [self._dracos_request()])]
         for number in range(size):
             name = f"{title}-{number}"
@@ -69,12 +69,13 @@ class Reservers(Tenants):
     def odd_group(self) -> Action:
         """One that contradicts itself, or can never start."""
         title = self._name("o")
-        sizes = self._random.choice([("2", "3"), ("many", "many"), ("40", "40"), ("999999", "999999")])
+        sizes = self._random.choice([("2", "3"), ("many", "many"), ("40", "40"), ("999999", "999999"), ("", "")])
+        by = self._random.choice(list(write.LABELS))
         documents = [write.template("hostile", title, [self._dracos_request()])]
         for number, size in enumerate(sizes):
             name = f"{title}-{number}"
             self._pods.append(("hostile", name))
-            member = write.Member(title, size, self._random.choice([*TOPOLOGIES, "nowhere"]))
+            member = write.Member(title, size, self._random.choice([*TOPOLOGIES, "nowhere"]), by)
             documents.append(write.pod("hostile", name, [], templates=[title], member=member))
         return Action("hostile: an odd group", {"create": documents})
 

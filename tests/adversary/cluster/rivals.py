@@ -42,7 +42,7 @@ class Rivals(PodGroups):
         size = self._random.choice([2, 2, 3])
         priorities = self._random.choice([["adv-high"], ["adv-high"], ["adv-middle"], ["adv-high", "adv-low"]])
         seconds = self._random.choice(self.lasts)
-        member: Document = {"member": write.Member(title, str(size))}
+        member: Document = {"member": write.Member(title, str(size), by=self._random.choice(list(write.LABELS)))}
         documents = [write.template(namespace, title, [self._urgent_request()])]
         if self._random.random() < 0.4:
             member = {"pod_group": title}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.adversary.cluster import machine
+from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.tenants import Action
@@ -56,6 +57,19 @@ def test_pod_groups_come_before_their_pods_and_after_them_and_with_too_few_and_t
     keys = {key for claims in kept for each in claims for key in each}
     assert keys == {"name", "resourceClaimName", "resourceClaimTemplateName"}
     assert {"tenant: the PodGroup of pods that wait", "hostile: an odd PodGroup"} <= {each.kind for each in drawn}
+
+
+def test_groups_say_what_they_are_by_all_labels_that_there_are() -> None:
+    chooser = Chooser(5)
+    said: dict[str, set[tuple[tuple[str, ...], str]]] = {}
+    for each in [chooser.next() for _ in range(5000)]:
+        for meta in [one["metadata"] for one in each.arguments.get("create", ()) if one["kind"] == "Pod"]:
+            sizes = [annotation for annotation in meta["annotations"] if "size" in annotation or "count" in annotation]
+            said.setdefault(each.kind, set()).add((tuple(meta["labels"]), "".join(sizes)))
+    wanted = {(tuple(write.Member("g", "2", by=by).labels), size) for by, (_, size) in write.LABELS.items()}
+    assert said["tenant: pods that start together"] == wanted
+    assert said["tenant: urgent pods that start together"] >= wanted, "others are by PodGroup"
+    assert said["hostile: an odd group"] > wanted, "some say no size"
 
 
 def test_policies_keep_instances_ready_ahead_of_claims_now_and_then() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.adversary.cluster.manifests import Member, pod, pod_group
+from tests.adversary.cluster.manifests import LABELS, SIZE, Member, pod, pod_group
 from tests.adversary.cluster.observer.groups import BEGUN_WITHIN_S, Groups, groups_of, holds_and_waits
-from tests.adversary.cluster.observer.members import key_of
+from tests.adversary.cluster.observer.members import key_of, size_of
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.observer.world import World
 from tests.adversary.cluster.test_allocators_law import given
@@ -16,7 +16,7 @@ from tests.adversary.cluster.test_observer import POD, a_world
 Document = dict[str, Any]
 Objects = list[tuple[str, Document]]
 LATER_S = BEGUN_WITHIN_S + 1.0
-SOURCES = pytest.mark.parametrize("by", ["label", "PodGroup"])
+SOURCES = pytest.mark.parametrize("by", [*LABELS, "PodGroup"])
 
 
 def member(number: int, *, size: str = "2", phase: str = "Pending", **more: Any) -> Document:
@@ -44,8 +44,21 @@ def as_pod_group(objects: Objects, *, size: str = "2") -> Objects:
     return named
 
 
+def by_labels(objects: Objects, by: str) -> Objects:
+    """The same with other labels, and the annotation that goes with them."""
+    named: Objects = []
+    for kind, one in objects:
+        meta = one["metadata"]
+        if kind == "pod":
+            member = Member("g", meta["annotations"][SIZE], by=by)
+            meta = {**meta, "labels": member.labels, "annotations": member.annotations}
+        named.append((kind, {**one, "metadata": meta}))
+    return named
+
+
 def a_world_of(by: str, *objects: tuple[str, Document], size: str = "2") -> World:
-    return a_world(*(as_pod_group(list(objects), size=size) if by == "PodGroup" else objects))
+    pods = list(objects)
+    return a_world(*(as_pod_group(pods, size=size) if by == "PodGroup" else by_labels(pods, by)))
 
 
 def claim(number: int, *, waits: bool = False, used: bool = False) -> Document:
@@ -103,7 +116,7 @@ def test_what_a_pod_group_reserves_for_its_pods_is_used() -> None:
 class History:
     """A group of two pods through time."""
 
-    def __init__(self, size: str = "2", *, by: str = "label") -> None:
+    def __init__(self, size: str = "2", *, by: str = "Kueue") -> None:
         self.world = a_world_of(by, ("pod", member(1, size=size)), ("pod", member(2, size=size)), size=size)
         self.law = Groups(self.world)
         self.pods = {each["metadata"]["name"]: each for each in self.world.pods.values()}
@@ -180,5 +193,34 @@ def test_a_pod_group_that_nobody_made_or_whose_pods_start_one_by_one_is_not_judg
 def test_the_pod_group_of_a_pod_goes_before_its_label() -> None:
     one = pod("default", "p", [], member=Member("label", "3"), pod_group="g")
     assert key_of(one) == "PodGroup default/g"
-    assert key_of(pod("default", "p", [], member=Member("label", "3"))) == "default/label"
+    assert key_of(pod("default", "p", [], member=Member("label", "3"))) == "Kueue pod group default/label"
     assert not key_of(pod("default", "p", []))
+
+
+@pytest.mark.parametrize(
+    ("by", "called"),
+    [("Kueue alone", "Kueue pod group"), ("LeaderWorkerSet", "LeaderWorkerSet group"), ("JobSet", "JobSet")],
+)
+def test_the_labels_of_others_say_which_pods_start_together_and_how_many(by: str, called: str) -> None:
+    one, other = (pod("default", f"p{number}", [], member=Member("g", "2", by=by, number=7)) for number in range(2))
+    key = key_of(one)
+    assert key == key_of(other) == f"{called} default/g" + ("-7" if by == "LeaderWorkerSet" else "")
+    assert size_of(World(), key, [one, other]) == 2
+    one["metadata"]["annotations"][SIZE] = other["metadata"]["annotations"][SIZE] = "3"
+    assert size_of(World(), key, [one, other]) == 3, "Draco's annotation goes before theirs"
+
+
+def test_the_first_labels_of_a_pod_count() -> None:
+    one = pod("default", "p", [], member=Member("g", "2"))
+    for by in LABELS:
+        one["metadata"]["labels"] |= Member("g", "2", by=by).labels
+    assert key_of(one) == "Kueue pod group default/g"
+    one["metadata"]["labels"].pop("kueue.x-k8s.io/pod-group-name")
+    assert key_of(one) == "LeaderWorkerSet group default/g-0"
+    one["metadata"]["labels"].pop("leaderworkerset.sigs.k8s.io/group-index")
+    assert key_of(one) == "JobSet default/g"
+
+
+def test_of_a_job_set_that_says_no_size_nothing_is_judged() -> None:
+    one = pod("default", "p", [], member=Member("g", "", by="JobSet"))
+    assert size_of(World(), key_of(one), [one]) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.adversary.cluster.observer.members import LABEL
+from tests.adversary.cluster.manifests import Member
 from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
 from tests.adversary.cluster.test_observer import (
     GPU,
@@ -30,6 +30,7 @@ def a_pod(
     phase: str = "Pending",
     waiting: str = "",
     label: str = "",
+    by: str = "Kueue",
     group: str = "",
     claim: str = "",
     reason: str = "Unschedulable",
@@ -38,7 +39,8 @@ def a_pod(
     status: Document = {"phase": phase, "conditions": conditions}
     if waiting:
         status["containerStatuses"] = [{"state": {"waiting": {"message": waiting}}}]
-    metadata = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1", "labels": {LABEL: label}}
+    metadata: Document = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1"}
+    metadata |= {"labels": Member(label, "2", by=by).labels if label else {}}
     uses = [{"name": "c", "resourceClaimName": claim}]
     spec = {"nodeName": node, "resourceClaims": uses, "schedulingGroup": {"podGroupName": group}}
     return {"metadata": metadata, "spec": spec, "status": status}
@@ -100,6 +102,16 @@ REST = {
         False,
         a_pod(label="g"),
         [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
+    ),
+    "its own JobSet": (
+        False,
+        a_pod(label="g", by="JobSet"),
+        [told("Draco allocates JobSet default/g all at once or not at all.")],
+    ),
+    "its LeaderWorkerSet's other group": (
+        True,
+        a_pod(label="g", by="LeaderWorkerSet"),
+        [told("Draco allocates LeaderWorkerSet group default/g-1 all at once or not at all.")],
     ),
     "another PodGroup": (
         True,

@@ -1,26 +1,50 @@
 """Who belongs together: the group of a pod, how many of it start together, and which pods use which claims.
 
-Owns what of that is read off pods, PodGroups and claims: a group is a PodGroup that its pods name, or else the label of Kueue
-with Draco's annotation, as the adversary writes both. Judges nothing. Does no I/O.
+Owns what of that is read off pods, PodGroups and claims: a group is a PodGroup that its pods name, or else what the labels of
+Kueue, LeaderWorkerSet or JobSet say, the first that a pod has. How many pods the Jobs of a JobSet have is not known here: only
+those are judged whose pods say it in Draco's annotation. Judges nothing. Does no I/O.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tests.adversary.cluster.observer.world import Object, World, name
 
-LABEL = "kueue.x-k8s.io/pod-group-name"
 SIZE = "draco.dev/group-size"
 _POD_GROUP = "PodGroup"
 _POD_GROUPS = "podgroups"
 
 
+class Labels(NamedTuple):
+    """What names a group, as Draco calls it to people, and the annotation that says how many start together; "" for none."""
+
+    source: str
+    names: tuple[str, ...]
+    size: str = ""
+
+
+LABELS = (
+    Labels("Kueue pod group", ("kueue.x-k8s.io/pod-group-name",), "kueue.x-k8s.io/pod-group-total-count"),
+    Labels(
+        "LeaderWorkerSet group",
+        ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"),
+        "leaderworkerset.sigs.k8s.io/size",
+    ),
+    Labels("JobSet", ("jobset.sigs.k8s.io/jobset-name",)),
+)
+"""The first that a pod has counts."""
+
+
 def key_of(pod: Object) -> str:
-    """The group that a pod is in; "" for none. The PodGroup that it names goes before its label."""
-    namespace = pod["metadata"]["namespace"]
+    """The group that a pod is in; "" for none. The PodGroup that it names goes before its labels."""
+    namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
     if title := (pod["spec"].get("schedulingGroup") or {}).get("podGroupName"):
         return f"{_POD_GROUP} {namespace}/{title}"
-    title = (pod["metadata"].get("labels") or {}).get(LABEL)
-    return f"{namespace}/{title}" if title else ""
+    for source, names, _ in LABELS:
+        said = [labels.get(each) for each in names]
+        if all(said):
+            return f"{source} {namespace}/{'-'.join(map(str, said))}"
+    return ""
 
 
 def is_pod_group(key: str) -> bool:
@@ -38,9 +62,13 @@ def size_of(world: World, key: str, pods: Iterable[Object]) -> int | None:
     if is_pod_group(key):
         policy = (pod_group_of(world, key) or {"spec": {}})["spec"].get("schedulingPolicy") or {}
         return int(policy["gang"]["minCount"]) if policy.get("gang") else None
-    sizes = {str((pod["metadata"].get("annotations") or {}).get(SIZE)) for pod in pods}
-    text = sizes.pop() if len(sizes) == 1 else ""
-    return int(text) if text.isdecimal() else None
+    annotations = [pod["metadata"].get("annotations") or {} for pod in pods]
+    for where in (SIZE, next((each.size for each in LABELS if key.startswith(f"{each.source} ")), "")):
+        sizes = {str(each.get(where) or "") for each in annotations}
+        if sizes != {""}:
+            text = sizes.pop() if len(sizes) == 1 else ""
+            return int(text) if text.isdecimal() else None
+    return None
 
 
 def claims_of(pod: Object) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from tests.adversary.cluster.observer.allocators import is_for_draco
 from tests.adversary.cluster.observer.groups import groups_of
 from tests.adversary.cluster.observer.laws import BLOCKING
-from tests.adversary.cluster.observer.members import claims_of, is_pod_group, key_of
+from tests.adversary.cluster.observer.members import LABELS, claims_of, is_pod_group, key_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, name, results, waiting
 
@@ -23,7 +23,9 @@ _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
 _MISSING = re.compile(r'(?:device class|resourceclaim|claim) "?([A-Za-z0-9./-]+)"? (?:does not exist|not found)')
 _SHORT_OF_PODS = "waiting for minCount pods"
 _START_TOGETHER = "as start together have their devices"
-_GROUP = re.compile(r"Draco allocates ((?:PodGroup|Kueue pod group) \S+) all at once")
+_GROUP = re.compile(
+    rf"Draco allocates ((?:{'|'.join(['PodGroup', *(each.source for each in LABELS)])}) \S+) all at once"
+)
 _XID = 8
 """NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
 _OWN_FAULT = re.compile("configures? its devices with|was allocated a device that takes no new work")
@@ -88,7 +90,7 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
         # Short of pods that are not over, a PodGroup does not start: no matter of devices.
         is_told = _SHORT_OF_PODS in said and _has_all(pod, claims)
         return "" if is_told else f"no Event says why; the scheduler says: {said}"
-    if (group := _GROUP.search(note)) and group[1].removeprefix("Kueue pod group ") != key_of(pod):
+    if (group := _GROUP.search(note)) and group[1] != key_of(pod):
         return f"it is in {key_of(pod) or 'no group'}, but Draco says: {note}"
     return _contradicts(world, said, note, claims)
 
