@@ -14,8 +14,11 @@ from tests.adversary.cluster.manifests import DRIVER, PROFILES, Document
 from tests.adversary.cluster.rivals import Rivals
 from tests.adversary.cluster.tenants import NODES, Action
 
-FIRST = (("adv-0", "Scheduler"), ("adv-1", "Operator"), ("adv-2", "Scheduler"))
 BUSES = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0", "0000:07:00.0", "0000:0b:00.0")
+FIRST = (
+    *(("adv-0", "Operator", bus) for bus in BUSES[:2]),
+    *(("adv-0", "Scheduler", ""), ("adv-1", "Operator", ""), ("adv-2", "Scheduler", "")),
+)
 LAYOUTS = {
     "adv-0": (("3g.40gb", "3g.40gb"), ("1g.10gb",) * 7, ("4g.40gb", "2g.20gb", "1g.10gb"), ("7g.80gb",)),
     "adv-1": (("3g.40gb", "2g.20gb"), ("1g.10gb",) * 4, ("2g.20gb",) * 3),
@@ -35,8 +38,8 @@ COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "et
 class Chooser(Maintainers, Rivals):
     """Draws actions. What it made, and has not taken back, is all it remembers."""
 
-    first: tuple[tuple[str, str], ...] = FIRST
-    """Nodes whose GPUs are divided on demand from the start, and who allocates them."""
+    first: tuple[tuple[str, str, str], ...] = FIRST
+    """Nodes whose GPUs are divided on demand from the start, who allocates them, and the address of one; "" for all others."""
     most_pods = 24
 
     def __init__(self, seed: int, *, pace_s: float = 0.4) -> None:
@@ -56,7 +59,8 @@ class Chooser(Maintainers, Rivals):
             (4, self._set_policy), (2, self._end_policy), (4, self._hand_over),
             (5, self._dracos), (3, self._dracos_alone), (2, self._of_both), (0.7, self._sneaks),
             (5, self.group), (1.5, self.late_member), (1, self.lose_member), (0.7, self.odd_group),
-            (4, self.pod_group), (1, self.late_pod_group), (2.5, self.end_pod_group), (0.7, self.odd_pod_group),
+            (4, self.pod_group), (2, self.pod_group_of_both), (1, self.late_pod_group), (2.5, self.end_pod_group),
+            (0.7, self.odd_pod_group),
             (3, self.reserve), (4, self.use_reserved), (1, self.change_reservation), (2, self.end_reservation),
             (1.5, self.set_limit), (1, self.end_limit),
             (6, self.urgent), (2, self.urgent_group), (1, self._permit), (0.7, self.guard), (1, self.end_guard),
@@ -73,12 +77,12 @@ class Chooser(Maintainers, Rivals):
         """The next action. With the first ones, GPUs that are divided on demand and some of Draco's meet from the start."""
         self._number += 1
         if self._number <= len(self.first):
-            title, (node, allocator) = self._name("mp"), self.first[self._number - 1]
-            if allocator == "Operator":
+            title, (node, allocator, bus) = self._name("mp"), self.first[self._number - 1]
+            if allocator == "Operator" and not bus:
                 self._lasting = title  # a hand-over takes its time, so one policy is never deleted
             else:
                 self._policies.append(title)
-            return Action("policy: set", {"policy": self.policy(title, node, allocator)})
+            return Action("policy: set", {"policy": self.policy(title, node, allocator, bus)})
         weights = [weight for weight, _ in self._table]
         (choose,) = self._random.choices([each for _, each in self._table], weights)
         if len(self._pods) > self.most_pods and self._random.random() < 0.5:
@@ -87,10 +91,10 @@ class Chooser(Maintainers, Rivals):
         return drawn._replace(wait_s=round(self._random.expovariate(1 / self._pace_s), 2))
 
     @staticmethod
-    def policy(title: str, node: str, allocator: str) -> Document:
+    def policy(title: str, node: str, allocator: str, bus: str = "") -> Document:
         """One of those there are from the start."""
         return write.policy(
-            title, node, "Dynamic", allocator=allocator, preemption="LowerPriority", loss="Release", leak="1m"
+            title, node, "Dynamic", bus=bus, allocator=allocator, preemption="LowerPriority", loss="Release", leak="1m"
         )
 
     def _exact_rule(self) -> Action:

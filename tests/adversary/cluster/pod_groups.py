@@ -4,7 +4,7 @@ Owns these draws: plain data, from a seed. `actions` has the others.
 """
 
 from tests.adversary.cluster import manifests as write
-from tests.adversary.cluster.manifests import Document
+from tests.adversary.cluster.manifests import GPU, MIG, Document
 from tests.adversary.cluster.reservers import TOPOLOGIES, Reservers
 from tests.adversary.cluster.tenants import Action
 
@@ -70,6 +70,37 @@ class PodGroups(Reservers):
             pods = [group, *pods] if when == "first" else [*pods, group]
         # A pod's own claim comes after it: one that is there before its pod is no group's.
         return Action("tenant: pods of a PodGroup", {"create": [*documents, *pods, *own]})
+
+    def pod_group_of_both(self) -> Action:
+        """A gang each pod of which has a claim of each allocator's, which must be on one node; the scheduler's may be by name."""
+        namespace, title = self._tenant(), self._name("x")
+        size = self._random.choice([2, 2, 3])
+        least = max(1, size - self._random.choice([0, 0, 0, 1]))
+        seconds = self._random.choice(self.lasts)
+        wanted, is_named = self._dracos_request(), self._random.random() < 0.4
+        theirs = [write.request("gpu", self._random.choice([GPU, MIG]))]
+        documents = [
+            write.pod_group(namespace, title, least, topology=self._random.choice(TOPOLOGIES)),
+            write.template(namespace, title, [wanted]),
+            write.template(namespace, f"{title}-theirs", theirs),
+        ]
+        pods: list[Document] = []
+        for number in range(size):
+            name = f"{title}-{number}"
+            if seconds is None:
+                self._pods.append((namespace, name))
+            uses = [f"{name}-theirs"] if is_named else []
+            templates = [title] if is_named else [title, f"{title}-theirs"]
+            pods.append(
+                write.pod(
+                    namespace, name, uses, templates=templates, seconds=seconds, pod_group=title, gated=self._is_gated
+                )
+            )
+            documents += [self._named(namespace, each, theirs) for each in uses]
+        if seconds is None and not is_named:
+            self._members.append((pods[0], [wanted]))
+        self._made.append((namespace, title))
+        return Action("tenant: pods of a PodGroup with claims of both allocators", {"create": [*documents, *pods]})
 
     def _named(self, namespace: str, title: str, requests: list[Document]) -> Document:
         self._claims.append((namespace, title))

@@ -19,7 +19,7 @@ LEAVES_WITHIN_S = 90.0
 class Rivalry(Chooser):
     """Draws pods of Draco's for most of the time, and what disturbs their evictions."""
 
-    first = (("adv-0", "Operator"), ("adv-1", "Operator"))
+    first = (("adv-0", "Operator", ""), ("adv-1", "Operator", ""))
     most_pods = 36
     nodes = ("adv-0", "adv-1")
     lasts = (None, None, 5.0)
@@ -30,7 +30,7 @@ class Rivalry(Chooser):
         super().__init__(seed, pace_s=pace_s)
         self._table = [
             (14, self.ordinary), (2, self._dracos), (0.5, self._dracos_alone), (0.5, self._of_both), (2, self._shared),
-            (4, self.pod_group), (1, self.late_pod_group), (2.5, self.end_pod_group),
+            (4, self.pod_group), (0.5, self.pod_group_of_both), (1, self.late_pod_group), (2.5, self.end_pod_group),
             (4, self.group), (4, self.late_member), (3, self.lose_member), (12, self.urgent), (4, self.urgent_group),
             (4, self._end_pod), (2, self._end_claim),
             (1, self.reserve), (1, self.use_reserved), (1, self.end_reservation), (0.2, self.set_limit), (1, self.end_limit),
@@ -47,7 +47,7 @@ def some_leave() -> Iterator[Action]:
 
     Before it, on the same GPUs, a gang runs whose PodGroup keeps a claim for its pods.
     """
-    (node, _), (second, _) = Rivalry.first
+    (node, *_), (second, *_) = Rivalry.first
     for title, where in (("mp-1", node), ("mp-2", second)):
         yield Action("policy: set", {"policy": Rivalry.policy(title, where, "Operator")})
     yield _all_gpus("leaves", node, "adv-low")

@@ -62,7 +62,7 @@ def test_pod_groups_come_before_their_pods_and_after_them_and_with_too_few_and_t
 def test_groups_say_what_they_are_by_all_labels_that_there_are() -> None:
     chooser = Chooser(5)
     said: dict[str, set[tuple[tuple[str, ...], str]]] = {}
-    for each in [chooser.next() for _ in range(5000)]:
+    for each in [chooser.next() for _ in range(20000)]:
         for meta in [one["metadata"] for one in each.arguments.get("create", ()) if one["kind"] == "Pod"]:
             sizes = [annotation for annotation in meta["annotations"] if "size" in annotation or "count" in annotation]
             said.setdefault(each.kind, set()).add((tuple(meta["labels"]), "".join(sizes)))
@@ -70,6 +70,22 @@ def test_groups_say_what_they_are_by_all_labels_that_there_are() -> None:
     assert said["tenant: pods that start together"] == wanted
     assert said["tenant: urgent pods that start together"] >= wanted, "others are by PodGroup"
     assert said["hostile: an odd group"] > wanted, "some say no size"
+
+
+def test_pod_groups_have_claims_of_both_allocators_by_template_and_by_name() -> None:
+    chooser = Chooser(6)
+    drawn = [chooser.next() for _ in range(3000)]
+    made = [each.arguments["create"] for each in drawn if each.kind.endswith("with claims of both allocators")]
+    requests = [
+        [one["spec"]["spec"]["devices"]["requests"][0] for one in documents if one["kind"].endswith("Template")]
+        for documents in made
+    ]
+    classes = [{each["exactly"]["deviceClassName"] for each in one} for one in requests]
+    assert all(len(each) == 2 and len(each & {write.GPU, write.MIG}) == 1 for each in classes)
+    uses = [one["spec"]["resourceClaims"] for documents in made for one in documents if one["kind"] == "Pod"]
+    assert {tuple(key for each in claims for key in each if key != "name") for claims in uses} == {
+        ("resourceClaimTemplateName", "resourceClaimTemplateName"), ("resourceClaimName", "resourceClaimTemplateName"),
+    }  # fmt: skip
 
 
 def test_policies_keep_instances_ready_ahead_of_claims_now_and_then() -> None:

@@ -19,8 +19,9 @@ LATER_S = BEGUN_WITHIN_S + 1.0
 SOURCES = pytest.mark.parametrize("by", [*LABELS, "PodGroup"])
 
 
-def member(number: int, *, size: str = "2", phase: str = "Pending", **more: Any) -> Document:
-    one = pod("default", f"p{number}", [f"c{number}"], member=Member("g", size))
+def member(number: int, *, size: str = "2", phase: str = "Pending", of_both: bool = False, **more: Any) -> Document:
+    uses = [f"c{number}", f"t{number}"] if of_both else [f"c{number}"]
+    one = pod("default", f"p{number}", uses, member=Member("g", size))
     one["metadata"] |= {"uid": POD.format(number), "resourceVersion": "3"} | more
     return one | {"status": {"phase": phase}}
 
@@ -71,7 +72,27 @@ def claim(number: int, *, waits: bool = False, used: bool = False) -> Document:
     return one
 
 
+def theirs(number: int, *, waits: bool = True) -> Document:
+    """The pod's claim that kube-scheduler allocates."""
+    one = given("kube-scheduler", device_class="gpu.nvidia.com")
+    one["metadata"] |= {"name": f"t{number}", "uid": f"t{number}"}
+    return one | {"status": {}} if waits else one
+
+
+OF_BOTH: Objects = [("pod", member(each, of_both=True)) for each in (1, 2)]
 HOLDS = {
+    "both have all of Draco, and wait for kube-scheduler's": (
+        False,
+        [*OF_BOTH, *(("claim", claim(each)) for each in (1, 2)), *(("claim", theirs(each)) for each in (1, 2))],
+    ),
+    "of both allocators one has Draco's, one waits for it": (
+        True,
+        [*OF_BOTH, ("claim", claim(1)), ("claim", claim(2, waits=True)), *(("claim", theirs(each)) for each in (1, 2))],
+    ),
+    "of both allocators a claim is missing": (
+        False,
+        [*OF_BOTH, ("claim", claim(1)), ("claim", claim(2, waits=True)), ("claim", theirs(1))],
+    ),
     "one has, one waits": (True, [("pod", member(1)), ("pod", member(2)), ("claim", claim(1)), ("claim", claim(2, waits=True))]),
     "its pod uses it": (
         False,
@@ -116,8 +137,10 @@ def test_what_a_pod_group_reserves_for_its_pods_is_used() -> None:
 class History:
     """A group of two pods through time."""
 
-    def __init__(self, size: str = "2", *, by: str = "Kueue") -> None:
-        self.world = a_world_of(by, ("pod", member(1, size=size)), ("pod", member(2, size=size)), size=size)
+    def __init__(self, size: str = "2", *, by: str = "Kueue", of_both: bool = False) -> None:
+        pods: Objects = [("pod", member(each, size=size, of_both=of_both)) for each in (1, 2)]
+        claims: Objects = [("claim", theirs(each)) for each in (1, 2)] if of_both else []
+        self.world = a_world_of(by, *pods, *claims, size=size)
         self.law = Groups(self.world)
         self.pods = {each["metadata"]["name"]: each for each in self.world.pods.values()}
 
@@ -125,6 +148,11 @@ class History:
         one = claim(number)
         before = learn(self.world, "claim", one)
         self.law.claim_changed(before, one, now)
+        return self
+
+    def taken_back(self, number: int, now: float) -> "History":
+        one = claim(number, waits=True)
+        self.law.claim_changed(learn(self.world, "claim", one), one, now)
         return self
 
     def found(self, now: float, *, undisturbed: Callable[[float], bool] = lambda _: True) -> list[str]:
@@ -145,9 +173,7 @@ def test_a_group_that_gets_all_that_it_needs_may_lose_some_of_it(by: str) -> Non
     assert not history.found(1.0)
     assert history.law.whole == 1
     assert history.law.whole_pod_groups == (by == "PodGroup")
-    lost = claim(2, waits=True)
-    history.law.claim_changed(learn(history.world, "claim", lost), lost, 2.0)
-    history.allocated(1, 3.0)
+    history.taken_back(2, 2.0).allocated(1, 3.0)
     assert not history.found(3.0 + LATER_S)
 
 
@@ -163,6 +189,25 @@ def test_a_group_may_begin_in_part_when_its_allocator_dies_or_a_pod_is_deleted(b
     history = History(by=by).allocated(1, 0.0)
     history.law.pod_changed(history.pods["p2"], None, 1.0)
     assert not history.found(LATER_S)
+
+
+@SOURCES
+def test_a_group_of_both_allocators_needs_only_dracos_devices_to_be_whole(by: str) -> None:
+    history = History(by=by, of_both=True).allocated(1, 0.0)
+    assert not history.found(1.0)
+    assert not history.allocated(2, 2.0).found(LATER_S)
+    assert history.law.whole == history.law.whole_of_both == 1
+    assert History(by=by, of_both=True).allocated(1, 0.0).found(LATER_S) == ["begun in part"]
+
+
+def test_the_scheduler_may_take_back_what_is_of_no_use_beside_its_own() -> None:
+    assert not History(of_both=True).allocated(1, 0.0).allocated(2, 0.0).taken_back(2, 0.2).found(LATER_S)
+    alone = History().allocated(1, 0.0).allocated(2, 0.0).taken_back(2, 0.2)
+    assert alone.found(LATER_S) == ["begun in part"], "it had a use where nothing else is needed"
+    served = History(of_both=True).allocated(1, 0.0).allocated(2, 0.0)
+    for number in (1, 2):
+        learn(served.world, "claim", theirs(number, waits=False))
+    assert served.taken_back(2, 0.2).found(LATER_S) == ["begun in part"], "the scheduler had all of its own there"
 
 
 @SOURCES

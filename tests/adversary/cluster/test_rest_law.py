@@ -33,6 +33,7 @@ def a_pod(
     by: str = "Kueue",
     group: str = "",
     claim: str = "",
+    also: str = "",
     reason: str = "Unschedulable",
 ) -> Document:
     conditions = [] if node else [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]
@@ -41,7 +42,7 @@ def a_pod(
         status["containerStatuses"] = [{"state": {"waiting": {"message": waiting}}}]
     metadata: Document = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "1"}
     metadata |= {"labels": Member(label, "2", by=by).labels if label else {}}
-    uses = [{"name": "c", "resourceClaimName": claim}]
+    uses = [{"name": each, "resourceClaimName": each} for each in (claim, also)[: 2 if also else 1]]
     spec = {"nodeName": node, "resourceClaims": uses, "schedulingGroup": {"podGroupName": group}}
     return {"metadata": metadata, "spec": spec, "status": status}
 
@@ -55,6 +56,13 @@ GATED = a_pod(message="Scheduling is blocked due to non-empty scheduling gates",
 DRACOS = {**a_claim(1), "spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu.draco.dev"}}]}}}
 HAS_ITS_DEVICE = ("claim", {**a_claim(1, "a"), "spec": DRACOS["spec"]})
 GATED_MEMBER = a_pod(message="Scheduling is blocked", claim="c1", reason="SchedulingGated", group="g")
+GATED_MEMBER_OF_BOTH = a_pod(
+    message="Scheduling is blocked", claim="c1", also="c2", reason="SchedulingGated", group="g"
+)
+THEIRS = (
+    "claim",
+    {**a_claim(2), "spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}},
+)
 TOGETHER = "as many pods of PodGroup default/g as start together have their devices"
 SICK = {"node": {"gpus": [{"error": 15}]}}
 REST = {
@@ -153,6 +161,16 @@ REST = {
         True,
         GATED_MEMBER,
         [HAS_ITS_DEVICE, a_pod_group(1), told(f"Draco takes it off once {TOGETHER}.")],
+    ),
+    "it keeps its gate with a device, its PodGroup has enough pods, and it lacks kube-scheduler's": (
+        True,
+        GATED_MEMBER_OF_BOTH,
+        [HAS_ITS_DEVICE, THEIRS, a_pod_group(1), told(f"Draco takes it off once {TOGETHER}.")],
+    ),
+    "it keeps its gate, its PodGroup has enough pods, and it lacks what is Draco's": (
+        False,
+        GATED_MEMBER_OF_BOTH,
+        [("claim", DRACOS), THEIRS, a_pod_group(1), told("All 4 devices that request gpu selects are in use.")],
     ),
     "it keeps its gate with a device, and its PodGroup is not there": (
         True,

@@ -35,6 +35,7 @@ class DracosLaws:
             "claims allocated by Draco": self._allocators.by_draco,
             "groups that had all they need": self._groups.whole,
             "PodGroups that had all they need": self._groups.whole_pod_groups,
+            "groups of both allocators that had all they need of Draco": self._groups.whole_of_both,
             "claims that PodGroups kept for their pods": self._pod_groups.kept,
             "claims that were taken back from PodGroups": self._pod_groups.taken_back,
             "reserved claims that got devices": self._reservations.reserved,

@@ -1,12 +1,13 @@
 """The laws of groups: all that a group needs, or nothing, and nobody holds devices while waiting for more.
 
 Groups by PodGroup and by label are alike here: which pods they have, and how many start together, is for `members` to say.
-A group whose start was disturbed (its allocator died, a pod of it was deleted) may be there in part, as far as its pods use what
-it has; one that once had all that it needs may lose some of it later. Does no I/O.
+What counts is what Draco allocates: a claim of the scheduler's gets its devices when its pod gets a node. A group whose start was
+disturbed (its allocator died, a pod of it was deleted, the scheduler took back what a pod of both allocators got of Draco) may be
+there in part, as far as its pods use what it has; one that once had all that it needs may lose some of it later. Does no I/O.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer.allocators import DRACO, allocator, is_for_draco
@@ -19,26 +20,31 @@ BEGUN_WITHIN_S = 10.0
 
 
 class Group(NamedTuple):
-    """The pods of a group that are not over, and what they have. `settled` counts pods that have devices, or have succeeded."""
+    """The pods of a group that are not over, and what they have of Draco.
+
+    `settled` counts pods that have these devices, or have succeeded.
+    """
 
     key: str
     size: int
     pods: tuple[Object, ...]
     settled: int
     waiting: tuple[str, ...]
-    """Names of pods some of whose claims have no devices."""
+    """Names of pods some of whose claims are not there, or Draco's and have no devices."""
     loose: tuple[str, ...]
     """Names of claims that have devices which no pod uses."""
     complete: bool
     """Whether there are as many pods as start together, each with all its claims."""
+    of_both: bool
+    """Whether pods of it have claims of the scheduler's, too."""
 
 
 class Groups:
     """Remembers which groups have begun, which had all that they need, and which were disturbed meanwhile."""
 
     def __init__(self, world: World) -> None:
-        self.whole = self.whole_pod_groups = 0
-        """Groups that had all that they need, and how many of them are by PodGroup."""
+        self.whole = self.whole_pod_groups = self.whole_of_both = 0
+        """Groups that had all that they need of Draco, how many of them are by PodGroup, and have claims of both allocators."""
         self._world = world
         self._begun: dict[str, float] = {}
         self._had_all: set[str] = set()
@@ -57,10 +63,18 @@ class Groups:
         assert one is not None
         own = [pod for pod in self._world.pods.values() if name(one) in claims_of(pod)]
         for key in filter(None, {key_of(pod) for pod in own}):
-            if after is None or after["metadata"].get("deletionTimestamp"):
+            if after is None or _ends(after) or self._is_taken_back(before, after, own):
                 self._disturbed[key] = now
             elif results(after) and allocator(after) == DRACO and key not in self._had_all:
                 self._begun.setdefault(key, now)
+
+    def _is_taken_back(self, before: Object | None, after: Object, pods: list[Object]) -> bool:
+        """Whether it lost devices that may be of no use: the scheduler has none there for other claims of its pods."""
+        if before is None or not results(before) or results(after) or not is_for_draco(after):
+            return False
+        claims = {name(claim): claim for claim in self._world.claims.values()}
+        known = [claims[each] for pod in pods for each in claims_of(pod) if each in claims]
+        return any(not is_for_draco(each) and not results(each) for each in known)
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
         """Groups that got something, and not all that they need, though nobody disturbed that."""
@@ -71,6 +85,7 @@ class Groups:
                 self._had_all.add(key)
                 self.whole += 1
                 self.whole_pod_groups += is_pod_group(key)
+                self.whole_of_both += group.of_both
             elif group is not None and now - since < BEGUN_WITHIN_S + grace_s:
                 continue
             elif (
@@ -106,7 +121,7 @@ def groups_of(world: World) -> Iterator[Group]:
             continue
         live = [pod for pod in pods if phase(pod) not in {"Succeeded", "Failed"} and not _ends(pod)]
         known = [[claims.get(each) for each in claims_of(pod)] for pod in live]
-        waiting = [pod for pod, own in zip(live, known, strict=True) if not all(one and results(one) for one in own)]
+        waiting = [pod for pod, own in zip(live, known, strict=True) if not has_of_draco(own)]
         loose = {
             name(claim)
             for pod, own in zip(live, known, strict=True)
@@ -127,7 +142,13 @@ def groups_of(world: World) -> Iterator[Group]:
             tuple(name(pod) for pod in waiting),
             tuple(sorted(loose)),
             there and succeeded + len(live) >= size,
+            any(one is not None and not is_for_draco(one) for own in known for one in own),
         )
+
+
+def has_of_draco(claims: Iterable[Object | None]) -> bool:
+    """Whether all claims of a pod are there, and those that are Draco's have devices."""
+    return all(claim and (results(claim) or not is_for_draco(claim)) for claim in claims)
 
 
 def _ends(one: Object) -> bool:
