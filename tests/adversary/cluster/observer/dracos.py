@@ -1,4 +1,4 @@
-"""The laws of what Draco allocates, as one: of allocators, groups, reservations, limits, and evictions for others.
+"""The laws of what Draco allocates, as one: of allocators, groups, gates, reservations, limits, and evictions for others.
 
 Owns which of them hears of which change. Judges nothing itself.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tests.adversary.cluster.observer.allocators import Allocators, Traded
 from tests.adversary.cluster.observer.evicted import Evictions
+from tests.adversary.cluster.observer.gates import Gates
 from tests.adversary.cluster.observer.groups import Groups
 from tests.adversary.cluster.observer.limited import Limits
 from tests.adversary.cluster.observer.pod_budgets import PodBudgets
@@ -22,6 +23,7 @@ class DracosLaws:
     def __init__(self, world: World) -> None:
         self._allocators = Allocators(world)
         self._groups = Groups(world)
+        self._gates = Gates(world)
         self._pod_groups = PodGroups(world)
         self._reservations = Reservations(world)
         self._limits = Limits(world)
@@ -36,6 +38,8 @@ class DracosLaws:
             "groups that had all they need": self._groups.whole,
             "PodGroups that had all they need": self._groups.whole_pod_groups,
             "groups of both allocators that had all they need of Draco": self._groups.whole_of_both,
+            "gates that went off": self._gates.off,
+            "gates that went off pods of gangs by PodGroup": self._gates.off_gangs,
             "claims that PodGroups kept for their pods": self._pod_groups.kept,
             "claims that were taken back from PodGroups": self._pod_groups.taken_back,
             "reserved claims that got devices": self._reservations.reserved,
@@ -59,6 +63,7 @@ class DracosLaws:
                 self._allocators.slice_changed(after)
             case "pod":
                 self._groups.pod_changed(before, after, now)
+                self._gates.pod_changed(before, after, now)
                 self._pod_groups.pod_changed(after, now)
                 self._pod_budgets.pod_changed(before, after, now)
                 self.evictions.pod_changed(before, after, now)
@@ -66,6 +71,8 @@ class DracosLaws:
                     self._reservations.pod_changed(after)
             case "reservation":
                 self._reservations.reservation_changed(before, after)
+            case "pod group":
+                self._gates.pod_group_changed(after, now)
             case "policy":
                 self.evictions.policy_changed(before, now)
             case "pod budget":
@@ -75,6 +82,7 @@ class DracosLaws:
             case "claim":
                 self._allocators.claim_changed(before, after, now)
                 self._groups.claim_changed(before, after, now)
+                self._gates.claim_changed(before, after, now)
                 self._pod_groups.claim_changed(before, after, now)
                 self._reservations.claim_changed(before, after, now)
                 self._limits.claim_changed(before, after, now)
@@ -84,6 +92,7 @@ class DracosLaws:
         """What was wrong. `undisturbed` says whether one operator has led since then, and been answered."""
         yield from self._allocators.weighed(now)
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
+        yield from self._gates.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._pod_groups.weighed(now)
         yield from self._reservations.weighed(now)
         yield from self._limits.weighed(now)

@@ -13,7 +13,7 @@ from tests.adversary.cluster.observer.members import claims_of, consumers, key_o
 from tests.adversary.cluster.observer.needless import Eviction, Needless
 from tests.adversary.cluster.observer.service import part_now
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import DeviceName, Object, World, condition, name, phase, results
+from tests.adversary.cluster.observer.world import DeviceName, Object, World, condition, is_live, name, results
 
 REMEMBERED_S = 30.0
 """So long after a pod waited, or a policy permitted it, somebody may go because of it: a leader may sleep for 20 s in between."""
@@ -100,7 +100,7 @@ class Evictions:
         if before is not None and _waits_for_a_node(before) and (after is None or not _waits_for_a_node(after)):
             self._lately[uid] = (before, now)
         if (after is None or after["metadata"].get("deletionTimestamp")) and uid not in self._went:
-            there = [each for each in self._world.pods.values() if _is_live(each) and each["metadata"]["uid"] != uid]
+            there = [each for each in self._world.pods.values() if is_live(each) and each["metadata"]["uid"] != uid]
             lately = [each for each, at in self._lately.values() if now - at < REMEMBERED_S]
             self._went[uid] = Went(
                 now,
@@ -257,7 +257,7 @@ class Evictions:
         """Whether it is still there, and no budget may have refused that it goes."""
         now = self._world.pods.get(pod["metadata"]["uid"])
         guarded = {each["metadata"]["namespace"] for each in self._world.pod_budgets.values()}
-        return now is not None and _is_live(now) and pod["metadata"]["namespace"] not in guarded
+        return now is not None and is_live(now) and pod["metadata"]["namespace"] not in guarded
 
     def _forget(self, now: float) -> None:
         there = self._world.pods.keys()
@@ -292,9 +292,5 @@ def _owners(one: Object) -> list[Object]:
     return one["metadata"].get("ownerReferences") or []
 
 
-def _is_live(pod: Object) -> bool:
-    return phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")
-
-
 def _waits_for_a_node(pod: Object) -> bool:
-    return _is_live(pod) and not pod["spec"].get("nodeName")
+    return is_live(pod) and not pod["spec"].get("nodeName")

@@ -7,7 +7,7 @@ there in part, as far as its pods use what it has; one that once had all that it
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer.allocators import DRACO, allocator, is_for_draco
@@ -149,6 +149,12 @@ def groups_of(world: World) -> Iterator[Group]:
 def has_of_draco(claims: Iterable[Object | None]) -> bool:
     """Whether all claims of a pod are there, and those that are Draco's have devices."""
     return all(claim and (results(claim) or not is_for_draco(claim)) for claim in claims)
+
+
+def lacks_nothing(pod: Object, claims: Mapping[str, Object]) -> bool:
+    """Whether the pod has all that Draco is to allocate for it. `claims` are by name."""
+    known = claims_of(pod)
+    return len(known) == len(pod["spec"].get("resourceClaims") or []) and has_of_draco(map(claims.get, known))
 
 
 def _ends(one: Object) -> bool:

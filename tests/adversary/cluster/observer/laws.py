@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from tests.adversary.cluster.observer.gates import kept_gate
 from tests.adversary.cluster.observer.groups import holds_and_waits
 from tests.adversary.cluster.observer.holds import held_for_nobody, not_held
 from tests.adversary.cluster.observer.pod_groups import written_by_draco
@@ -120,6 +121,7 @@ LAWS: Mapping[str, Law] = {
     "lifted at work": Law(lifted_at_work, 5.0, frozenset({"api", "operator", "rules"})),
     "cordoned": Law(cordoned, 0.0, frozenset({"api"})),
     "holds and waits": Law(holds_and_waits, 20.0, frozenset({"api", "operator", "scheduler", "collector"})),
+    "gate kept": Law(kept_gate, 20.0, frozenset({"api", "operator"})),
     "kept after the end": Law(kept_after_the_end, 10.0, frozenset({"api", "operator"})),
     "not held": Law(not_held, 10.0, frozenset({"api", "operator"})),
     "PodGroup written": Law(written_by_draco, 0.0, frozenset({"api"})),

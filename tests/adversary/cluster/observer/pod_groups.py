@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.adversary.cluster.observer.members import claims_of, consumers, is_pod_group, key_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import Object, World, name, phase, results, stamp
+from tests.adversary.cluster.observer.world import Object, World, is_live, name, results, stamp
 
 DRACO = "draco"
 """What the names of Draco's programs begin with, as managers of fields."""
@@ -54,7 +54,7 @@ class PodGroups:
             return
         for pod in self._world.pods.values():
             known_s = now - self._bound_at.get(pod["metadata"]["uid"], now)
-            if key_of(pod) in kept and name(before) in claims_of(pod) and _runs(pod) and known_s >= SEEN_AFTER_S:
+            if key_of(pod) in kept and name(before) in claims_of(pod) and is_live(pod) and known_s >= SEEN_AFTER_S:
                 text = f"claim {name(before)}, which {key_of(pod)} kept for its pods, was taken from it, and {name(pod)} runs"
                 wrong = Suspicion("taken from a group", f"{before['metadata']['uid']} {name(pod)}", text)
                 self._doubted.append((now, pod["metadata"]["uid"], wrong))
@@ -72,9 +72,5 @@ class PodGroups:
             self._doubted.remove(one)
             _, uid, wrong = one
             pod = self._world.pods.get(uid)
-            if pod is not None and _runs(pod):
+            if pod is not None and is_live(pod):
                 yield wrong
-
-
-def _runs(pod: Object) -> bool:
-    return phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")

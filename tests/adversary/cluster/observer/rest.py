@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.adversary.cluster.observer.groups import groups_of, has_of_draco
+from tests.adversary.cluster.observer.groups import groups_of, lacks_nothing
 from tests.adversary.cluster.observer.laws import BLOCKING
 from tests.adversary.cluster.observer.members import LABELS, claims_of, is_pod_group, key_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -96,7 +96,7 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
 
 def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -> str:
     """The same of a pod that the scheduler has not looked at: Draco's gate, the only one here, is there as long as it waits."""
-    if _lacks_nothing(pod, claims):
+    if lacks_nothing(pod, claims):
         if not _is_short_of_pods(world, key_of(pod), claims):
             return "it keeps Draco's gate though it lacks nothing of Draco's"
         return (
@@ -108,13 +108,7 @@ def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -
 def _is_short_of_pods(world: World, key: str, claims: Mapping[str, Object]) -> bool:
     """Whether it is a PodGroup of which fewer pods have all that is Draco's than start together."""
     group = next((each for each in groups_of(world) if each.key == key), None) if is_pod_group(key) else None
-    return group is not None and sum(_lacks_nothing(pod, claims) for pod in group.pods) < group.size
-
-
-def _lacks_nothing(pod: Object, claims: Mapping[str, Object]) -> bool:
-    """Whether all claims of the pod are there, and those that are Draco's have devices."""
-    known = claims_of(pod)
-    return len(known) == len(pod["spec"].get("resourceClaims") or []) and has_of_draco(map(claims.get, known))
+    return group is not None and sum(lacks_nothing(pod, claims) for pod in group.pods) < group.size
 
 
 def _has_all(pod: Object, claims: Mapping[str, Object]) -> bool:

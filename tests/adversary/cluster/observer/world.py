@@ -195,6 +195,11 @@ def phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase"))
 
 
+def is_live(pod: Object) -> bool:
+    """Whether it has not ended, and is not being deleted."""
+    return phase(pod) not in {"Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp")
+
+
 def waiting(pod: Object) -> str:
     """Why its containers do not start."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []

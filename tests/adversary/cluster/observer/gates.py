@@ -1,0 +1,159 @@
+"""The laws of Draco's scheduling gate: it goes once there is what Draco allocates, and off the pods of a gang when all can start.
+
+Owns seeing it go, and what the pod had then, and the others of its PodGroup. Pods of other groups lose it one by one: that these
+get their devices together is for `groups`. Pods and claims come on different watches, but have one clock, the store's revision,
+by which what seems wrong is weighed a moment later. Does no I/O.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tests.adversary.cluster.observer.allocators import is_for_draco
+from tests.adversary.cluster.observer.groups import lacks_nothing
+from tests.adversary.cluster.observer.members import claims_of, is_pod_group, key_of, pod_group_of, size_of
+from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.observer.world import Object, World, is_live, name, results, revision
+
+GATE = "draco.dev/allocation"
+WEIGHED_AFTER_S = 1.5
+KNOWN_AFTER_S = 5.0
+"""What happened so long ago Draco knows: that a claim lost its devices, that a pod is over, that a PodGroup has come."""
+REMEMBERED_S = 30.0
+"""The same where another began to lead, or the API server was down: a leader may sleep for 20 s and then end what it began."""
+KEPT_S = 120.0
+
+
+class Span(NamedTuple):
+    """From which revision on a claim had devices, and until when."""
+
+    revision: int
+    until: float
+
+
+class Over(NamedTuple):
+    """A pod as it was before it was over, and when that was."""
+
+    at: float
+    pod: Object
+
+
+class Off(NamedTuple):
+    """A gate that went: off which pod, how many start together with it, and which pods were in its group, or were lately."""
+
+    at: float
+    pod: Object
+    least: int
+    live: tuple[Object, ...]
+    over: tuple[Over, ...]
+
+
+class Gates:
+    """Told of each change of pods, claims and PodGroups."""
+
+    def __init__(self, world: World) -> None:
+        self.off = self.off_gangs = 0
+        """Gates that went, and how many of them off pods of PodGroups that start together."""
+        self._world = world
+        self._had: dict[str, list[Span]] = {}
+        self._is_dracos: dict[str, bool] = {}
+        self._over: dict[str, Over] = {}
+        self._groups_since: dict[str, float] = {}
+        self._offs: list[Off] = []
+
+    def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A claim was written or is gone."""
+        one = after or before
+        assert one is not None
+        self._is_dracos[name(one)] = is_for_draco(one)
+        had, has = (each is not None and bool(results(each)) for each in (before, after))
+        spans = self._had.setdefault(name(one), [])
+        if has and not had:
+            spans.append(Span(revision(one), float("inf")))
+        if had and not has and spans:
+            spans[-1] = spans[-1]._replace(until=now)
+
+    def pod_group_changed(self, after: Object | None, now: float) -> None:
+        """A PodGroup was written or is gone."""
+        if after is not None:
+            self._groups_since.setdefault(after["metadata"]["uid"], now)
+
+    def pod_changed(self, before: Object | None, after: Object | None, now: float) -> None:
+        """A pod was written or is gone."""
+        if before is None:
+            return
+        if is_live(before) and (after is None or not is_live(after)):
+            self._over[before["metadata"]["uid"]] = Over(now, before)
+        if after is None or not is_live(after) or not _has_gate(before) or _has_gate(after):
+            return
+        key = key_of(after)
+        least = self._start_together(key, now)
+        self.off += 1
+        self.off_gangs += bool(least)
+        live = tuple(each for each in self._world.pods.values() if key_of(each) == key and is_live(each))
+        over = tuple(each for each in self._over.values() if key_of(each.pod) == key)
+        self._offs.append(Off(now, after, least, live, over))
+
+    def _start_together(self, key: str, now: float) -> int:
+        """How many pods of a PodGroup do; 0 for other groups, and for a PodGroup that has just come: nobody may have known it."""
+        group = pod_group_of(self._world, key)
+        if group is None or now - self._groups_since.get(group["metadata"]["uid"], now) < KNOWN_AFTER_S:
+            return 0
+        return size_of(self._world, key, ()) or 0
+
+    def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
+        """The gates that went too early."""
+        for one in [each for each in self._offs if now - each.at >= WEIGHED_AFTER_S]:
+            self._offs.remove(one)
+            is_steady = undisturbed(one.at - REMEMBERED_S)
+            since = one.at - (KNOWN_AFTER_S + grace_s if is_steady else REMEMBERED_S)
+            until = revision(one.pod) if is_steady else None
+            uid = one.pod["metadata"]["uid"]
+            if not self._has_all(one.pod, since, until):
+                yield Suspicion(
+                    "gate off early", uid, f"pod {name(one.pod)} lost its gate, and lacks devices of Draco's"
+                )
+                continue
+            members = [*one.live, *(each.pod for each in one.over if each.at >= since)]
+            ready = sum(self._has_all(each, since, until) for each in members)
+            if ready < one.least:
+                text = f"pod {name(one.pod)} lost its gate when {ready} pods of {key_of(one.pod)} had their devices"
+                yield Suspicion("gate off alone", uid, f"{text}, and {one.least} start together")
+        self._forget(now)
+
+    def _has_all(self, pod: Object, since: float, until: int | None) -> bool:
+        """Whether the pod had all that Draco allocates for it, at some time since then and before that revision."""
+        known = claims_of(pod)
+        return len(known) == len(pod["spec"].get("resourceClaims") or []) and all(
+            self._is_dracos.get(each) is False or self._had_devices(each, since, until) for each in known
+        )
+
+    def _had_devices(self, claim: str, since: float, until: int | None) -> bool:
+        spans = self._had.get(claim, [])
+        return any(each.until >= since and (until is None or each.revision < until) for each in spans)
+
+    def _forget(self, now: float) -> None:
+        there = {name(claim) for claim in self._world.claims.values()}
+        self._over = {uid: each for uid, each in self._over.items() if now - each.at < KEPT_S}
+        self._had = {key: [each for each in spans if now - each.until < KEPT_S] for key, spans in self._had.items()}
+        self._had = {key: spans for key, spans in self._had.items() if spans or key in there}
+        self._is_dracos = {key: own for key, own in self._is_dracos.items() if key in self._had}
+        self._groups_since = {uid: at for uid, at in self._groups_since.items() if uid in self._world.pod_groups}
+
+
+def kept_gate(world: World) -> Iterator[Suspicion]:
+    """No pod that lacks nothing of Draco's keeps the gate, where as many of its gang as start together lack nothing, either."""
+    claims = {name(claim): claim for claim in world.claims.values()}
+    for uid, pod in world.pods.items():
+        if not _has_gate(pod) or not is_live(pod) or not lacks_nothing(pod, claims):
+            continue
+        key = key_of(pod)
+        if is_pod_group(key):
+            members = [each for each in world.pods.values() if key_of(each) == key and is_live(each)]
+            ready = sum(lacks_nothing(each, claims) for each in members)
+            if pod_group_of(world, key) is None or ready < (size_of(world, key, ()) or 0):
+                continue
+        yield Suspicion("gate kept", uid, f"pod {name(pod)} keeps Draco's gate, and lacks nothing of Draco's")
+
+
+def _has_gate(pod: Object) -> bool:
+    return any(each["name"] == GATE for each in pod["spec"].get("schedulingGates") or [])
