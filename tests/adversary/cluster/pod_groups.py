@@ -3,10 +3,15 @@
 Owns these draws: plain data, from a seed. `actions` has the others.
 """
 
+import json
+
 from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.manifests import GPU, MIG, Document
 from tests.adversary.cluster.reservers import TOPOLOGIES, Reservers
 from tests.adversary.cluster.tenants import Action
+
+LAST = 6
+"""Of so many groups that were made last, one may be made a second time."""
 
 
 class PodGroups(Reservers):
@@ -60,6 +65,8 @@ class PodGroups(Reservers):
             )
         if seconds is None and not kept:
             self._members.append((pods[0], [wanted]))
+        if seconds is not None and not kept:
+            self._alike.append((title, [*documents, group, *pods]))
         if self._random.random() < 0.15:
             self._late.append(pods.pop())
         self._made.append((namespace, title))
@@ -101,6 +108,16 @@ class PodGroups(Reservers):
             self._members.append((pods[0], [wanted]))
         self._made.append((namespace, title))
         return Action("tenant: pods of a PodGroup with claims of both allocators", {"create": [*documents, *pods]})
+
+    def same_again(self) -> Action:
+        """A group that asks for just what another one asked for a while ago: they stand in line, or it takes its turn."""
+        if not self._alike:
+            return self.group()
+        title, documents = self._random.choice(self._alike[-LAST:])
+        again = self._name(title.partition("-")[0])
+        made: list[Document] = json.loads(json.dumps(documents).replace(f'"{title}', f'"{again}'))
+        self._made += [(each["metadata"]["namespace"], again) for each in made if each["kind"] == "PodGroup"]
+        return Action("tenant: a group like one before it", {"create": made})
 
     def _named(self, namespace: str, title: str, requests: list[Document]) -> Document:
         self._claims.append((namespace, title))

@@ -18,6 +18,8 @@ class Reservers(Tenants):
         super().__init__(seed)
         self._late: list[Document] = []
         self._members: list[tuple[Document, list[Document]]] = []
+        self._alike: list[tuple[str, list[Document]]] = []
+        """Groups that end by themselves, so that nobody deletes a pod of theirs, by their titles: they may be made again."""
         self._reservations: list[tuple[str, str, int]] = []
 
     def group(self) -> Action:
@@ -45,6 +47,8 @@ class Reservers(Tenants):
             )
         if seconds is None:
             self._members.append((documents[1], documents[0]["spec"]["spec"]["devices"]["requests"]))
+        else:
+            self._alike.append((title, list(documents)))
         if self._random.random() < 0.2:
             self._late.append(documents.pop())
         return Action("tenant: pods that start together", {"create": documents})

@@ -11,7 +11,7 @@ from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.tenants import Action
 
-SEED = 19227
+SEED = 19214
 """The same draws in each run of the tests, so that a change is not held up by what it did not do; `make adversary` draws anew."""
 ACTIONS = 48
 """As many in each run, however fast the machine is: they take some 20 s."""
@@ -34,10 +34,12 @@ def test_every_kind_of_action_is_drawn() -> None:
     assert "feature switched off" in kinds
 
 
-def test_a_short_run_has_pod_groups() -> None:
+def test_a_short_run_has_groups_of_all_kinds() -> None:
     chooser = Chooser(SEED)
     kinds = {chooser.next().kind for _ in range(ACTIONS)}
+    assert {"tenant: pods that start together", "tenant: a group like one before it"} <= kinds
     assert {"tenant: pods of a PodGroup", "pod group: deleted"} <= kinds
+    assert "tenant: pods of a PodGroup with claims of both allocators" in kinds
 
 
 def test_pod_groups_come_before_their_pods_and_after_them_and_with_too_few_and_too_many() -> None:
@@ -86,6 +88,21 @@ def test_pod_groups_have_claims_of_both_allocators_by_template_and_by_name() -> 
     assert {tuple(key for each in claims for key in each if key != "name") for claims in uses} == {
         ("resourceClaimTemplateName", "resourceClaimTemplateName"), ("resourceClaimName", "resourceClaimTemplateName"),
     }  # fmt: skip
+
+
+def test_a_group_that_is_made_again_asks_for_the_same_under_another_name() -> None:
+    chooser = Chooser(8)
+    drawn = [each for each in (chooser.next() for _ in range(3000)) if "create" in each.arguments]
+    again = [each.arguments["create"] for each in drawn if each.kind == "tenant: a group like one before it"]
+    templates = [one for documents in again for one in documents if one["kind"] == "ResourceClaimTemplate"]
+    asked = [
+        one["spec"] for each in drawn for one in each.arguments["create"] if one["kind"] == "ResourceClaimTemplate"
+    ]
+    assert templates
+    assert all(asked.count(each["spec"]) > 1 for each in templates)
+    names = [one["metadata"]["name"] for each in drawn for one in each.arguments["create"] if one["kind"] == "Pod"]
+    assert len(names) == len(set(names))
+    assert {any(one["kind"] == "PodGroup" for one in documents) for documents in again} == {True, False}
 
 
 def test_policies_keep_instances_ready_ahead_of_claims_now_and_then() -> None:

@@ -1,4 +1,4 @@
-"""The laws of what Draco allocates, as one: of allocators, groups, gates, reservations, limits, and evictions for others.
+"""The laws of what Draco allocates, as one: of allocators, groups, their gates and order, reservations, limits, and evictions.
 
 Owns which of them hears of which change. Judges nothing itself.
 """
@@ -10,6 +10,7 @@ from tests.adversary.cluster.observer.evicted import Evictions
 from tests.adversary.cluster.observer.gates import Gates
 from tests.adversary.cluster.observer.groups import Groups
 from tests.adversary.cluster.observer.limited import Limits
+from tests.adversary.cluster.observer.order import Order
 from tests.adversary.cluster.observer.pod_budgets import PodBudgets
 from tests.adversary.cluster.observer.pod_groups import PodGroups
 from tests.adversary.cluster.observer.reservations import Reservations
@@ -24,6 +25,7 @@ class DracosLaws:
         self._allocators = Allocators(world)
         self._groups = Groups(world)
         self._gates = Gates(world)
+        self._order = Order(world)
         self._pod_groups = PodGroups(world)
         self._reservations = Reservations(world)
         self._limits = Limits(world)
@@ -40,6 +42,7 @@ class DracosLaws:
             "groups of both allocators that had all they need of Draco": self._groups.whole_of_both,
             "gates that went off": self._gates.off,
             "gates that went off pods of gangs by PodGroup": self._gates.off_gangs,
+            "groups that began before one like them, and were compared": self._order.compared,
             "claims that PodGroups kept for their pods": self._pod_groups.kept,
             "claims that were taken back from PodGroups": self._pod_groups.taken_back,
             "reserved claims that got devices": self._reservations.reserved,
@@ -64,6 +67,7 @@ class DracosLaws:
             case "pod":
                 self._groups.pod_changed(before, after, now)
                 self._gates.pod_changed(before, after, now)
+                self._order.pod_changed(before, after)
                 self._pod_groups.pod_changed(after, now)
                 self._pod_budgets.pod_changed(before, after, now)
                 self.evictions.pod_changed(before, after, now)
@@ -79,10 +83,13 @@ class DracosLaws:
                 self._pod_budgets.budget_changed(before, after, now)
             case "limit":
                 self._limits.limit_changed(before, after, now)
+            case "event":
+                self._order.event_changed(after, now)
             case "claim":
                 self._allocators.claim_changed(before, after, now)
                 self._groups.claim_changed(before, after, now)
                 self._gates.claim_changed(before, after, now)
+                self._order.claim_changed(before, after, now)
                 self._pod_groups.claim_changed(before, after, now)
                 self._reservations.claim_changed(before, after, now)
                 self._limits.claim_changed(before, after, now)
@@ -93,6 +100,7 @@ class DracosLaws:
         yield from self._allocators.weighed(now)
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._gates.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
+        yield from self._order.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._pod_groups.weighed(now)
         yield from self._reservations.weighed(now)
         yield from self._limits.weighed(now)
