@@ -1,6 +1,6 @@
 """How soon Draco asks again where a claim goes that found no place, without an API server."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import msgspec
@@ -32,11 +32,18 @@ def no_place(question: object) -> PlacementAnswer:
     return PlacementAnswer([GroupPlacement([], "No device is free.") for _ in question.groups])
 
 
+def hopeless(question: object) -> PlacementAnswer:
+    answer = no_place(question)
+    return PlacementAnswer([msgspec.structs.replace(each, is_hopeless=True) for each in answer.placements])
+
+
 class NeverPoor(PromptWorkers):
-    """Workers whose tenants have budget left whatever they ask."""
+    """Workers whose tenants have budget left whatever they ask, but those that are `poor`."""
+
+    poor: Collection[str] = ()
 
     def may_ask(self, namespace: str) -> bool:
-        return True
+        return namespace not in self.poor
 
 
 class Lab:
@@ -54,9 +61,9 @@ class Lab:
         self.view.classes._publish(self.view.classes.store.put(mine))
         self.wait("waits")
 
-    def wait(self, name: str) -> None:
+    def wait(self, name: str, *, namespace: str = "default") -> None:
         """Another claim waits, too."""
-        claim = a_claim(name, device_class="gpu.draco.dev")
+        claim = a_claim(name, namespace=namespace, device_class="gpu.draco.dev")
         protected = msgspec.structs.replace(claim.metadata, uid=name, finalizers=[FINALIZER])
         self.view.claims._publish(self.view.claims.store.put(msgspec.structs.replace(claim, metadata=protected)))
 
@@ -231,3 +238,54 @@ async def test_devices_that_are_kept_without_a_pod_are_not_waited_for(
 
 async def test_a_group_that_waits_alone_is_asked_about_as_devices_become_free(lab: Lab) -> None:
     assert await free_one_by_one(lab, 8) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def asked(lab: Lab) -> list[list[str]]:
+    """The claims of each question, in their order."""
+    return [[each.metadata.name for each in claims_of(question)] for question in lab.workers.asked]
+
+
+async def rests(lab: Lab, *, freed: bool) -> None:
+    """The group has just been asked about, and then something else has changed."""
+    lab.change(1, gang="other")
+    await lab.rest()
+    lab.change(2)
+    await lab.look()
+    lab.change(3)
+    if freed:
+        lab.end(1)
+        lab.free(1)
+    lab.workers.asked.clear()
+
+
+async def test_who_comes_when_a_device_has_become_free_is_asked_about_with_those_that_waited_for_it(lab: Lab) -> None:
+    await rests(lab, freed=True)
+    lab.wait("young")
+    assert await lab.look() == pytest.approx(0.05)
+    assert asked(lab) == []
+    lab.clock.pass_without_a_turn(0.05)
+    await lab.look()
+    assert asked(lab) == [["waits", "young"]]
+
+
+async def test_who_comes_when_none_has_become_free_is_asked_about_at_once(lab: Lab) -> None:
+    await rests(lab, freed=False)
+    lab.wait("young")
+    await lab.look()
+    assert asked(lab) == [["young"]]
+
+
+async def test_nobody_waits_for_a_group_that_nothing_helps(lab: Lab) -> None:
+    lab.workers.instead = hopeless
+    await rests(lab, freed=True)
+    lab.wait("young")
+    await lab.look()
+    assert asked(lab) == [["young"]]
+
+
+async def test_nobody_waits_for_a_tenant_that_asks_too_much(lab: Lab) -> None:
+    await rests(lab, freed=True)
+    lab.workers.poor = {"default"}
+    lab.wait("young", namespace="others")
+    await lab.look()
+    assert asked(lab) == [["young"]]

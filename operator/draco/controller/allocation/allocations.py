@@ -1,8 +1,8 @@
 """Allocates the claims that are Draco's: as soon as they exist, or when their pods do.
 
 Owns how long one tenant may keep the others waiting, and what is kept free for a group that has waited too long. What waits, and
-in which order, is `waiting`'s; where claims go is asked of the workers, since what tenants write is evaluated there; how it is
-written is `writes`'s. There is one key: one decision follows the other, so that each knows those before it.
+in which order, is `waiting`'s; whose turn it is, `turns`'. Where claims go is asked of the workers, since what tenants write is
+evaluated there; how it is written is `writes`'s. There is one key: a decision follows the other, so that each knows those before.
 
 A group gets all that it needs or nothing. What a part of it has, because the operator died in between or a pod could not run
 where its claim was, is given back if the rest finds no place: nobody holds devices while waiting for more.
@@ -11,20 +11,19 @@ where its claim was, is given back if the rest finds no place: nobody holds devi
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.foresight import Foresight
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.group_notes import GroupNotes
 from draco.controller.allocation.preemption import Preemptions
 from draco.controller.allocation.refusals import NodeRefusals
-from draco.controller.allocation.releases import Releases
 from draco.controller.allocation.returns import AllocationReturns
+from draco.controller.allocation.turns import Basis, Turns
 from draco.controller.allocation.useless import UselessAllocations, cannot_start
 from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
 from draco.controller.allocation.writes import AllocationWrites
@@ -59,33 +58,11 @@ KEY = ""
 
 _GROUPS_AT_ONCE = 64
 _WRITES_AT_ONCE = 32
-_SOONEST_S, _LATEST_S = 0.05, 1.0
-_REST = 4
-"""How soon a group that found no place is asked about again after something has changed: after so many times what that took of
-processor time, within these bounds."""
 _PATIENCE_S = 10.0
 _PATIENCE_ALONE_S = 3.0
 """So long an answer is waited for: all other claims wait with it."""
-_LONGEST_S = 60.0
-"""How long a group that got no answer is left alone: a second at first, then twice as long each time, up to this."""
 _NOT_GIVEN_OUT = "draco-not-given-out"
 _KEPT = "draco-kept"
-
-_Basis: TypeAlias = tuple[int, int, int, frozenset[GpuPlace], frozenset[GpuPlace], frozenset[DeviceKey]]
-"""What a placement rests on: the versions of fleet, limits and nominations, the GPUs that may be given out and those from which
-pods may be evicted, and what is kept for others."""
-
-
-class _NoPlace(msgspec.Struct, frozen=True):
-    """A group that found no place: what was known then (None: no change of it counts), and when to ask again.
-
-    That is not before `rested_s` where something else is known, and at `again_s` whatever is known.
-    """
-
-    basis: _Basis | None
-    rested_s: float
-    again_s: float
-    is_hopeless: bool = False
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -127,11 +104,8 @@ class ClaimAllocations:
         self._useless = UselessAllocations(view, self.gangs, self._is_in_flight)
         self._held: set[ObjectKey] = set()
         """Claims of reservations that are not whole, and what is about to take over from one."""
-        self._without_place: dict[str, _NoPlace] = {}  # by group
-        self._alone: dict[str, int] = {}  # groups that are to be asked about alone, and how often there was no answer
+        self._turns = Turns(view, workers, self.preemptions, self._refusals, clock=clock)
         self._kept = _Kept()
-        self._rest_s = _SOONEST_S
-        self._releases = Releases(view, clock=clock)
         self._foresight = Foresight(workers, clock=clock)
         self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
 
@@ -178,8 +152,8 @@ class ClaimAllocations:
         if self.writes.refused_s:
             return self.writes.refused_s
         head = self._head(groups)
-        now_s, basis = self._clock.monotonic(), self._basis()
-        waits = {uid: self._waits_s(each, basis, now_s, among=len(groups)) for uid, each in groups.items()}
+        basis = self._basis()
+        waits = self._turns.waits_s(groups, basis)
         batch = self._batch({uid: each for uid, each in groups.items() if waits[uid] == 0.0})
         if not batch:
             return _or_none(min(*waits.values(), pause_s))  # a change of what is known wakes us
@@ -199,8 +173,7 @@ class ClaimAllocations:
 
     def _forget_others(self, uids: set[str]) -> None:
         """Forget what is remembered of groups that do not wait any more."""
-        self._without_place = {uid: each for uid, each in self._without_place.items() if uid in uids}
-        self._alone = {uid: times for uid, times in self._alone.items() if uid in uids}
+        self._turns.forget_others(uids)
         self._notes.forget_others(uids)
         self.preemptions.forget_others(uids)
 
@@ -208,8 +181,7 @@ class ClaimAllocations:
         """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or ""."""
         now = self._clock.now()
         for uid, each in groups.items():
-            asked = self._without_place.get(uid)
-            if asked is not None and (asked.is_hopeless or asked.basis is None):
+            if not self._turns.may_find_place(uid):
                 continue
             overdue = each.since is not None and (now - each.since).total_seconds() >= self._overdue_s
             head = uid if overdue else ""
@@ -220,31 +192,23 @@ class ClaimAllocations:
             self._kept = _Kept()
         return head
 
-    def _basis(self) -> _Basis:
-        versions = self._view.followed.version, self._guard.version, self.preemptions.version
-        return *versions, self._handover.owned, self._handover.preemptible, self._kept.devices
-
-    def _waits_s(self, waiting: WaitingGroup, basis: _Basis, now_s: float, *, among: int) -> float:
-        """In how many seconds to ask about the group; infinite as long as nothing changes."""
-        if not self._workers.may_ask(waiting.namespace):
-            return _LATEST_S
-        asked = self._without_place.get(waiting.uid)
-        if asked is None:
-            return 0.0
-        changed_s = float("inf") if asked.basis in {None, basis} else asked.rested_s
-        if among > 1:  # the oldest may need all that becomes free: it is not given to others bit by bit
-            changed_s = max(changed_s, self._releases.over_s(asked.rested_s))
-        # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
-        is_vain = asked.is_hopeless or waiting.uid in self._alone
-        preempts_s = float("inf") if is_vain else now_s + self.preemptions.due_s(waiting)
-        return max(0.0, min(changed_s, asked.again_s, preempts_s) - now_s)
+    def _basis(self) -> Basis:
+        return Basis(
+            self._view.followed.version,
+            self._guard.version,
+            self.preemptions.version,
+            self._handover.owned,
+            self._handover.preemptible,
+            self._kept.devices,
+            self._turns.freed,
+        )
 
     def _batch(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:
         """The oldest group with those of its namespace that come next: a batch is on one tenant's budget."""
         if not due:
             return {}
         oldest, first = next(iter(due.items()))
-        if oldest in self._alone:
+        if self._turns.is_alone(oldest):
             return {oldest: first}
         kept = self.preemptions.kept_from(first)
         batch: dict[str, WaitingGroup] = {}
@@ -252,7 +216,7 @@ class ClaimAllocations:
         for uid, each in due.items():
             own = {claim.metadata.key for claim in each.group.claims}
             # Groups whose pods name one claim are asked about one after the other: where the first gets it decides for the next.
-            if each.namespace != first.namespace or uid in self._alone or claims & own:
+            if each.namespace != first.namespace or self._turns.is_alone(uid) or claims & own:
                 continue
             if self.preemptions.kept_from(each) == kept:
                 batch[uid] = each
@@ -280,9 +244,8 @@ class ClaimAllocations:
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, within_s)
         match answered.answer if answered else None:
             case PlacementAnswer(placements=placements):
-                self._alone = {uid: times for uid, times in self._alone.items() if uid not in batch}
                 if answered is not None:
-                    self._rest_s = min(max(_SOONEST_S, _REST * answered.cpu_s), _LATEST_S)
+                    self._turns.answered(batch, answered.cpu_s)
                     if any(each.results for each in placements):
                         self._foresight.expect(question, answered.cpu_s)
                 return placements
@@ -290,8 +253,7 @@ class ClaimAllocations:
                 why = refusal(cause, claims_of(question), self._workers.long_cpu_s)
             case _:
                 why = f"No answer was found within {within_s:g} s."
-        for uid in batch:
-            self._alone[uid] = self._alone.get(uid, 0) + alone
+        self._turns.unanswered(batch, alone=alone)
         return [GroupPlacement([], why)] if alone else None
 
     async def _look_ahead(self) -> float:
@@ -315,7 +277,7 @@ class ClaimAllocations:
         named = {_NOT_GIVEN_OUT: self._handover.not_owned(), _KEPT: kept}
         return [withheld(name, devices) for name, devices in named.items() if devices]
 
-    async def _not_limited(self, batch: dict[str, WaitingGroup], basis: _Basis) -> dict[str, WaitingGroup]:
+    async def _not_limited(self, batch: dict[str, WaitingGroup], basis: Basis) -> dict[str, WaitingGroup]:
         """Without the groups that a limit forbids to take anything, whichever devices those are. They hold nothing meanwhile."""
         limits = self._guard.begin(self.writes.claims)
         whys = {uid: limits.foreseen(each.group) for uid, each in batch.items()}
@@ -328,7 +290,7 @@ class ClaimAllocations:
         )
         return {uid: each for uid, each in batch.items() if not whys[uid]}
 
-    async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: _Basis) -> None:
+    async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: Basis) -> None:
         writes: list[Coroutine[Any, Any, None]] = []
         without: list[WaitingGroup] = []
         limits = self._guard.begin(self.writes.claims)
@@ -349,14 +311,14 @@ class ClaimAllocations:
             if self._kept.uid == uid or placement.kept:
                 self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
             if placement.results:
-                self._without_place.pop(uid, None)
+                self._turns.found_place(uid)
                 for member, results in zip(waiting.group.members, placement.results, strict=True):
                     if results:
                         pairs = zip(member.claims, results, strict=True)
                         writes += [self.writes.write(claim, result) for claim, result in pairs]
                 continue
             self._remember_no_place(waiting, placement, basis)
-            if uid not in self._alone:
+            if not self._turns.is_alone(uid):
                 why = cannot_start(waiting.group.name)
                 writes += [self._returns.give_back(each, why) for each in waiting.loose]
                 if not placement.is_hopeless and self.preemptions.may_plan(waiting):
@@ -374,19 +336,11 @@ class ClaimAllocations:
     def _is_within_limits(self, group: ClaimGroup, results: list[list[AllocationResult]]) -> bool:
         return bool(self._guard.begin(self.writes.claims).within(group, GroupPlacement(results)).results)
 
-    def _remember_no_place(self, waiting: WaitingGroup, placement: GroupPlacement, basis: _Basis) -> None:
-        now_s, uid, group = self._clock.monotonic(), waiting.uid, waiting.group
-        if uid not in self._without_place:
-            claims = [str(each.metadata.key) for each in group.claims]
+    def _remember_no_place(self, waiting: WaitingGroup, placement: GroupPlacement, basis: Basis) -> None:
+        if self._turns.found_none(waiting, basis, is_hopeless=placement.is_hopeless):
+            claims = [str(each.metadata.key) for each in waiting.group.claims]
             log.info("allocation.no_place", claims=claims, why=placement.why_not)
-        out = [pod.metadata.uid for member in group.members if member.without for pod in member.pods]
-        again_s = min(map(self._refusals.until_s, out), default=float("inf"))
-        if uid in self._alone:
-            again_s = now_s + min(2.0 ** self._alone[uid], _LONGEST_S)
-        self._without_place[uid] = _NoPlace(
-            None if uid in self._alone else basis, now_s + self._rest_s, again_s, placement.is_hopeless
-        )
-        if group.name:
+        if waiting.group.name:
             self._notes.tell(waiting, placement.why_not)
 
     async def _at_once(self, writes: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -25,6 +25,8 @@ class Releases:
     """Follows the claims that Draco allocates, and their pods."""
 
     def __init__(self, view: ClusterView, *, clock: Clock) -> None:
+        self.freed = 0
+        """How many claims have lost their devices."""
         self._view = view
         self._clock = clock
         self._leaving: dict[ObjectKey, Pod | None] = {}
@@ -48,6 +50,7 @@ class Releases:
         is_free = after is None or after.status.allocation is None
         if before is None or not is_free or not self._has_devices(before):
             return
+        self.freed += 1
         now_s = self._clock.monotonic()
         if now_s > self._last_s + _STILL_S:
             self._since_s = now_s

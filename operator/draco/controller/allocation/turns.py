@@ -1,0 +1,147 @@
+"""Whose turn it is: when each group that waits is asked about, at first and again after it found no place.
+
+Owns what is remembered of groups without a place, and of those that got no answer. Asks nothing and writes nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.allocation.preemption import Preemptions
+from draco.controller.allocation.refusals import NodeRefusals
+from draco.controller.allocation.releases import Releases
+from draco.controller.allocation.waiting import WaitingGroup
+from draco.controller.view import ClusterView
+from draco.controller.workers.pool import WorkerPool
+from draco.kube.clock import Clock
+from draco.resources.names import DeviceKey
+
+_SOONEST_S: Final = 0.05
+_LATEST_S: Final = 1.0
+_REST: Final = 4
+"""How soon a group that found no place is asked about again after something has changed: after so many times what that took of
+processor time, within these bounds."""
+_LONGEST_S: Final = 60.0
+"""How long a group that got no answer is left alone: a second at first, then twice as long each time, up to this."""
+
+
+class Basis(NamedTuple):
+    """What a placement rests on."""
+
+    fleet: int
+    limits: int
+    nominations: int
+    """The versions of these."""
+    owned: frozenset[GpuPlace]
+    """The GPUs that may be given out, and those from which pods may be evicted."""
+    preemptible: frozenset[GpuPlace]
+    kept: frozenset[DeviceKey]
+    """What is kept for others."""
+    freed: int
+    """How many claims have lost their devices."""
+
+
+class _NoPlace(msgspec.Struct, frozen=True):
+    """A group that found no place: what was known then (None: no change of it counts), and when to ask again.
+
+    That is not before `rested_s` where something else is known, and at `again_s` whatever is known.
+    """
+
+    basis: Basis | None
+    rested_s: float
+    again_s: float
+    is_hopeless: bool = False
+
+
+class Turns:
+    """The turns of groups, by the UIDs of these."""
+
+    def __init__(
+        self, view: ClusterView, workers: WorkerPool, preemptions: Preemptions, refusals: NodeRefusals, *, clock: Clock
+    ) -> None:
+        self._workers = workers
+        self._preemptions = preemptions
+        self._refusals = refusals
+        self._clock = clock
+        self._releases = Releases(view, clock=clock)
+        self._rest_s = _SOONEST_S
+        self._without_place: dict[str, _NoPlace] = {}
+        self._unanswered: dict[str, int] = {}
+
+    @property
+    def freed(self) -> int:
+        """How many claims have lost their devices."""
+        return self._releases.freed
+
+    def is_alone(self, uid: str) -> bool:
+        """Whether the group is to be asked about on its own, since there was no answer when it was with others."""
+        return uid in self._unanswered
+
+    def may_find_place(self, uid: str) -> bool:
+        """Whether the group would find a place if others ended, as far as is known."""
+        asked = self._without_place.get(uid)
+        return asked is None or not (asked.is_hopeless or asked.basis is None)
+
+    def forget_others(self, uids: set[str]) -> None:
+        """Forget what is remembered of groups that do not wait any more."""
+        self._without_place = {uid: each for uid, each in self._without_place.items() if uid in uids}
+        self._unanswered = {uid: times for uid, times in self._unanswered.items() if uid in uids}
+
+    def answered(self, uids: Iterable[str], cpu_s: float) -> None:
+        """There was an answer, which took so much processor time."""
+        for uid in uids:
+            self._unanswered.pop(uid, None)
+        self._rest_s = min(max(_SOONEST_S, _REST * cpu_s), _LATEST_S)
+
+    def unanswered(self, uids: Iterable[str], *, alone: bool) -> None:
+        """There was none in time."""
+        for uid in uids:
+            self._unanswered[uid] = self._unanswered.get(uid, 0) + alone
+
+    def found_place(self, uid: str) -> None:
+        """The group is being given devices."""
+        self._without_place.pop(uid, None)
+
+    def found_none(self, waiting: WaitingGroup, basis: Basis, *, is_hopeless: bool) -> bool:
+        """The group found no place. Returns whether that is new."""
+        now_s, uid = self._clock.monotonic(), waiting.uid
+        is_new = uid not in self._without_place
+        out = [pod.metadata.uid for member in waiting.group.members if member.without for pod in member.pods]
+        again_s = min(map(self._refusals.until_s, out), default=float("inf"))
+        known: Basis | None = basis
+        if uid in self._unanswered:
+            known, again_s = None, now_s + min(2.0 ** self._unanswered[uid], _LONGEST_S)
+        self._without_place[uid] = _NoPlace(known, now_s + self._rest_s, again_s, is_hopeless)
+        return is_new
+
+    def waits_s(self, groups: Mapping[str, WaitingGroup], basis: Basis) -> dict[str, float]:
+        """In how many seconds to ask about each group; infinite as long as nothing changes. `groups` are in their order.
+
+        One that was never asked about waits for those before it that rest: what has become free since they were asked about may
+        be what they need, so who comes now does not get it before they do.
+        """
+        now_s, rests_s, found = self._clock.monotonic(), 0.0, {}
+        for uid, each in groups.items():
+            asked, may_ask = self._without_place.get(uid), self._workers.may_ask(each.namespace)
+            wait_s = self._wait_s(each, asked, basis, now_s, among=len(groups)) if may_ask else _LATEST_S
+            found[uid] = max(wait_s, rests_s) if asked is None else wait_s
+            if asked is None or asked.basis is None or asked.is_hopeless or asked.basis.freed == basis.freed:
+                continue
+            if may_ask:  # nobody waits for a tenant that asks too much
+                rests_s = max(rests_s, wait_s)
+        return found
+
+    def _wait_s(
+        self, waiting: WaitingGroup, asked: _NoPlace | None, basis: Basis, now_s: float, *, among: int
+    ) -> float:
+        if asked is None:
+            return 0.0
+        changed_s = float("inf") if asked.basis in {None, basis} else asked.rested_s
+        if among > 1:  # the oldest may need all that becomes free: it is not given to others bit by bit
+            changed_s = max(changed_s, self._releases.over_s(asked.rested_s))
+        # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
+        is_vain = asked.is_hopeless or waiting.uid in self._unanswered
+        preempts_s = float("inf") if is_vain else now_s + self._preemptions.due_s(waiting)
+        return max(0.0, min(changed_s, asked.again_s, preempts_s) - now_s)
