@@ -122,6 +122,18 @@ def test_a_lease_whose_holder_was_killed_is_taken_over_in_time() -> None:
     assert not lease.looked(23.0)
 
 
+def test_a_holder_that_is_told_to_end_gives_the_lease_up_sooner_but_not_one_that_was_killed_before() -> None:
+    for killed_at, found in ((None, ["lease not taken over"]), (1.0, [])):
+        lease = LeaseHistory()
+        lease.renewed("a", 0.0)
+        if killed_at is not None:
+            lease.law.killed(killed_at)
+        lease.law.told_to_end(2.0)
+        assert not lease.looked(11.0)
+        assert lease.looked(13.0) == found
+    assert lease.looked(22.0) == ["lease not taken over"]
+
+
 def test_a_lease_that_a_living_holder_loses_is_told() -> None:
     lease = LeaseHistory()
     lease.renewed("a", 0.0)

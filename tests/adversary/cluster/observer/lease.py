@@ -47,9 +47,13 @@ class LeaseLaw:
         self._gently = False
 
     def told_to_end(self, now: float) -> None:
-        """The holder leaves, and gives the lease up before it does."""
-        self.killed(now)
-        self._gently = True
+        """The holder leaves, and gives the lease up before it does.
+
+        Not if it was killed, and nobody has taken over yet: who came in its place has no lease to give up.
+        """
+        if self._killed_at is None:
+            self.killed(now)
+            self._gently = True
 
     def killed(self, now: float) -> None:
         """The holder, or all that could hold it, were killed, or stopped for a while."""
