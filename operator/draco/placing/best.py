@@ -57,7 +57,10 @@ class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """The place chosen: a result for each claim, in their order."""
+    """The place chosen: a result for each claim, in their order.
+
+    A place in company has no runner-up: its others decided as well, which scores do not tell.
+    """
 
     node: str
     results: list[AllocationResult]
@@ -221,9 +224,12 @@ class _Question:
             if results is None:  # nodes that were taken to be alike are not
                 self._relearn(name, self._search(nodes[name]))
                 continue
-            second = next((each for each in self._ranking.in_order(nodes) if each.name != name), None)
-            runner_up = self._other_node(second, score, nodes) if second else self._other_devices(nodes[name], answer)
+            runner_up = None if any(company) else self._runner_up(first, answer, nodes)
             return BestPlacement(node=name, results=results, score=score, runner_up=runner_up)
+
+    def _runner_up(self, best: RankedNode, answer: _Answer, nodes: Mapping[str, Node]) -> RunnerUp | None:
+        second = next((each for each in self._ranking.in_order(nodes) if each.name != best.name), None)
+        return self._other_node(second, best.score, nodes) if second else self._other_devices(nodes[best.name], answer)
 
     def _learn(self, name: str, answer: "_Answer | AllocationError | None") -> None:
         self._known[name] = answer

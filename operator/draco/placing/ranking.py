@@ -61,7 +61,7 @@ class NodeRanking:
     def first(self, nodes: Collection[str], company: Company, is_spread: Callable[[str], bool]) -> RankedNode | None:
         """The node for a member of a group: of the best ones, that which suits the group. `is_spread`: it goes by use alone."""
         best = next(self.in_order(nodes), None)
-        if best is None or company == ALONE or is_spread(best.name):
+        if best is None or not any(company) or is_spread(best.name):
             return best
         alike = _Alike(self._order, best.score)
         if home := [each for each in self._of(company.nodes) if each.name in nodes and alike.has(each.score)]:

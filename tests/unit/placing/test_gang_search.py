@@ -7,12 +7,14 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.ownership.claims import as_searched
 from draco.placing.as_if import PlacedFleet, PlacerAsIf
 from draco.placing.companions import Placed, Placer
 from draco.placing.gang_search import ATTEMPTS, GangSearch
 from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.placing.overdue import Prospect, prospect
 from draco.placing.place import place
+from draco.placing.ranking import ALONE, Company
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, DeviceAttribute
@@ -148,6 +150,20 @@ def test_a_member_that_comes_later_goes_where_the_others_are() -> None:
     fleet = a_fleet(holder("one", "node-0", 0), there, racks=("a",) * 4)
     (found,) = place(PlacedFleet(fleet), [a_group([member("m1")], placed=[there])], [])
     assert nodes(found) == ["node-2"]
+
+
+def test_of_a_member_no_runner_up_is_told_which_would_have_won_without_the_others() -> None:
+    fleet = a_fleet(holder("one", "node-0", 0))
+    with PlacedFleet(fleet).as_if() as placer:
+        alone, member_of_two = (
+            placer.best([as_searched(asking("m"))], fleet.nodes, company=company)
+            for company in (ALONE, Company(devices=1))
+        )
+    assert alone is not None
+    assert member_of_two is not None
+    assert (alone.node, member_of_two.node) == ("node-0", "node-1")
+    assert alone.runner_up is not None
+    assert member_of_two.runner_up is None
 
 
 def test_a_group_that_is_spread_is_on_as_many_nodes_as_it_has_members() -> None:

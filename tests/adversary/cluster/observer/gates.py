@@ -89,7 +89,7 @@ class Gates:
         least = self._start_together(key, now)
         self.off += 1
         self.off_gangs += bool(least)
-        live = tuple(each for each in self._world.pods.values() if key_of(each) == key and is_live(each))
+        live = tuple(_live_pods(self._world, key))
         over = tuple(each for each in self._over.values() if key_of(each.pod) == key)
         self._offs.append(Off(now, after, least, live, over))
 
@@ -148,11 +148,14 @@ def kept_gate(world: World) -> Iterator[Suspicion]:
             continue
         key = key_of(pod)
         if is_pod_group(key):
-            members = [each for each in world.pods.values() if key_of(each) == key and is_live(each)]
-            ready = sum(lacks_nothing(each, claims) for each in members)
+            ready = sum(lacks_nothing(each, claims) for each in _live_pods(world, key))
             if pod_group_of(world, key) is None or ready < (size_of(world, key, ()) or 0):
                 continue
         yield Suspicion("gate kept", uid, f"pod {name(pod)} keeps Draco's gate, and lacks nothing of Draco's")
+
+
+def _live_pods(world: World, key: str) -> Iterator[Object]:
+    return (each for each in world.pods.values() if key_of(each) == key and is_live(each))
 
 
 def _has_gate(pod: Object) -> bool:

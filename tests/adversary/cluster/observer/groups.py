@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.adversary.cluster.observer.allocators import DRACO, allocator, is_for_draco
 from tests.adversary.cluster.observer.members import claims_of, consumers, is_pod_group, key_of, size_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import Object, World, name, phase, results
+from tests.adversary.cluster.observer.world import Object, World, is_live, name, phase, results
 
 BEGUN_WITHIN_S = 10.0
 """All claims of a group are written at once; a write that gets no answer is made again after a second or two."""
@@ -119,7 +119,7 @@ def groups_of(world: World) -> Iterator[Group]:
     for key, pods in by_key.items():
         if (size := size_of(world, key, pods)) is None:
             continue
-        live = [pod for pod in pods if phase(pod) not in {"Succeeded", "Failed"} and not _ends(pod)]
+        live = [pod for pod in pods if is_live(pod)]
         known = [[claims.get(each) for each in claims_of(pod)] for pod in live]
         waiting = [pod for pod, own in zip(live, known, strict=True) if not has_of_draco(own)]
         loose = {
