@@ -14,6 +14,12 @@ from tests.adversary.cluster.tenants import Action
 TENANT = TENANTS[1]
 LEAVES_WITHIN_S = 90.0
 """What was refused once is asked again only after 10 s, and a busy machine takes its time."""
+APART_S = 2.0
+"""Between two groups whose age differs: their objects tell it in whole seconds."""
+ALL_WAIT_S = 10.0
+"""Groups that have waited for so long are compared, also if the cluster was slow for a moment."""
+AHEAD_S = 2 * APART_S + ALL_WAIT_S + 3.0
+"""So much of what goes ahead is pauses, and a little more."""
 
 
 class Rivalry(Chooser):
@@ -43,14 +49,15 @@ class Rivalry(Chooser):
         ]  # fmt: skip
 
 
-def some_leave() -> Iterator[Action]:
-    """What goes ahead of a short run: a pod that has all GPUs of a node leaves for an urgent one, and a group loses a pod.
+def some_wait_and_some_leave() -> Iterator[Action]:
+    """What goes ahead of a short run: two groups alike wait, a pod leaves for an urgent one, and a group loses one.
 
-    Before it, on the same GPUs, a gang runs whose PodGroup keeps a claim for its pods.
+    Before the last, on the same GPUs, a gang runs whose PodGroup keeps a claim for its pods.
     """
     (node, *_), (second, *_) = Rivalry.first
     for title, where in (("mp-1", node), ("mp-2", second)):
         yield Action("policy: set", {"policy": Rivalry.policy(title, where, "Operator")})
+    yield from _two_alike_wait(node, second)
     yield _all_gpus("leaves", node, "adv-low")
     yield _until_there("leaves")
     yield _all_gpus("stays", node, "adv-high")
@@ -69,6 +76,27 @@ def some_leave() -> Iterator[Action]:
     yield Action("tenant: a group loses a pod", {"pod": f"{TENANT}/other", "grace": 0, "taker": taker})
     yield Action("tenant: the last pod of a group", {"create": [third]}, 1.0)
     yield Action("wait: pods are gone", {"of": [f"{TENANT}/one"], "within_s": LEAVES_WITHIN_S})
+
+
+def _two_alike_wait(node: str, second: str) -> Iterator[Action]:
+    """All GPUs are taken when they come, and half of them become free twice."""
+    holders = {"holds-0": node, "holds-1": second}
+    for title, where in holders.items():
+        yield _all_gpus(title, where, "adv-high")
+    yield _until_there(*holders)
+    groups = {each: [f"{each}-{number}" for number in range(2)] for each in ("older", "younger")}
+    for each, titles in groups.items():
+        member = write.Member(each, str(len(titles)))
+        pods = [write.pod(TENANT, title, [], templates=[each], priority="adv-high", member=member) for title in titles]
+        template = write.template(TENANT, each, [write.request("gpu", DRACOS_GPU, count=2)])
+        yield Action("tenant: a group", {"create": [template, *pods]}, APART_S)
+    pause_s = ALL_WAIT_S
+    for holder, titles in zip(holders, groups.values(), strict=True):
+        yield Action("tenant: deletes a pod", {"pod": f"{TENANT}/{holder}", "grace": 0}, pause_s)
+        yield _until_there(*titles)
+        pause_s = 0.0
+    for title in (title for titles in groups.values() for title in titles):
+        yield Action("tenant: deletes a pod", {"pod": f"{TENANT}/{title}", "grace": 0})
 
 
 def _a_pod_group_comes_and_goes(node: str) -> Iterator[Action]:

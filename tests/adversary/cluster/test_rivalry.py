@@ -6,13 +6,12 @@ import pytest
 
 from tests.adversary.cluster import machine
 from tests.adversary.cluster.manifests import PRIORITIES
-from tests.adversary.cluster.rivalry import Rivalry, some_leave
+from tests.adversary.cluster.rivalry import AHEAD_S, Rivalry, some_wait_and_some_leave
 
 SEED = 80001
 """The same draws in each run of the tests, as of the other machine."""
 ACTIONS = 40
 SECONDS = 60.0
-AHEAD_S = 3.0
 
 
 def test_some_may_have_others_leave_and_some_things_forbid_it() -> None:
@@ -31,26 +30,27 @@ def test_some_may_have_others_leave_and_some_things_forbid_it() -> None:
 
 def test_a_short_run_has_pod_groups() -> None:
     chooser = Rivalry(SEED)
-    drawn = [*some_leave(), *(chooser.next() for _ in range(ACTIONS))]
+    drawn = [*some_wait_and_some_leave(), *(chooser.next() for _ in range(ACTIONS))]
     kinds = {each.kind for each in drawn}
     assert {"tenant: pods of a PodGroup", "pod group: deleted", "tenant: a group like one before it"} <= kinds
     urgent = [each for each in drawn if each.kind == "tenant: urgent pods that start together"]
     assert any(document["kind"] == "PodGroup" for each in urgent for document in each.arguments["create"])
 
 
-def test_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_groups_wait_and_pods_leave_for_others_and_no_law_is_broken(tmp_path_factory: pytest.TempPathFactory) -> None:
     seed = int(os.environ.get("ADVERSARY_SEED") or SEED)
     report = machine.run(
         SECONDS,
         seed,
         most=ACTIONS,
-        beside=some_leave(),
+        beside=some_wait_and_some_leave(),
         ahead_s=AHEAD_S,
         draws=Rivalry,
         folder=tmp_path_factory.mktemp("rivalry"),
     )
     print(report)  # noqa: T201 - pytest shows it when the test fails
     assert not report.violations, f"again with ADVERSARY_SEED={seed}"
+    assert report.seen.get("groups that began before one like them, and were compared")
     assert report.seen.get("pods that left for others")
     assert report.seen.get("pods that left with their groups")
     assert report.seen.get("PodGroups that had all they need")
