@@ -7,8 +7,9 @@ any board, to what is wanted of a GPU with a certain board: the layout with its 
 Decisions of tens of thousands of GPUs are remembered, and hold no cycles: the garbage collector need not walk them each time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Self
 
 import msgspec
 
@@ -16,7 +17,8 @@ from draco.mig.board import Board, Placement
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig_policy.boards import boards_of, profile_names
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
-from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules, verdict
+from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules, verdict, whole_gpus
+from draco.resources.api.core import Node
 from draco.resources.api.draco import (
     Allocator,
     GpuMig,
@@ -30,7 +32,7 @@ from draco.resources.api.draco import (
     WantedGpu,
     WantedInstance,
 )
-from draco.resources.api.slices import Device
+from draco.resources.api.slices import Device, ResourceSlice, own_slices
 
 _KEPT = frozenset({InstanceUse.CLAIM, InstanceUse.LAYOUT, InstanceUse.WARM})
 
@@ -41,6 +43,14 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
     gpu_node: GpuNode
     labels: Mapping[str, str] = {}
     devices: Mapping[str, Device] = {}
+
+    @classmethod
+    def of(cls, gpu_node: GpuNode, node: Node | None, slices: Iterable[ResourceSlice]) -> Self:
+        """From what its agent reports, the Node if it is known, and the slices of its pool."""
+        parts = own_slices(slices, gpu_node.metadata.name)
+        devices = [device for each in parts for device in each.spec.devices]
+        whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
+        return cls(gpu_node=gpu_node, labels=node.metadata.labels if node else {}, devices=whole)
 
 
 class GpuDecision(msgspec.Struct, frozen=True, kw_only=True, gc=False):

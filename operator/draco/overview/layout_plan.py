@@ -16,7 +16,7 @@ from draco.mig.board import Board
 from draco.mig.gpu_plan import plan_gpu
 from draco.mig_policy.boards import observed
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
-from draco.mig_policy.matching import PolicyMatch, Rules, oldest_first, rules_of, whole_gpus
+from draco.mig_policy.matching import PolicyMatch, Rules, oldest_first, rules_of
 from draco.mig_policy.promises import promises
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID, summary
 from draco.mig_policy.warm_ahead import within_limits
@@ -27,7 +27,7 @@ from draco.overview.layouts import Holders, ObservedNodes, holders_of
 from draco.overview.status import natural
 from draco.resources.api.draco import GpuNode, GpuStatus, MigPolicy, MigPolicyStatus, PromisedDevice, WantedGpu
 from draco.resources.api.meta import LabelSelector, ObjectMeta
-from draco.resources.api.slices import ResourceSlice, by_pool, own_slices
+from draco.resources.api.slices import ResourceSlice, by_pool
 from draco.resources.names import PoolKey
 
 _NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
@@ -144,12 +144,7 @@ def _node(
     keeping: GpuNode,
 ) -> _Node:
     name, driver = node.metadata.name, node.status.driver
-    known = seen.nodes.get(name)
-    devices = [
-        device for part in own_slices(slices.get(PoolKey(driver, name), ()), name) for device in part.spec.devices
-    ]
-    whole = whole_gpus(devices, node.status.gpus, driver=driver)
-    at = SeenNode(gpu_node=node, labels=known.metadata.labels if known else {}, devices=whole)
+    at = SeenNode.of(node, seen.nodes.get(name), slices.get(PoolKey(driver, name), ()))
     before = decide(at, policies.before, policies.granted)
     decided = decide(msgspec.structs.replace(at, gpu_node=keeping), policies.after, policies.granted)
     taken_up = msgspec.structs.replace(

@@ -3,7 +3,7 @@
 Owns the lines. Goes by the fleet as it is, for allocated claims as if they had nothing; afterwards the fleet is as before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched, is_for_operator
@@ -17,10 +17,16 @@ from draco.placing.groups import allocated
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.errors import DracoError
+from draco.resources.names import PoolKey
 
 
-def placement_lines(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None) -> list[str]:
-    """A line or two for claims of one pod, or one claim; none where no claim is Draco's, or Draco has no place for them."""
+def placement_lines(
+    fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None = None, *, spread: Collection[PoolKey] = ()
+) -> list[str]:
+    """A line or two for claims of one pod, or one claim; none where no claim is Draco's, or Draco has no place for them.
+
+    The nodes of the pools in `spread` are filled evenly.
+    """
     ours = [claim for claim in claims if is_for_operator(claim, fleet.classes)]
     waiting = [claim for claim in ours if claim.status.allocation is None]
     concerned = waiting or ours
@@ -30,7 +36,7 @@ def placement_lines(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
     others = [claim for claim in claims if claim.status.allocation is None and claim not in concerned]
     bare = [allocated(claim, None) for claim in concerned]
     try:
-        with PlacedFleet(fleet).as_if() as placer:
+        with PlacedFleet(fleet).as_if(spread=spread) as placer:
             for claim in bare:
                 placer.put(claim)
             nodes = reaching(beside, nodes_for(fleet, pod).open)

@@ -50,6 +50,8 @@ class LiveCluster(msgspec.Struct, kw_only=True):
     policies: list[MigPolicy]
     budgets: list[PodDisruptionBudget]
     """Those of pods that could be evicted for others."""
+    spread: frozenset[PoolKey]
+    """The pools whose nodes are filled evenly where Draco allocates."""
     unread: list[str]
     """What could not be read and what that means, a sentence each."""
 
@@ -69,6 +71,7 @@ class World(msgspec.Struct, kw_only=True):
     creation_failures: dict[str, str] = {}
     policies: list[MigPolicy] = []
     budgets: list[PodDisruptionBudget] = []
+    spread: frozenset[PoolKey] = frozenset()
     """The same as those of the live cluster."""
     server: str = ""
     """The live cluster it is made from; "" for files alone."""
@@ -108,6 +111,7 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
         creation_failures=live.creation_failures,
         policies=live.policies,
         budgets=live.budgets,
+        spread=live.spread,
         server=live.server,
         kubernetes_minor=live.kubernetes_minor,
     )

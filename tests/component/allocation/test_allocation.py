@@ -3,12 +3,15 @@
 On a whole control plane with simulated nodes and real agents: kube-scheduler is there to take what it may.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from draco.allocation.ownership.claims import nodes_of
+from draco.cli.explain.command import command as explain_command
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Invalid
@@ -150,6 +153,27 @@ async def test_nobody_else_allocates_what_is_dracos_and_draco_nothing_else(
         harmless = {"deviceClassName": "gpu.nvidia.com", "tolerations": [maintained]}
         spec = {"devices": {"requests": [{"name": "gpu", "exactly": harmless}]}}
         await handed_over.create(CLAIMS, {"metadata": {**meta, "name": "harmless"}, "spec": spec})
+
+
+async def test_where_a_policy_wants_it_claims_are_spread_over_the_nodes_and_explain_goes_by_that(
+    guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+) -> None:
+    everywhere = {"nodeSelector": None, "placement": "Spread"}
+    await handed_over.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": everywhere})
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING) as (operator, _):
+
+        async def all_are_dracos() -> bool:
+            return operator._allocation is not None and len(operator._allocation.handover.owned) == 24
+
+        await until(all_are_dracos, what="the GPUs of all nodes")
+        at = []
+        for name in ("first", "second", "third"):
+            await make_claim(handed_over, namespace, name)
+            at += [each.pool for each in (await until_allocated(handed_over, namespace, name)).results]
+        assert sorted(at) == ["sim-0", "sim-1", "sim-2"]
+        asked = ["--kubeconfig", str(guarded.kubeconfig), "-n", namespace, "claim", "third"]
+        shown = await asyncio.to_thread(CliRunner().invoke, explain_command, asked)
+        assert f"As things are now, Draco would choose the same place again: gpu-0 on {at[-1]} " in shown.stdout
 
 
 async def test_a_partition_is_allocated_made_and_used(

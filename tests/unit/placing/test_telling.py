@@ -1,8 +1,9 @@
 """What is said of a claim that Draco allocates: the place, the next best, and why that lost."""
 
 from draco.placing.telling import placement_lines
-from tests.builders import a_claim, a_pod
-from tests.unit.placing.test_place import CLASS, a_fleet
+from draco.resources.names import PoolKey
+from tests.builders import a_claim, a_pod, a_slice
+from tests.unit.placing.test_place import CLASS, a_fleet, ours
 
 
 def test_a_claim_that_waits_is_told_where_it_would_go_and_what_was_next() -> None:
@@ -12,6 +13,17 @@ def test_a_claim_that_waits_is_told_where_it_would_go_and_what_was_next() -> Non
     assert chosen.startswith("Draco would place it now: gpu-0 on node-0 (")
     assert next_best == "The next best is gpu-0 on node-1: It is as good, and the first by name is taken."
     assert not fleet.claims
+
+
+def test_where_claims_are_spread_it_would_go_to_the_node_of_which_less_is_in_use() -> None:
+    names, there = ["node-0", "node-1"], a_claim("there", device_class=CLASS, on=["gpu.nvidia.com/node-0/gpu-0"])
+    fleet = a_fleet(there)
+    for name in names:
+        fleet.put_slice(a_slice(name, [ours("gpu-0"), ours("gpu-1")]))
+    claim = a_claim("a", device_class=CLASS)
+    spread = [PoolKey("gpu.nvidia.com", name) for name in names]
+    assert placement_lines(fleet, [claim])[0].startswith("Draco would place it now: gpu-1 on node-0 (")
+    assert placement_lines(fleet, [claim], spread=spread)[0].startswith("Draco would place it now: gpu-0 on node-1 (")
 
 
 def test_an_allocated_claim_is_judged_as_things_are_now_and_keeps_its_devices() -> None:

@@ -107,7 +107,8 @@ def _print(
         if number:
             echo()
         echo(f"{subject}:")
-        for line in [*report(explanation), *placement_lines(made.fleet, subject.claims, subject.pod)]:
+        places = placement_lines(made.fleet, subject.claims, subject.pod, spread=made.spread)
+        for line in [*report(explanation), *places]:
             echo(line.rstrip())
 
 

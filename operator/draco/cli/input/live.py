@@ -12,10 +12,13 @@ from draco.explanation.refused_creation import EVENT_REASON
 from draco.kube.connect.client import Client
 from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import NotFound
+from draco.mig_policy.decide import SeenNode
 from draco.mig_policy.preempting import preempting_policies
-from draco.resources.api.core import Pod, PodDisruptionBudget
-from draco.resources.api.draco import MigPolicy
+from draco.mig_policy.spreading import spread_pools_of, spreading_policies
+from draco.resources.api.core import Node, Pod, PodDisruptionBudget
+from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.limits import DeviceLimit
+from draco.resources.api.slices import ResourceSlice, by_pool
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import (
     CLAIM_TEMPLATES,
@@ -23,6 +26,7 @@ from draco.resources.kinds import (
     DEVICE_CLASSES,
     DEVICE_LIMITS,
     EVENTS,
+    GPU_NODES,
     MIG_POLICIES,
     NAMESPACES,
     NODES,
@@ -31,6 +35,7 @@ from draco.resources.kinds import (
     SLICES,
     TAINT_RULES,
 )
+from draco.resources.names import PoolKey
 from draco.whatif.world import LiveCluster
 
 
@@ -67,6 +72,7 @@ async def read_cluster(client: Client) -> LiveCluster:
         namespaces=namespaces,
         policies=policies.result(),
         budgets=await _budgets(reader, policies.result()),
+        spread=await _spread(reader, policies.result(), nodes.result(), slices),
         creation_failures=await _creation_failures(reader, pods.result()),
         unread=sorted(reader.unread),
     )
@@ -92,7 +98,25 @@ async def _limits(reader: Reader) -> tuple[list[DeviceLimit], dict[str, dict[str
 
 
 async def _policies(reader: Reader) -> list[MigPolicy]:
-    return await reader.all_if_served(MIG_POLICIES, "whether pods are evicted for others is not known") or []
+    consequence = "whether pods are evicted for others, and where claims are spread, is not known"
+    return await reader.all_if_served(MIG_POLICIES, consequence) or []
+
+
+async def _spread(
+    reader: Reader, policies: Iterable[MigPolicy], nodes: Iterable[Node], slices: Iterable[ResourceSlice]
+) -> frozenset[PoolKey]:
+    """The pools whose nodes are filled evenly. What agents report is read only where a policy wants that."""
+    if not spreading_policies(policies):
+        return frozenset()
+    consequence = "that claims are spread over some nodes is not taken into account"
+    gpu_nodes = await reader.all_if_served(GPU_NODES, consequence) or []
+    by_name, parts = {each.metadata.name: each for each in nodes}, by_pool(slices)
+
+    def seen(gpu_node: GpuNode) -> SeenNode:
+        name = gpu_node.metadata.name
+        return SeenNode.of(gpu_node, by_name.get(name), parts.get(PoolKey(gpu_node.status.driver, name), ()))
+
+    return spread_pools_of(map(seen, gpu_nodes), policies)
 
 
 async def _budgets(reader: Reader, policies: Iterable[MigPolicy]) -> list[PodDisruptionBudget]:

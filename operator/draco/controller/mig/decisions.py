@@ -19,7 +19,7 @@ from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.mig_policy.decide import Ahead, NodeDecision, SeenNode, decide
 from draco.mig_policy.gpu_state import LayoutState
-from draco.mig_policy.matching import Rules, oldest_first, rules_of, whole_gpus
+from draco.mig_policy.matching import Rules, oldest_first, rules_of
 from draco.mig_policy.windows import permit
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
@@ -131,16 +131,13 @@ class MigDecisions:
     def _decided(self, gpu_node: GpuNode, rules: Sequence[Rules], permits: Mapping[str, bool]) -> NodeDecision:
         name = gpu_node.metadata.name
         node = self._view.nodes.store.get(ObjectKey("", name))
-        labels: Mapping[str, str] = node.metadata.labels if node else {}
         slices = self._slices(gpu_node)
         ahead = self._ahead.get(name, _NONE_AHEAD) if self._ahead is not None else None
         basis = (rules, permits, gpu_node, node, ahead, *slices)
         known = self._known.get(name)
         if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):
             return known[1]
-        devices = [device for each in slices for device in each.spec.devices]
-        whole = whole_gpus(devices, gpu_node.status.gpus, driver=gpu_node.status.driver)
-        decision = decide(SeenNode(gpu_node=gpu_node, labels=labels, devices=whole), rules, permits, ahead)
+        decision = decide(SeenNode.of(gpu_node, node, slices), rules, permits, ahead)
         self._forget(name)
         self._known[name] = (basis, decision)
         self._gpu_counts.update(_gpu_counts(decision))
