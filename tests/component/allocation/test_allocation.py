@@ -163,7 +163,10 @@ async def test_where_a_policy_wants_it_claims_are_spread_over_the_nodes_and_expl
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING) as (operator, _):
 
         async def all_are_dracos() -> bool:
-            return operator._allocation is not None and len(operator._allocation.handover.owned) == 24
+            return (
+                operator.reconcilers.allocation is not None
+                and len(operator.reconcilers.allocation.handover.owned) == 24
+            )
 
         await until(all_are_dracos, what="the GPUs of all nodes")
         at = []

@@ -28,7 +28,7 @@ async def test_a_claim_like_the_last_one_is_allocated_without_a_question(
         publishing(handed_over, ["sim-1"], GPUS),
         an_operator(guarded, ALLOCATING) as (operator, _),
     ):
-        ask_within = operator.workers.ask_within
+        ask_within = operator.reconcilers.workers.ask_within
 
         async def noted(question: Any, *rest: Any) -> Any:
             answer = await ask_within(question, *rest)
@@ -36,7 +36,7 @@ async def test_a_claim_like_the_last_one_is_allocated_without_a_question(
                 asked.extend(each.metadata.name for each in claims_of(question))
             return answer
 
-        monkeypatch.setattr(operator.workers, "ask_within", noted)
+        monkeypatch.setattr(operator.reconcilers.workers, "ask_within", noted)
 
         async def looked_ahead() -> bool:
             return "" in asked

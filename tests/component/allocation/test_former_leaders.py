@@ -209,15 +209,15 @@ async def until_answered(client: Client, operator: Operator, namespace: str) -> 
 
     async def answered() -> str:
         claim = await client.get(CLAIMS, ObjectKey(namespace, "of-the-first"))
-        refusals = [each for each in operator.troubles() if "does not let Draco allocate" in each]
+        refusals = [each for each in operator.report.troubles() if "does not let Draco allocate" in each]
         return "made" if claim.status.allocation else "; ".join(refusals)
 
     return await until(answered, what="an answer to the first one's allocation")
 
 
 async def until_gives_out_nothing(operator: Operator) -> None:
-    assert operator._allocation is not None
-    handover = operator._allocation.handover
+    assert operator.reconcilers.allocation is not None
+    handover = operator.reconcilers.allocation.handover
 
     async def nothing() -> bool:
         return not handover.owned
@@ -364,4 +364,4 @@ async def test_without_the_leader_in_the_definition_draco_allocates_and_says_wha
         await make_claim(handed_over, namespace, "claim")
         await until_allocated(handed_over, namespace, "claim")
         assert await leader(handed_over) is None
-        assert any("does not keep who leads" in each for each in operator.troubles())
+        assert any("does not keep who leads" in each for each in operator.report.troubles())

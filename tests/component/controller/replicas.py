@@ -192,7 +192,7 @@ async def an_operator(
             connect=connected,
             clock=clock,
         )
-        operator.workers._start = nursery.start
+        operator.reconcilers.workers._start = nursery.start
         task = asyncio.create_task(operator.run(stop))
         try:
             yield operator, task

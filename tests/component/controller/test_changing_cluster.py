@@ -69,10 +69,10 @@ async def test_a_kind_that_is_not_served_makes_the_replica_unready_until_it_is(
     async with an_operator(Proxied(proxied), settings) as (operator, running):
 
         async def ready() -> bool:
-            return not operator.not_ready()
+            return not operator.report.not_ready()
 
         async def unready() -> bool:
-            told = operator.not_ready()
+            told = operator.report.not_ready()
             return any(each.startswith("MigPolicy: the cluster has not served this kind for") for each in told)
 
         await until(ready, what="readiness")
@@ -81,7 +81,7 @@ async def test_a_kind_that_is_not_served_makes_the_replica_unready_until_it_is(
         for stream in proxy.open_streams:
             stream.cut()
         await until(unready, what="the reason")
-        (told,) = operator.not_ready()
+        (told,) = operator.report.not_ready()
         assert told.endswith("apply Draco's CustomResourceDefinitions (crds/)")
         assert len(operator.view.mig_policies.store) == policies
         proxy.heal()

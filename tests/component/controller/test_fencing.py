@@ -164,14 +164,14 @@ async def test_a_mass_outage_fences_nothing_and_is_a_trouble(
         await until(lambda: leads(operator))
         await nodes.kill(*nodes.nodes[:3])
         await nodes.never_fenced(*nodes.nodes, for_s=2 * LEASE_S)
-        assert any("3 of 4 agents do not renew" in said for said in operator.troubles())
+        assert any("3 of 4 agents do not renew" in said for said in operator.report.troubles())
         metrics = {each.name: each.samples[0].value for each in operator.metrics.registry.collect() if each.samples}
         assert metrics["draco_fencing_suspended"] == 1
         assert metrics["draco_agents_stale"] == 3
         nodes.start(nodes.nodes[0])  # the network is back, and two agents are not
         for node in nodes.nodes[1:3]:
             await until(lambda node=node: nodes.fence(node), within_s=15, what="a fence")
-        assert operator.troubles() == []
+        assert operator.report.troubles() == []
 
 
 # Two fences and their Events, or two that are lifted: a second operator finds any of them missing.
@@ -256,7 +256,7 @@ async def test_two_operators_write_one_fence(
         await until(lambda: nodes.is_open(lost), within_s=15, what="the lift")
         await nodes.never_fenced(*nodes.nodes, for_s=LEASE_S)
         assert [
-            each.name for operator in (one, two) for each in operator.reconcilers if each.queue.failures("agents")
+            each.name for operator in (one, two) for each in operator.reconcilers.all if each.queue.failures("agents")
         ] == []
 
 

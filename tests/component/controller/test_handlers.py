@@ -200,7 +200,7 @@ async def test_an_operator_without_kopf_works_from_lists_and_says_so_until_kopf_
             return [value for value in values if value is not None]
 
         assert min(unwatched_s()) > 1.0
-        assert operator.not_ready() == []
+        assert operator.report.not_ready() == []
         key, _ = await a_request(client)
 
         async def seen() -> bool:

@@ -20,6 +20,8 @@ async def test_a_leader_that_ends_posts_its_last_events(
             pod = ObjectReference(
                 api_version="v1", kind="Pod", name=f"p-{number}", namespace=namespace, uid=f"{number}"
             )
-            operator._happenings.record(pod, type="Normal", reason="PodEvicted", action="Draining", note="Evicted.")
+            operator.reconcilers.events.record(
+                pod, type="Normal", reason="PodEvicted", action="Draining", note="Evicted."
+            )
     said = await client.list(EVENTS, namespace=namespace)
     assert {each.involved_object.name for each in said if each.involved_object} == {f"p-{n}" for n in range(10)}

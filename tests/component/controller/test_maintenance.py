@@ -170,10 +170,10 @@ async def test_a_rule_is_not_swept_while_its_request_lives(served: ControlPlane,
         uid = (await lab.client.get(DEVICE_MAINTENANCES, key)).metadata.uid
         (rule,) = await lab.rules()
         operator.view.maintenances.store.remove(key)  # as if its watch lagged behind
-        operator.maintenance.queue.add(uid)
+        operator.reconcilers["maintenance"].queue.add(uid)
 
         async def idle() -> bool:
-            queue = operator.maintenance.queue
+            queue = operator.reconcilers["maintenance"].queue
             return not (queue.depth or queue.longest_running_s)
 
         await until(idle)

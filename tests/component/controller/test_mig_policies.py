@@ -137,7 +137,7 @@ async def test_a_policy_is_written_to_its_gpus_and_counts_as_applied_when_the_ag
     async with an_operator(served) as (operator, _):
 
         async def idle() -> bool:
-            queue = operator.layouts.queue
+            queue = operator.reconcilers["mig-layouts"].queue
             return operator.election.leading and not (queue.depth or queue.longest_running_s)
 
         await until(idle)

@@ -417,7 +417,7 @@ async def test_nothing_is_said_before_the_pod_has_waited_long_enough_or_was_refu
     async with an_operator(served, settings_for_test(pending_after_s=3600.0)) as (operator, _):
 
         async def looked_at() -> bool:
-            return operator.election.leading and len(operator.pending.queue._due) > 1
+            return operator.election.leading and len(operator.reconcilers["pending-claims"].queue._due) > 1
 
         await until(looked_at)
         assert await lab.events(waiting) == await lab.events(pod) == []

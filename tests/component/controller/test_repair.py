@@ -95,7 +95,7 @@ async def test_a_policy_without_moves_advises_nothing(served: ControlPlane, lab:
     async with an_operator(served) as (operator, _):
 
         async def stands() -> bool:
-            queue = operator.repairs.queue
+            queue = operator.reconcilers["mig-repair"].queue
             return bool((await lab.of_policy()).status.message) and not (queue.depth or queue.longest_running_s)
 
         await until(stands)
@@ -260,7 +260,7 @@ async def test_two_that_lead_at_once_release_a_claim_once(served: ControlPlane, 
         await until(told, what="the release")
 
         async def at_rest() -> bool:
-            return not any(each.repairs.queue.longest_running_s for each in (one, other))
+            return not any(each.reconcilers["mig-repair"].queue.longest_running_s for each in (one, other))
 
         await until(at_rest)
         assert sorted([released(one, lab), released(other, lab)]) == [0, 1]

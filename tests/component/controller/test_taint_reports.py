@@ -80,7 +80,7 @@ class TaintLab(Lab):
 
 async def at_rest(operator: Operator) -> bool:
     """Whether it leads, and has nothing to look at."""
-    queue = operator.taint_reports.queue
+    queue = operator.reconcilers["taint-reports"].queue
     return operator.election.leading and not queue.depth and not queue.longest_running_s
 
 

@@ -50,13 +50,13 @@ class WarmLab(PromiseLab):
     def measure(self, operator: Operator) -> None:
         """Have this operator measure by the lab's clock."""
         self.clock = LateClock()
-        cast("WarmAheadReconciler", operator.warm_ahead._reconciler)._clock = self.clock
+        cast("WarmAheadReconciler", operator.reconcilers["mig-warm"]._reconciler)._clock = self.clock
 
     async def kept(self, operator: Operator, node: str, count: int) -> None:
         """Wait until so many are wanted on the node."""
 
         async def settled() -> bool:
-            operator.warm_ahead.wake(KEY)
+            operator.reconcilers["mig-warm"].wake(KEY)
             gpus = (await self.gpu_node(node)).spec.gpus
             warm = [each for gpu in gpus for each in gpu.warm]
             assert {each.profile for each in warm} <= {SMALL}
@@ -130,8 +130,8 @@ async def test_an_operator_that_starts_anew_keeps_what_stands(served: ControlPla
         lab.measure(operator)
 
         async def measured() -> bool:
-            queue = operator.layouts.queue
-            return bool(operator._decisions.ahead.said) and not (queue.depth or queue.longest_running_s)
+            queue = operator.reconcilers["mig-layouts"].queue
+            return bool(operator.reconcilers.decisions.ahead.said) and not (queue.depth or queue.longest_running_s)
 
         await until(measured)
         await lab.kept(operator, node, 2)

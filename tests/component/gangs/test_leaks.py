@@ -58,7 +58,7 @@ async def test_a_group_without_a_pod_is_said_to_keep_its_devices_and_loses_them_
 
         text = await until(told, what="the Event of the PodGroup")
         assert f"kubectl delete podgroup -n {namespace} {GROUP}" in text
-        assert f"{namespace}/{GROUP}" in "\n".join(operator.troubles())
+        assert f"{namespace}/{GROUP}" in "\n".join(operator.report.troubles())
         status = (await all_dracos.get(CLAIMS, claim.metadata.key)).status
         assert (status.allocation, status.reserved_for) == (claim.status.allocation, claim.status.reserved_for)
 
@@ -69,7 +69,7 @@ async def test_a_group_without_a_pod_is_said_to_keep_its_devices_and_loses_them_
             return not await allocated_claims(all_dracos, namespace)
 
         async def withdrawn() -> bool:
-            return not await told() and not operator.troubles()
+            return not await told() and not operator.report.troubles()
 
         await until(released, what="the release")
         await until(withdrawn, what="the end of the Event")

@@ -1,0 +1,271 @@
+"""The reconcilers of the operator, and what several of them share, made for one cluster and not yet started.
+
+Owns the wiring: which there are, by which names they are known, and what each is given. Of those that one change wakes, the one
+that was made first acts first, and so allocation is: pods wait for it, and for nothing else here.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
+
+from draco.controller.allocation.gates import GATES_AT_ONCE
+from draco.controller.allocation.parts import AllocationParts
+from draco.controller.claims import pending_claims, repair
+from draco.controller.claims.pending_claims import PendingClaims
+from draco.controller.claims.release import ClaimReleases
+from draco.controller.claims.repair import RepairReconciler
+from draco.controller.evictions import PodEvictions
+from draco.controller.fencing.fences import FencingReconciler
+from draco.controller.fencing.signs import AgentLeases
+from draco.controller.health.decisions import HealthDecisions
+from draco.controller.health.policies import HealthPolicyReconciler
+from draco.controller.health.remediation import RemediationReconciler
+from draco.controller.limits.guard import LimitGuard
+from draco.controller.limits.held import HeldDevices
+from draco.controller.limits.statuses import DeviceLimitReconciler
+from draco.controller.maintenance.budgets import MaintenanceAdmission
+from draco.controller.maintenance.draining import PodDrains
+from draco.controller.maintenance.eviction_requests import EvictionRequests
+from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.maintenance.jobs import MaintenanceJobs
+from draco.controller.maintenance.nodes import NodeConditionReconciler
+from draco.controller.maintenance.reconciler import MaintenanceReconciler
+from draco.controller.metrics import OperatorMetrics
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.layouts import MigLayoutReconciler
+from draco.controller.mig.movable_claims import MovableClaims
+from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.mig.warm_ahead import WarmAheadReconciler
+from draco.controller.reconciling import Reconciling
+from draco.controller.reservations.reconciler import ReservationReconciler
+from draco.controller.reservations.waiting import WaitingReasons
+from draco.controller.settings import OperatorSettings
+from draco.controller.taints import reports
+from draco.controller.taints.extensions import TaintExtensionReconciler
+from draco.controller.taints.reach import RuleReach
+from draco.controller.taints.reports import TaintRuleReports
+from draco.controller.view import ClusterView
+from draco.controller.workers.pool import Workers
+from draco.health.fencing import FencingTerms
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.discovery import Features
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.notes import Notes
+from draco.mig_policy.release_policy import ReleaseDelays
+from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey
+
+_LAST_EVENTS_S: Final = 1.0
+"""So long a leader that is to end posts what it has to say yet; others wait to lead."""
+
+Run = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Reconcilers:
+    """All, by name. `minor` is that of Kubernetes 1, None where it is not known."""
+
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        client: Client,
+        features: Features,
+        *,
+        view: ClusterView,
+        metrics: OperatorMetrics,
+        minor: int | None,
+        clock: Clock,
+    ) -> None:
+        self._settings, self._client, self._features = settings, client, features
+        self._view, self._metrics, self._minor, self._clock = view, metrics, minor, clock
+        self._by_name: dict[str, Reconciling[Any]] = {}
+        self.events = EventRecorder(client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock)
+        self.workers = Workers(view.followed, clock=clock, settings=settings.worker)
+        self.decisions = MigDecisions(view, clock=clock)
+        self._evictions = PodEvictions(client, clock=clock)
+        held = HeldDevices(view)
+        self._guard = LimitGuard(view, held, self.events) if settings.allocate else None
+        self.allocation = self._allocating(self._guard) if self._guard else None
+        self.pending = self._explaining()
+        self.limits = DeviceLimitReconciler(client, view, held, self._guard, clock=clock)
+        self._add("device-limits", self.limits)
+        self._maintaining()
+        self._tainting()
+        self._healing()
+        self._reserving()
+
+    def __getitem__(self, name: str) -> Reconciling[Any]:
+        return self._by_name[name]
+
+    @property
+    def all(self) -> Collection[Reconciling[Any]]:
+        """Each at its work."""
+        return self._by_name.values()
+
+    async def lead(self) -> None:
+        """Run them until cancelled; on one replica at a time."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in self.all:
+                    group.create_task(each.run(), name=each.name)
+                pending, tainting = self["pending-claims"], self["taint-reports"]
+                following = self.pending.follow(pending.wake, lambda: pending.queue.depth)
+                group.create_task(following, name="explaining")
+                group.create_task(self._reports.adopt(tainting.wake), name="adopting taint reports")
+                group.create_task(self.events.run(), name="events")
+                group.create_task(self._reasons.run(), name="explaining reservations")
+        except asyncio.CancelledError:
+            await self.events.flush(_LAST_EVENTS_S)
+            raise
+
+    @property
+    def everywhere(self) -> Mapping[str, Run]:
+        """What is to run on every replica, whether it leads or not."""
+        found: dict[str, Run] = {"agent leases": self.agent_leases.informer.run}
+        if self.eviction_requests:
+            found["eviction requests"] = self.eviction_requests.informer.run
+        if self.allocation:
+            found["allocation register"] = self.allocation.handover.register.run
+        return {**found, "workers": self.workers.run, "maintenance jobs": self._jobs.run}
+
+    def _add(self, name: str, reconciler: Any, workers: int = 0) -> None:
+        workers = workers or self._settings.workers
+        made = Reconciling(name, reconciler, workers=workers, metrics=self._metrics, clock=self._clock)
+        self._by_name[name] = made
+
+    def _notes(self, reason: str, action: str) -> Notes:
+        return Notes(
+            self._client,
+            controller=FIELD_MANAGER_OPERATOR,
+            instance=self._settings.identity,
+            clock=self._clock,
+            reason=reason,
+            action=action,
+        )
+
+    def _allocating(self, guard: LimitGuard) -> AllocationParts:
+        """What makes Draco the allocator of the GPUs that policies hand over to it."""
+        parts = AllocationParts(
+            self._client,
+            self._view,
+            self.decisions,
+            self.workers,
+            guard=guard,
+            events=self.events,
+            notes=self._notes,
+            evictions=self._evictions,
+            settings=self._settings,
+            metrics=self._metrics,
+            clock=self._clock,
+        )
+        for name, reconciler in parts.reconcilers.items():
+            self._add(name, reconciler)
+        self._add("scheduling-gates", parts.gates, workers=GATES_AT_ONCE)
+        return parts
+
+    def _explaining(self) -> PendingClaims:
+        """What says why claims wait, and until when."""
+        pending = PendingClaims(
+            self._view,
+            self._notes(pending_claims.EVENT_REASON, pending_claims.EVENT_ACTION),
+            clock=self._clock,
+            pending_after_s=self._settings.pending_after_s,
+            minor=self._minor,
+            workers=self.workers,
+            refused=self._guard,
+        )
+        self._add("pending-claims", pending)
+        return pending
+
+    def _maintaining(self) -> None:
+        """What takes devices out of service, and what leaves for that."""
+        client, view, clock = self._client, self._view, self._clock
+        self._jobs = MaintenanceJobs(
+            client, view, namespace=self._settings.namespace, permitted=self._settings.run_jobs, clock=clock
+        )
+        fleet = MaintenanceFleet(view, clock)
+        admission = MaintenanceAdmission(client, view, fleet, clock=clock)
+        self.eviction_requests = self._eviction_requests(lambda devices: admission.paused(fleet.gpus(devices)))
+        drains = PodDrains(
+            client,
+            view,
+            self.events,
+            evictions=self._evictions,
+            clock=clock,
+            count=self._metrics.evictions,
+            requests=self.eviction_requests,
+        )
+        maintenance = MaintenanceReconciler(
+            client,
+            view,
+            clock=clock,
+            settle_s=self._settings.settle_s,
+            fleet=fleet,
+            admission=admission,
+            drains=drains,
+            jobs=self._jobs,
+            events=self.events,
+        )
+        self._add("maintenance", maintenance)
+        if self.eviction_requests:
+            self._add("eviction-requests", self.eviction_requests)
+        self._add("node-conditions", NodeConditionReconciler(client, view, clock=clock))
+        self._add("maintenance-budgets", admission)
+
+    def _eviction_requests(self, paused: Callable[[Collection[DeviceKey]], str]) -> EvictionRequests | None:
+        """What asks the cluster to make pods leave, where the cluster takes such requests."""
+        kind = self._features.eviction_requests
+        return EvictionRequests(self._client, kind, self._view, clock=self._clock, paused=paused) if kind else None
+
+    def _tainting(self) -> None:
+        """What keeps taint rules in force, says what they reach, and keeps the GPUs of lost agents from being given out."""
+        client, view, clock = self._client, self._view, self._clock
+        self.reach = RuleReach(view, clock=clock)
+        self._reports = TaintRuleReports(
+            client, view, self.reach, self._notes(reports.EVENT_REASON, reports.EVENT_ACTION), clock=clock
+        )
+        self.agent_leases = AgentLeases(client, view, namespace=self._settings.namespace, clock=clock)
+        share = self._settings.mass_outage_percent / 100
+        self.fences = FencingReconciler(client, view, self.agent_leases, self.events, terms=FencingTerms(share=share))
+        self._add("taint-extensions", TaintExtensionReconciler(client, view))
+        self._add("taint-reports", self._reports)
+        self._add("fencing", self.fences)
+
+    def _healing(self) -> None:
+        """What has GPUs divided as MigPolicies ask, makes way for that, and sees to sick GPUs as HealthPolicies ask."""
+        client, view, decisions, clock = self._client, self._view, self.decisions, self._clock
+        health = HealthDecisions(view, clock=clock)
+        releases = ClaimReleases(
+            client,
+            view,
+            self.events,
+            clock=clock,
+            count=self._metrics.claims_released,
+            patience=ReleaseDelays(grace_s=self._settings.idle_grace_s),
+        )
+        repairs = RepairReconciler(
+            view,
+            MovableClaims(view, decisions),
+            self._notes(repair.EVENT_REASON, repair.EVENT_ACTION),
+            releases,
+            self.workers,
+            clock=clock,
+        )
+        self.remediation = RemediationReconciler(
+            client, view, health, self.events, clock=clock, opened=self._metrics.remediations_opened
+        )
+        handover = self.allocation.handover if self.allocation else None
+        self._add("mig-layouts", MigLayoutReconciler(client, view, decisions, health, handover))
+        self._add("mig-policies", MigPolicyReconciler(client, view, decisions, clock=clock, adviser=repairs))
+        self._add("mig-warm", WarmAheadReconciler(view, decisions, clock=clock))
+        self._add("mig-repair", repairs)
+        self._add("health-remediation", self.remediation)
+        self._add("health-policies", HealthPolicyReconciler(client, view, health, self.remediation, clock=clock))
+
+    def _reserving(self) -> None:
+        """What makes the claims of reservations. Where Draco does not allocate, it says so on each."""
+        self._reasons = WaitingReasons(self.workers, clock=self._clock, minor=self._minor)
+        permitted = self._settings.allocate
+        self._add(
+            "reservations",
+            ReservationReconciler(self._client, self._view, self._reasons, permitted=permitted, clock=self._clock),
+        )
