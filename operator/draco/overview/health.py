@@ -17,9 +17,11 @@ from draco.overview.maintenances import phase_of, pods_using
 from draco.overview.status import natural
 from draco.resources.api.base import OutputStruct
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import FaultFamily, GpuFaultStatus, HealthEffect
 from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import DeviceKey
 
@@ -104,6 +106,8 @@ class HealthObjects(msgspec.Struct, frozen=True, kw_only=True):
     gpu_nodes: Sequence[GpuNode] = ()
     slices: Sequence[ResourceSlice] = ()
     claims: Sequence[ResourceClaim] = ()
+    members: Mapping[ObjectKey, Pod] = {}
+    """Pods that may have a claim by way of a PodGroup."""
     maintenances: Sequence[DeviceMaintenance] = ()
 
 
@@ -126,7 +130,7 @@ def gpu_views(objects: HealthObjects) -> list[GpuHealthView]:
                 for each in objects.maintenances
                 if _is_about(each, gpu, here)
             ]
-            views.append(_view(node, gpu, claims, pods_using(claims, by_name), open_ones))
+            views.append(_view(node, gpu, claims, pods_using(claims, by_name, objects.members), open_ones))
     return views
 
 

@@ -5,10 +5,13 @@ stands is the operator's to say; nothing is decided here, and nothing read.
 """
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
+from draco.maintenance.selecting.impact import named_and_members
 from draco.maintenance.selecting.matching import OVER
 from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
 from draco.resources.api.maintenance import (
     Approval,
     DeviceMaintenance,
@@ -17,6 +20,7 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
     VerificationMode,
 )
+from draco.resources.api.meta import ObjectKey
 from draco.resources.texts import agreeing, counted, listed, them
 
 OUT_OF_SERVICE = frozenset(
@@ -39,8 +43,12 @@ def phase_of(request: DeviceMaintenance) -> MaintenancePhase:
     return request.status.phase or MaintenancePhase.PENDING
 
 
-def maintenance_view(request: DeviceMaintenance, claims: Mapping[str, ResourceClaim]) -> MaintenanceView:
-    """One request. `claims` are those of the cluster by "namespace/name", as far as they may be read."""
+def maintenance_view(
+    request: DeviceMaintenance,
+    claims: Mapping[str, ResourceClaim],
+    members: Mapping[ObjectKey, Pod] = MappingProxyType({}),
+) -> MaintenanceView:
+    """One request. `claims` are by "namespace/name", as far as they may be read; `members` as in `pods_using`."""
     status = request.status
     holding = sorted({name for device in status.devices for name in device.claims})
     return MaintenanceView(
@@ -52,7 +60,7 @@ def maintenance_view(request: DeviceMaintenance, claims: Mapping[str, ResourceCl
         device_count=len(status.devices) if status.device_count is None else status.device_count,
         in_use=status.in_use or 0,
         claims=holding,
-        pods=pods_using(holding, claims),
+        pods=pods_using(holding, claims, members),
         since=_since(request),
         waits_for=waits_for(request),
         next_steps=next_steps(request),
@@ -73,16 +81,18 @@ def maintenance_view(request: DeviceMaintenance, claims: Mapping[str, ResourceCl
     )
 
 
-def pods_using(names: Iterable[str], claims: Mapping[str, ResourceClaim]) -> list[str]:
-    """The pods ("namespace/name") that these claims are reserved for."""
+def claims_held(requests: Iterable[DeviceMaintenance], claims: Mapping[str, ResourceClaim]) -> list[ResourceClaim]:
+    """Those of the claims that have devices which the requests are about."""
+    names = {name for each in requests for device in each.status.devices for name in device.claims}
+    return [claims[name] for name in sorted(names) if name in claims]
+
+
+def pods_using(
+    names: Iterable[str], claims: Mapping[str, ResourceClaim], members: Mapping[ObjectKey, Pod]
+) -> list[str]:
+    """The pods ("namespace/name") that have these claims. `members` are those that may have one by way of a PodGroup."""
     return sorted(
-        {
-            f"{claim.metadata.namespace}/{user.name}"
-            for name in names
-            if (claim := claims.get(name))
-            for user in claim.status.reserved_for
-            if user.resource == "pods"
-        }
+        {str(key) for name in names if (claim := claims.get(name)) for key in named_and_members(claim, members)}
     )
 
 

@@ -50,8 +50,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from the cluster.
 
     `pods` need only be those that may wait for a claim. `users` are those that use a claim which a taint rule hits (None: they
-    may not be read), `budgets` those that may cover them. `leaders` are the leases of operators that somebody holds. `missing`
-    and `autoscalers` come from discovery, `unread` says what could not be read.
+    may not be read), `budgets` those that may cover them, `members` those that may have one by way of a PodGroup. `leaders` are
+    the leases of operators that somebody holds. `missing` and `autoscalers` come from discovery, `unread` says what could not be
+    read.
     """
 
     nodes: Sequence[Node] = ()
@@ -60,6 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     pods: Sequence[Pod] = ()
     users: Sequence[Pod] | None = None
     budgets: Sequence[PodDisruptionBudget] = ()
+    members: Mapping[ObjectKey, Pod] = {}
     rules: Sequence[DeviceTaintRule] = ()
     maintenances: Sequence[DeviceMaintenance] = ()
     maintenance_budgets: Sequence[MaintenanceBudget] = ()
@@ -101,7 +103,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
         claim_list=claim_list,
         taint_rules=rule_views(snapshot.rules, snapshot.maintenances, tainted),
         maintenance=[
-            maintenance_view(item, by_name)
+            maintenance_view(item, by_name, snapshot.members)
             for item in sorted(snapshot.maintenances, key=lambda item: natural(item.metadata.name))
         ],
         budgets=[

@@ -13,6 +13,8 @@ from draco.cli import run
 from draco_local.cluster.controlplane import ControlPlane
 from tests.requests import call
 
+DRA = "/apis/resource.k8s.io/v1"
+MAINTENANCES = "/apis/draco.dev/v1alpha1/devicemaintenances"
 GPU_NODES = "/apis/draco.dev/v1alpha1/gpunodes"
 Json = dict[str, Any]
 
@@ -81,3 +83,43 @@ def test_a_gpu_that_nobody_reports_is_answered_with_the_nearest(api_server: Cont
     status, _, said = health(api_server, f"{node}/gpu0")
     assert status == 1
     assert f"did you mean {node}/gpu-0?" in said
+
+
+def test_the_pods_of_a_pod_group_use_what_is_reserved_for_it(
+    api_server: ControlPlane, node: str, namespace: str
+) -> None:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "any"}}
+    claim = {"metadata": {"name": "shared"}, "spec": {"devices": {"requests": [request]}}}
+    claims, pods = f"{DRA}/namespaces/{namespace}/resourceclaims", f"/api/v1/namespaces/{namespace}/pods"
+    call(api_server, "POST", claims, claim)
+    result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": node, "device": "gpu-0"}
+    gang = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "g"}
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [gang]}
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+    call(api_server, "PATCH", f"{claims}/shared/status?fieldManager=tests", {**head, "status": status})
+    call(api_server, "POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "default"}})
+    spec = {
+        "nodeName": node,
+        "containers": [{"name": "c", "image": "none"}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "shared"}],
+    }
+    call(api_server, "POST", pods, {"metadata": {"name": "member"}, "spec": spec})
+    try:
+        (found,) = json.loads(health(api_server, f"{node}/gpu-0", "-o", "json")[1])["gpus"]
+        assert (found["claims"], found["pods"]) == ([f"{namespace}/shared"], [f"{namespace}/member"])
+        asked: Json = {"apiVersion": "draco.dev/v1alpha1", "kind": "DeviceMaintenance", "metadata": {"name": node}}
+        call(api_server, "POST", MAINTENANCES, {**asked, "spec": {"deviceSelector": {"pool": node}}})
+        held = {"driver": "gpu.nvidia.com", "pool": node, "device": "gpu-0", "claims": [f"{namespace}/shared"]}
+        seen = {**asked, "status": {"devices": [held]}}
+        call(api_server, "PATCH", f"{MAINTENANCES}/{node}/status?fieldManager=tests", seen)
+        for command in (["status"], ["maintain", "status"]):
+            with redirect_stdout(io.StringIO()) as out:
+                assert run([*command, "--kubeconfig", str(api_server.kubeconfig), "-o", "json"]) == 0
+            document = json.loads(out.getvalue())
+            (shown,) = [
+                each for each in document.get("maintenances", document.get("maintenance")) if each["name"] == node
+            ]
+            assert shown["pods"] == [f"{namespace}/member"], command
+    finally:
+        call(api_server, "DELETE", f"{MAINTENANCES}/{node}")
+        call(api_server, "DELETE", f"{pods}/member?gracePeriodSeconds=0")

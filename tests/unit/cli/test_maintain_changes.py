@@ -9,7 +9,9 @@ import pytest
 from draco.cli.maintain.changes import approval, cancellation, finish
 from draco.cli.maintain.requests import MaintainError
 from draco.cli.maintain.screen import age, numbers
-from draco.overview.maintenances import PAUSE, maintenance_view, next_steps, pause_warning, waits_for
+from draco.overview.maintenances import PAUSE, claims_held, maintenance_view, next_steps, pause_warning, waits_for
+from draco.resources.api.claims import ResourceClaimConsumerReference
+from draco.resources.api.core import PodStatus
 from draco.resources.api.maintenance import (
     Approval,
     DeviceMaintenance,
@@ -22,7 +24,7 @@ from draco.resources.api.maintenance import (
     RehearsedClass,
 )
 from draco.resources.api.meta import ObjectMeta
-from tests.builders import a_claim, a_maintenance
+from tests.builders import a_claim, a_maintenance, a_pod
 
 BEFORE = (None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED)
 OVER = (MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED)
@@ -109,6 +111,21 @@ def test_the_pods_that_are_left_are_those_of_the_claims_that_hold_devices() -> N
     claim = a_claim("shared", on=["node-0/gpu-0"], reserved_for=["web-0", "web-1"])
     view = maintenance_view(request, {"default/shared": claim})
     assert (view.claims, view.pods) == (["default/shared"], ["default/web-0", "default/web-1"])
+
+
+def test_of_a_claim_that_is_reserved_for_a_pod_group_the_members_that_run_are_left() -> None:
+    request = a_maintenance("swap", phase=MaintenancePhase.ISOLATED, devices=["node-0/gpu-0"], in_use=1)
+    held = [msgspec.structs.replace(each, claims=["default/shared"]) for each in request.status.devices]
+    request = msgspec.structs.replace(request, status=msgspec.structs.replace(request.status, devices=held))
+    claim = a_claim("shared", on=["node-0/gpu-0"])
+    gang = ResourceClaimConsumerReference(api_group="scheduling.k8s.io", resource="podgroups", name="gang", uid="g")
+    claim = msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, reserved_for=[gang]))
+    over = a_pod("over", node="node-0", claims=["shared"], status=PodStatus(phase="Succeeded"))
+    pods = [a_pod("runs", node="node-0", claims=["shared"]), over, a_pod("waits", node="", claims=["shared"])]
+    pods.append(a_pod("other", node="node-0", claims=["another"]))
+    claims, members = {"default/shared": claim}, {each.metadata.key: each for each in pods}
+    assert claims_held([request], {**claims, "default/another": a_claim("another")}) == [claim]
+    assert maintenance_view(request, claims, members).pods == ["default/runs"]
 
 
 def test_a_preview_counts_pods_and_says_what_remains() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from draco.cli.input.reading import ClusterReadError, Reader, without_dra
+from draco.cli.input.reading import ClusterReadError, Reader, group_members, without_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible
 from draco.kube.connect.client import Client
@@ -86,6 +86,7 @@ async def _read(kubeconfig: Path | None, context: str | None) -> HealthDocument:
                 gpu_nodes=nodes,
                 slices=slices.result(),
                 claims=claims.result(),
+                members=await group_members(reader, claims.result()),
                 maintenances=maintenances.result() or [],
             )
         )

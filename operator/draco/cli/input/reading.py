@@ -11,8 +11,10 @@ from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import retry
 from draco.kube.errors import Forbidden, NotFound
+from draco.maintenance.selecting.impact import is_for_members
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS, Kind
 
@@ -92,13 +94,26 @@ async def pods_and_budgets(
     reader: Reader, claims: Iterable[ResourceClaim]
 ) -> tuple[list[Pod] | None, list[PodDisruptionBudget]]:
     """Read the pods that may use these claims, None if they may not be read, and the budgets that may cover them."""
-    namespaces = sorted({claim.metadata.namespace for claim in claims})
     pods: list[Pod] | None = []
     budgets: list[PodDisruptionBudget] = []
-    for namespace in namespaces if len(namespaces) <= _FEW_NAMESPACES else [""]:
+    for namespace in _namespaces(claims):
         found = await reader.all_or_none(PODS, "a taint may delete other pods than shown", namespace=namespace)
         pods = None if pods is None or found is None else pods + found
         budgets += await reader.all_if_allowed(
             POD_DISRUPTION_BUDGETS, "whether a taint breaks one is not shown", namespace=namespace
         )
     return pods, budgets
+
+
+async def group_members(reader: Reader, claims: Iterable[ResourceClaim]) -> dict[ObjectKey, Pod]:
+    """Read the pods that may have one of these claims by way of a PodGroup, which is all that such a claim says."""
+    namespaces = _namespaces(filter(is_for_members, claims))
+    consequence = "which pods of PodGroups use devices is not known"
+    found = [await reader.all_if_allowed(PODS, consequence, namespace=namespace) for namespace in namespaces]
+    return {pod.metadata.key: pod for pods in found for pod in pods if pod.claims}
+
+
+def _namespaces(claims: Iterable[ResourceClaim]) -> list[str]:
+    """Those of the claims, or "" for all."""
+    names = sorted({claim.metadata.namespace for claim in claims})
+    return names if len(names) <= _FEW_NAMESPACES else [""]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from draco.cli.input.reading import group_members
 from draco.cli.maintain import changes, screen
 from draco.cli.maintain.cluster import NO_OPERATOR, MaintainedCluster, change, create, published, run
 from draco.cli.maintain.following import NO_LIMIT, follow
@@ -20,7 +21,7 @@ from draco.cli.maintain.requests import DURATION_HELP, MaintainError, StartOptio
 from draco.cli.options import gathered, output_option, with_cluster
 from draco.cli.output import echo, print_document, print_yaml
 from draco.maintenance.selecting.rehearsal import Rehearsal, rehearse
-from draco.overview.maintenances import PAUSE, maintenance_view, pause_warning
+from draco.overview.maintenances import PAUSE, claims_held, maintenance_view, pause_warning
 from draco.overview.status_schema import MaintenanceView
 from draco.resources.api.base import OutputStruct
 from draco.resources.api.maintenance import DeadlineAction, DeviceMaintenance, DrainPolicy, MaintenanceRehearsal
@@ -264,8 +265,9 @@ def status(*, name: str, watch: bool, timeout: str, kubeconfig: Path | None, con
             return
         requests = [cluster.request(name)] if name else sorted(cluster.requests, key=lambda each: each.metadata.name)
         claims = {str(claim.metadata.key): claim for claim in await cluster.claims()}
+        members = await group_members(cluster.reader, claims_held(requests, claims))
         paused = pause_warning(await cluster.budgets())
-        views = [maintenance_view(each, claims) for each in requests]
+        views = [maintenance_view(each, claims, members) for each in requests]
         if output == "json":
             unread = list(dict.fromkeys(cluster.reader.unread))
             print_document(MaintenanceList(maintenances=views, operated=cluster.operated, paused=paused, unread=unread))

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from draco.cli.input.reading import Reader, pods_and_budgets, without_dra
+from draco.cli.input.reading import Reader, group_members, pods_and_budgets, without_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
@@ -20,6 +20,7 @@ from draco.kube.discovery import autoscalers, discover
 from draco.maintenance.rules import is_draco_own
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.installation import OPERATORS, leading
+from draco.overview.maintenances import claims_held
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import ClusterStatus, MissingView
 from draco.overview.taint_rules import TaintedCluster
@@ -114,6 +115,8 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
         written = [rule for rule in (rules.result() if rules else []) if not is_draco_own(rule)]
         tainted = TaintedCluster(devices=(), hardware=HardwareByPool(slices.result()), claims=claims.result())
         users, budgets = await pods_and_budgets(reader, tainted.claims_hit(written))
+        by_name = {str(claim.metadata.key): claim for claim in claims.result()}
+        members = await group_members(reader, claims_held(maintenances.result() or [], by_name))
         snapshot = Snapshot(
             nodes=nodes.result(),
             slices=slices.result(),
@@ -121,6 +124,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             pods=pods.result(),
             users=users,
             budgets=budgets,
+            members=members,
             rules=rules.result() if rules else [],
             maintenance_budgets=own_budgets.result() or [],
             gpu_nodes=gpu_nodes.result() or [],

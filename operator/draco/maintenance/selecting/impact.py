@@ -197,9 +197,23 @@ def reserved_pods(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> set[O
     """Those of these pods that the claim is reserved for, by name or as members of what it is reserved for, however they are."""
     # A claim stays reserved for a pod that is gone until Kubernetes sees to it.
     users = {key for key, uid in _reserved_by_name(claim).items() if key in known and known[key].metadata.uid == uid}
-    if any(each.resource != "pods" for each in claim.status.reserved_for):
-        users |= {key for key, pod in known.items() if pod.spec.node_name and claim.metadata.key in pod.claims}
-    return users
+    return users | set(_members(claim, known))
+
+
+def named_and_members(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> set[ObjectKey]:
+    """The pods that it is reserved for by name, and those of these pods that are members of what else it is reserved for."""
+    return {*_reserved_by_name(claim), *(key for key in _members(claim, known) if not known[key].is_over)}
+
+
+def is_for_members(claim: ResourceClaim) -> bool:
+    """Whether it is reserved for something that has pods, such as a PodGroup: then it does not say for which."""
+    return any(not each.is_pod for each in claim.status.reserved_for)
+
+
+def _members(claim: ResourceClaim, known: Mapping[ObjectKey, Pod]) -> Iterable[ObjectKey]:
+    if not is_for_members(claim):
+        return []
+    return (key for key, pod in known.items() if pod.spec.node_name and claim.metadata.key in pod.claims)
 
 
 def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[ObjectKey]:
@@ -211,7 +225,7 @@ def _users(claim: ResourceClaim, known: Mapping[ObjectKey, Pod] | None) -> set[O
 
 def _reserved_by_name(claim: ResourceClaim) -> dict[ObjectKey, str]:
     """The UIDs of the pods that it names."""
-    reserved = (each for each in claim.status.reserved_for if each.resource == "pods")
+    reserved = (each for each in claim.status.reserved_for if each.is_pod)
     return {ObjectKey(claim.metadata.namespace, each.name): each.uid for each in reserved}
 
 
