@@ -25,7 +25,7 @@ from draco.controller.settings import OperatorSettings
 from draco.kube.connect.connection import Connect, Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
-from draco.logs import LEVELS, configure_log
+from draco.logs import LEVELS, configure_log, log_loop_fault
 from draco.options import ListenAddress, MetricsSettings, Seconds, both_or_neither, option, with_metrics
 from draco.resources.errors import leaves
 
@@ -246,6 +246,7 @@ def start_anew() -> NoReturn:
 async def _run(settings: OperatorSettings, connected: Connect) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_fault)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await run_operator(settings, connect=connected, stop=stop)
