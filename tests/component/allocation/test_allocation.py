@@ -12,9 +12,10 @@ from click.testing import CliRunner
 
 from draco.allocation.ownership.claims import nodes_of
 from draco.cli.explain.command import command as explain_command
+from draco.controller.allocation import writes
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
-from draco.kube.errors import Invalid
+from draco.kube.errors import ApiStatus, Invalid, from_status
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, EVENTS, MIG_POLICIES, NODES, PODS, SLICES
 from draco.resources.names import gpu_name
@@ -177,6 +178,31 @@ async def test_where_a_policy_wants_it_claims_are_spread_over_the_nodes_and_expl
         asked = ["--kubeconfig", str(guarded.kubeconfig), "-n", namespace, "claim", "third"]
         shown = await asyncio.to_thread(CliRunner().invoke, explain_command, asked)
         assert f"As things are now, Draco would choose the same place again: gpu-0 on {at[-1]} " in shown.stdout
+
+
+async def test_a_claim_whose_allocation_the_api_server_refuses_keeps_no_other_waiting(
+    guarded: Guarded, handed_over: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "_REFUSED_S", 600.0)
+    refusal = ApiStatus(code=403, reason="Forbidden", message="a policy for this namespace")
+
+    async def refusing(method: str, path: str) -> None:
+        if method == "PATCH" and path.endswith(f"/{namespace}/resourceclaims/refused/status"):
+            raise from_status(refusal)
+
+    async with (
+        running(handed_over, folder),
+        an_operator(guarded, ALLOCATING, before_requests=refusing) as (operator, _),
+    ):
+        await make_claim(handed_over, namespace, "refused")
+
+        async def told() -> str:
+            return next((each for each in operator.report.troubles() if f"claim {namespace}/refused" in each), "")
+
+        assert "a policy for this namespace" in await until(told, what="the refusal")
+        await make_claim(handed_over, namespace, "other")
+        await until_allocated(handed_over, namespace, "other")
+        assert await told()
 
 
 async def test_a_partition_is_allocated_made_and_used(

@@ -169,11 +169,32 @@ async def test_a_finalizer_that_could_not_be_written_ahead_comes_with_the_alloca
 
 
 @pytest.mark.parametrize("code", [403, 422])
-async def test_after_a_refusal_nothing_is_written_for_a_while(lab: Lab, code: int) -> None:
-    claim = await lab.claim()
+async def test_after_a_refusal_the_claim_is_left_alone_for_a_while_longer_each_time_and_no_other(
+    lab: Lab, code: int
+) -> None:
+    claim, key = await lab.claim(), ObjectKey(lab.namespace, "claim")
+    lab.view.claims.store.put(claim)
     await lab.write(claim, "", code)
-    assert claim.metadata.key not in lab.writes
-    assert lab.writes.refused_s > 0
+    assert (key in lab.writes, lab.writes.is_refused(key)) == (False, True)
+    assert f"does not let Draco allocate claim {key}: " in lab.writes.trouble
+    first_s = lab.writes.next_s()
+    await lab.write(claim, code)
+    assert first_s < lab.writes.next_s() < 2 * first_s + 1
+    assert not lab.writes.is_refused(ObjectKey(lab.namespace, "other"))
+    lab.writes.settle()
+    assert lab.writes.trouble
+    await lab.write(await lab.stored())
+    assert (lab.writes.trouble, lab.writes.is_refused(key)) == ("", False)
+
+
+async def test_what_was_refused_is_forgotten_with_its_claim(lab: Lab) -> None:
+    claim = await lab.claim()
+    lab.view.claims.store.put(claim)
+    await lab.write(claim, "", 403)
+    assert lab.writes.trouble
+    lab.view.claims.store.remove(claim.metadata.key)
+    lab.writes.settle()
+    assert (lab.writes.trouble, lab.waits) == ("", False)
 
 
 async def test_a_refusal_after_a_write_that_was_not_answered_does_not_free_its_devices(lab: Lab) -> None:
@@ -191,4 +212,4 @@ async def test_a_conflict_is_no_allocation(lab: Lab) -> None:
     await lab.client.patch(CLAIMS, claim.metadata.key, {"metadata": {"labels": {"a": "b"}}})
     await lab.write(claim)
     assert claim.metadata.key not in lab.writes
-    assert ((await lab.stored()).status.allocation, lab.writes.refused_s) == (None, 0.0)
+    assert ((await lab.stored()).status.allocation, lab.writes.trouble) == (None, "")

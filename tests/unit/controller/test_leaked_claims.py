@@ -267,6 +267,16 @@ async def test_who_leads_next_goes_on_and_counts_from_the_beginning() -> None:
     assert world.writes == [{"allocation": None}]
 
 
+async def test_what_is_refused_for_one_claim_does_not_keep_another_waiting() -> None:
+    world = World()
+    world.keep("a")
+    world.keep("b")
+    await world.look()
+    world.answers = [Forbidden(403, "Forbidden", "its GPU is not Draco's any more")]
+    await world.look(RELEASE_S)
+    assert world.writes == [{"reservedFor": None}]
+
+
 async def test_a_conflict_is_let_be_an_outage_is_tried_again_and_a_refusal_later() -> None:
     world = World()
     world.keep()

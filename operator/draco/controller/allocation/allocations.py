@@ -131,9 +131,8 @@ class ClaimAllocations:
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
         await self._at_once([self._returns.give_back(claim, why) for claim, why in self._useless.found()])
-        if not self.writes.refused_s:
-            taken = [each for each in due(self._view, self._may_be_given) if each[0].metadata.key not in self.writes]
-            await self._at_once([self.writes.write(claim, result) for claim, result in taken])
+        taken = [each for each in due(self._view, self._may_be_given) if not self._is_written(each[0].metadata.key)]
+        await self._at_once([self.writes.write(claim, result) for claim, result in taken])
         unallocated = self._view.claims.store.by_index(UNALLOCATED, True)
         now = self._clock.now()
         self._held = on_hold(self._view, unallocated, now) | about_to_take_over(self._view, unallocated, now)
@@ -149,8 +148,6 @@ class ClaimAllocations:
             return _or_none(pause_s)
         if not groups:
             return _or_none(min(pause_s, await self._look_ahead()))
-        if self.writes.refused_s:
-            return self.writes.refused_s
         head = self._head(groups)
         basis = self._basis()
         waits = self._turns.waits_s(groups, basis)
@@ -164,7 +161,11 @@ class ClaimAllocations:
         return 0.0
 
     def _is_in_flight(self, key: ObjectKey) -> bool:
-        return key in self.writes or key in self._returns or key in self._held
+        return self._is_written(key) or key in self._returns or key in self._held
+
+    def _is_written(self, key: ObjectKey) -> bool:
+        """Whether the claim's allocation is on its way, or is not to be written for now."""
+        return key in self.writes or self.writes.is_refused(key)
 
     def _may_be_given(self, device: DeviceKey) -> bool:
         """Whether it is Draco's, and nobody is being given it."""

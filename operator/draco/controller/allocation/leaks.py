@@ -87,7 +87,7 @@ class LeakedClaims:
         self._unreserved_s: dict[str, float] = {}  # since when, by the claim's UID
         self._said: dict[ObjectKey, tuple[ObjectReference, int]] = {}  # and of how many claims
         self._adopted = False
-        self._refused_until_s = float("-inf")
+        self._refused_until_s: dict[str, float] = {}  # by the claim's UID
         view.claims.store.add_index(_BY_KEEPER, lambda claim: [each.key for each in keepers(claim)])
         metrics.on_scrape(
             "draco_leaked_claims",
@@ -146,6 +146,7 @@ class LeakedClaims:
             await self._withdraw(key)
             for uid in before:
                 self._unreserved_s.pop(uid, None)
+                self._refused_until_s.pop(uid, None)
             return None
         since = self._since_s[key] = {uid: before.get(uid, now_s) for uid in (each.metadata.uid for each in leaked)}
         waits = [await self._release(claim, key, since[claim.metadata.uid]) for claim in leaked]
@@ -231,7 +232,7 @@ class LeakedClaims:
         else:
             self._unreserved_s.setdefault(uid, now_s)
         due_s = max(since_s + after.total_seconds(), self._unreserved_s.get(uid, now_s - SETTLE_S) + SETTLE_S)
-        wait_s = max(due_s, self._refused_until_s) - now_s
+        wait_s = max(due_s, self._refused_until_s.get(uid, now_s)) - now_s
         if wait_s > 0:
             return wait_s
         names = {each.pool for each in claim.devices_held}
@@ -266,7 +267,7 @@ class LeakedClaims:
             log.info("leak.claim_changed", claim=str(meta.key), error=str(error))
             return False
         except (Forbidden, Invalid) as error:
-            self._refused_until_s = self._clock.monotonic() + _REFUSED_S
+            self._refused_until_s[meta.uid] = self._clock.monotonic() + _REFUSED_S
             log.warning("leak.refused", claim=str(meta.key), error=str(error), again_in_s=_REFUSED_S)
             return False
         return True

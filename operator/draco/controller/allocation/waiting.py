@@ -170,7 +170,7 @@ class WaitingGroups:
             return f"claim {named} of pod {name} does not exist: create it, or delete the pod if a template made it"
         # One that is on its way decides where the others go, and counts once it has been delivered.
         if any(map(self._in_flight, keys)):
-            return f"a claim of pod {pod.metadata.name} is being written"
+            return f"a claim of pod {pod.metadata.name} is being written, or was refused by the API server"
         together = [mine[key] for key in keys if key in mine]
         beside = [each for _, each in known if each.status.allocation]
         others = [each for key, each in known if not each.status.allocation and key not in mine]

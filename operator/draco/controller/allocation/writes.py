@@ -6,7 +6,7 @@ again on top of the same version until the API server says what came of it: only
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -31,8 +31,9 @@ ALLOCATED_REASON = "Allocated"
 EVENT_ACTION = "Allocating"
 REMEDY = "set the chart's value operator.allocate to true, which gives it the right and the admission policies"
 
-_REFUSED_S = 5.0
-"""How long nothing is written after the API server refused: a role is mended by a person, but a policy may only be late."""
+_REFUSED_S, _REFUSED_LONGEST_S = 5.0, 60.0
+"""How long a claim is left alone after the API server refused its allocation, longer each time: a role is mended by a person, but
+a policy may only be late. What is refused for one claim, such as by a policy for its namespace, says nothing of others."""
 _LONGEST_S = 10.0
 """Between two tries of a write that is not answered."""
 _IN_TRANSIT_S = 60.0
@@ -63,6 +64,15 @@ class _Write:
         return {"uid": self.planned.metadata.uid, "resourceVersion": self.version}
 
 
+class _Refusal(NamedTuple):
+    """Of the claim with this UID: what the API server said last, and how often it did."""
+
+    uid: str
+    error: str
+    times: int
+    until_s: float
+
+
 class AllocationWrites:
     """By claim. What is here counts as allocated, whatever the watch says."""
 
@@ -77,13 +87,17 @@ class AllocationWrites:
         self._writes: dict[ObjectKey, _Write] = {}
         self._protected: dict[ObjectKey, tuple[str, str]] = {}
         """Claims with the finalizer that the watch has not delivered: the version without it, and the one with it."""
-        self._refused_until_s = float("-inf")
-        self._refusal = ""
+        self._refusals: dict[ObjectKey, _Refusal] = {}
 
     @property
     def trouble(self) -> str:
         """What keeps Draco from allocating, and what to do; "" if nothing does, as far as is known."""
-        return self._refusal
+        if not self._refusals:
+            return ""
+        key, last = max(self._refusals.items(), key=lambda each: each[1].until_s)
+        others = len(self._refusals) - 1
+        claims = f"claim {key}" + (f" and {others} more" if others else "")
+        return f"The API server does not let Draco allocate {claims}: {REMEDY} ({last.error})."
 
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._writes
@@ -93,18 +107,17 @@ class AllocationWrites:
         """The claims as they are once all is written."""
         return [each.planned for each in self._writes.values()]
 
-    @property
-    def refused_s(self) -> float:
-        """How long nothing is to be written yet."""
-        return max(0.0, self._refused_until_s - self._clock.monotonic())
+    def is_refused(self, key: ObjectKey) -> bool:
+        """Whether the API server refused the claim's allocation, and it is not to be tried again yet."""
+        found = self._refusals.get(key)
+        return found is not None and self._clock.monotonic() < found.until_s
 
     def next_s(self) -> float:
         """In how many seconds a write is to be made again; infinite where all are answered."""
         now_s = self._clock.monotonic()
-        return min(
-            (max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None),
-            default=float("inf"),
-        )
+        unanswered = [max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None]
+        refused = [each.until_s - now_s for each in self._refusals.values() if each.until_s > now_s]
+        return min([*unanswered, *refused], default=float("inf"))
 
     def unanswered(self) -> Iterable[ObjectKey]:
         """What is to be made again now."""
@@ -119,6 +132,7 @@ class AllocationWrites:
             for key, (seen, fresh) in self._protected.items()
             if (claim := self._view.claims.store.get(key)) is not None and claim.metadata.resource_version == seen
         }
+        self._refusals = {key: each for key, each in self._refusals.items() if self._waits(key, each.uid)}
 
     async def protect(self, claim: ResourceClaim) -> None:
         """Write the finalizer ahead, while it is decided where the claim goes. Raises nothing: `write` meets what is wrong, too.
@@ -187,9 +201,11 @@ class AllocationWrites:
         self._drop(write, str(error))
         if not isinstance(error, Conflict):
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
-            self._refused_until_s = self._clock.monotonic() + _REFUSED_S
-            self._refusal = f"The API server does not let Draco allocate claims: {REMEDY} ({error})."
-            log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY)
+            uid, before = write.planned.metadata.uid, self._refusals.get(write.key)
+            times = before.times if before is not None and before.uid == uid else 0
+            pause_s = min(_REFUSED_S * 2.0**times, _REFUSED_LONGEST_S)
+            self._refusals[write.key] = _Refusal(uid, str(error), times + 1, self._clock.monotonic() + pause_s)
+            log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
 
     async def _is_made(self, write: _Write) -> bool:
         found = await self._client.list(
@@ -209,7 +225,8 @@ class AllocationWrites:
         log.info("allocation.unanswered", claim=str(write.key), error=str(error), again_in_s=pause_s)
 
     def _announce(self, write: _Write) -> None:
-        write.again_s, self._refusal = None, ""
+        write.again_s = None
+        self._refusals.pop(write.key, None)
         self._count.inc()
         devices = listed(f"{each.device} of {each.pool}" for each in write.planned.results)
         log.info("allocation.written", claim=str(write.key), devices=devices)
@@ -220,6 +237,11 @@ class AllocationWrites:
             action=EVENT_ACTION,
             note=f"Draco allocated {devices}.",
         )
+
+    def _waits(self, key: ObjectKey, uid: str) -> bool:
+        """Whether the claim is still there, and without an allocation."""
+        claim = self._view.claims.store.get(key)
+        return claim is not None and claim.metadata.uid == uid and claim.status.allocation is None
 
     def _is_delivered(self, write: _Write) -> bool:
         claim = self._view.claims.store.get(write.key)
