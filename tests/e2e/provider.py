@@ -43,7 +43,8 @@ def suited(manifests: str) -> str:
     """Manifests as their user would write them for this cluster: with its nodes' names, and in the versions that it serves."""
     for written, name in zip(_WRITTEN, NODES, strict=True):
         manifests = manifests.replace(written, name)
-    return manifests if MINOR >= 36 else manifests.replace(TAINT_RULES, "resource.k8s.io/v1alpha3")
+    served = {34: "resource.k8s.io/v1alpha3", 35: "resource.k8s.io/v1alpha3", 36: TAINT_RULES}
+    return manifests.replace(TAINT_RULES, served.get(MINOR, "resource.k8s.io/v1"))
 
 
 def options() -> list[str]:

@@ -50,9 +50,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from the cluster.
 
     `pods` need only be those that may wait for a claim. `users` are those that use a claim which a taint rule hits (None: they
-    may not be read), `budgets` those that may cover them, `members` those that may have one by way of a PodGroup. `leaders` are
-    the leases of operators that somebody holds. `missing` and `autoscalers` come from discovery, `unread` says what could not be
-    read.
+    may not be read), `budgets` those that may cover them, `members` those that may have one by way of a PodGroup; for
+    `spares_extended` see `TaintedCluster`. `leaders` are the leases of operators that somebody holds. `missing` and
+    `autoscalers` come from discovery, `unread` says what could not be read.
     """
 
     nodes: Sequence[Node] = ()
@@ -63,6 +63,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Sequence[PodDisruptionBudget] = ()
     members: Mapping[ObjectKey, Pod] = {}
     rules: Sequence[DeviceTaintRule] = ()
+    spares_extended: bool = True
     maintenances: Sequence[DeviceMaintenance] = ()
     maintenance_budgets: Sequence[MaintenanceBudget] = ()
     gpu_nodes: Sequence[GpuNode] = ()
@@ -92,6 +93,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
         claims=snapshot.claims,
         pods=snapshot.users,
         budgets=snapshot.budgets,
+        spares_extended=snapshot.spares_extended,
     )
     return schema.ClusterStatus(
         server=server,

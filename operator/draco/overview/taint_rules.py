@@ -29,12 +29,19 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True):
     claims: Sequence[ResourceClaim] = ()
     pods: Sequence[Pod] | None = None
     budgets: Sequence[PodDisruptionBudget] = ()
+    spares_extended: bool = True
+    """Whether NoExecute leaves pods alone that have their GPUs as extended resources."""
 
     def impact(self, rules: Iterable[DeviceTaintRule]) -> TaintImpact:
         """What these rules hit together, with what Draco extends them to. They have one taint, which the first one says."""
         several = list(rules)
         found = impact_of(
-            several[0].spec.taint, self._hit_by(several), devices=self.devices, claims=self.claims, pods=self.pods
+            several[0].spec.taint,
+            self._hit_by(several),
+            devices=self.devices,
+            claims=self.claims,
+            pods=self.pods,
+            spares_extended=self.spares_extended,
         )
         return with_budgets(found, self.budgets, self.pods or ())
 

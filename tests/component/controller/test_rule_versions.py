@@ -4,6 +4,7 @@ v1beta2 is what all other tests use, and a cluster without the kind has tests of
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.maintenance.rules import maintenance_uid
 from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, PODS
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.controller.replicas import an_api_server_of, an_operator
@@ -83,3 +86,29 @@ async def test_taints_are_added_listed_changed_and_removed_by_hand(served: Contr
     assert (rule.spec.taint.key, rule.spec.taint.effect) == ("example.com/broken", "NoExecute")
     await taint("remove", device, "example.com/broken")
     assert await lab.rules() == []
+
+
+async def test_whether_no_execute_deletes_pods_with_extended_resources_goes_by_the_version(
+    served: ControlPlane, lab: Lab
+) -> None:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "any"}}
+    key = ObjectKey(lab.namespace, "made")
+    spec = {"devices": {"requests": [request]}}
+    await lab.client.create(CLAIMS, {"metadata": {"name": key.name, "namespace": key.namespace}, "spec": spec})
+    meta = {"name": "classic", "namespace": lab.namespace}
+    container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    pod = await lab.client.create(PODS, {"metadata": meta, "spec": {"nodeName": "any", "containers": [container]}})
+    mapping = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "gpu"}
+    of_pod = {"extendedResourceClaimStatus": {"resourceClaimName": key.name, "requestMappings": [mapping]}}
+    await lab.client.patch(PODS, pod.metadata.key, {"status": of_pod}, subresource="status")
+    result = {"request": "gpu", "driver": lab.driver, "pool": lab.pool, "device": "gpu-1"}
+    user = {"resource": "pods", "name": "classic", "uid": pod.metadata.uid}
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+    await lab.client.patch(CLAIMS, key, {"status": status}, subresource="status")
+    words = ["taint", "preview", "--kubeconfig", str(served.kubeconfig), f"{lab.pool}/gpu-1", "example.com/x:NoExecute"]
+    done = await asyncio.to_thread(CliRunner().invoke, root, [*words, "-o", "json"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    (view,) = json.loads(done.stdout)["taintRules"]
+    deletes = SERVED[served.settings.kubernetes] == "v1"
+    assert view["evicted"] == ([f"{lab.namespace}/classic"] if deletes else [])
+    assert ("overlooks 1 pod" in view["message"]) is not deletes

@@ -126,6 +126,9 @@ def test_a_pod_with_extended_resources_is_evicted_and_named_where_no_execute_ove
     assert late.evict == keys("pod")
     assert "overlooks 1 pod" in late.message
     assert "kubectl delete pod -n default pod" in late.message
+    since = drain(request, [holds("pod")], [pod], after=timedelta(minutes=30), spares_extended=False)
+    assert since.no_execute
+    assert "overlooks" not in since.message
 
 
 def test_a_claim_without_a_pod_is_said_with_what_to_do() -> None:

@@ -13,12 +13,14 @@ from draco.maintenance.selecting.impact import (
     TaintImpact,
     impact_of,
     sentences,
+    spares_extended_resources,
     with_budgets,
 )
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodExtendedResourceClaimStatus, PodStatus
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
+from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import a_budget, a_claim, a_device_key, a_pod, a_rule
 
@@ -35,10 +37,18 @@ def impact(
     *claims: ResourceClaim,
     pods: Iterable[Pod] | None = None,
     budgets: Iterable[PodDisruptionBudget] = (),
+    served: str = "v1beta2",
 ) -> TaintImpact:
-    selector = rule.spec.device_selector
+    selector, (kind,) = rule.spec.device_selector, [each for each in TAINT_RULES if each.version == served]
     assert selector is not None
-    found = impact_of(rule.spec.taint, selector.matches, devices=(GPU, OTHER), claims=claims, pods=pods)
+    found = impact_of(
+        rule.spec.taint,
+        selector.matches,
+        devices=(GPU, OTHER),
+        claims=claims,
+        pods=pods,
+        spares_extended=spares_extended_resources(kind),
+    )
     return with_budgets(found, budgets, pods or ())
 
 
@@ -127,6 +137,9 @@ def test_a_pod_with_extended_resources_is_overlooked_unless_it_has_another_claim
     assert (found.overlooked, [each.key.name for each in found.evicted]) == (keys("classic"), ["both"])
     assert found.pods == keys("both", "classic")
     assert "delete default/classic yourself" in " ".join(sentences(rule, found))
+    since = impact(rule, *claims, pods=[classic, both], served="v1")
+    assert ([each.key.name for each in since.evicted], since.overlooked) == (["both", "classic"], ())
+    assert "yourself" not in " ".join(sentences(rule, since))
     tolerant = DeviceToleration(operator="Exists", effect="NoExecute")
     assert not impact(
         rule, a_claim("made", on=["node-0/gpu-0"], reserved_for=["classic"], tolerations=[tolerant]), pods=[classic]

@@ -18,6 +18,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import autoscalers, discover
 from draco.maintenance.rules import is_draco_own
+from draco.maintenance.selecting.impact import spares_extended_resources
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.installation import OPERATORS, leading
 from draco.overview.maintenances import claims_held
@@ -126,6 +127,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             budgets=budgets,
             members=members,
             rules=rules.result() if rules else [],
+            spares_extended=spares_extended_resources(features.taint_rules),
             maintenance_budgets=own_budgets.result() or [],
             gpu_nodes=gpu_nodes.result() or [],
             maintenances=maintenances.result() or [],

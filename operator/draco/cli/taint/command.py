@@ -24,7 +24,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
 from draco.kube.errors import NotFound
-from draco.maintenance.selecting.impact import TaintImpact, sentences
+from draco.maintenance.selecting.impact import TaintImpact, sentences, spares_extended_resources
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.overview.taint_rules import TaintedCluster, rule_views, view_of
@@ -230,7 +230,10 @@ async def _with_cluster(
             for device in item.spec.devices
         }
         tainted = TaintedCluster(
-            devices=sorted(devices), hardware=HardwareByPool(slices.result()), claims=claims.result()
+            devices=sorted(devices),
+            hardware=HardwareByPool(slices.result()),
+            claims=claims.result(),
+            spares_extended=spares_extended_resources(features.taint_rules),
         )
         return await work(
             _Cluster(client=client, kind=features.taint_rules, reader=reader, rules=rules.result(), tainted=tainted)

@@ -23,6 +23,7 @@ from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.drain import AskedPod, DrainInput, plan_drain
 from draco.maintenance.progress import DrainState
+from draco.maintenance.selecting.impact import spares_extended_resources
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.evictions import EvictionRequest
@@ -104,6 +105,7 @@ class PodDrains:
                 requested=self._requests.of(pods.values()) if self._requests else None,
                 paused=paused,
                 forbidden=NOT_PERMITTED if self._evictions.forbidden else "",
+                spares_extended=spares_extended_resources(self._view.taint_rules),
             ),
         )
 

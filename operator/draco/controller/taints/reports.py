@@ -18,7 +18,13 @@ from draco.kube.errors import Forbidden
 from draco.kube.events.notes import Notes
 from draco.kube.watch.store import Change
 from draco.maintenance.rules import is_draco_own, means
-from draco.maintenance.selecting.impact import TaintImpact, impact_of, sentences, with_budgets
+from draco.maintenance.selecting.impact import (
+    TaintImpact,
+    impact_of,
+    sentences,
+    spares_extended_resources,
+    with_budgets,
+)
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
 from draco.resources.api.slices import ResourceSlice
@@ -98,6 +104,7 @@ class TaintRuleReports:
             devices=[DeviceKey(*pool, name) for name in hardware.published],
             claims=claims,
             pods=pods.values(),
+            spares_extended=spares_extended_resources(self._view.taint_rules),
         )
         if rule.spec.taint.effect == "NoSchedule" or not impact.evicted:
             return impact

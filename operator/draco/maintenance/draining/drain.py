@@ -66,8 +66,8 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
 
     `claims` hold one of `devices`, `pods` use these claims (others do no harm), `rules` are the request's, `budgets` those of the
     pods' namespaces, `asked` is by UID of pods, and so is `requested`, which is None where the cluster takes no EvictionRequests.
-    `paused` names what stops all evictions, `forbidden` says why the operator may
-    not evict.
+    `paused` names what stops all evictions, `forbidden` says why the operator may not evict. `spares_extended`: NoExecute leaves
+    pods alone that have their GPUs as extended resources.
     """
 
     now: datetime
@@ -80,6 +80,7 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
     requested: Mapping[str, RequestedEviction] | None = None
     paused: str = ""
     forbidden: str = ""
+    spares_extended: bool = True
 
 
 def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | None:
@@ -98,7 +99,9 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
     overlooked = {
         pod.metadata.key
         for pod, claims in holders
-        if not pod.is_over and pod.extended_resource_claim in {claim.metadata.key for claim in claims}
+        if seen.spares_extended
+        and not pod.is_over
+        and pod.extended_resource_claim in {claim.metadata.key for claim in claims}
     }
     state = DrainState(
         evict=tuple(finding.evict),

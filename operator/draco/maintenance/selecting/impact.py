@@ -14,6 +14,7 @@ from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceCl
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
+from draco.resources.kinds import Kind
 from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, counted, listed, them
 
@@ -80,6 +81,14 @@ class TaintImpact(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.budgets if each.is_broken]
 
 
+def spares_extended_resources(served: Kind[DeviceTaintRule] | None) -> bool:
+    """Whether NoExecute leaves pods alone that have their GPUs as extended resources: where rules are not yet served in v1.
+
+    Source: both came with Kubernetes 1.37.
+    """
+    return served is None or served.version != "v1"
+
+
 def impact_of(
     taint: DeviceTaint,
     hits: Callable[[DeviceKey], bool],
@@ -87,11 +96,12 @@ def impact_of(
     devices: Iterable[DeviceKey],
     claims: Iterable[ResourceClaim],
     pods: Iterable[Pod] | None = None,
+    spares_extended: bool = True,
 ) -> TaintImpact:
     """What `taint` does if it is put on what `hits` says. A claim counts with its administrative access, as it does for eviction.
 
     `devices` are the published ones; `pods` need only be those that use one of the claims. None: they may not be read, and whom a
-    claim is reserved for counts.
+    claim is reserved for counts. `spares_extended` is what `spares_extended_resources` says of the cluster.
     """
     known = None if pods is None else {pod.metadata.key: pod for pod in pods}
     as_evicting = msgspec.structs.replace(taint, effect="NoExecute")
@@ -107,7 +117,7 @@ def impact_of(
         delays = [delay for each in results if (delay := tolerated_for(each, as_evicting)) is not None]
         for pod in _users(claim, known):
             used.add(pod)
-            if delays and known and known[pod].extended_resource_claim == claim.metadata.key:
+            if delays and spares_extended and known and known[pod].extended_resource_claim == claim.metadata.key:
                 overlooked.add(pod)
             elif delays:
                 after_s[pod] = min([after_s.get(pod, delays[0]), *delays])
