@@ -11,7 +11,7 @@ FUZZ_ARGS ?=
 IMAGE_ARGS ?=
 AUDIT_ARGS ?=
 SECONDS ?= 3600
-VERSIONS ?= 1.36.3 1.35.4 1.34.4
+VERSIONS ?= 1.36.3 1.37.2 1.35.4 1.34.4
 ADVERSARY_ARGS ?=
 SCENARIOS := tests/e2e/test_installed.py tests/e2e/test_examples.py $(wildcard tests/e2e/test_mig*.py)
 

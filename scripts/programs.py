@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument(
         "--others", choices=["yes", "no"], default="no", help="also the API server of each other version"
     )
+    parser.add_argument("--kubernetes", help="the control plane of this version, too")
     asked = parser.parse_args()
     wanted: tuple[str, ...]
     if asked.kind == "yes":
@@ -32,6 +33,8 @@ def main() -> None:
     try:
         with gocache.shared(binaries.cache_folder()):  # what one build downloads and compiles, the next one finds
             binaries.find(*wanted, progress=LineProgress())
+            if asked.kubernetes:
+                binaries.find(*CONTROL_PLANE, kubernetes=asked.kubernetes, progress=LineProgress())
             for version in KUBERNETES_VERSIONS if asked.others == "yes" else ():
                 binaries.find("kube-apiserver", kubernetes=version, progress=LineProgress())
     except DracoError as error:

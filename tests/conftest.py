@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, settings
 
 from draco_local.cluster.controlplane import ALL, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries, download
+from draco_local.cluster.programs.versions import Features
 from tests.requests import call
 from tests.side_by_side import (  # noqa: F401 - pytest takes hooks from here
     pytest_collection_modifyitems,
@@ -98,11 +99,16 @@ def no_collection() -> Iterator[None]:
 
 
 def start_control_plane(
-    folder: Path, programs: tuple[str, ...], flags: Mapping[str, Sequence[str]] = MappingProxyType({})
+    folder: Path,
+    programs: tuple[str, ...],
+    flags: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    features: Features = "all",
 ) -> Iterator[ControlPlane]:
     version = binaries.kubernetes_version()
     found = binaries.find(*programs, kubernetes=version)
-    settings = Settings(programs=found, kubernetes=version, enter=DIES_WITH_THE_TESTS, extra_flags=flags)
+    settings = Settings(
+        programs=found, kubernetes=version, enter=DIES_WITH_THE_TESTS, extra_flags=flags, features=features
+    )
     plane = ControlPlane(folder, settings)
     try:
         plane.start()

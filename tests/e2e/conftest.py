@@ -39,7 +39,8 @@ def _is_left_out(item: pytest.Item) -> bool:
         return True
     if item.get_closest_marker("simulated_nodes" if provider.FROM_IMAGE else "from_image"):
         return True
-    return any(mark.args[0] > provider.MINOR for mark in item.iter_markers("since"))
+    before, after = item.iter_markers("since"), item.iter_markers("until")
+    return any(mark.args[0] > provider.MINOR for mark in before) or any(mark.args[0] < provider.MINOR for mark in after)
 
 
 def draco(

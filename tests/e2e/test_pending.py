@@ -95,7 +95,8 @@ def test_the_pod_is_scheduled_after_the_change(side_by_side: Kubectl, case: Case
 
 
 @pytest.mark.local_provider  # whose two nodes the page counts
-@pytest.mark.since(36)  # whose words the page has
+@pytest.mark.since(36)
+@pytest.mark.until(36)  # whose words the page has
 def test_the_how_to_shows_what_happened() -> None:
     page = howto.PAGE.read_text(encoding="utf-8")
     if howto.WRITE:

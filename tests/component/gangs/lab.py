@@ -6,9 +6,12 @@ from typing import Any
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, POD_GROUPS, PODS
+from draco_local.cluster.programs.binaries import kubernetes_version
+from draco_local.cluster.programs.versions import pod_groups_version
 from tests.component.allocation.lab import CLASS
 
-(POD_GROUP,) = [kind for kind in POD_GROUPS if kind.version == "v1alpha2"]
+(POD_GROUP,) = [kind for kind in POD_GROUPS if kind.version == pod_groups_version(kubernetes_version())]
+"""As the API server of the tests serves it."""
 
 
 async def make_template(

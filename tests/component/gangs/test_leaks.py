@@ -86,10 +86,11 @@ async def test_pods_that_have_ended_are_said_to_keep_the_devices_until_they_are_
     monkeypatch.setattr(leaks, "SETTLE_S", 0.5)
     monkeypatch.setattr(leaks, "_AGAIN_S", 0.2)
     monkeypatch.setattr(rule, "lasting", lambda text: timedelta(milliseconds=1 if text == "1m" else 0))
-    writes = []
+    writes: list[str] = []
 
     async def noting(method: str, path: str) -> None:
-        writes.extend([path] if method == "PATCH" and "/resourceclaims/" in path and path.endswith("/status") else [])
+        if method == "PATCH" and f"/{namespace}/resourceclaims/" in path and path.endswith("/status"):
+            writes.append(path)
 
     await all_dracos.patch(MIG_POLICIES, ObjectKey("", "draco"), {"spec": {"gangs": {"releaseLeakedAfter": "1m"}}})
     async with running(all_dracos, folder), an_operator(guarded, TELLING, before_requests=noting):

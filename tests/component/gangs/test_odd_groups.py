@@ -16,7 +16,7 @@ from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, make_clai
 from tests.component.allocation.published import publishing
 from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.controller.replicas import an_operator, until
-from tests.component.gangs.lab import allocated_claims, make_member, make_pod_group, make_template
+from tests.component.gangs.lab import POD_GROUP, allocated_claims, make_member, make_pod_group, make_template
 from tests.component.gangs.test_groups_by_label import said, sized
 
 NOBODYS: dict[str, Any] = {"schedulerName": "nobody"}
@@ -107,7 +107,7 @@ async def test_pods_of_pod_groups_in_no_version_that_draco_knows_hold_nothing_an
     guarded: Guarded, lab: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API server serves another one, as far as this operator is concerned."""
-    unknown = [kind for kind in POD_GROUPS if kind.version != "v1alpha2"]
+    unknown = [kind for kind in POD_GROUPS if kind != POD_GROUP]
     monkeypatch.setattr("draco.kube.discovery.POD_GROUPS", unknown)
     await make_pod_group(lab, namespace, "train", least=2)
     async with an_operator(guarded, ALLOCATING):

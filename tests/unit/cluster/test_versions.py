@@ -2,6 +2,7 @@
 
 import pytest
 
+from draco.resources.kinds import POD_GROUPS
 from draco_local.cluster.errors import MissingRequirement
 from draco_local.cluster.programs import build, versions
 
@@ -33,8 +34,14 @@ def test_gangs_are_added_to_all_that_dra_has_where_they_are_known() -> None:
         ("DRAWorkloadResourceClaims", True),
     }
     assert with_gangs.runtime_config == (*without.runtime_config, "scheduling.k8s.io/v1alpha2=true")
-    with pytest.raises(MissingRequirement, match=r"^PodGroups of Kubernetes 1\.35\.4 are not known here: use 1\.36\.3"):
+    with pytest.raises(MissingRequirement, match=r"^Kubernetes 1\.35\.4 has no PodGroups: use 1\.36\.3 or newer"):
         versions.minor_of("1.35.4", "gangs")
+
+
+@pytest.mark.parametrize(("version", "served"), [("1.36.3", "v1alpha2"), ("1.37.2", "v1beta1")])
+def test_pod_groups_are_in_a_version_that_draco_knows(version: str, served: str) -> None:
+    assert versions.pod_groups_version(version) == served
+    assert served in {kind.version for kind in POD_GROUPS}
 
 
 def test_a_patch_release_takes_its_minors_flags() -> None:

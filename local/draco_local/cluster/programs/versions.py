@@ -66,6 +66,10 @@ _GANGS: Mapping[tuple[int, int], MinorVersion] = {
         gates={"GenericWorkload": True, "GangScheduling": True, "DRAWorkloadResourceClaims": True},
         runtime_config=("scheduling.k8s.io/v1alpha2=true",),
     ),
+    (1, 37): MinorVersion(
+        gates={"GenericWorkload": True, "DRAWorkloadResourceClaims": True},
+        runtime_config=("scheduling.k8s.io/v1beta1=true",),
+    ),
 }
 """What `gangs` adds."""
 
@@ -95,10 +99,16 @@ def minor_of(version: str, features: Features = "all") -> MinorVersion:
     )
 
 
+def pod_groups_version(version: str) -> str:
+    """The version of scheduling.k8s.io that PodGroups are in with the features `gangs`; raises MissingRequirement."""
+    (served,) = [each for each in minor_of(version, "gangs").runtime_config if each.startswith("scheduling.k8s.io/")]
+    return served.removeprefix("scheduling.k8s.io/").removesuffix("=true")
+
+
 def _with_gangs(version: str, known: MinorVersion) -> MinorVersion:
     added = _GANGS.get(parse(version)[:2])
     if added is None:
         raise MissingRequirement(
-            f"PodGroups of Kubernetes {version} are not known here: use {DEFAULT_KUBERNETES}, or leave out --features gangs."
+            f"Kubernetes {version} has no PodGroups: use {DEFAULT_KUBERNETES} or newer, or leave out --features gangs."
         )
     return MinorVersion({**known.gates, **added.gates}, (*known.runtime_config, *added.runtime_config))
