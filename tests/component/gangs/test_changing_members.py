@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from draco.controller.allocation import writes
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
+from draco.kube.errors import ApiStatus, from_status
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
@@ -114,6 +116,27 @@ async def test_what_one_member_got_before_another_was_deleted_is_given_back_unti
         await lab.until_said("GroupWaiting", "waits for 1 more pod: 2 start together")
         assert await lab.held_by() == set()
         await lab.members(*gone, size=2)
+        await lab.until_held_by("a", "b")
+
+
+async def test_while_the_api_server_refuses_what_one_member_gets_the_others_hold_nothing(
+    guarded: Guarded, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "_REFUSED_LONGEST_S", 0.5)
+    refused = "a"
+
+    async def refusing(method: str, path: str) -> None:
+        is_status = method == "PATCH" and path.endswith("/status")
+        if refused and is_status and f"/{lab.namespace}/resourceclaims/{refused}-" in path:
+            raise from_status(ApiStatus(code=403, reason="Forbidden", message="a policy for this namespace"))
+
+    await lab.members("a", "b", size=2)
+    await lab.claims(2)
+    async with an_operator(guarded, ALLOCATING, before_requests=refusing) as (operator, _):
+        await lab.until_said("AllocationGivenBack", "Kueue pod group")
+        await lab.until_held_by()
+        assert f"claim {lab.namespace}/a-" in "\n".join(operator.report.troubles())
+        refused = ""
         await lab.until_held_by("a", "b")
 
 

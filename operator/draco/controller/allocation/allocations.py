@@ -101,7 +101,9 @@ class ClaimAllocations:
         self.gangs = Gangs(client, view, clock=clock)
         self.preemptions = Preemptions(client, view, handover, workers, self.gangs, clock=clock)
         self._waiting = WaitingGroups(view, self.gangs, self._refusals, self._is_in_flight)
-        self._useless = UselessAllocations(view, self.gangs, self._is_in_flight)
+        self._useless = UselessAllocations(
+            view, self.gangs, in_flight=self._is_in_flight, refused=self.writes.is_refused
+        )
         self._held: set[ObjectKey] = set()
         """Claims of reservations that are not whole, and what is about to take over from one."""
         self._turns = Turns(view, workers, self.preemptions, self._refusals, clock=clock)

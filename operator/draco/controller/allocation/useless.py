@@ -23,12 +23,20 @@ from draco.resources.texts import listed
 
 
 class UselessAllocations:
-    """Remembers what has changed and is to be looked at: groups and claims."""
+    """Remembers what has changed and is to be looked at: groups and claims. A pod with a claim that is `refused` cannot start."""
 
-    def __init__(self, view: ClusterView, gangs: Gangs, in_flight: Callable[[ObjectKey], bool]) -> None:
+    def __init__(
+        self,
+        view: ClusterView,
+        gangs: Gangs,
+        *,
+        in_flight: Callable[[ObjectKey], bool],
+        refused: Callable[[ObjectKey], bool],
+    ) -> None:
         self._view = view
         self._gangs = gangs
         self._in_flight = in_flight
+        self._refused = refused
         self._groups: set[GangKey] = set()
         self._claims: set[ObjectKey] = set()
         view.pods.subscribe(self._pod_changed)
@@ -67,6 +75,8 @@ class UselessAllocations:
         return [claim for claim in known if self._is_idle(claim) and self._gangs.users(claim) == {gang}]
 
     def _can_start(self, pod: Pod) -> bool:
+        if any(map(self._refused, pod.claims)):
+            return False
         claims = map(self._view.claims.store.get, pod.claims)
         return not pod.is_gated_by_others and all(
             each is not None and each.metadata.deletion_timestamp is None for each in claims
