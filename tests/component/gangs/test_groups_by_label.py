@@ -120,8 +120,11 @@ async def test_what_a_part_of_a_group_has_is_given_back_if_the_rest_finds_no_pla
                 nodes = {node for each in found for node in nodes_of(each)}
                 return nodes if len(found) == 2 and "sim-0" not in nodes else None
 
+            async def told() -> bool:
+                return await said(all_dracos, namespace, "AllocationGivenBack", "Kueue pod group")
+
             assert len(await until(together, what="both on another node")) == 1
-            assert await said(all_dracos, namespace, "AllocationGivenBack", "Kueue pod group")
+            await until(told, what="the Event of what was given back")
 
 
 async def test_what_a_part_of_a_group_has_is_given_back_if_a_limit_forbids_the_rest(
