@@ -180,7 +180,12 @@ def test_each_replica_gets_two_sizes_from_one_gpu_and_one_pod_both_halves_of_ano
     used = sorted({gpu for claim in claims for gpu in parents(kube, claim)})
     assert len(used) == 3
     wanted = [("1g.10gb", "Claim")] * 2 + [("3g.40gb", "Claim")] * 4
-    eventually(lambda: made(kube, *used) == wanted, what=f"all six instances of {', '.join(used)} are reported")
+
+    def reported() -> bool:
+        assert made(kube, *used) == wanted
+        return True
+
+    eventually(reported, what=f"all six instances of {', '.join(used)} and no other are reported")
 
 
 @on_demand
