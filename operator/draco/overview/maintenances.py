@@ -50,7 +50,7 @@ def maintenance_view(
 ) -> MaintenanceView:
     """One request. `claims` are by "namespace/name", as far as they may be read; `members` as in `pods_using`."""
     status = request.status
-    holding = sorted({name for device in status.devices for name in device.claims})
+    holding = _holding(request)
     return MaintenanceView(
         name=request.metadata.name,
         phase=phase_of(request),
@@ -83,8 +83,13 @@ def maintenance_view(
 
 def claims_held(requests: Iterable[DeviceMaintenance], claims: Mapping[str, ResourceClaim]) -> list[ResourceClaim]:
     """Those of the claims that have devices which the requests are about."""
-    names = {name for each in requests for device in each.status.devices for name in device.claims}
-    return [claims[name] for name in sorted(names) if name in claims]
+    names = sorted({name for each in requests for name in _holding(each)})
+    return [claims[name] for name in names if name in claims]
+
+
+def _holding(request: DeviceMaintenance) -> list[str]:
+    """The claims that have its devices, by "namespace/name"."""
+    return sorted({name for device in request.status.devices for name in device.claims})
 
 
 def pods_using(
