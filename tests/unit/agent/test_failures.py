@@ -74,6 +74,9 @@ def test_each_rest_is_longer_than_the_last_up_to_ten_minutes() -> None:
             now_s += 30
         rests.append(now_s - began_s)
     assert rests == [0, 60, 120, 240, 480, 600, 600]
+    for _ in range(2000):  # for two weeks
+        failures.failed(GPU, "It said no.")
+    assert failures.sentence(GPU)
     failures.over(GPU)
     failures.failed(GPU, "It said no.")
     assert not failures.sentence(GPU)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from draco.kube.connect.retry import Backoff, persistently, retry
+from draco.kube.connect.retry import Backoff, doubling_s, persistently, retry
 from draco.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
 from tests.doubles.clock import ManualClock
 
@@ -119,3 +119,8 @@ async def test_a_mistake_of_ours_is_not_tried_again_for_ever() -> None:
 
     with pytest.raises(ValueError):  # noqa: PT011 - its kind is all there is
         await persistently("it.failed", mistaken, clock=Sleepless())
+
+
+@pytest.mark.parametrize(("times", "pause_s"), [(0, 5.0), (1, 10.0), (4, 60.0), (1_000_000, 60.0)])
+def test_a_pause_doubles_up_to_its_cap_however_long_a_failure_lasts(times: int, pause_s: float) -> None:
+    assert doubling_s(5.0, times, 60.0) == pause_s

@@ -54,7 +54,7 @@ class Failures:
     def failed(self, uuid: GpuUuid, why: str) -> None:
         """NVML made nothing, for a reason that lies with the GPU; `why` is a sentence."""
         number = self._series[uuid].number + 1 if uuid in self._series else 1
-        rest_s = min(_LONGEST_S, _REST_S * 2 ** (number - _TOLERATED - 1)) if number > _TOLERATED else 0.0
+        rest_s = min(_LONGEST_S, _REST_S * 2.0 ** min(number - _TOLERATED - 1, 60)) if number > _TOLERATED else 0.0
         self._series[uuid] = _Series(number, why, self._monotonic() + rest_s)
 
     def over(self, uuid: GpuUuid) -> None:

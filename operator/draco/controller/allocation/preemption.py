@@ -24,6 +24,7 @@ from draco.controller.workers.messages import FindRoom, RoomAnswer
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import doubling_s
 from draco.placing.groups import placeholder
 from draco.placing.preemption import Room, RoomWanted
 from draco.placing.victims import Evictable, Victim, VictimInput, evictable
@@ -194,7 +195,7 @@ class Preemptions:
     def postpone(self, uid: str) -> None:
         """Plan for the group later, as nobody could leave for it now."""
         tries = self._tries[uid] = self._tries.get(uid, 0) + 1
-        self._wait(uid, min(_FIRST_S * 2.0 ** (tries - 1), _LONGEST_S))
+        self._wait(uid, doubling_s(_FIRST_S, tries - 1, _LONGEST_S))
 
     def reconsider(self, uid: str) -> None:
         """Plan for the group again, as others leave than was known. What is kept for it stays so."""

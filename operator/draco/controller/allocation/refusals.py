@@ -12,6 +12,7 @@ import structlog
 from draco.allocation.ownership.claims import nodes_of
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
+from draco.kube.connect.retry import doubling_s
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
@@ -68,7 +69,7 @@ class NodeRefusals:
     def _refuse(self, pod: Pod, claim: ResourceClaim, nodes: list[str]) -> None:
         uid = pod.metadata.uid
         times = self._times[uid] = self._times.get(uid, 0) + 1
-        pause_s = min(_FIRST_S * 2 ** (times - 1), _LONGEST_S)
+        pause_s = doubling_s(_FIRST_S, times - 1, _LONGEST_S)
         self._until_s.setdefault(uid, {}).update(dict.fromkeys(nodes, self._clock.monotonic() + pause_s))
         log.info("allocation.taken_back", claim=str(claim.metadata.key), pod=str(pod.metadata.key), nodes=nodes)
         note = (

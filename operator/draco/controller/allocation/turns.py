@@ -16,6 +16,7 @@ from draco.controller.allocation.waiting import WaitingGroup
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
+from draco.kube.connect.retry import doubling_s
 from draco.resources.names import DeviceKey
 
 _SOONEST_S: Final = 0.05
@@ -112,7 +113,7 @@ class Turns:
         again_s = min(map(self._refusals.until_s, out), default=float("inf"))
         known: Basis | None = basis
         if uid in self._unanswered:
-            known, again_s = None, now_s + min(2.0 ** self._unanswered[uid], _LONGEST_S)
+            known, again_s = None, now_s + doubling_s(1.0, self._unanswered[uid], _LONGEST_S)
         self._without_place[uid] = _NoPlace(known, now_s + self._rest_s, again_s, is_hopeless)
         return is_new
 

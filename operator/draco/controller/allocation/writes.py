@@ -15,6 +15,7 @@ from prometheus_client import Counter
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import doubling_s
 from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.placing.groups import allocated
@@ -203,7 +204,7 @@ class AllocationWrites:
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
             uid, before = write.planned.metadata.uid, self._refusals.get(write.key)
             times = before.times if before is not None and before.uid == uid else 0
-            pause_s = min(_REFUSED_S * 2.0**times, _REFUSED_LONGEST_S)
+            pause_s = doubling_s(_REFUSED_S, times, _REFUSED_LONGEST_S)
             self._refusals[write.key] = _Refusal(uid, str(error), times + 1, self._clock.monotonic() + pause_s)
             log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
 
@@ -220,7 +221,7 @@ class AllocationWrites:
         self._writes.pop(write.key, None)
 
     def _postpone(self, write: _Write, error: ApiError) -> None:
-        pause_s = min(2.0 ** (write.tries - 1), _LONGEST_S)
+        pause_s = doubling_s(1.0, write.tries - 1, _LONGEST_S)
         write.again_s = self._clock.monotonic() + pause_s
         log.info("allocation.unanswered", claim=str(write.key), error=str(error), again_in_s=pause_s)
 

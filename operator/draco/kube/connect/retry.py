@@ -21,6 +21,14 @@ TRANSIENT = (TooManyRequests, ServerError, Unreachable)
 """Failures that may pass by themselves."""
 
 
+def doubling_s(base_s: float, times: int, cap_s: float) -> float:
+    """`base_s`, doubled so many times, and at most `cap_s`.
+
+    The exponent is bounded so that a failure that lasts for weeks does not overflow a float.
+    """
+    return min(cap_s, base_s * 2.0 ** min(times, 60))
+
+
 class Backoff:
     """Waiting times that double from `base_s` up to `cap_s`, each shortened at random by up to half.
 
@@ -35,8 +43,7 @@ class Backoff:
 
     def next(self, *, at_least_s: float | None = None) -> float:
         """Seconds to wait after one more failure; never less than what the server asked for (`at_least_s`)."""
-        # The exponent is bounded so that a failure that lasts for weeks does not overflow a float.
-        full = min(self._cap_s, self._base_s * 2.0 ** min(self.failures, 60))
+        full = doubling_s(self._base_s, self.failures, self._cap_s)
         self.failures += 1
         return max(full * (0.5 + self._clock.jitter() / 2), at_least_s or 0.0)
 
