@@ -35,6 +35,7 @@ from draco.resources.kinds import (
     GPU_NODES,
     HEALTH_POLICIES,
     JOBS,
+    LEASES,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
     NODES,
@@ -43,7 +44,7 @@ from draco.resources.kinds import (
     TAINT_RULES,
     Kind,
 )
-from draco.resources.names import ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey
+from draco.resources.names import AGENT_LEASE_PREFIX, ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority
 from draco_local.simulator.accidents import faults
@@ -512,6 +513,17 @@ async def an_agent_is_lost(cluster: Cluster) -> None:
     await until(is_open, what="the lift")
 
 
+async def an_agents_lease_is_changed(cluster: Cluster) -> None:
+    """By somebody else: the agent reads it before it renews it."""
+    key = ObjectKey(NAMESPACE, AGENT_LEASE_PREFIX + NODE_NAMES[0])
+    changed = await cluster.client.patch(LEASES, key, {"metadata": {"annotations": {"example.com/seen": "by-us"}}})
+
+    async def renewed() -> bool:
+        return (await cluster.client.get(LEASES, key)).spec.renew_time != changed.spec.renew_time
+
+    await until(renewed, what="the renewal of a lease that was changed")
+
+
 async def a_report_is_deleted(cluster: Cluster) -> None:
     key = ObjectKey("", NODE_NAMES[0])
     before = await cluster.client.get(GPU_NODES, key)
@@ -548,5 +560,6 @@ SCENARIOS: list[Callable[[Cluster], Awaitable[None]]] = [
     a_claim_is_allocated_by_draco,
     metrics_are_scraped,
     an_agent_is_lost,
+    an_agents_lease_is_changed,
     a_report_is_deleted,
 ]
