@@ -78,7 +78,7 @@ from draco.resources.api.maintenance import (
     MaintenancePhase,
     MaintenanceSelector,
 )
-from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta, OwnerReference
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import (
     DeviceTaint,
@@ -87,7 +87,7 @@ from draco.resources.api.taints import (
     DeviceTaintSelector,
     DeviceToleration,
 )
-from draco.resources.names import NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
+from draco.resources.names import ANNOTATION_POD_CLAIM, NVIDIA_DEVICE_CLASS, NVIDIA_DRIVER, DeviceKey, GpuUuid
 
 MOMENT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -149,8 +149,12 @@ def a_claim(
     admin_access: bool | None = None,
     deleting: bool = False,
     tolerations: Iterable[DeviceToleration] = (),
+    made_for: tuple[str, str] | None = None,
 ) -> ResourceClaim:
-    """A claim for one device; allocated if `on` names devices as `a_device_key` reads them, reserved for the named pods."""
+    """A claim for one device; allocated if `on` names devices as `a_device_key` reads them, reserved for the named pods.
+
+    `made_for` is the pod that it was made for from a template, and which of the pod's claims it is.
+    """
     results = [
         DeviceRequestAllocationResult(
             request="gpu",
@@ -171,6 +175,7 @@ def a_claim(
             namespace=namespace,
             uid=a_uid("claim", namespace, name),
             deletion_timestamp=MOMENT if deleting else None,
+            **({} if made_for is None else _of_pod(namespace, *made_for)),
         ),
         spec=ResourceClaimSpec(devices=DeviceClaim(requests=[DeviceRequest(name="gpu", exactly=exactly)])),
         status=ResourceClaimStatus(
@@ -181,6 +186,12 @@ def a_claim(
             ],
         ),
     )
+
+
+def _of_pod(namespace: str, pod: str, entry: str) -> dict[str, Any]:
+    uid = a_uid("pod", namespace, pod)
+    owner = OwnerReference(api_version="v1", kind="Pod", name=pod, uid=uid, controller=True)
+    return {"owner_references": [owner], "annotations": {ANNOTATION_POD_CLAIM: entry}}
 
 
 def a_device_class(

@@ -3,7 +3,8 @@
 Owns the looking up, and what is said of one that is not there. Claims for extended resources are `extended_resources`'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Protocol
 
@@ -11,9 +12,10 @@ import msgspec
 
 from draco.allocation.extended_resources import claim_for
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaim
-from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaim, PodResourceClaimStatus
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.errors import DracoError
+from draco.resources.names import ANNOTATION_POD_CLAIM
 
 
 class MissingClaimError(DracoError):
@@ -59,6 +61,34 @@ def _for_extended_resources(pod: Pod, claims: KnownClaims, classes: Mapping[str,
     else:
         claim = claim_for(pod, classes) if pod.waits else None
     return [] if claim is None else [claim]
+
+
+def made_for(claim: ResourceClaim) -> OwnerReference | None:
+    """The pod that kube-controller-manager made the claim for from a template, if it did."""
+    owner = claim.metadata.controller
+    return owner if owner and owner.kind == "Pod" and ANNOTATION_POD_CLAIM in claim.metadata.annotations else None
+
+
+def naming_made(pod: Pod, made: Iterable[ResourceClaim]) -> Pod:
+    """The pod with a status that names what was made for it, as its own does a moment after the claim is there.
+
+    By the rule of kube-controller-manager itself. Of two claims for one entry it is not known which it will be: neither is named.
+    """
+    said = {status.name for status in pod.status.resource_claim_statuses}
+    awaited = {each.name for each in pod.spec.resource_claims if each.resource_claim_template_name} - said
+    if not awaited:
+        return pod
+    found = [
+        PodResourceClaimStatus(
+            name=claim.metadata.annotations[ANNOTATION_POD_CLAIM], resource_claim_name=claim.metadata.name
+        )
+        for claim in made
+        if claim.metadata.deletion_timestamp is None
+    ]
+    times = Counter(each.name for each in found)
+    known = [each for each in found if each.name in awaited and times[each.name] == 1]
+    statuses = [*pod.status.resource_claim_statuses, *known]
+    return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, resource_claim_statuses=statuses))
 
 
 def uses_devices(pod: Pod, classes: Mapping[str, DeviceClass]) -> bool:

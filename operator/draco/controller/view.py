@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.fleet.supply import SupplyCounts, count_supply
 from draco.allocation.ownership.gangs import GangKey, gang_of
+from draco.allocation.pod_claims import made_for, naming_made
 from draco.controller.own_kinds import OwnKind
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.kube.clock import Clock
@@ -75,6 +76,8 @@ BY_TAKER = "taker"
 TAKING_OVER = "taking over"
 """Reservations with devices on their way to a pod's claim, all under one value."""
 BY_CLAIM = "claim"
+MADE_FOR = "made for"
+"""Claims by the UID of the pod that they were made for from a template."""
 BY_GANG = "gang"
 """Pods by the group that they start together with."""
 BY_UID = "uid"
@@ -200,6 +203,7 @@ class ClusterView:
         self.claims.store.add_index(
             ALLOCATED_IN, lambda claim: [claim.metadata.namespace] if claim.status.allocation else []
         )
+        self.claims.store.add_index(MADE_FOR, lambda claim: [pod.uid] if (pod := made_for(claim)) else [])
         self.claims.store.add_index(BY_RESERVATION, lambda claim: [uid] if (uid := reserved_by(claim)) else [])
         self.claims.store.add_index(RESERVED_IN, lambda claim: [claim.metadata.namespace] if reserved_by(claim) else [])
         self.claims.store.add_index(BY_NAMED, lambda claim: [] if reserved_by(claim) else _named(claim.metadata))
@@ -302,8 +306,18 @@ class ClusterView:
         return {claim.metadata.key: classes for claim in claims if (classes := claim.classes_in_spite_of(taint))}
 
     def pods_of(self, claim: ObjectKey) -> list[Pod]:
-        """Pods that use the claim."""
-        return self.pods.store.by_index(BY_CLAIM, claim)
+        """Pods that use the claim, or else the one that it was made for and whose status does not tell of it yet."""
+        return self.pods.store.by_index(BY_CLAIM, claim) or self._made_for(claim)
+
+    def claims_of(self, pod: Pod) -> list[ObjectKey]:
+        """The claims that a pod uses, with those that were made for it and of which its status does not tell yet."""
+        return naming_made(pod, self.claims.store.by_index(MADE_FOR, pod.metadata.uid)).claims
+
+    def _made_for(self, key: ObjectKey) -> list[Pod]:
+        claim = self.claims.store.get(key)
+        owner = made_for(claim) if claim is not None else None
+        pod = self.pods.store.get(ObjectKey(key.namespace, owner.name)) if owner is not None else None
+        return [pod] if pod is not None and key in self.claims_of(pod) else []
 
     def pods_of_gang(self, gang: GangKey) -> list[Pod]:
         """Pods that start together with the others of the group."""

@@ -1,27 +1,40 @@
 """Claims like the last one get devices that were looked for while nothing waited, and never such as have gone since."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from draco.controller.workers.messages import PlaceClaims, claims_of
 from draco.kube.connect.client import Client
-from draco.resources.kinds import CLAIMS
+from draco.resources.kinds import CLAIMS, PODS
 from tests.component.allocation.lab import ALLOCATING, Guarded, make_claim, until_allocated
 from tests.component.allocation.published import publishing
 from tests.component.allocation.test_changing_world import Lab
 from tests.component.allocation.test_race import no_device_in_two_claims
 from tests.component.controller.replicas import an_operator, until
+from tests.component.simulator.test_nodes import make_pod
 
 GPUS = 8
 AT_MOST = 5
 """Claims that are made until one is foreseen: something else may have changed right before it."""
 
 
+async def make_pod_with_claim(client: Client, namespace: str, name: str) -> None:
+    """A pod whose claim is called as it is."""
+    await make_pod(client, namespace, name, name)
+    await make_claim(client, namespace, name)
+
+
+@pytest.mark.parametrize("make", [make_claim, make_pod_with_claim])
 async def test_a_claim_like_the_last_one_is_allocated_without_a_question(
-    guarded: Guarded, handed_over: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+    guarded: Guarded,
+    handed_over: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Client, str, str], Awaitable[object]],
 ) -> None:
-    """What is asked ahead is about a claim without a name."""
+    """What is asked ahead is about a claim without a name, of a pod without one."""
     lab, asked, taken = Lab(handed_over, namespace), list[str](), dict[str, str]()
     async with (
         no_device_in_two_claims(handed_over),
@@ -42,7 +55,7 @@ async def test_a_claim_like_the_last_one_is_allocated_without_a_question(
             return "" in asked
 
         async def allocated(name: str) -> None:
-            await make_claim(handed_over, namespace, name)
+            await make(handed_over, namespace, name)
             claim = await until_allocated(handed_over, namespace, name)
             (taken[name],) = (each.device for each in claim.results)
 
@@ -63,6 +76,8 @@ async def test_a_claim_like_the_last_one_is_allocated_without_a_question(
         await until(looked_ahead, what="another question, as what was known is void")
         await allocated("last")
         assert taken["last"] != gone
+        for pod in await handed_over.list(PODS, namespace=namespace):
+            await handed_over.delete(PODS, pod.metadata.key, grace_period_s=0)
         for name in taken:
             await handed_over.delete(CLAIMS, lab.key(name))
             await lab.until_gone(name)

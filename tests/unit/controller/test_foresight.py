@@ -1,6 +1,7 @@
 """A claim like the last one finds its answer ready, and never one that has become wrong."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Ques
 from draco.controller.workers.pool import Answered
 from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.core import Pod, PodSpec
 from draco.resources.names import DeviceKey, PoolKey
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
@@ -154,12 +156,46 @@ async def test_no_place_and_no_answer_are_not_foreseen(lab: Lab, finds: GroupPla
     assert lab.foresight.answer(about(a_claim("two")), 1) is None
 
 
-async def test_claims_of_pods_are_not_expected(lab: Lab) -> None:
-    lab.foresight.expect(PlaceClaims([ClaimGroup([GroupMember([a_claim("one")], [a_pod("pod")])])], []), CHEAP_S)
+def with_pod(pod: Pod, **more: Any) -> PlaceClaims:
+    return PlaceClaims([ClaimGroup([GroupMember([a_claim(pod.metadata.name)], [pod], **more)])], [])
+
+
+ON_A_RACK = msgspec.structs.replace(a_pod("two"), spec=PodSpec(node_selector={"rack": "a"}))
+
+
+async def test_the_claim_of_a_pod_like_the_last_one_finds_its_answer_ready(lab: Lab) -> None:
+    await lab.after(with_pod(a_pod("one", templates=["gpu"]), beside=[], without=[], others=[]))
+    assert lab.foresight.answer(with_pod(a_pod("two", templates=["gpu"], gates=["draco.dev/allocation"])), 1) == [
+        PLACED
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        about(a_claim("two")),
+        with_pod(ON_A_RACK),
+        with_pod(a_pod("two"), beside=[a_claim("nic")]),
+        with_pod(a_pod("two"), others=[a_claim("nic")]),
+        with_pod(a_pod("two"), without=["node-0"]),
+        PlaceClaims([ClaimGroup([GroupMember([a_claim("two")], [a_pod("two"), a_pod("three")])])], []),
+    ],
+    ids=["no pod", "another node", "beside what it has", "beside what it waits for", "a node refused it", "two pods"],
+)
+async def test_a_pod_that_differs_does_not_get_the_answer(lab: Lab, other: PlaceClaims) -> None:
+    await lab.after(with_pod(a_pod("one")))
+    assert lab.foresight.answer(other, 1) is None
+    assert lab.foresight.answer(with_pod(a_pod("two")), 1) == [PLACED]
+
+
+@pytest.mark.parametrize("more", [{"beside": [a_claim("nic")]}, {"others": [a_claim("nic")]}, {"without": ["node-0"]}])
+async def test_a_pod_that_not_only_its_own_terms_decide_about_is_not_expected_again(lab: Lab, more: Any) -> None:
+    lab.foresight.expect(with_pod(a_pod("one"), **more), CHEAP_S)
     assert await lab.look() == float("inf")
 
 
-async def test_what_is_asked_has_no_name_of_a_claim(lab: Lab) -> None:
-    await lab.after(about(a_claim("one")))
+@pytest.mark.parametrize("question", [about(a_claim("one")), with_pod(a_pod("one", claims=["one"]))])
+async def test_what_is_asked_has_no_name_of_a_claim_or_pod(lab: Lab, question: PlaceClaims) -> None:
+    await lab.after(question)
     (asked,) = lab.workers.asked
     assert b"one" not in msgspec.msgpack.encode(asked)

@@ -91,6 +91,19 @@ async def test_the_gate_goes_with_the_last_claim_that_draco_allocates() -> None:
     }
 
 
+async def test_the_gate_goes_though_the_pods_status_does_not_name_its_claim_yet() -> None:
+    world = World()
+    world.pod(SCHEDULING_GATE, templates=["gpu"])
+    tell(world.view, a_claim("pod-gpu-x7", device_class="ours", made_for=("pod", "gpu")))
+    await world.gates.reconcile(KEY)
+    assert not world.patches
+    world.woken.clear()
+    tell(world.view, a_claim("pod-gpu-x7", device_class="ours", on=["node-0/gpu-0"], made_for=("pod", "gpu")))
+    assert world.woken == [KEY]
+    await world.gates.reconcile(KEY)
+    assert world.freed == ["pod"]
+
+
 @pytest.mark.parametrize(
     "made",
     [{"claims": ["missing"]}, {"templates": ["not-made-yet"]}],

@@ -11,7 +11,8 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.maintenance.rules import rule_for
-from draco.resources.api.core import PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod, PodExtendedResourceClaimStatus, PodResourceClaimStatus, PodStatus
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
@@ -34,6 +35,64 @@ def test_claims_of_a_pod_are_found_by_name_by_template_and_by_extended_resource(
     )
     pod = a_pod(claims=["shared"], templates=["made", "not-made-yet"], status=status)
     assert [key.name for key in pod.claims] == ["shared", "pod-made-x7", "pod-extended"]
+
+
+def test_a_claim_that_was_made_for_a_pod_is_its_before_the_pods_status_says_so() -> None:
+    view = a_view()
+    pod = a_pod("pod", claims=["shared"], templates=["gpu"])
+    view.pods.store.put(pod)
+    view.claims.store.put(a_claim("pod-gpu-x7", made_for=("pod", "gpu")))
+    assert [key.name for key in view.claims_of(pod)] == ["shared", "pod-gpu-x7"]
+    assert view.pods_of(ObjectKey("default", "pod-gpu-x7")) == [pod]
+
+
+MADE = a_claim("pod-gpu-x7", made_for=("pod", "gpu"))
+
+
+@pytest.mark.parametrize(
+    ("pod", "claims"),
+    [
+        (a_pod("pod", claims=["gpu"]), [MADE]),
+        (a_pod("pod", templates=["other"]), [MADE]),
+        (a_pod("pod", templates=["gpu"]), [MADE, a_claim("pod-gpu-y8", made_for=("pod", "gpu"))]),
+        (a_pod("pod", templates=["gpu"]), [a_claim("pod-gpu-x7", made_for=("pod", "gpu"), deleting=True)]),
+        (a_pod("pod", templates=["gpu"]), [a_claim("pod-gpu-x7", made_for=("one-of-this-name-before", "gpu"))]),
+        (a_pod("pod", templates=["gpu"]), [a_claim("pod-gpu-x7")]),
+        (
+            a_pod(
+                "pod",
+                templates=["gpu"],
+                status=PodStatus(
+                    resource_claim_statuses=[PodResourceClaimStatus(name="gpu", resource_claim_name="pod-gpu-z9")]
+                ),
+            ),
+            [MADE],
+        ),
+        (
+            a_pod(
+                "pod", templates=["gpu"], status=PodStatus(resource_claim_statuses=[PodResourceClaimStatus(name="gpu")])
+            ),
+            [MADE],
+        ),
+    ],
+    ids=[
+        "it names a claim itself",
+        "the claim is for what it does not ask for",
+        "there are two, and it is not known which it will be",
+        "it is being deleted",
+        "it was made for another pod",
+        "it was made for none",
+        "the status names another",
+        "the status says that it needs none",
+    ],
+)
+def test_no_other_claim_is_a_pods(pod: Pod, claims: list[ResourceClaim]) -> None:
+    view = a_view()
+    view.pods.store.put(pod)
+    for claim in claims:
+        view.claims.store.put(claim)
+    assert all(each.metadata.key not in view.claims_of(pod) for each in claims)
+    assert not any(view.pods_of(each.metadata.key) for each in claims)
 
 
 @pytest.mark.parametrize(

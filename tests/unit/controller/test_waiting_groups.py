@@ -105,3 +105,21 @@ def test_a_claim_whose_pod_has_ended_gets_devices_again_when_that_is_deleted_or_
     assert world.waiting.groups() == []
     world.put(a_pod("next", claims=["named"], status=PodStatus(phase="Pending")))
     assert [each.group.members[0].pods[0].metadata.name for each in world.waiting.groups()] == ["next"]
+
+
+def test_a_claim_that_was_made_for_a_pod_is_asked_about_with_it_before_the_pods_status_names_it() -> None:
+    world = World(PLAIN)
+    pod = a_pod("pod", templates=["gpu"])
+    claim = a_claim("pod-gpu-x7", device_class="plain", made_for=("pod", "gpu"))
+    world.put(pod, claim)
+    (member,) = world.group().group.members
+    assert (member.pods, member.claims) == ([pod], [claim])
+
+
+def test_a_pod_waits_until_all_of_its_claims_are_made() -> None:
+    world = World(PLAIN)
+    world.put(a_pod("pod", templates=["gpu", "nic"]))
+    world.put(a_claim("pod-gpu-x7", device_class="plain", made_for=("pod", "gpu")))
+    assert not world.waiting.groups()
+    world.put(a_claim("pod-nic-y8", device_class="plain", made_for=("pod", "nic")))
+    assert [each.metadata.name for each in world.group().group.claims] == ["pod-gpu-x7", "pod-nic-y8"]

@@ -1,7 +1,7 @@
 """Where the next claim goes if it is like the last one: asked while nothing waits, so that such a claim need not wait for it.
 
 Owns when that is worth a question, and for how long the answer holds: until anything has changed that it rests on. Claims that
-are made of one template, or by one user, mostly are alike. Only claims without pods are foreseen: where a pod can run is its own.
+are made of one template, or by one user, mostly are alike, as are the pods of one controller. Only single claims are foreseen.
 """
 
 from typing import Final
@@ -9,12 +9,13 @@ from typing import Final
 import msgspec
 
 from draco.controller.workers.fair_queue import QueuePriority
-from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
+from draco.controller.workers.messages import PlaceClaims, PlacementAnswer
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import Backoff
 from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.names import PoolKey
 
@@ -31,9 +32,9 @@ _NEVER: Final = float("inf")
 
 
 class _Expected(msgspec.Struct, frozen=True):
-    """A claim that was placed, without its name, and when."""
+    """A claim that was placed, with its pod if it has one, both without their names; and when."""
 
-    claim: ResourceClaim
+    member: GroupMember
     at_s: float
 
 
@@ -58,19 +59,19 @@ class Foresight:
 
     def expect(self, question: PlaceClaims, cpu_s: float) -> None:
         """A claim was placed, which took so much: the next may be like it."""
-        claim = _lone_claim(question)
-        if claim is not None:
-            self._expected = _Expected(claim, self._clock.monotonic()) if cpu_s <= _CHEAP_S else None
+        member = _lone_member(question)
+        if member is not None:
+            self._expected = _Expected(member, self._clock.monotonic()) if cpu_s <= _CHEAP_S else None
 
     def answer(self, question: PlaceClaims, basis: object) -> list[GroupPlacement] | None:
         """The answer to the question, if it is known and still holds."""
-        known, claim = self._foreseen, _lone_claim(question)
-        if known is None or claim is None or basis != known.basis:
+        known, member = self._foreseen, _lone_member(question)
+        if known is None or member is None or basis != known.basis:
             return None
-        if known.question != _about(claim, question.held, question.spread):
+        if known.question != _about(member, question.held, question.spread):
             return None
         self._foreseen = None
-        self._expected = _Expected(claim, self._clock.monotonic())
+        self._expected = _Expected(member, self._clock.monotonic())
         self._backoff.reset()
         self._due_s = float("-inf")
         return [known.placement]
@@ -81,14 +82,14 @@ class Foresight:
         if self._expected is None or now_s >= self._expected.at_s + _EXPECTED_S:
             self._expected = self._foreseen = None
             return _NEVER
-        question = _about(self._expected.claim, held, spread)
+        question = _about(self._expected.member, held, spread)
         if self._foreseen is not None and (self._foreseen.question, self._foreseen.basis) == (question, basis):
             return _NEVER
         due_s = max(self._expected.at_s + _IDLE_S, self._due_s)
         if now_s < due_s:
             return due_s - now_s
         self._foreseen, self._due_s = None, now_s + self._backoff.next()
-        namespace = self._expected.claim.metadata.namespace
+        namespace = self._expected.member.claims[0].metadata.namespace
         if not self._workers.may_ask(namespace):
             return self._due_s - now_s
         answered = await self._workers.ask_within(question, namespace, QueuePriority.FIRST, _PATIENCE_S)
@@ -98,13 +99,25 @@ class Foresight:
         return _NEVER
 
 
-def _lone_claim(question: PlaceClaims) -> ResourceClaim | None:
-    """The one claim that the question is about, without its name; None if there are more, or pods."""
-    match claims_of(question):
-        case [claim] if question.groups == [ClaimGroup([GroupMember([claim])])]:
-            return ResourceClaim(metadata=ObjectMeta(namespace=claim.metadata.namespace), spec=claim.spec)
+def _lone_member(question: PlaceClaims) -> GroupMember | None:
+    """The one claim that is asked about, with its pod if it has one, both without their names; None if there is more to it."""
+    match question.groups:
+        case [ClaimGroup(members=[GroupMember(claims=[claim], pods=[] | [_] as pods) as member]) as group]:
+            alone = ClaimGroup([GroupMember([claim], member.pods, member.beside, member.without, member.others)])
+            if group == alone and not (member.beside or member.without or member.others):
+                return GroupMember([_like(claim)], [_like_pod(each) for each in pods])
     return None
 
 
-def _about(claim: ResourceClaim, held: list[ResourceClaim], spread: list[PoolKey]) -> PlaceClaims:
-    return PlaceClaims([ClaimGroup([GroupMember([claim])])], held, spread)
+def _like(claim: ResourceClaim) -> ResourceClaim:
+    return ResourceClaim(metadata=ObjectMeta(namespace=claim.metadata.namespace), spec=claim.spec)
+
+
+def _like_pod(pod: Pod) -> Pod:
+    """The pod by what decides where it can run."""
+    spec = msgspec.structs.replace(pod.spec, resource_claims=[], scheduling_gates=[])
+    return Pod(metadata=ObjectMeta(namespace=pod.metadata.namespace), spec=spec)
+
+
+def _about(member: GroupMember, held: list[ResourceClaim], spread: list[PoolKey]) -> PlaceClaims:
+    return PlaceClaims([ClaimGroup([member])], held, spread)

@@ -136,10 +136,11 @@ class SchedulingGates:
 
     def _has_all(self, pod: Pod) -> bool:
         """Whether it has all that Draco is to allocate for it. One that wants nothing of Draco's waits for nothing."""
-        if len(pod.claims) < len(pod.spec.resource_claims):
+        keys = self._view.claims_of(pod)
+        if len(keys) < len(pod.spec.resource_claims):
             return False
         classes = self._view.classes_by_name
-        claims = [self._view.claims.store.get(key) for key in pod.claims]
+        claims = map(self._view.claims.store.get, keys)
         return all(
             each is not None and (each.status.allocation is not None or not is_for_operator(each, classes))
             for each in claims

@@ -70,14 +70,15 @@ class UselessAllocations:
         pods = [pod for pod in self._gangs.pods(gang) if has_served(gang, pod) or not pod.is_over]
         if sum(not pod.waits or self._can_start(pod) for pod in pods) >= terms.size:
             return []
-        keys = dict.fromkeys(key for pod in pods if pod.waits for key in pod.claims)
+        keys = dict.fromkeys(key for pod in pods if pod.waits for key in self._view.claims_of(pod))
         known = filter(None, map(self._view.claims.store.get, keys))
         return [claim for claim in known if self._is_idle(claim) and self._gangs.users(claim) == {gang}]
 
     def _can_start(self, pod: Pod) -> bool:
-        if any(map(self._refused, pod.claims)):
+        keys = self._view.claims_of(pod)
+        if any(map(self._refused, keys)):
             return False
-        claims = map(self._view.claims.store.get, pod.claims)
+        claims = map(self._view.claims.store.get, keys)
         return not pod.is_gated_by_others and all(
             each is not None and each.metadata.deletion_timestamp is None for each in claims
         )

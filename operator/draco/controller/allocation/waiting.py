@@ -156,7 +156,7 @@ class WaitingGroups:
 
     def _of_pod(self, pod: Pod, mine: Mapping[ObjectKey, ResourceClaim]) -> GroupMember | str:
         """What of the pod is to be allocated, or why that is not known yet."""
-        keys = pod.claims
+        keys = self._view.claims_of(pod)
         if len(keys) < len(pod.spec.resource_claims):
             return f"the claims of pod {pod.metadata.name} are not all made yet"
         found = [(key, self._view.claims.store.get(key)) for key in keys]

@@ -27,7 +27,9 @@ def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:
     """Claims that wait and may take over what the reservation of this name has."""
     pods = view.pods.store.by_index(BY_NAMED, key)
     labelled = view.claims.store.by_index(BY_NAMED, key)
-    keys = dict.fromkeys([*(claim for pod in pods for claim in pod.claims), *(each.metadata.key for each in labelled)])
+    keys = dict.fromkeys(
+        [*(claim for pod in pods for claim in view.claims_of(pod)), *(each.metadata.key for each in labelled)]
+    )
     return list(islice(_candidates(view, keys, key.name), _CANDIDATES))
 
 

@@ -61,6 +61,11 @@ class ObjectMeta(ApiStruct, frozen=True, kw_only=True):
         return ObjectKey(self.namespace, self.name)
 
     @property
+    def controller(self) -> OwnerReference | None:
+        """The owner that made the object and looks after it."""
+        return next((each for each in self.owner_references if each.controller), None)
+
+    @property
     def as_seen(self) -> dict[str, str]:
         """The metadata of a write that the API server makes on top of just this version of this very object, or refuses."""
         return {"uid": self.uid, "resourceVersion": self.resource_version}

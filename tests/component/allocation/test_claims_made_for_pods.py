@@ -1,0 +1,90 @@
+"""A claim that is made for a pod from a template is allocated before the pod's status names it, by Kubernetes' own rule.
+
+kube-controller-manager makes the claim, and says a moment later in the pod's status which it is. That moment is drawn out here:
+it is not there, and the test makes the claim in its place.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from draco.kube.connect.client import Client
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, PODS
+from draco.resources.names import ANNOTATION_POD_CLAIM, SCHEDULING_GATE
+from draco_local.cluster.controlplane import CONTROLLER_MANAGER, ControlPlane
+from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, make_claim, until_allocated
+from tests.component.controller.replicas import an_operator, until
+from tests.component.gangs.lab import allocated_claims, make_member, make_template
+from tests.component.simulator.test_nodes import running, until_running
+
+
+@contextmanager
+def no_controller_manager(plane: ControlPlane) -> Iterator[None]:
+    """None until left."""
+    plane.kill(CONTROLLER_MANAGER)
+    try:
+        yield
+    finally:
+        plane.start_again(CONTROLLER_MANAGER)
+
+
+async def make_claim_for(client: Client, pod: Pod, name: str) -> ResourceClaim:
+    """As kube-controller-manager does."""
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid, "controller": True}
+    meta = {
+        "name": name,
+        "namespace": pod.metadata.namespace,
+        "annotations": {ANNOTATION_POD_CLAIM: "gpu"},
+        "ownerReferences": [owner],
+    }
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": CLASS}}]}}
+    return await client.create(CLAIMS, {"metadata": meta, "spec": spec})
+
+
+async def test_it_is_allocated_and_the_gate_gone_before_the_status_names_it_and_kubernetes_names_the_same(
+    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+) -> None:
+    key = ObjectKey(namespace, "pod")
+    await make_template(handed_over, namespace, "one", gpus=1)
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
+        with no_controller_manager(control_plane):
+            gate = {"name": SCHEDULING_GATE}
+            await make_member(handed_over, namespace, key.name, template="one", schedulingGates=[gate])
+            await make_claim_for(handed_over, await handed_over.get(PODS, key), "made")
+            await until_allocated(handed_over, namespace, "made")
+
+            async def let_go() -> bool:
+                return not (await handed_over.get(PODS, key)).spec.scheduling_gates
+
+            await until(let_go, what="a pod without Draco's gate")
+            assert not (await handed_over.get(PODS, key)).status.resource_claim_statuses
+        await until_running(handed_over, namespace, key.name)
+        (named,) = (await handed_over.get(PODS, key)).status.resource_claim_statuses
+        assert named.resource_claim_name == "made"
+        assert [each.metadata.name for each in await handed_over.list(CLAIMS, namespace=namespace)] == ["made"]
+
+
+async def test_of_two_for_one_entry_none_is_allocated_but_the_one_that_kubernetes_names(
+    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+) -> None:
+    """A tenant may make another that says it is the pod's. Both are there before Draco may look at the pod."""
+    key = ObjectKey(namespace, "pod")
+    await make_template(handed_over, namespace, "one", gpus=1)
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
+        with no_controller_manager(control_plane):
+            gate = {"name": "example.com/admission"}
+            await make_member(handed_over, namespace, key.name, template="one", schedulingGates=[gate])
+            pod = await handed_over.get(PODS, key)
+            for name in ("first", "second"):
+                await make_claim_for(handed_over, pod, name)
+            await handed_over.patch(PODS, key, {"spec": {"schedulingGates": None}})
+            await make_claim(handed_over, namespace, "later")
+            await until_allocated(handed_over, namespace, "later")
+            assert [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["later"]
+        await until_running(handed_over, namespace, key.name)
+        (named,) = (await handed_over.get(PODS, key)).status.resource_claim_statuses
+        have_devices = {each.metadata.name for each in await allocated_claims(handed_over, namespace)}
+        assert have_devices == {"later", named.resource_claim_name}
