@@ -1,13 +1,15 @@
 """How soon claims are allocated, and how many a second: by Draco, and by kube-scheduler in the same run.
 
-One real API server with a kube-scheduler and the chart's admission policies. First the nodes publish their GPUs for the
-scheduler, and pods come, each with a claim for one GPU that is there already: one by one on a cluster that has nothing else to
-do, then as fast as they can be created, until 95 % of the GPUs are in use. Then all of them go, the same GPUs are published as
-agents publish what is handed over, `draco operator` takes them over as the chart's account, and the same is done with claims that
-have no pods, all alike, as a template's are. The scheduler runs on meanwhile, as it would. The limit on the scheduler's calls is
-raised; Draco has none.
+One real API server with a kube-scheduler, the controller that makes claims from templates, and the chart's admission policies.
+First the nodes publish their GPUs for the scheduler, and pods come, each with a claim for one GPU: one by one on a cluster that
+has nothing else to do, then as fast as they can be created, until 95 % of the GPUs are in use. Their claims are made from a
+template, as nearly all are; then the same is done with pods whose claims are there already. Then all of them go, the same GPUs
+are published as agents publish what is handed over, `draco operator` takes them over as the chart's account, and claims come that
+have no pods, all alike; after them pods with a template, without Draco's scheduling gate and with it. The scheduler runs on
+meanwhile, as it would. The limits on the calls of Kubernetes' components are raised; Draco has none.
 
-What counts is the time from the request that creates the pod, or the claim, until a watch tells of the allocation.
+What counts is the time from the request that creates the pod, or the claim, until a watch tells of the allocation, or of the node
+that the pod is bound to.
 
     python -m benchmarks.claim_allocation --nodes 500 --gpus 8
 """
@@ -20,64 +22,48 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
-import msgspec
-import yaml
-
-from benchmarks.operator_scale import (
-    SERVICE_ACCOUNTS,
-    OperatorProcess,
-    a_cluster,
-    a_node,
-    a_slice,
-    an_operator,
-    in_parallel,
-    say,
-    until,
+from benchmarks.allocating_cluster import (
+    AT_ONCE,
+    OPERATORS_CLASS,
+    add_claim,
+    add_pod,
+    add_template,
+    clear,
+    handed_over,
+    publish_for_the_scheduler,
 )
+from benchmarks.operator_scale import a_cluster, in_parallel, say
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
-from draco.kube.errors import Invalid, NotFound
 from draco.kube.watch.informer import Informer
-from draco.kube.watch.store import Change
+from draco.kube.watch.store import ApiObject, Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
-from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import Device, DeviceAttribute
-from draco.resources.api.taints import DeviceTaint
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES
-from draco.resources.names import (
-    ALLOCATED_BY_OPERATOR,
-    ATTRIBUTE_ALLOCATOR,
-    NVIDIA_DEVICE_CLASS,
-    NVIDIA_DRIVER,
-    TAINT_OPERATOR_ALLOCATED,
-)
-from draco_local.cluster.controlplane import APISERVER, ETCD, SCHEDULER, ControlPlane
-from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
-from tests.component.chart.rendering import NAMESPACE
+from draco.resources.kinds import CLAIMS, PODS, Kind
+from draco.resources.names import NVIDIA_DEVICE_CLASS
+from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER
 
 FILLED = 0.95
-TARGET_P50, TARGET_P99, TARGET_RATE = 0.5, 1.0, 1.5
-AT_ONCE = 32
+TARGET_P50, TARGET_P99, TARGET_RATE, TARGET_PODS = 0.5, 1.0, 1.5, 1.0
 TIMES = 200
 WARM_UP = 10
 PAUSE_S = 0.02
 WITHIN_S = 900.0
-OPERATORS_CLASS = "gpu.draco.dev"
+MAKES_CLAIMS = "resourceclaim-controller"
+
+T = TypeVar("T", bound=ApiObject)
 
 
 class Figures(NamedTuple):
-    """Of one allocator: seconds on an idle cluster, and claims a second while it fills."""
+    """Of one allocator: seconds on an idle cluster, and how many a second while it fills."""
 
     idle_s: list[float]
     rate: float
-    load: float
-    """The machine's load average at the end."""
 
     @property
     def p50_s(self) -> float:
@@ -90,24 +76,67 @@ class Figures(NamedTuple):
         return sorted(self.idle_s)[max(0, -(-len(self.idle_s) * 99 // 100) - 1)]
 
     def __str__(self) -> str:
-        return (
-            f"{self.p50_s * 1000:.1f} and {self.p99_s * 1000:.1f} ms, {self.rate:.0f}/s (load average {self.load:.1f})"
-        )
+        return f"{self.p50_s * 1000:.1f} and {self.p99_s * 1000:.1f} ms, {self.rate:.0f}/s"
 
 
-class Allocations:
-    """When the watch told of each allocation, by the claim's name."""
+class PodFigures(NamedTuple):
+    """Until the claims of pods were allocated, and until the pods were bound."""
 
-    def __init__(self, client: Client) -> None:
-        self.informer: Informer[ResourceClaim] = Informer(client, CLAIMS, clock=SystemClock())
-        self.informer.subscribe(self._look)
+    allocated: Figures
+    bound: Figures
+
+    def __str__(self) -> str:
+        return f"allocated {self.allocated}, bound {self.bound}"
+
+
+class Measured(NamedTuple):
+    """What was measured, in this order."""
+
+    scheduler: PodFigures
+    scheduler_made_before: PodFigures
+    """With claims that were there before their pods."""
+    draco: Figures
+    """With claims that have no pods."""
+    draco_pods: PodFigures
+    draco_gated: PodFigures
+    """With Draco's scheduling gate."""
+
+
+class Observer(Protocol):
+    """When a watch told of what is waited for."""
+
+    at_s: dict[str, float]
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        """Return when there is enough."""
+        ...
+
+
+class Watched(Generic[T]):
+    """When the watch told of it first, by the name of the pod, or of the claim that has none; `named` is "" before."""
+
+    def __init__(self, client: Client, kind: Kind[T], named: Callable[[T], str]) -> None:
+        self._informer: Informer[T] = Informer(client, kind, clock=SystemClock())
+        self._informer.subscribe(self._look)
+        self._named = named
         self.at_s: dict[str, float] = {}
         self._changed = asyncio.Event()
 
-    def _look(self, change: Change[ResourceClaim]) -> None:
-        claim = change.after
-        if claim is not None and claim.status.allocation is not None and claim.metadata.name not in self.at_s:
-            self.at_s[claim.metadata.name] = time.monotonic()
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Watch until left."""
+        watching = asyncio.create_task(self._informer.run())
+        try:
+            await self._informer.synced.wait()
+            yield self
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    def _look(self, change: Change[T]) -> None:
+        name = self._named(change.after) if change.after is not None else ""
+        if name and name not in self.at_s:
+            self.at_s[name] = time.monotonic()
             self._changed.set()
 
     async def until(self, enough: Callable[[], bool]) -> None:
@@ -118,29 +147,59 @@ class Allocations:
                 await self._changed.wait()
 
 
+def allocated(claim: ResourceClaim) -> str:
+    """Whose claim is allocated."""
+    if claim.status.allocation is None:
+        return ""
+    owner = claim.metadata.controller
+    return owner.name if owner is not None else claim.metadata.name
+
+
+def bound(pod: Pod) -> str:
+    """Which pod is bound."""
+    return pod.metadata.name if pod.spec.node_name else ""
+
+
+async def nothing(_: str) -> None:
+    """What there is to prepare for what needs nothing."""
+
+
 async def measure(
-    claims: Allocations, prepare: Callable[[str], Awaitable[None]], begin: Callable[[str], Awaitable[None]], number: int
-) -> Figures:
+    observers: Sequence[Observer],
+    prepare: Callable[[str], Awaitable[object]],
+    begin: Callable[[str], Awaitable[object]],
+    number: int,
+) -> list[Figures]:
     """One by one first, and then all others at once; `number` in all. `prepare` is not measured."""
-    idle_s = []
-    one_by_one = min(TIMES, number // 4) + WARM_UP
-    for each in range(one_by_one):
-        name = f"idle-{each}"
+    began_s: dict[str, float] = {}
+
+    async def started(name: str) -> None:
+        began_s[name] = time.monotonic()
+        await begin(name)
+
+    async def all_seen(names: Sequence[str]) -> None:
+        for observer in observers:
+            await observer.until(lambda at_s=observer.at_s: all(name in at_s for name in names))  # type: ignore[misc]
+
+    one_by_one = [f"idle-{each}" for each in range(min(TIMES, number // 4) + WARM_UP)]
+    for name in one_by_one:
         await prepare(name)
         await asyncio.sleep(PAUSE_S)  # whatever the preparation has others do is over
-        began_s = time.monotonic()
-        await begin(name)
-        await claims.until(lambda name=name: name in claims.at_s)  # type: ignore[misc]
-        idle_s.append(claims.at_s[name] - began_s)
+        await started(name)
+        await all_seen([name])
         await asyncio.sleep(PAUSE_S)
-    names = [f"fill-{each}" for each in range(number - one_by_one)]
-    await in_parallel([prepare(name) for name in names], AT_ONCE)
-    began_s = time.monotonic()
-    await in_parallel([begin(name) for name in names], AT_ONCE)
-    say(f"{len(names)} created in {time.monotonic() - began_s:.1f} s")
-    await claims.until(lambda: all(name in claims.at_s for name in names))
-    rate = len(names) / (max(claims.at_s[name] for name in names) - began_s)
-    return Figures(idle_s[WARM_UP:], rate, os.getloadavg()[0])
+    at_once = [f"fill-{each}" for each in range(number - len(one_by_one))]
+    await in_parallel([prepare(name) for name in at_once], AT_ONCE)
+    await in_parallel([started(name) for name in at_once], AT_ONCE)
+    await all_seen(at_once)
+    first_s = min(began_s[name] for name in at_once)
+    return [
+        Figures(
+            [each.at_s[name] - began_s[name] for name in one_by_one[WARM_UP:]],
+            len(at_once) / (max(each.at_s[name] for name in at_once) - first_s),
+        )
+        for each in observers
+    ]
 
 
 async def main() -> int:
@@ -151,231 +210,127 @@ async def main() -> int:
     parser.add_argument("--filled", type=float, default=FILLED)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="draco-", dir="/tmp") as folder:
-        theirs, ours = await run(Path(folder), options.nodes, options.gpus, options.filled)
-    shown = rows(theirs, ours, f"{options.nodes} nodes x {options.gpus} GPUs", options.filled)
+        measured = await run(Path(folder), options.nodes, options.gpus, options.filled)
+    shown = rows(measured, f"{options.nodes} nodes x {options.gpus} GPUs", options.filled)
     tell(*shown)
     return 0 if all(row.met for row in shown) else 1
 
 
-def rows(theirs: Figures, ours: Figures, known: str, filled: float = FILLED) -> list[Row]:
+def rows(measured: Measured, known: str, filled: float = FILLED) -> list[Row]:
     """Draco's figures as parts and multiples of kube-scheduler's."""
-    p50, p99, rate = ours.p50_s / theirs.p50_s, ours.p99_s / theirs.p99_s, ours.rate / theirs.rate
-    scheduler = "with kube-scheduler, from the pod"
+    theirs, before, ours = measured.scheduler.allocated, measured.scheduler_made_before.allocated, measured.draco
+    p99, rate = ours.p99_s / theirs.p99_s, ours.rate / theirs.rate
     return [
-        Row(
+        _part(
             f"claim created until allocated by Draco, median, {known}, idle",
-            f"{ours.p50_s * 1000:.1f} ms, {p50:.2f} of the scheduler's",
-            f"{theirs.p50_s * 1000:.1f} ms {scheduler}",
-            f"<= {TARGET_P50:g} of the scheduler's",
-            p50 <= TARGET_P50,
+            ours.p50_s,
+            theirs.p50_s,
+            TARGET_P50,
+            f"with kube-scheduler, from the pod ({before.p50_s * 1000:.1f} ms where its claim is there before)",
         ),
         Row(
             "the same, p99",
             f"{ours.p99_s * 1000:.1f} ms, {p99:.2f} of the scheduler's",
-            f"{theirs.p99_s * 1000:.1f} ms {scheduler}",
+            f"{theirs.p99_s * 1000:.1f} ms with kube-scheduler, from the pod",
             f"<= {TARGET_P99:g} of the scheduler's",
             p99 <= TARGET_P99,
         ),
         Row(
             f"claims allocated while {filled:.0%} of the GPUs fill up, {known}",
             f"{ours.rate:.0f}/s, {rate:.2f} times the scheduler's",
-            f"{theirs.rate:.0f}/s with kube-scheduler",
+            f"{theirs.rate:.0f}/s with kube-scheduler ({before.rate:.0f}/s where the claims are there before)",
             f">= {TARGET_RATE:g} times the scheduler's",
             rate >= TARGET_RATE,
+        ),
+        _part(
+            "pod created until its claim from a template is allocated by Draco, median",
+            measured.draco_pods.allocated.p50_s,
+            theirs.p50_s,
+            TARGET_PODS,
+            "with kube-scheduler",
+        ),
+        _part(
+            "pod with Draco's scheduling gate created until bound, median",
+            measured.draco_gated.bound.p50_s,
+            measured.scheduler.bound.p50_s,
+            TARGET_PODS,
+            f"without a gate with kube-scheduler ({measured.draco_pods.bound.p50_s * 1000:.0f} ms without it with Draco)",
         ),
     ]
 
 
-async def run(folder: Path, nodes: int, gpus: int, filled: float = FILLED) -> tuple[Figures, Figures]:
-    """Kube-scheduler's figures and Draco's."""
+def _part(figure: str, ours_s: float, theirs_s: float, target: float, peer: str) -> Row:
+    """A time that is to be at most such a part of the peer's."""
+    part = ours_s / theirs_s
+    return Row(
+        figure,
+        f"{ours_s * 1000:.1f} ms, {part:.2f} of the scheduler's",
+        f"{theirs_s * 1000:.1f} ms {peer}",
+        f"<= {target:g} of the scheduler's",
+        part <= target,
+    )
+
+
+async def run(folder: Path, nodes: int, gpus: int, filled: float = FILLED) -> Measured:
+    """All figures of kube-scheduler, and then Draco's."""
     number = int(filled * nodes * gpus)
-    async with a_cluster(folder, [ETCD, APISERVER, SCHEDULER]) as (plane, client):
+    programs, flags = (
+        [ETCD, APISERVER, SCHEDULER, CONTROLLER_MANAGER],
+        {CONTROLLER_MANAGER: ("--controllers", MAKES_CLAIMS)},
+    )
+    async with a_cluster(folder, programs, flags) as (plane, client):
         await publish_for_the_scheduler(plane, client, nodes, gpus)
-        theirs = await with_scheduler(client, number)
-        say(f"kube-scheduler: {theirs}")
-        await clear(client)
+        for device_class in (NVIDIA_DEVICE_CLASS, OPERATORS_CLASS):
+            await add_template(client, device_class)
+        theirs = await of_pods(
+            client, number, "kube-scheduler", lambda name: add_pod(client, name, NVIDIA_DEVICE_CLASS)
+        )
+        before = await of_pods(
+            client,
+            number,
+            "kube-scheduler, with claims that are there before",
+            lambda name: add_pod(client, name),
+            lambda name: add_claim(client, name, NVIDIA_DEVICE_CLASS),
+        )
         async with handed_over(plane, client, folder, nodes, gpus):
-            ours = await with_draco(client, number)
-            say(f"Draco: {ours}")
-    return theirs, ours
+            ours = await of_claims(client, number)
+            pods = await of_pods(
+                client, number, "Draco, with pods", lambda name: add_pod(client, name, OPERATORS_CLASS)
+            )
+            gated = await of_pods(
+                client,
+                number,
+                "Draco, with gated pods",
+                lambda name: add_pod(client, name, OPERATORS_CLASS, gated=True),
+            )
+    return Measured(theirs, before, ours, pods, gated)
 
 
-async def publish_for_the_scheduler(
-    plane: ControlPlane, client: Client, nodes: int, gpus: int, chart: tuple[str, ...] = ALLOCATE
-) -> None:
-    """Install what the chart has for an operator that allocates, and make nodes whose GPUs are the scheduler's."""
-    ChartParts(plane, chart).install()
-    selector = {"cel": {"expression": f"device.driver == '{NVIDIA_DRIVER}'"}}
-    await client.create(DEVICE_CLASSES, {"metadata": {"name": NVIDIA_DEVICE_CLASS}, "spec": {"selectors": [selector]}})
-    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
-    await in_parallel([add_node(client, each, gpus) for each in range(nodes)], AT_ONCE)
-    await until(lambda: claims_are_admitted(client), 60, pause_s=0.2)
+async def of_pods(
+    client: Client,
+    number: int,
+    called: str,
+    begin: Callable[[str], Awaitable[object]],
+    prepare: Callable[[str], Awaitable[object]] = nothing,
+) -> PodFigures:
+    """Measured with pods, which are gone when it is done."""
+    async with (
+        Watched(client, CLAIMS, allocated).running() as allocations,
+        Watched(client, PODS, bound).running() as bindings,
+    ):
+        found = PodFigures(*await measure([allocations, bindings], prepare, begin, number))
+    say(f"{called}: {found} (load average {os.getloadavg()[0]:.1f})")
+    await clear(client)
+    return found
 
 
-@contextlib.asynccontextmanager
-async def handed_over(
-    plane: ControlPlane, client: Client, folder: Path, nodes: int, gpus: int, *options: str
-) -> AsyncIterator[None]:
-    """All GPUs of the nodes are Draco's, and its operator runs with these further options."""
-    await in_parallel([hand_over(client, each, gpus) for each in range(nodes)], AT_ONCE)
-    policy = {"mode": "Disabled", "allocator": "Operator"}
-    async with allocating(plane, client, folder, nodes * gpus, policy, *options):
-        yield
-
-
-@contextlib.asynccontextmanager
-async def allocating(
-    plane: ControlPlane, client: Client, folder: Path, gpus: int, policy: dict[str, str], *options: str
-) -> AsyncIterator[OperatorProcess]:
-    """The operator as the chart's account, once it has taken over so many GPUs and has nothing more to do."""
-    await client.create(MIG_POLICIES, {"metadata": {"name": "draco"}, "spec": policy})
-    kubeconfig = folder / "operator"
-    write_login(plane, kubeconfig, await a_token(client))
-    options = ("--namespace", NAMESPACE, "--allocate", "--handover-settle", "1", *options)
-    async with an_operator(plane, folder, *options, kubeconfig=kubeconfig) as operator:
-        await operator.until_ready(120)
-
-        async def owned() -> bool:
-            said = [each for each in operator.events() if each["event"] == "handover.owned"]
-            return bool(said) and len(said[-1]["gpus"]) == gpus
-
-        await until(owned, 120, pause_s=0.2)
-        await operator.until_idle(120)
-        yield operator
-
-
-async def a_token(client: Client) -> str:
-    """One of the chart's account, which is what the operator has in a cluster."""
-    account = ObjectKey(NAMESPACE, USER.rpartition(":")[2])
-    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": account.name, "namespace": account.namespace}})
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 7200}}
-    answer = await client.create_subresource(SERVICE_ACCOUNTS, account, "token", request)
-    return str(answer["status"]["token"])
-
-
-def write_login(plane: ControlPlane, path: Path, token: str) -> None:
-    """Write a kubeconfig that has this token instead of a certificate."""
-    plane.write_kubeconfig(path, USER)
-    document = yaml.safe_load(path.read_text())
-    document["users"][0]["user"] = {"token": token}
-    path.write_text(yaml.safe_dump(document))
-
-
-async def claims_are_admitted(client: Client) -> bool:
-    """Whether the API server knows by now what its new policies read: until then it refuses every claim."""
-    try:
-        await add_claim(client, "probe", NVIDIA_DEVICE_CLASS)
-    except Invalid:
-        return False
-    await client.delete(CLAIMS, ObjectKey("default", "probe"))
-    return True
-
-
-async def with_scheduler(client: Client, number: int) -> Figures:
-    """Pods, each with a claim that waits for it."""
-    return await watched(
-        client, lambda name: add_claim(client, name, NVIDIA_DEVICE_CLASS), lambda name: add_pod(client, name), number
-    )
-
-
-async def with_draco(client: Client, number: int) -> Figures:
-    """Claims that have no pods."""
-    return await watched(
-        client, lambda _: asyncio.sleep(0), lambda name: add_claim(client, name, OPERATORS_CLASS), number
-    )
-
-
-async def watched(
-    client: Client, prepare: Callable[[str], Awaitable[None]], begin: Callable[[str], Awaitable[None]], number: int
-) -> Figures:
-    """What is measured by a watch of its own."""
-    claims = Allocations(client)
-    watching = asyncio.create_task(claims.informer.run())
-    try:
-        await claims.informer.synced.wait()
-        return await measure(claims, prepare, begin, number)
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-
-async def add_node(client: Client, number: int, gpus: int) -> None:
-    """A Node that pods may run on, its GPUs, and what its agent would say of them."""
-    name = f"node-{number:05}"
-    await client.create(NODES, a_node(name))
-    resources = {"cpu": "192", "memory": "2Ti", "pods": "110"}
-    ready = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "There is no kubelet."}
-    status: dict[str, Any] = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
-    await client.patch(NODES, ObjectKey("", name), {"status": status}, subresource="status")
-    await client.patch(
-        NODES, ObjectKey("", name), {"spec": {"taints": None}}
-    )  # not-ready, which nobody else takes away
-    await client.create(SLICES, a_slice(name, number, gpus))
-    await client.create(GPU_NODES, {"metadata": {"name": name}})
-    seen = [
-        {"device": each["name"], "uuid": each["attributes"]["uuid"]["string"], "mig": {"capable": True}}
-        for each in a_slice(name, number, gpus)["spec"]["devices"]
-    ]
-    status = {"driver": NVIDIA_DRIVER, "gpus": seen}
-    await client.patch(GPU_NODES, ObjectKey("", name), {"status": status}, subresource="status")
-
-
-async def hand_over(client: Client, number: int, gpus: int) -> None:
-    """Publish the GPUs of a node with Draco's taint and attribute, as its agent would."""
-    name = f"node-{number:05}"
-    found = a_slice(name, number, gpus)
-    found["spec"]["pool"]["generation"] = 2
-    devices = msgspec.convert(found["spec"]["devices"], list[Device])
-    found["spec"]["devices"] = msgspec.to_builtins([published_as_dracos(each) for each in devices])
-    await client.patch(SLICES, ObjectKey("", found["metadata"]["name"]), {"spec": found["spec"]})
-
-
-def published_as_dracos(device: Device) -> Device:
-    """The device as an agent publishes it once its GPU is handed over."""
-    attributes = device.attributes | {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
-    taint = DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")
-    return msgspec.structs.replace(device, attributes=attributes, taints=[taint])
-
-
-async def add_claim(client: Client, name: str, device_class: str, *, owner: Pod | None = None, gpus: int = 1) -> None:
-    """A claim for so many GPUs; as one that a template makes for the pod, if one owns it."""
-    request = {"name": "gpu", "exactly": {"deviceClassName": device_class, "count": gpus}}
-    spec = {"devices": {"requests": [request]}}
-    meta: dict[str, Any] = {"name": name, "namespace": "default"}
-    if owner is not None:
-        of_pod = {"apiVersion": "v1", "kind": "Pod", "name": owner.metadata.name, "uid": owner.metadata.uid}
-        meta["ownerReferences"] = [{**of_pod, "controller": True}]
-    await client.create(CLAIMS, {"metadata": meta, "spec": spec})
-
-
-async def add_pod(client: Client, name: str) -> None:
-    """A pod with the claim of its name."""
-    spec = {
-        "automountServiceAccountToken": False,
-        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
-        "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
-    }
-    await client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
-
-
-async def end(client: Client, key: ObjectKey) -> None:
-    """Delete a pod and its claim; what kube-controller-manager would do in between is done here.
-
-    The claim is on its way out before it loses its allocation: else it waits for another one.
-    """
-    with contextlib.suppress(NotFound):
-        await client.delete(PODS, key, grace_period_s=0)
-    with contextlib.suppress(NotFound):  # one that was never allocated goes at once
-        await client.delete(CLAIMS, key)
-        await client.patch(CLAIMS, key, {"status": {"reservedFor": None, "allocation": None}}, subresource="status")
-        await client.patch(CLAIMS, key, {"metadata": {"finalizers": None}})
-
-
-async def clear(client: Client) -> None:
-    """End all pods and claims."""
-    await in_parallel(
-        [end(client, each.metadata.key) for each in await client.list(CLAIMS, namespace="default")], AT_ONCE
-    )
+async def of_claims(client: Client, number: int) -> Figures:
+    """Measured with claims that have no pods, which are gone when it is done."""
+    async with Watched(client, CLAIMS, allocated).running() as allocations:
+        (found,) = await measure([allocations], nothing, lambda name: add_claim(client, name, OPERATORS_CLASS), number)
+    say(f"Draco: {found} (load average {os.getloadavg()[0]:.1f})")
+    await clear(client)
+    return found
 
 
 if __name__ == "__main__":

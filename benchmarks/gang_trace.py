@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from benchmarks.claim_allocation import OPERATORS_CLASS, add_claim, clear, end, handed_over, publish_for_the_scheduler
+from benchmarks.allocating_cluster import OPERATORS_CLASS, add_claim, clear, end, handed_over, publish_for_the_scheduler
 from benchmarks.operator_scale import a_cluster, in_parallel, say
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.claim_allocation import allocating, end, published_as_dracos
+from benchmarks.allocating_cluster import allocating, end, published_as_dracos
 from benchmarks.mig_scheduler import DRIVER, GPUS_PER_NODE, NODE_NAMES, Node, ready_node, replayed
 from benchmarks.mig_streams import Arrival, arrivals
 from benchmarks.operator_scale import OperatorProcess, a_cluster, say

@@ -11,6 +11,7 @@ from benchmarks.__main__ import FOLDER, NOT_BENCHMARKS, SIZES, runs
 from benchmarks.gpu_fleet import a_partitioned_node, crowded, put
 from benchmarks.table import ROWS_FILE, Row, read, shown, tell
 from draco.allocation.fleet.fleet import Fleet
+from tests.builders import a_claim
 
 
 def test_rows_are_shown_and_handed_over(
@@ -87,14 +88,23 @@ def test_changes_and_memory_are_measured() -> None:
 
 async def test_an_allocation_counts_from_the_request_that_begins_it_and_is_compared_with_the_schedulers() -> None:
     claims = PromptAllocations()
-    figures = await claim_allocation.measure(claims, claims.prepare, claims.begin, 80)  # type: ignore[arg-type]
+    (figures,) = await claim_allocation.measure([claims], claims.prepare, claims.begin, 80)
     assert len(claims.at_s) == 80
     assert (len(figures.idle_s), figures.p50_s < 1, figures.rate > 0) == (20, True, True)
     slow = figures._replace(idle_s=[1.0] * 99 + [2.0], rate=80.0)
     quick = figures._replace(idle_s=[0.5] * 99 + [1.5], rate=120.0)
     assert (slow.p50_s, slow.p99_s) == (1.0, 1.0)
-    assert [row.met for row in claim_allocation.rows(slow, quick, "some")] == [True, True, True]
-    assert [row.met for row in claim_allocation.rows(quick, slow, "some")] == [False, False, False]
+    slow_pods, quick_pods = claim_allocation.PodFigures(slow, slow), claim_allocation.PodFigures(quick, quick)
+    good = claim_allocation.Measured(slow_pods, quick_pods, quick, quick_pods, quick_pods)
+    bad = claim_allocation.Measured(quick_pods, slow_pods, slow, slow_pods, slow_pods)
+    assert [row.met for row in claim_allocation.rows(good, "some")] == [True] * 5
+    assert [row.met for row in claim_allocation.rows(bad, "some")] == [False] * 5
+
+
+def test_an_allocation_counts_for_the_pod_that_the_claim_was_made_for() -> None:
+    assert claim_allocation.allocated(a_claim("pod-gpu-x7", made_for=("pod", "gpu"))) == ""
+    assert claim_allocation.allocated(a_claim("pod-gpu-x7", on=["node-0/gpu-0"], made_for=("pod", "gpu"))) == "pod"
+    assert claim_allocation.allocated(a_claim("alone", on=["node-0/gpu-0"])) == "alone"
 
 
 class PromptAllocations:
