@@ -180,7 +180,7 @@ async def test_by_default_it_releases_nothing_and_says_how_to_permit_it_where_pe
     async def told() -> bool:
         said = [*(await lab.said()).values(), (await lab.of_policy()).status.message]
         return len(said) == 3 and all(
-            "does not let Draco release claims" in each
+            "does not let Draco release claim" in each
             and "set the chart's value operator.releaseIdleClaims to true" in each
             for each in said
         )

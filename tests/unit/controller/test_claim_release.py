@@ -8,7 +8,7 @@ import pytest
 
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.movable_claims import MovableClaims
-from draco.kube.errors import Invalid, Unreachable
+from draco.kube.errors import Forbidden, Invalid, Unreachable
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Event, EventSeries, ObjectReference
 from draco.resources.api.draco import IdleClaims, MigMode, MigRepair
@@ -114,7 +114,39 @@ async def test_a_new_leader_goes_by_the_last_of_many_events(blocked: World) -> N
 async def test_a_right_that_is_missed_by_validation_only_is_named_too(blocked: World) -> None:
     blocked.server.answers = [Invalid(422, "Invalid", "status.allocation: Forbidden")]
     await blocked.look()
-    assert blocked.releases.refusal.startswith("The API server does not let Draco release claims")
+    assert blocked.releases.refusal(KEY).startswith("The API server does not let Draco release claim default/idle")
+
+
+REFUSED = Forbidden(403, "Forbidden", "a policy of this namespace says no")
+
+
+async def test_where_one_claim_is_refused_another_gives_way() -> None:
+    world = World(idle_claims=IdleClaims.RELEASE)
+    world.put(IDLE, a_mig_claim("other", "1g.10gb", "1:1g.10gb@0"))
+    world.wait_for("large", "7g.80gb")
+    world.server.answers = [REFUSED]
+    await world.look()
+    (refused,) = world.server.patches
+    await world.look(after_s=4)
+    assert [{*world.server.patches}, world.server.patches[0]] == [{"idle", "other"}, refused]
+
+
+async def test_a_claim_that_is_refused_again_and_again_is_tried_ever_more_rarely(blocked: World) -> None:
+    blocked.server.answers = [REFUSED] * 1000
+    for _ in range(3600):
+        await blocked.look(after_s=1)
+    assert 12 <= len(blocked.server.patches) <= 22  # seven in the first ten minutes, then one every five
+
+
+async def test_what_was_refused_is_forgotten_once_it_is_done_or_needless(blocked: World) -> None:
+    blocked.server.answers = [REFUSED]
+    await blocked.look()
+    await blocked.look()
+    assert (blocked.server.patches, blocked.releases.refusal(KEY)) == (["idle", "idle"], "")
+    blocked.server.answers = [REFUSED]
+    await blocked.look()
+    blocked.arrive()
+    assert blocked.releases.refusal(KEY) == ""
 
 
 async def test_a_claim_that_is_used_between_two_writes_stays(blocked: World) -> None:

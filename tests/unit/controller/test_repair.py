@@ -385,15 +385,16 @@ async def test_a_claim_that_somebody_reserves_at_that_moment_stays_theirs(blocke
 async def test_a_missing_right_is_named_and_not_asked_for_again_at_once(blocked: World) -> None:
     blocked.server.answers = [Forbidden(403, "Forbidden", "cannot patch resourceclaims/status")]
     await blocked.look()
-    await blocked.look(after_s=200)
+    await blocked.look(after_s=4)
     assert blocked.server.patches == ["idle"]
     said = (
-        "The API server does not let Draco release claims: set the chart's value operator.releaseIdleClaims to true, which gives "
-        "the operator patch on resourceclaims/status and resourceclaims/binding (cannot patch resourceclaims/status)."
+        "The API server does not let Draco release claim default/idle: set the chart's value operator.releaseIdleClaims to "
+        "true, which gives the operator patch on resourceclaims/status and resourceclaims/binding (cannot patch "
+        "resourceclaims/status)."
     )
     assert all(text.endswith(said) for text in blocked.said.texts.values())
     assert blocked.reconciler.advice("policy").endswith(said)
-    await blocked.look(after_s=200)
+    await blocked.look(after_s=2)
     assert blocked.server.patches == ["idle", "idle"]
 
 

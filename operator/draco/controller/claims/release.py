@@ -9,6 +9,7 @@ is ever allocated here. Which claims stand in the way is the caller's; which of 
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -18,6 +19,7 @@ from draco.controller.mig.movable_claims import Movable
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import doubling_s
 from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound, ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
@@ -39,8 +41,9 @@ REMEDY = (
     "set the chart's value operator.releaseIdleClaims to true, which gives the operator patch on resourceclaims/status and "
     "resourceclaims/binding"
 )
-_REFUSED_S = 300.0
-"""How long nothing is tried after the API server refused: a role is mended by a person."""
+_REFUSED_S, _REFUSED_LONGEST_S = 5.0, 300.0
+"""How long a claim is left alone after the API server refused its release, longer each time: a role is mended by a person, but a
+policy may only be late. What is refused for one claim, such as by a policy for its namespace, says nothing of others."""
 _UNANSWERED_S = 10.0
 """How long a write whose answer was lost may take to be seen, before it counts as not made."""
 _LOOK_AGAIN_S = 2.0
@@ -57,6 +60,14 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float
     announce: Callable[[], None] | None
     pod: ObjectKey
+
+
+class _Refusal(NamedTuple):
+    """What the API server said of one claim last, and how often it did."""
+
+    text: str
+    times: int
+    until_s: float
 
 
 class ClaimReleases:
@@ -82,7 +93,7 @@ class ClaimReleases:
         self._released: dict[str, float] = {}  # when, by UID
         self._latest: dict[str, tuple[float, str]] = {}  # by policy
         self._written: dict[ObjectKey, _Written] = {}
-        self._refused: tuple[float, str] = (float("-inf"), "")
+        self._refusals: dict[str, _Refusal] = {}  # by UID
         self._awaited: tuple[float, ObjectKey] | None = None  # the pod for which something was released, and until when
         view.claims.subscribe(self._follow)
 
@@ -94,11 +105,11 @@ class ClaimReleases:
                 age_s = max(0.0, (self._clock.now() - last).total_seconds())
                 self._released.setdefault(event.involved_object.uid, self._clock.monotonic() - age_s)
 
-    @property
-    def refusal(self) -> str:
-        """Why the API server lets nothing be released; "" if it does, as far as is known."""
-        until_s, text = self._refused
-        return text if self._clock.monotonic() < until_s else ""
+    def refusal(self, key: ObjectKey) -> str:
+        """What the API server said when it refused to let the claim be released last, as a sentence; "" if it did not."""
+        claim = self._view.claims.store.get(key)
+        found = self._refusals.get(claim.metadata.uid) if claim is not None else None
+        return found.text if found is not None else ""
 
     def latest(self) -> Mapping[str, str]:
         """What was last released, as a sentence for each policy, until it is long ago."""
@@ -108,6 +119,9 @@ class ClaimReleases:
     def obstacle(self, claim: ResourceClaim, movable: Movable) -> ReleaseObstacle | None:
         """Why the claim may not be released now; None if it may."""
         key, now_s = claim.metadata.key, self._clock.monotonic()
+        refused = self._refusals.get(claim.metadata.uid)
+        if refused is not None and now_s < refused.until_s:
+            return ReleaseObstacle(text="the API server refused it", again_s=refused.until_s - now_s)
         released_s = self._released.get(claim.metadata.uid)
         idle = IdleClaim(
             claim=claim,
@@ -130,7 +144,7 @@ class ClaimReleases:
         """In how many seconds something may be released; 0 if now. A change on the watch may end the pause."""
         now_s = self._clock.monotonic()
         self._released = {uid: at_s for uid, at_s in self._released.items() if now_s - at_s < self._patience.rest_s}
-        waits = [self._refused[0] - now_s, _LOOK_AGAIN_S if self.in_flight else 0.0]
+        waits = [_LOOK_AGAIN_S if self.in_flight else 0.0]
         if self._awaited is not None:
             until_s, pod = self._awaited
             waiting = self._view.pods.store.get(pod)
@@ -175,12 +189,16 @@ class ClaimReleases:
             return False
         except (Forbidden, Invalid) as error:
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
-            self._refused = (self._clock.monotonic() + _REFUSED_S, _refusal(str(error)))
-            log.warning("repair.refused", claim=str(key), error=str(error), remedy=REMEDY)
+            before = self._refusals.get(meta.uid)
+            times = before.times if before is not None else 0
+            pause_s = doubling_s(_REFUSED_S, times, _REFUSED_LONGEST_S)
+            self._refusals[meta.uid] = _Refusal(_refusal(key, str(error)), times + 1, self._clock.monotonic() + pause_s)
+            log.warning("repair.refused", claim=str(key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
             return False
         except (ServerError, Unreachable):
             self._written[key] = written  # the write may have arrived nevertheless
             raise
+        self._refusals.pop(meta.uid, None)
         self._written[key] = msgspec.structs.replace(written, until_s=float("inf"), announce=None)
         self._announce(claim, release, policy)
         return True
@@ -229,6 +247,8 @@ class ClaimReleases:
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
         after, before = change.after, change.before
+        if before is not None and (after is None or after.status.allocation is None):
+            self._refusals.pop(before.metadata.uid, None)
         if after is None or after.status.allocation is None or after.status.reserved_for:
             self._idle_since.pop(change.key, None)
         elif before is None or before.status.allocation != after.status.allocation:
@@ -245,6 +265,6 @@ def _last(event: Event) -> datetime | None:
         return None
 
 
-def _refusal(error: str) -> str:
+def _refusal(claim: ObjectKey, error: str) -> str:
     # What to do comes first: a note has only so much room, and the server's words may be long.
-    return f"The API server does not let Draco release claims: {REMEDY} ({' '.join(error.split()).rstrip('.')})"
+    return f"The API server does not let Draco release claim {claim}: {REMEDY} ({' '.join(error.split()).rstrip('.')})."

@@ -233,20 +233,18 @@ class RepairReconciler:
     def _pass_on(self) -> None:
         movable = self._movable.among(self._concerned)
         advised: dict[str, str] = {}
+        refused: dict[str, str] = {}
         for release in self._advised.values():
             for key in release.claims:
                 if key in movable:
                     advised.setdefault(movable[key].policy, release_policy.for_policy(release))
-        permitting = {each.policy for each in movable.values() if each.permit is IdleClaims.RELEASE}
-        released, refusal = self._releases.latest(), self._releases.refusal
-        said = {}
-        for policy in {*released, *advised}:
-            texts = (
-                released.get(policy),
-                advised.get(policy),
-                f"{refusal}." if refusal and policy in permitting else "",
-            )
-            said[policy] = " ".join(filter(None, texts))
+                    if refusal := self._releases.refusal(key):
+                        refused.setdefault(movable[key].policy, refusal)
+        released = self._releases.latest()
+        said = {
+            policy: " ".join(filter(None, (each.get(policy) for each in (released, advised, refused))))
+            for policy in {*released, *advised}
+        }
         if said != self._by_policy:
             self._by_policy = said
             for call in self._listeners:
@@ -283,8 +281,8 @@ class RepairReconciler:
         keeping = [each.policy for each in movable.values() if each.permit is not IdleClaims.RELEASE]
         if keeping:
             return release_policy.kept(release, keeping)
-        if refusal := self._releases.refusal:
-            return f"{refusal}."
+        if refusal := next(filter(None, map(self._releases.refusal, release.claims)), ""):
+            return refusal
         for key, each in movable.items():
             if (found := self._obstacle(key, each)) is not None:
                 return release_policy.held_back(release, key, found.text)
