@@ -88,3 +88,28 @@ async def test_of_two_for_one_entry_none_is_allocated_but_the_one_that_kubernete
         (named,) = (await handed_over.get(PODS, key)).status.resource_claim_statuses
         have_devices = {each.metadata.name for each in await allocated_claims(handed_over, namespace)}
         assert have_devices == {"later", named.resource_claim_name}
+
+
+async def test_what_was_allocated_for_a_pod_that_then_uses_another_is_given_back(
+    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+) -> None:
+    """kube-controller-manager died between a claim and the pod's status, and the next one did not know of the claim."""
+    key = ObjectKey(namespace, "pod")
+    await make_template(handed_over, namespace, "one", gpus=1)
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
+        with no_controller_manager(control_plane):
+            await make_member(handed_over, namespace, key.name, template="one")
+            pod = await handed_over.get(PODS, key)
+            await make_claim_for(handed_over, pod, "first")
+            await until_allocated(handed_over, namespace, "first")
+            await make_claim_for(handed_over, pod, "second")
+            named = [{"name": "gpu", "resourceClaimName": "second"}]
+            await handed_over.patch(PODS, key, {"status": {"resourceClaimStatuses": named}}, subresource="status")
+            await until_allocated(handed_over, namespace, "second")
+
+            async def given_back() -> bool:
+                return [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["second"]
+
+            await until(given_back, what="the first claim without devices")
+        await until_running(handed_over, namespace, key.name)
+        assert [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["second"]

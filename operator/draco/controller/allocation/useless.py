@@ -1,24 +1,25 @@
-"""What Draco allocated and nobody can use: the rest of a group that is not whole any more, and devices that have left.
+"""What Draco allocated and nobody can use: the rest of a group, devices that have left, and what a pod does without.
 
 A pod or a claim may be deleted, and a device withdrawn, between a decision and its last write, or before another operator goes on
 with what one left. Owns which allocations are taken back for that: only such as no pod has reserved, and only where it is certain
-(the group's size is known; the pool is published completely, and without the device). Looks only at what has changed, as most
-allocations are good for hours. Writes nothing.
+(the group's size is known; the pool is published completely, and without the device; the pod says which claim it uses). Looks
+only at what has changed, as most allocations are good for hours. Writes nothing.
 """
 
 from collections.abc import Callable, Iterator
 
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served
+from draco.allocation.pod_claims import made_for
 from draco.controller.allocation.gang_terms import Gangs
-from draco.controller.view import ClusterView
+from draco.controller.view import MADE_FOR, ClusterView
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.names import PoolKey
+from draco.resources.names import ANNOTATION_POD_CLAIM, PoolKey
 from draco.resources.texts import listed
 
 
@@ -57,10 +58,17 @@ class UselessAllocations:
                         yield each, cannot_start(str(gang))
         for key in claims:
             claim = self._view.claims.store.get(key)
-            if claim is not None and self._is_idle(claim) and (gone := self._gone(claim)):
+            if claim is not None and self._is_idle(claim) and (why := self._why_useless(claim)):
                 self._claims.add(key)
                 if not self._in_flight(key):
-                    yield claim, f"{listed(gone)} left its pool meanwhile, so no pod could use the claim."
+                    yield claim, why
+
+    def _why_useless(self, claim: ResourceClaim) -> str:
+        if gone := self._gone(claim):
+            return f"{listed(gone)} left its pool meanwhile, so no pod could use the claim."
+        if pod := self._does_without(claim):
+            return f"pod {pod.metadata.name}, for which the claim was made, does not use it."
+        return ""
 
     def _rest_of(self, gang: GangKey) -> list[ResourceClaim]:
         """What pods of a group have that wait for others, which do not exist or cannot start."""
@@ -96,6 +104,15 @@ class UselessAllocations:
         """Devices that it has and that are certainly not there."""
         return [f"{each.device} of {each.pool}" for each in claim.results if self._has_left(each)]
 
+    def _does_without(self, claim: ResourceClaim) -> Pod | None:
+        """The pod that the claim was made for, if it uses another: kube-controller-manager may die, and make a second one."""
+        owner, key = made_for(claim), claim.metadata.key
+        pod = self._view.pods.store.get(ObjectKey(key.namespace, owner.name)) if owner is not None else None
+        if owner is None or pod is None or pod.metadata.uid != owner.uid or self._view.pods_of(key):
+            return None
+        entry = claim.metadata.annotations[ANNOTATION_POD_CLAIM]
+        return pod if entry in {status.name for status in pod.status.resource_claim_statuses} else None
+
     def _has_left(self, held: DeviceRequestAllocationResult) -> bool:
         slices = self._view.current_slices_of(PoolKey(held.driver, held.pool))
         if not slices or len(slices) < slices[0].spec.pool.resource_slice_count:
@@ -103,8 +120,10 @@ class UselessAllocations:
         return not any(each.name == held.device for item in slices for each in item.spec.devices)
 
     def _pod_changed(self, change: Change[Pod]) -> None:
-        if change.differs(lambda pod: (pod.waits, pod.is_over, pod.claims)):
+        if change.differs(lambda pod: (pod.waits, pod.is_over, pod.claims, pod.status.resource_claim_statuses)):
             self._groups.update(filter(None, map(gang_of, change.versions)))
+            made = (self._view.claims.store.by_index(MADE_FOR, each.metadata.uid) for each in change.versions)
+            self._claims.update(claim.metadata.key for claims in made for claim in claims)
 
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
         if change.differs(lambda claim: (claim.status.allocation, claim.metadata.deletion_timestamp)):
