@@ -307,17 +307,21 @@ class ClusterView:
 
     def pods_of(self, claim: ObjectKey) -> list[Pod]:
         """Pods that use the claim, or else the one that it was made for and whose status does not tell of it yet."""
-        return self.pods.store.by_index(BY_CLAIM, claim) or self._made_for(claim)
+        found = self.pods.store.by_index(BY_CLAIM, claim)
+        if found or (made := self.claims.store.get(claim)) is None:
+            return found
+        pod = self.pod_made_for(made)
+        return [pod] if pod is not None and claim in self.claims_of(pod) else []
 
     def claims_of(self, pod: Pod) -> list[ObjectKey]:
         """The claims that a pod uses, with those that were made for it and of which its status does not tell yet."""
         return naming_made(pod, self.claims.store.by_index(MADE_FOR, pod.metadata.uid)).claims
 
-    def _made_for(self, key: ObjectKey) -> list[Pod]:
-        claim = self.claims.store.get(key)
-        owner = made_for(claim) if claim is not None else None
-        pod = self.pods.store.get(ObjectKey(key.namespace, owner.name)) if owner is not None else None
-        return [pod] if pod is not None and key in self.claims_of(pod) else []
+    def pod_made_for(self, claim: ResourceClaim) -> Pod | None:
+        """The pod that the claim was made for from a template, whether or not it uses it, if it is there."""
+        owner = made_for(claim)
+        pod = self.pods.store.get(ObjectKey(claim.metadata.namespace, owner.name)) if owner is not None else None
+        return pod if owner is not None and pod is not None and pod.metadata.uid == owner.uid else None
 
     def pods_of_gang(self, gang: GangKey) -> list[Pod]:
         """Pods that start together with the others of the group."""

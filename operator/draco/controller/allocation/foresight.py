@@ -103,8 +103,7 @@ def _lone_member(question: PlaceClaims) -> GroupMember | None:
     """The one claim that is asked about, with its pod if it has one, both without their names; None if there is more to it."""
     match question.groups:
         case [ClaimGroup(members=[GroupMember(claims=[claim], pods=[] | [_] as pods) as member]) as group]:
-            alone = ClaimGroup([GroupMember([claim], member.pods, member.beside, member.without, member.others)])
-            if group == alone and not (member.beside or member.without or member.others):
+            if group == ClaimGroup([member]) and not (member.beside or member.without or member.others):
                 return GroupMember([_like(claim)], [_like_pod(each) for each in pods])
     return None
 

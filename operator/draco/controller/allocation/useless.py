@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served
-from draco.allocation.pod_claims import made_for
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.view import MADE_FOR, ClusterView
 from draco.kube.watch.store import Change
@@ -106,9 +105,8 @@ class UselessAllocations:
 
     def _does_without(self, claim: ResourceClaim) -> Pod | None:
         """The pod that the claim was made for, if it uses another: kube-controller-manager may die, and make a second one."""
-        owner, key = made_for(claim), claim.metadata.key
-        pod = self._view.pods.store.get(ObjectKey(key.namespace, owner.name)) if owner is not None else None
-        if owner is None or pod is None or pod.metadata.uid != owner.uid or self._view.pods_of(key):
+        pod = self._view.pod_made_for(claim)
+        if pod is None or self._view.pods_of(claim.metadata.key):
             return None
         entry = claim.metadata.annotations[ANNOTATION_POD_CLAIM]
         return pod if entry in {status.name for status in pod.status.resource_claim_statuses} else None
