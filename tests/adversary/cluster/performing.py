@@ -20,6 +20,7 @@ from draco_local.simulator.gpus.state import StateError
 from tests.adversary.cluster import drivers, evicting, maintaining
 from tests.adversary.cluster.breaking import BREAK
 from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
+from tests.adversary.cluster.doubling import Doubling
 from tests.adversary.cluster.evicting import Evicting
 from tests.adversary.cluster.maintaining import REQUESTS, Maintaining
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
@@ -96,6 +97,7 @@ class Performer:
             **Maintaining(api, self._write).kinds,
             **Reserving(api, self._write).kinds,
             **Evicting(api, self._write, self._delete_pod).kinds,
+            **Doubling(self._write).kinds,
         }
 
     async def prepare(self) -> None:

@@ -38,7 +38,7 @@ class Rivalry(Chooser):
             (14, self.ordinary), (2, self._dracos), (0.5, self._dracos_alone), (0.5, self._of_both), (2, self._shared),
             (4, self.pod_group), (0.5, self.pod_group_of_both), (1, self.late_pod_group), (2.5, self.end_pod_group),
             (4, self.group), (6, self.same_again), (4, self.late_member), (3, self.lose_member),
-            (12, self.urgent), (4, self.urgent_group),
+            (12, self.urgent), (4, self.urgent_group), (1.5, self.claimed_twice),
             (4, self._end_pod), (2, self._end_claim),
             (1, self.reserve), (1, self.use_reserved), (1, self.end_reservation), (0.2, self.set_limit), (1, self.end_limit),
             (1.5, self._permit), (1, self.guard), (1.5, self.end_guard),

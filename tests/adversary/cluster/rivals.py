@@ -36,6 +36,16 @@ class Rivals(PodGroups):
         one = write.pod(namespace, title, [], templates=[title], seconds=seconds, node=node, priority=priority)
         return Action(kind, {"create": [write.template(namespace, title, [wanted]), one]})
 
+    def claimed_twice(self) -> Action:
+        """A pod with a template, and a claim that says it was made from that: Kubernetes decides which the pod uses."""
+        lone = self._lone("", self._dracos_request(), "")
+        template, pod = lone.arguments["create"]
+        namespace, title = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        claim = write.claim(namespace, f"{title}-second", [self._dracos_request()])
+        late, entry = self._random.random() < 0.3, pod["spec"]["resourceClaims"][0]["name"]
+        arguments = {"template": template, "pod": pod, "claim": claim, "entry": entry, "late": late}
+        return Action("hostile: a claim that says it is a pod's", arguments)
+
     def urgent_group(self) -> Action:
         """Pods that start together, for which others may have to leave; now and then of different priorities."""
         namespace, title = self._tenant(), self._name("w")

@@ -8,7 +8,7 @@ from tests.adversary.cluster import machine
 from tests.adversary.cluster.manifests import PRIORITIES
 from tests.adversary.cluster.rivalry import AHEAD_S, Rivalry, some_wait_and_some_leave
 
-SEED = 80001
+SEED = 80002
 """The same draws in each run of the tests, as of the other machine."""
 ACTIONS = 40
 SECONDS = 60.0
@@ -28,11 +28,13 @@ def test_some_may_have_others_leave_and_some_things_forbid_it() -> None:
     assert {each.kind for each in drawn} >= wanted
 
 
-def test_a_short_run_has_pod_groups() -> None:
+def test_a_short_run_has_pod_groups_and_claims_that_say_they_are_a_pods() -> None:
     chooser = Rivalry(SEED)
     drawn = [*some_wait_and_some_leave(), *(chooser.next() for _ in range(ACTIONS))]
     kinds = {each.kind for each in drawn}
     assert {"tenant: pods of a PodGroup", "pod group: deleted", "tenant: a group like one before it"} <= kinds
+    doubles = [each for each in drawn if each.kind == "hostile: a claim that says it is a pod's"]
+    assert {each.arguments["late"] for each in doubles} == {True, False}
     urgent = [each for each in drawn if each.kind == "tenant: urgent pods that start together"]
     assert any(document["kind"] == "PodGroup" for each in urgent for document in each.arguments["create"])
 

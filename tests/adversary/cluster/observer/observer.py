@@ -27,6 +27,7 @@ from tests.adversary.cluster.observer.laws import LAWS, Latecomers
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.ledger import Accidents, disagreements, still_tainted
 from tests.adversary.cluster.observer.limited import miscounted
+from tests.adversary.cluster.observer.made import made_in_vain
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.reports import misreported
 from tests.adversary.cluster.observer.rest import unexplained
@@ -204,6 +205,7 @@ class Observer:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
             left += [*disagreements(self.world), *kept_for_nobody(self.world), *miscounted(self.world)]
+            left += made_in_vain(self.world)
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             return [*unexplained(self.world, states), *misreported(self.world), *left]
 
