@@ -5,16 +5,18 @@ own, or one made of Debian's packages where no registry can be reached. What is 
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from draco import __version__
+from draco_local.cluster import locks
 from draco_local.cluster.programs import binaries
 from scripts.image_archive import ImageArchive
 from scripts.system_packages import quietly
@@ -42,11 +44,11 @@ def main() -> None:
     asked = parser.parse_args()
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     name = f"{NAME}:{asked.tag or __version__ + ('' if asked.target == 'draco' else f'-{asked.target}')}"
-    engine = engine_here()
-    base = base_in(engine, asked.base)
-    engine.build(name, asked.target, arguments(base, compiler_in(engine, asked.base)))
-    asked.output.unlink(missing_ok=True)
-    engine.save(name, asked.output)
+    with engine_here() as engine:
+        base = base_in(engine, asked.base)
+        engine.build(name, asked.target, arguments(base, compiler_in(engine, asked.base)))
+        asked.output.unlink(missing_ok=True)
+        engine.save(name, asked.output)
     print(f"{asked.output}: {name}, {asked.output.stat().st_size / 2**20:.0f} MiB")
     if asked.target == "draco":
         archive = ImageArchive(asked.output)
@@ -116,16 +118,22 @@ class Buildah(Docker):
             )
         if os.geteuid() != 0:
             sys.exit("Buildah needs root here: start Docker, or run this as root.")
-        store = binaries.cache_folder() / "images"
+        self.store = binaries.cache_folder() / "images"
+        self.store.mkdir(parents=True, exist_ok=True)
         self.command = (
             "buildah",
             "--storage-driver",
             "overlay",
             "--root",
-            f"{store}/root",
+            f"{self.store}/root",
             "--runroot",
-            f"{store}/run",
+            f"{self.store}/run",
         )
+
+    def clean_up(self) -> None:
+        """Remove what builds leave mounted: stages that are only copied from, and all of a build that was killed."""
+        answers(*self.command, "rm", "--all")
+        answers("umount", f"{self.store}/root/overlay")
 
     def has(self, image: str) -> bool:
         """Whether the store has an image."""
@@ -167,9 +175,24 @@ def debian(archive: Path, further: Sequence[str]) -> None:
     )
 
 
-def engine_here() -> Docker:
-    """What builds images on this machine; ends the program where nothing does."""
-    return Docker() if answers("docker", "info") else Buildah()
+@contextlib.contextmanager
+def engine_here() -> Iterator[Docker]:
+    """What builds images on this machine, for one program at a time; ends the program where nothing does."""
+    if answers("docker", "info"):
+        yield Docker()
+        return
+    buildah, told = Buildah(), list[str]()
+
+    def waiting(holder: str) -> None:
+        if not told:
+            told.append(holder)
+            print(f"Waiting for process {holder}, which builds an image ...", flush=True)
+
+    with locks.waited_for(buildah.store / ".lock", waiting):
+        try:
+            yield buildah
+        finally:
+            buildah.clean_up()
 
 
 def base_in(engine: Docker, wanted: str) -> str:

@@ -25,9 +25,8 @@ def main() -> None:
     )
     parser.add_argument("--base", default="", help="as for `make image`")
     asked = parser.parse_args()
-    engine = image.engine_here()
-    options = image.arguments(image.base_in(engine, asked.base), image.compiler_in(engine, asked.base))
-    with tempfile.TemporaryDirectory() as folder:
+    with image.engine_here() as engine, tempfile.TemporaryDirectory() as folder:
+        options = image.arguments(image.base_in(engine, asked.base), image.compiler_in(engine, asked.base))
         built = []
         for time, further in (("first", []), ("second", ["--no-cache"])):
             archive = Path(folder) / f"{time}.tar"

@@ -87,7 +87,8 @@ def package(repository: str, digest: str) -> Path:
 def publish(registry: str, http: list[str]) -> str:
     """Push the image and the chart; returns what was published, which PUBLISHED says too."""
     repository = f"{registry}/draco"
-    digest = image.engine_here().push(f"{image.NAME}:{__version__}", f"{repository}:{__version__}")
+    with image.engine_here() as engine:
+        digest = engine.push(f"{image.NAME}:{__version__}", f"{repository}:{__version__}")
     helm = str(binaries.find("helm")["helm"])
     pushed = subprocess.run(
         [helm, "push", str(package(repository, digest)), f"oci://{registry}/charts", *http],

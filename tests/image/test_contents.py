@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from draco_local.cluster.programs import binaries
 from scripts.image_archive import ImageArchive
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,12 @@ def every(root: Path) -> Iterator[Path]:
 
 def test_it_is_no_larger_than_promised(image: ImageArchive) -> None:
     assert image.compressed_bytes() < MOST_BYTES
+
+
+def test_a_build_leaves_nothing_mounted() -> None:
+    """Else nobody could remove the folder."""
+    store = binaries.cache_folder() / "images"
+    assert not [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(store) in line]
 
 
 def test_it_has_the_product_and_nothing_simulated(root: Path) -> None:
