@@ -119,7 +119,6 @@ class Buildah(Docker):
         if os.geteuid() != 0:
             sys.exit("Buildah needs root here: start Docker, or run this as root.")
         self.store = binaries.cache_folder() / "images"
-        self.store.mkdir(parents=True, exist_ok=True)
         self.command = (
             "buildah",
             "--storage-driver",
@@ -181,12 +180,10 @@ def engine_here() -> Iterator[Docker]:
     if answers("docker", "info"):
         yield Docker()
         return
-    buildah, told = Buildah(), list[str]()
+    buildah = Buildah()
 
     def waiting(holder: str) -> None:
-        if not told:
-            told.append(holder)
-            print(f"Waiting for process {holder}, which builds an image ...", flush=True)
+        print(f"Waiting for process {holder}, which builds an image ...", flush=True)
 
     with locks.waited_for(buildah.store / ".lock", waiting):
         try:

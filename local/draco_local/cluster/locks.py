@@ -34,9 +34,8 @@ def held(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def waited_for(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
-    """Like `held`, but wait for the other process; `waiting` is called with its pid meanwhile."""
-    while (descriptor := _try(path, waiting)) is None:
-        time.sleep(_POLL_S)
+    """Like `held`, but wait for the other process; `waiting` is called with its pid, once, if there is one to wait for."""
+    descriptor = _wait(path, waiting)
     try:
         yield
     finally:
@@ -47,8 +46,7 @@ def waited_for(path: Path, waiting: Callable[[str], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def shared(path: Path, *, last: Callable[[], object]) -> Iterator[None]:
     """Hold the lock at `path` beside others who share it. Who leaves last calls `last`, alone, unless its block failed."""
-    while (descriptor := _try(path, lambda _holder: None, how=fcntl.LOCK_SH)) is None:
-        time.sleep(_POLL_S)
+    descriptor = _wait(path, lambda _holder: None, how=fcntl.LOCK_SH)
     done = False
     try:
         yield
@@ -62,12 +60,16 @@ def shared(path: Path, *, last: Callable[[], object]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _try(path: Path, waiting: Callable[[str], None], *, how: int = fcntl.LOCK_EX) -> int | None:
-    try:
-        return _acquire(path, how=how)
-    except LockHeld as other:
-        waiting(other.holder)
-        return None
+def _wait(path: Path, waiting: Callable[[str], None], *, how: int = fcntl.LOCK_EX) -> int:
+    is_told = False
+    while True:
+        try:
+            return _acquire(path, how=how)
+        except LockHeld as other:
+            if not is_told:
+                waiting(other.holder)
+            is_told = True
+        time.sleep(_POLL_S)
 
 
 def _acquire(path: Path, *, how: int = fcntl.LOCK_EX) -> int:

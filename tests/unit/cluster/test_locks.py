@@ -55,6 +55,22 @@ def test_one_may_wait_for_the_other(tmp_path: Path) -> None:
         assert set(waited_for) == {str(holder.pid)}
 
 
+def test_who_waits_is_told_once_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, told, looks = tmp_path / "lock", list[str](), list[float]()
+    with hold_elsewhere(path) as holder:
+
+        def look_again(pause_s: float) -> None:
+            looks.append(pause_s)
+            if len(looks) == 3:
+                holder.kill()
+                holder.wait()
+
+        monkeypatch.setattr("draco_local.cluster.locks.time.sleep", look_again)
+        with locks.waited_for(path, told.append):
+            assert told == [str(holder.pid)]
+    assert len(looks) >= 3
+
+
 def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken_for_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

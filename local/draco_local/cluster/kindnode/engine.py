@@ -211,12 +211,8 @@ class PrivateEngine:
 
     @contextlib.contextmanager
     def _locked(self, progress: Progress) -> Iterator[None]:
-        told: list[str] = []
-
         def waiting(holder: str) -> None:
-            if not told:
-                told.append(holder)
-                progress.note(f" • Waiting for process {holder}, which starts or stops the private Docker Engine ...")
+            progress.note(f" • Waiting for process {holder}, which starts or stops the private Docker Engine ...")
 
         with locks.waited_for(self.folder / ".lock", waiting):
             yield

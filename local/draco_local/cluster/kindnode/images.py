@@ -38,12 +38,9 @@ def made_here(kubernetes: str) -> str:
 def ensure(docker: Docker, kubernetes: str, programs: Mapping[str, Path], *, folder: Path, progress: Progress) -> str:
     """Have the engine have the image that is made here, and return its name; `folder` is for what is made on the way."""
     name = made_here(kubernetes)
-    told: list[str] = []
 
     def waiting(holder: str) -> None:
-        if not told:
-            told.append(holder)
-            progress.note(f" • Waiting for process {holder}, which makes a node image ...")
+        progress.note(f" • Waiting for process {holder}, which makes a node image ...")
 
     with locks.waited_for(folder / ".image.lock", waiting):
         if not docker.has_image(name):

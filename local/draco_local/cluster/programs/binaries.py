@@ -151,12 +151,9 @@ def _provide(
     """Put `programs` of `module` into the cache: those that are offered as they were released, the others built."""
     target = cache / "bin" / module
     name = module.replace("-", " ")
-    reported: list[str] = []
 
     def waiting(holder: str) -> None:
-        if not reported:
-            reported.append(holder)
-            progress.note(f" • Waiting for process {holder or 'of another user'}, which is providing {name} ...")
+        progress.note(f" • Waiting for process {holder or 'of another user'}, which is providing {name} ...")
 
     with locks.waited_for(cache / "bin" / f".{module}.lock", waiting):
         missing = [program for program in programs if not os.access(target / program, os.X_OK)]

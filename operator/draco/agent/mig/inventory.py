@@ -23,6 +23,7 @@ from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
 from draco.agent.mig.ownership import CreationAttempt, Ownership, held, ownership_of, references
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
+from draco.kube.connect.retry import doubling_s
 from draco.mig.board import Board, PlacementId
 from draco.resources.api.draco import MigState
 from draco.resources.names import GpuUuid
@@ -54,7 +55,7 @@ class Failures:
     def failed(self, uuid: GpuUuid, why: str) -> None:
         """NVML made nothing, for a reason that lies with the GPU; `why` is a sentence."""
         number = self._series[uuid].number + 1 if uuid in self._series else 1
-        rest_s = min(_LONGEST_S, _REST_S * 2.0 ** min(number - _TOLERATED - 1, 60)) if number > _TOLERATED else 0.0
+        rest_s = doubling_s(_REST_S, number - _TOLERATED - 1, _LONGEST_S) if number > _TOLERATED else 0.0
         self._series[uuid] = _Series(number, why, self._monotonic() + rest_s)
 
     def over(self, uuid: GpuUuid) -> None:
