@@ -160,7 +160,7 @@ def _victim(claims: Mapping[ObjectKey, ResourceClaim], pods: Mapping[ObjectKey, 
         claims=sorted(claims),
         pods=sorted(pod.metadata.key for pod in asked),
         priority=max(pod.spec.priority for pod in pods.values() if not pod.is_over),
-        lone=sum(not any(each.controller for each in pod.metadata.owner_references) for pod in asked),
+        lone=sum(pod.metadata.controller is None for pod in asked),
         ran_s=sum(_ran_s(pod, seen.now) for pod in asked),
         budgets=_budgets(pods, seen),
     )

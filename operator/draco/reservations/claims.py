@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, OwnerReference
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.names import ANNOTATION_TOPOLOGY, DRACO_DOMAIN, LABEL_RESERVATION
 
@@ -32,17 +32,20 @@ def index_of(claim: ResourceClaim, reservation: DeviceReservation) -> int | None
 
 def reserved_by(claim: ResourceClaim) -> str:
     """The UID of the reservation that controls the claim; "" if none does."""
-    for each in claim.metadata.owner_references:
-        if each.controller and each.kind == KIND and each.api_version.startswith(f"{DRACO_DOMAIN}/"):
-            return each.uid
-    return ""
+    owner = _reservation(claim)
+    return owner.uid if owner is not None else ""
 
 
 def reservation_key(claim: ResourceClaim) -> ObjectKey | None:
     """The reservation that controls the claim."""
-    uid = reserved_by(claim)
-    names = [each.name for each in claim.metadata.owner_references if uid and each.uid == uid]
-    return ObjectKey(claim.metadata.namespace, names[0]) if names else None
+    owner = _reservation(claim)
+    return ObjectKey(claim.metadata.namespace, owner.name) if owner is not None else None
+
+
+def _reservation(claim: ResourceClaim) -> OwnerReference | None:
+    owner = claim.metadata.controller
+    is_one = owner is not None and owner.kind == KIND and owner.api_version.startswith(f"{DRACO_DOMAIN}/")
+    return owner if is_one else None
 
 
 def is_there_to_stay(claim: ResourceClaim) -> bool:

@@ -60,7 +60,8 @@ def standing(
 
 def is_made_for_a_pod(claim: ResourceClaim) -> bool:
     """Whether it goes with its pod."""
-    return any(each.controller and each.kind == "Pod" for each in claim.metadata.owner_references)
+    owner = claim.metadata.controller
+    return owner is not None and owner.kind == "Pod"
 
 
 def releases(policies: Iterable[MigPolicy | None]) -> bool:
