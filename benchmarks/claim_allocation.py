@@ -313,24 +313,28 @@ async def of_pods(
     begin: Callable[[str], Awaitable[object]],
     prepare: Callable[[str], Awaitable[object]] = nothing,
 ) -> PodFigures:
-    """Measured with pods, which are gone when it is done."""
+    """Measured with pods."""
     async with (
         Watched(client, CLAIMS, allocated).running() as allocations,
         Watched(client, PODS, bound).running() as bindings,
     ):
         found = PodFigures(*await measure([allocations, bindings], prepare, begin, number))
-    say(f"{called}: {found} (load average {os.getloadavg()[0]:.1f})")
-    await clear(client)
+    await done(client, called, found)
     return found
 
 
 async def of_claims(client: Client, number: int) -> Figures:
-    """Measured with claims that have no pods, which are gone when it is done."""
+    """Measured with claims that have no pods."""
     async with Watched(client, CLAIMS, allocated).running() as allocations:
         (found,) = await measure([allocations], nothing, lambda name: add_claim(client, name, OPERATORS_CLASS), number)
-    say(f"Draco: {found} (load average {os.getloadavg()[0]:.1f})")
-    await clear(client)
+    await done(client, "Draco", found)
     return found
+
+
+async def done(client: Client, called: str, found: object) -> None:
+    """Say what was measured, and end all pods and claims."""
+    say(f"{called}: {found} (load average {os.getloadavg()[0]:.1f})")
+    await clear(client)
 
 
 if __name__ == "__main__":

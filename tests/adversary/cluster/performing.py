@@ -97,7 +97,7 @@ class Performer:
             **Maintaining(api, self._write).kinds,
             **Reserving(api, self._write).kinds,
             **Evicting(api, self._write, self._delete_pod).kinds,
-            **Doubling(self._write).kinds,
+            **Doubling(self._create).kinds,
         }
 
     async def prepare(self) -> None:
@@ -147,9 +147,9 @@ class Performer:
         self._cluster.observer.note("the scheduler is started afresh")
         await self._restart(SCHEDULER)
 
-    async def _create(self, document: Document) -> None:
+    async def _create(self, document: Document) -> Answer:
         namespace = document["metadata"]["namespace"]
-        await self._write("POST", PATHS[document["kind"]].format(namespace), document)
+        return await self._write("POST", PATHS[document["kind"]].format(namespace), document)
 
     async def _write(self, method: str, path: str, body: object = None) -> Answer:
         answer = await self._api.call(method, path, body, timeout_s=WRITE_TIMEOUT_S)

@@ -4,9 +4,11 @@ kube-controller-manager makes the claim, and says a moment later in the pod's st
 it is not there, and the test makes the claim in its place.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
@@ -44,72 +46,71 @@ async def make_claim_for(client: Client, pod: Pod, name: str) -> ResourceClaim:
     return await client.create(CLAIMS, {"metadata": meta, "spec": spec})
 
 
-async def test_it_is_allocated_and_the_gate_gone_before_the_status_names_it_and_kubernetes_names_the_same(
-    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, namespace: str, folder: Path
-) -> None:
-    key = ObjectKey(namespace, "pod")
+@pytest.fixture
+async def waits(guarded: Guarded, handed_over: Client, namespace: str, folder: Path) -> AsyncIterator[ObjectKey]:
+    """The pod, which is yet to be made; a template for it, nodes, and an operator that allocates."""
     await make_template(handed_over, namespace, "one", gpus=1)
     async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
-        with no_controller_manager(control_plane):
-            gate = {"name": SCHEDULING_GATE}
-            await make_member(handed_over, namespace, key.name, template="one", schedulingGates=[gate])
-            await make_claim_for(handed_over, await handed_over.get(PODS, key), "made")
-            await until_allocated(handed_over, namespace, "made")
+        yield ObjectKey(namespace, "pod")
 
-            async def let_go() -> bool:
-                return not (await handed_over.get(PODS, key)).spec.scheduling_gates
 
-            await until(let_go, what="a pod without Draco's gate")
-            assert not (await handed_over.get(PODS, key)).status.resource_claim_statuses
-        await until_running(handed_over, namespace, key.name)
-        (named,) = (await handed_over.get(PODS, key)).status.resource_claim_statuses
-        assert named.resource_claim_name == "made"
-        assert [each.metadata.name for each in await handed_over.list(CLAIMS, namespace=namespace)] == ["made"]
+async def test_it_is_allocated_and_the_gate_gone_before_the_status_names_it_and_kubernetes_names_the_same(
+    control_plane: ControlPlane, handed_over: Client, namespace: str, waits: ObjectKey
+) -> None:
+    with no_controller_manager(control_plane):
+        gate = {"name": SCHEDULING_GATE}
+        await make_member(handed_over, namespace, waits.name, template="one", schedulingGates=[gate])
+        await make_claim_for(handed_over, await handed_over.get(PODS, waits), "made")
+        await until_allocated(handed_over, namespace, "made")
+
+        async def let_go() -> bool:
+            return not (await handed_over.get(PODS, waits)).spec.scheduling_gates
+
+        await until(let_go, what="a pod without Draco's gate")
+        assert not (await handed_over.get(PODS, waits)).status.resource_claim_statuses
+    await until_running(handed_over, namespace, waits.name)
+    (named,) = (await handed_over.get(PODS, waits)).status.resource_claim_statuses
+    assert named.resource_claim_name == "made"
+    assert [each.metadata.name for each in await handed_over.list(CLAIMS, namespace=namespace)] == ["made"]
 
 
 async def test_of_two_for_one_entry_none_is_allocated_but_the_one_that_kubernetes_names(
-    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+    control_plane: ControlPlane, handed_over: Client, namespace: str, waits: ObjectKey
 ) -> None:
     """A tenant may make another that says it is the pod's. Both are there before Draco may look at the pod."""
-    key = ObjectKey(namespace, "pod")
-    await make_template(handed_over, namespace, "one", gpus=1)
-    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
-        with no_controller_manager(control_plane):
-            gate = {"name": "example.com/admission"}
-            await make_member(handed_over, namespace, key.name, template="one", schedulingGates=[gate])
-            pod = await handed_over.get(PODS, key)
-            for name in ("first", "second"):
-                await make_claim_for(handed_over, pod, name)
-            await handed_over.patch(PODS, key, {"spec": {"schedulingGates": None}})
-            await make_claim(handed_over, namespace, "later")
-            await until_allocated(handed_over, namespace, "later")
-            assert [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["later"]
-        await until_running(handed_over, namespace, key.name)
-        (named,) = (await handed_over.get(PODS, key)).status.resource_claim_statuses
-        have_devices = {each.metadata.name for each in await allocated_claims(handed_over, namespace)}
-        assert have_devices == {"later", named.resource_claim_name}
+    with no_controller_manager(control_plane):
+        gate = {"name": "example.com/admission"}
+        await make_member(handed_over, namespace, waits.name, template="one", schedulingGates=[gate])
+        pod = await handed_over.get(PODS, waits)
+        for name in ("first", "second"):
+            await make_claim_for(handed_over, pod, name)
+        await handed_over.patch(PODS, waits, {"spec": {"schedulingGates": None}})
+        await make_claim(handed_over, namespace, "later")
+        await until_allocated(handed_over, namespace, "later")
+        assert [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["later"]
+    await until_running(handed_over, namespace, waits.name)
+    (named,) = (await handed_over.get(PODS, waits)).status.resource_claim_statuses
+    have_devices = {each.metadata.name for each in await allocated_claims(handed_over, namespace)}
+    assert have_devices == {"later", named.resource_claim_name}
 
 
 async def test_what_was_allocated_for_a_pod_that_then_uses_another_is_given_back(
-    control_plane: ControlPlane, guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+    control_plane: ControlPlane, handed_over: Client, namespace: str, waits: ObjectKey
 ) -> None:
     """kube-controller-manager died between a claim and the pod's status, and the next one did not know of the claim."""
-    key = ObjectKey(namespace, "pod")
-    await make_template(handed_over, namespace, "one", gpus=1)
-    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
-        with no_controller_manager(control_plane):
-            await make_member(handed_over, namespace, key.name, template="one")
-            pod = await handed_over.get(PODS, key)
-            await make_claim_for(handed_over, pod, "first")
-            await until_allocated(handed_over, namespace, "first")
-            await make_claim_for(handed_over, pod, "second")
-            named = [{"name": "gpu", "resourceClaimName": "second"}]
-            await handed_over.patch(PODS, key, {"status": {"resourceClaimStatuses": named}}, subresource="status")
-            await until_allocated(handed_over, namespace, "second")
+    with no_controller_manager(control_plane):
+        await make_member(handed_over, namespace, waits.name, template="one")
+        pod = await handed_over.get(PODS, waits)
+        await make_claim_for(handed_over, pod, "first")
+        await until_allocated(handed_over, namespace, "first")
+        await make_claim_for(handed_over, pod, "second")
+        named = [{"name": "gpu", "resourceClaimName": "second"}]
+        await handed_over.patch(PODS, waits, {"status": {"resourceClaimStatuses": named}}, subresource="status")
+        await until_allocated(handed_over, namespace, "second")
 
-            async def given_back() -> bool:
-                return [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["second"]
+        async def given_back() -> bool:
+            return [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["second"]
 
-            await until(given_back, what="the first claim without devices")
-        await until_running(handed_over, namespace, key.name)
-        assert [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["second"]
+        await until(given_back, what="the first claim without devices")
+    await until_running(handed_over, namespace, waits.name)
+    assert [each.metadata.name for each in await allocated_claims(handed_over, namespace)] == ["second"]
