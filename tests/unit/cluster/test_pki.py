@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtensionOID
 
 from draco_local.cluster import kubeconfig
-from draco_local.cluster.pki import Authority, Credential, signing_key
+from draco_local.cluster.pki import Authority, Credential, private_key_pem, signing_key
+
+IDENTIFIERS = (ExtensionOID.SUBJECT_KEY_IDENTIFIER, ExtensionOID.AUTHORITY_KEY_IDENTIFIER)
 
 
 def handshake(authority: Authority, server: Credential, client: Credential, folder: Path, host: str) -> None:
@@ -66,6 +71,25 @@ def test_an_authority_that_was_written_down_goes_on_issuing(tmp_path: Path) -> N
     second = Authority.load(first.certificate, first.key)
     server = first.issue("kube-apiserver", hosts=["127.0.0.1"])
     handshake(first, server, second.issue("admin"), tmp_path, "127.0.0.1")
+
+
+def test_an_authority_of_an_earlier_version_with_a_key_on_an_elliptic_curve_goes_on_issuing(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = x509.load_pem_x509_certificate(Authority.create("ca").certificate)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = x509.CertificateBuilder(
+        certificate.subject,
+        certificate.subject,
+        key.public_key(),
+        certificate.serial_number,
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+        [each for each in certificate.extensions if each.oid not in IDENTIFIERS],
+    ).add_extension(identifier, critical=False)
+    written = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    earlier = Authority.load(written, private_key_pem(key))
+    server = earlier.issue("kube-apiserver", hosts=["127.0.0.1"])
+    handshake(earlier, server, earlier.issue("admin"), tmp_path, "127.0.0.1")
 
 
 def test_who_a_client_is_stands_in_its_certificate() -> None:
