@@ -15,7 +15,8 @@ ODD_WORDS = re.compile(
     re.IGNORECASE,
 )
 """Words that no user of kubectl, cert-manager or rustc has ever read there: "again", "anyone" and a verb say the same."""
-MODULE = re.compile(r"`([\w./-]+/(?:[\w-]+\.(?:py|lark))?)`")
+MODULE = re.compile(r"`([\w./-]+/(?:[\w-]+\.(?:py|lark))?|[\w-]+\.(?:py|lark))`")
+"""A folder or a module, or a module's name alone: beside the one before it on its line, else in a folder that the page names."""
 
 
 def test_the_reference_is_what_the_source_says() -> None:
@@ -47,11 +48,38 @@ def test_pages_and_messages_are_plain_english() -> None:
 
 
 def test_every_module_that_a_page_for_contributors_names_is_there() -> None:
-    homes = [ROOT, *(ROOT / home for home in ("operator", "operator/draco", "local", "local/draco_local"))]
     pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "design").glob("*.md")]
-    named = {(page.name, path) for page in pages for path in MODULE.findall(page.read_text(encoding="utf-8"))}
-    assert len(named) > 20
-    assert [each for each in sorted(named) if not any((home / each[1]).exists() for home in homes)] == []
+    texts = {page.name: page.read_text("utf-8") for page in pages}
+    assert sum(len(MODULE.findall(text)) for text in texts.values()) > 20
+    assert [(name, path) for name, text in texts.items() for path in missing_modules(text)] == []
+
+
+def missing_modules(page: str) -> list[str]:
+    homes = [ROOT, *(ROOT / home for home in ("operator", "operator/draco", "local", "local/draco_local"))]
+    folders = [path.rpartition("/")[0] for path in MODULE.findall(page) if "/" in path]
+    missing: list[str] = []
+    for line in page.splitlines():
+        here = folders
+        for path in MODULE.findall(line):
+            if "/" in path:
+                here = [path.rpartition("/")[0]]
+            tried = [path] if "/" in path else [f"{folder}/{path}" for folder in here]
+            if not any((home / each).exists() for home in homes for each in tried):
+                missing.append(path)
+    return missing
+
+
+@pytest.mark.parametrize(
+    ("page", "missing"),
+    [
+        ("`kube/queue.py`, `clock.py`; `agent/`", []),
+        ("`kube/queue.py`, `journal.py`; `agent/record/journal.py`", ["journal.py"]),
+        ("`agent/record/journal.py`\n`journal.py` and `queue.py`", ["queue.py"]),
+        ("`kube/gone.py`", ["kube/gone.py"]),
+    ],
+)
+def test_a_module_without_a_folder_is_beside_the_one_named_before_it(page: str, missing: list[str]) -> None:
+    assert missing_modules(page) == missing
 
 
 def test_every_test_that_a_page_names_is_there() -> None:
