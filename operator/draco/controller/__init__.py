@@ -1,10 +1,11 @@
-"""The operator: it sees the whole cluster, says why claims are pending, carries out maintenance, and has GPUs partitioned.
+"""The operator: it sees the whole cluster, explains pending claims, maintains and divides GPUs, and allocates those handed over.
 
-Owns what runs in `draco operator`. Every replica watches, answers probes and exports metrics; only the leader writes. Must not
-be needed for a pod to start: it is never on kubelet's path.
+Owns what runs in `draco operator`. Every replica watches, answers probes and exports metrics; only the leader writes. Is never on
+kubelet's path: a pod whose claims are allocated starts without it.
 
 Rooms, each knowing only those after it: `app` (wiring), `handlers` with `kopf_thread` and `own_kinds` (the operator in Kopf's
-terms), `claims`, `taints` and `mig` (reconcilers), `health` (reconcilers of HealthPolicies), `view` (what is known of the
-cluster), `workers` (processes that answer what users ask). Beside them: `reconciling` (queue, workers and their numbers),
-`loop_watch` (the event loop and long work), `metrics`, `settings`.
+terms), the reconcilers in `allocation`, `limits`, `reservations`, `claims`, `maintenance`, `taints`, `mig` and `health`, then
+`view` (what is known of the cluster), `workers` (processes that answer what users ask). Beside them: `reconcilers` (which there
+are), `reconciling` (queue, workers and their numbers), `fencing`, `evictions`, `own_status` (written by several), `own_advice`
+with `reviews` (the webhook), `loop_watch` (the event loop and long work), `metrics`, `self_report`, `settings`.
 """
