@@ -187,15 +187,6 @@ async def test_after_a_refusal_the_claim_is_left_alone_for_a_while_longer_each_t
     assert (lab.writes.trouble, lab.writes.is_refused(key)) == ("", False)
 
 
-async def test_a_refusal_that_lasts_for_weeks_is_tried_again_each_minute(lab: Lab) -> None:
-    claim, key = await lab.claim(), ObjectKey(lab.namespace, "claim")
-    lab.view.claims.store.put(claim)
-    await lab.write(claim, "", 403)
-    lab.writes._refusals[key] = lab.writes._refusals[key]._replace(times=100_000)
-    await lab.write(claim, 403)
-    assert 59 < lab.writes.next_s() <= 60
-
-
 async def test_what_was_refused_is_forgotten_with_its_claim(lab: Lab) -> None:
     claim = await lab.claim()
     lab.view.claims.store.put(claim)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from draco.kube.connect.retry import Backoff, doubling_s, persistently, retry
+from draco.kube.connect.retry import Backoff, Pauses, doubling_s, persistently, retry
 from draco.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
 from tests.doubles.clock import ManualClock
 
@@ -124,3 +124,23 @@ async def test_a_mistake_of_ours_is_not_tried_again_for_ever() -> None:
 @pytest.mark.parametrize(("times", "pause_s"), [(0, 5.0), (1, 10.0), (4, 60.0), (1_000_000, 60.0)])
 def test_a_pause_doubles_up_to_its_cap_however_long_a_failure_lasts(times: int, pause_s: float) -> None:
     assert doubling_s(5.0, times, 60.0) == pause_s
+
+
+async def test_a_key_that_fails_again_and_again_is_left_alone_ever_longer_and_no_other_key_is() -> None:
+    clock = ManualClock()
+    pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
+    assert [pauses.begin("a", "no") for _ in range(5)] == [5, 10, 20, 40, 60]
+    pauses.begin("b", "never")
+    assert (pauses.left_s("a"), pauses.left_s("b"), pauses.left_s("c"), pauses.next_s()) == (60, 5, 0, 5)
+    await clock.advance(5)
+    assert (pauses.left_s("b"), pauses.next_s()) == (0, 55)
+    assert {key: each.why for key, each in pauses.by_key.items()} == {"a": "no", "b": "never"}
+    assert [pauses.begin("a", "no") for _ in range(2000)][-1] == 60  # as after weeks
+
+
+async def test_a_key_that_was_forgotten_begins_from_the_beginning() -> None:
+    pauses: Pauses[str] = Pauses(ManualClock(), first_s=5, longest_s=60)
+    pauses.begin("a", "no")
+    pauses.begin("a", "no")
+    pauses.forget("a")
+    assert (pauses.left_s("a"), pauses.next_s(), pauses.begin("a", "no")) == (0, float("inf"), 5)

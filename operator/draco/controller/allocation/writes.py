@@ -15,7 +15,7 @@ from prometheus_client import Counter
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import doubling_s
+from draco.kube.connect.retry import Pauses, doubling_s
 from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.placing.groups import allocated
@@ -65,13 +65,11 @@ class _Write:
         return {"uid": self.planned.metadata.uid, "resourceVersion": self.version}
 
 
-class _Refusal(NamedTuple):
-    """Of the claim with this UID: what the API server said last, and how often it did."""
+class _Refused(NamedTuple):
+    """A claim, and none that is made under its name later."""
 
+    key: ObjectKey
     uid: str
-    error: str
-    times: int
-    until_s: float
 
 
 class AllocationWrites:
@@ -88,17 +86,17 @@ class AllocationWrites:
         self._writes: dict[ObjectKey, _Write] = {}
         self._protected: dict[ObjectKey, tuple[str, str]] = {}
         """Claims with the finalizer that the watch has not delivered: the version without it, and the one with it."""
-        self._refusals: dict[ObjectKey, _Refusal] = {}
+        self._refused: Pauses[_Refused] = Pauses(clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
 
     @property
     def trouble(self) -> str:
         """What keeps Draco from allocating, and what to do; "" if nothing does, as far as is known."""
-        if not self._refusals:
+        refused = self._refused.by_key
+        if not refused:
             return ""
-        key, last = max(self._refusals.items(), key=lambda each: each[1].until_s)
-        others = len(self._refusals) - 1
-        claims = f"claim {key}" + (f" and {others} more" if others else "")
-        return f"The API server does not let Draco allocate {claims}: {REMEDY} ({last.error})."
+        (key, _), last = max(refused.items(), key=lambda each: each[1].until_s)
+        claims = f"claim {key}" + (f" and {len(refused) - 1} more" if len(refused) > 1 else "")
+        return f"The API server does not let Draco allocate {claims}: {REMEDY} ({last.why})."
 
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._writes
@@ -110,15 +108,14 @@ class AllocationWrites:
 
     def is_refused(self, key: ObjectKey) -> bool:
         """Whether the API server refused the claim's allocation, and it is not to be tried again yet."""
-        found = self._refusals.get(key)
-        return found is not None and self._clock.monotonic() < found.until_s
+        claim = self._view.claims.store.get(key)
+        return claim is not None and self._refused.left_s(_Refused(key, claim.metadata.uid)) > 0
 
     def next_s(self) -> float:
         """In how many seconds a write is to be made again; infinite where all are answered."""
         now_s = self._clock.monotonic()
         unanswered = [max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None]
-        refused = [each.until_s - now_s for each in self._refusals.values() if each.until_s > now_s]
-        return min([*unanswered, *refused], default=float("inf"))
+        return min([*unanswered, self._refused.next_s()])
 
     def unanswered(self) -> Iterable[ObjectKey]:
         """What is to be made again now."""
@@ -133,7 +130,8 @@ class AllocationWrites:
             for key, (seen, fresh) in self._protected.items()
             if (claim := self._view.claims.store.get(key)) is not None and claim.metadata.resource_version == seen
         }
-        self._refusals = {key: each for key, each in self._refusals.items() if self._waits(key, each.uid)}
+        for each in [each for each in self._refused.by_key if not self._waits(each)]:
+            self._refused.forget(each)
 
     async def protect(self, claim: ResourceClaim) -> None:
         """Write the finalizer ahead, while it is decided where the claim goes. Raises nothing: `write` meets what is wrong, too.
@@ -168,7 +166,7 @@ class AllocationWrites:
         except NotFound:
             self._drop(write, "it is gone")
         except (Conflict, Forbidden, Invalid) as error:
-            await self._refused(write, error)
+            await self._hear_refusal(write, error)
         except ApiError as error:
             self._postpone(write, error)
         else:
@@ -186,7 +184,7 @@ class AllocationWrites:
         body = {**meta.as_seen, "finalizers": [*meta.finalizers, FINALIZER]}
         return (await self._client.patch(CLAIMS, meta.key, {"metadata": body})).metadata.resource_version
 
-    async def _refused(self, write: _Write, error: Conflict | Forbidden | Invalid) -> None:
+    async def _hear_refusal(self, write: _Write, error: Conflict | Forbidden | Invalid) -> None:
         """An answer, unless an earlier try that was not answered is what it is about, or may still be made."""
         if write.tries > 1:
             try:
@@ -202,10 +200,7 @@ class AllocationWrites:
         self._drop(write, str(error))
         if not isinstance(error, Conflict):
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
-            uid, before = write.planned.metadata.uid, self._refusals.get(write.key)
-            times = before.times if before is not None and before.uid == uid else 0
-            pause_s = doubling_s(_REFUSED_S, times, _REFUSED_LONGEST_S)
-            self._refusals[write.key] = _Refusal(uid, str(error), times + 1, self._clock.monotonic() + pause_s)
+            pause_s = self._refused.begin(_Refused(write.key, write.planned.metadata.uid), str(error))
             log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
 
     async def _is_made(self, write: _Write) -> bool:
@@ -227,7 +222,7 @@ class AllocationWrites:
 
     def _announce(self, write: _Write) -> None:
         write.again_s = None
-        self._refusals.pop(write.key, None)
+        self._refused.forget(_Refused(write.key, write.planned.metadata.uid))
         self._count.inc()
         devices = listed(f"{each.device} of {each.pool}" for each in write.planned.results)
         log.info("allocation.written", claim=str(write.key), devices=devices)
@@ -239,10 +234,10 @@ class AllocationWrites:
             note=f"Draco allocated {devices}.",
         )
 
-    def _waits(self, key: ObjectKey, uid: str) -> bool:
+    def _waits(self, refused: _Refused) -> bool:
         """Whether the claim is still there, and without an allocation."""
-        claim = self._view.claims.store.get(key)
-        return claim is not None and claim.metadata.uid == uid and claim.status.allocation is None
+        claim = self._view.claims.store.get(refused.key)
+        return claim is not None and claim.metadata.uid == refused.uid and claim.status.allocation is None
 
     def _is_delivered(self, write: _Write) -> bool:
         claim = self._view.claims.store.get(write.key)

@@ -1,12 +1,12 @@
 """Trying again: how long to wait, a bounded retry of one call, and one without end.
 
-Owns backoff with jitter and the list of failures worth a retry. A Conflict is not among them: it needs a fresh look, which is
-the caller's.
+Owns backoff with jitter, pauses by key without it, and the list of failures worth a retry. A Conflict is not among them: it needs
+a fresh look, which is the caller's.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -15,6 +15,7 @@ from draco.kube.errors import ApiError, ServerError, TooManyRequests, Unreachabl
 
 log = structlog.get_logger()
 
+K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
 TRANSIENT = (TooManyRequests, ServerError, Unreachable)
@@ -50,6 +51,50 @@ class Backoff:
     def reset(self) -> None:
         """Start over, after a success."""
         self.failures = 0
+
+
+class Pause(NamedTuple):
+    """How often something failed in a row, why it did last, and until when it is left alone."""
+
+    times: int
+    why: str
+    until_s: float
+
+
+class Pauses(Generic[K]):
+    """What failed, by key, each left alone for a while: `first_s`, and twice as long each time, up to `longest_s`.
+
+    Without jitter, as these are the failures of one process, each of its own key.
+    """
+
+    def __init__(self, clock: Clock, *, first_s: float, longest_s: float) -> None:
+        self._clock = clock
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self.by_key: dict[K, Pause] = {}
+
+    def begin(self, key: K, why: str) -> float:
+        """Leave the key alone, as it failed once more. Returns for how many seconds."""
+        times = self.by_key[key].times if key in self.by_key else 0
+        pause_s = doubling_s(self._first_s, times, self._longest_s)
+        self.by_key[key] = Pause(times + 1, why, self._clock.monotonic() + pause_s)
+        return pause_s
+
+    def left_s(self, key: K) -> float:
+        """For how many more seconds; 0 where it may be tried now."""
+        found = self.by_key.get(key)
+        return max(0.0, found.until_s - self._clock.monotonic()) if found is not None else 0.0
+
+    def next_s(self) -> float:
+        """In how many seconds the first pause ends that has not ended yet; infinite where there is none."""
+        now_s = self._clock.monotonic()
+        return min(
+            (each.until_s - now_s for each in self.by_key.values() if each.until_s > now_s), default=float("inf")
+        )
+
+    def forget(self, key: K) -> None:
+        """The key is fine, or gone: its next pause is the first again."""
+        self.by_key.pop(key, None)
 
 
 async def retry(
