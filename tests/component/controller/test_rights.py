@@ -189,7 +189,7 @@ async def test_by_default_it_releases_nothing_and_says_how_to_permit_it_where_pe
     try:
         await until(told, what="the remedy")
         assert await lab.allocated(ObjectKey(namespace, "idle")) == [True]
-        refusals = [event for event in operator.events() if event["event"] == "repair.refused"]
+        refusals = [event for event in operator.events() if event["event"] == "claim.not_taken_back"]
         assert len(refusals) == 1
         assert "Traceback" not in operator.output
     finally:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.allocation.leaks import SETTLE_S, LeakedClaims
+from draco.controller.claims.takebacks import REMEDY
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
@@ -286,10 +287,25 @@ async def test_a_conflict_is_let_be_an_outage_is_tried_again_and_a_refusal_later
     with pytest.raises(Unreachable):
         await world.look()
     await world.look()
-    await world.look(299)
+    await world.look(4)
     assert (world.writes, world.answers) == ([], [])
     await world.look(1)
     assert world.writes == [{"reservedFor": None}]
+
+
+async def test_where_the_api_server_refuses_it_the_event_says_what_to_do_until_it_does_not() -> None:
+    world = World()
+    world.keep()
+    await world.look()
+    world.answers = [Forbidden(403, "Forbidden", "no")] * 2
+    await world.look(RELEASE_S)
+    refusal = f"The API server does not let Draco release claim default/gpu: {REMEDY} (no)."
+    assert world.said.texts["train"].endswith(refusal)
+    await world.look(5)
+    await world.look(9)
+    assert world.writes == []  # longer each time
+    await world.look(1)
+    assert (world.writes, refusal in world.said.texts["train"]) == ([{"reservedFor": None}], False)
 
 
 async def test_a_node_that_is_away_when_it_is_time_delays_the_release_no_longer_than_it_is_away() -> None:

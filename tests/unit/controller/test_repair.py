@@ -389,8 +389,8 @@ async def test_a_missing_right_is_named_and_not_asked_for_again_at_once(blocked:
     assert blocked.server.patches == ["idle"]
     said = (
         "The API server does not let Draco release claim default/idle: set the chart's value operator.releaseIdleClaims to "
-        "true, which gives the operator patch on resourceclaims/status and resourceclaims/binding (cannot patch "
-        "resourceclaims/status)."
+        "true, or operator.allocate for GPUs that Draco allocates, which gives the operator patch on resourceclaims/status "
+        "and resourceclaims/binding (cannot patch resourceclaims/status)."
     )
     assert all(text.endswith(said) for text in blocked.said.texts.values())
     assert blocked.reconciler.advice("policy").endswith(said)

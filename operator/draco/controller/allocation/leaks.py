@@ -1,9 +1,9 @@
 """Says that a PodGroup without a pod keeps devices, and takes them back where the policies of the GPUs permit it.
 
-Owns since when that is so, the Event of the PodGroup, and two writes, each on top of just the version that was seen. A pod that
-joins the group writes nothing to a claim that is reserved already, so a write would not fail because of it. Therefore the
-reservation goes first: from then on the pod has to reserve the claim, or kube-controller-manager does for it. The allocation goes
-only if nobody has a while later, and the API server knows of no pod.
+Owns since when that is so, the Event of the PodGroup, and in which order it is taken back. A pod that joins the group writes
+nothing to a claim that is reserved already, so a write would not fail because of it. Therefore the reservation goes first: from
+then on the pod has to reserve the claim, or kube-controller-manager does for it. The allocation goes only if nobody has a while
+later, and the API server knows of no pod.
 
 Since when a group has no pod is kept in memory: a new leader counts from the beginning, and takes back later, never sooner. What
 is a leak is `allocation.ownership.leaks`'.
@@ -25,12 +25,12 @@ from draco.allocation.ownership.leaks import (
     release_after,
 )
 from draco.controller.allocation.gpu_policies import policies_of
+from draco.controller.claims.takebacks import Takebacks
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.kube.watch.store import Change
@@ -55,8 +55,6 @@ _AGAIN_S = 5.0
 """How soon to look again where a write, or a node's agent, is awaited."""
 _POLICIES_S = 15.0
 """How soon to ask again whether policies permit it: which ones a GPU has is not known while its node is away."""
-_REFUSED_S = 300.0
-"""How long nothing is tried after the API server refused: a role is mended by a person."""
 _NEVER_S = float("inf")
 
 
@@ -83,11 +81,11 @@ class LeakedClaims:
         self._count = metrics.leaks_released
         self._clock = clock
         self._tell_after_s = tell_after_s
+        self._takebacks = Takebacks(client, view, clock=clock)
         self._since_s: dict[ObjectKey, dict[str, float]] = {}  # by PodGroup and the claim's UID
         self._unreserved_s: dict[str, float] = {}  # since when, by the claim's UID
         self._said: dict[ObjectKey, tuple[ObjectReference, int]] = {}  # and of how many claims
         self._adopted = False
-        self._refused_until_s: dict[str, float] = {}  # by the claim's UID
         view.claims.store.add_index(_BY_KEEPER, lambda claim: [each.key for each in keepers(claim)])
         metrics.on_scrape(
             "draco_leaked_claims",
@@ -146,7 +144,6 @@ class LeakedClaims:
             await self._withdraw(key)
             for uid in before:
                 self._unreserved_s.pop(uid, None)
-                self._refused_until_s.pop(uid, None)
             return None
         since = self._since_s[key] = {uid: before.get(uid, now_s) for uid in (each.metadata.uid for each in leaked)}
         waits = [await self._release(claim, key, since[claim.metadata.uid]) for claim in leaked]
@@ -208,6 +205,8 @@ class LeakedClaims:
             return (
                 "Draco takes the devices back, as the MigPolicy says, once the pods that have ended are deleted, too."
             )
+        if refusal := next(filter(None, map(self._takebacks.refusal, made)), ""):
+            return refusal
         minutes = int(max(known).total_seconds() // 60)
         return f"Draco takes the devices back after {minutes} min without a pod, as the MigPolicy says."
 
@@ -232,7 +231,7 @@ class LeakedClaims:
         else:
             self._unreserved_s.setdefault(uid, now_s)
         due_s = max(since_s + after.total_seconds(), self._unreserved_s.get(uid, now_s - SETTLE_S) + SETTLE_S)
-        wait_s = max(due_s, self._refused_until_s.get(uid, now_s)) - now_s
+        wait_s = max(due_s - now_s, self._takebacks.left_s(claim))
         if wait_s > 0:
             return wait_s
         names = {each.pool for each in claim.devices_held}
@@ -240,8 +239,8 @@ class LeakedClaims:
         if prepared_on(claim, nodes):
             return _AGAIN_S
         if claim.status.reserved_for:
-            await self._write(claim, {"reservedFor": None})
-        elif not await self._has_pods(claim) and await self._write(claim, {"allocation": None}):
+            await self._takebacks.take_back(claim, "reservedFor")
+        elif not await self._has_pods(claim) and await self._takebacks.take_back(claim):
             self._announce(claim, group)
         return _AGAIN_S  # what is there now is on its way
 
@@ -257,20 +256,6 @@ class LeakedClaims:
             )
             for pod in pods
         )
-
-    async def _write(self, claim: ResourceClaim, status: dict[str, None]) -> bool:
-        meta = claim.metadata
-        seen = meta.as_seen
-        try:
-            await self._client.patch(CLAIMS, meta.key, {"metadata": seen, "status": status}, subresource="status")
-        except (NotFound, Conflict) as error:
-            log.info("leak.claim_changed", claim=str(meta.key), error=str(error))
-            return False
-        except (Forbidden, Invalid) as error:
-            self._refused_until_s[meta.uid] = self._clock.monotonic() + _REFUSED_S
-            log.warning("leak.refused", claim=str(meta.key), error=str(error), again_in_s=_REFUSED_S)
-            return False
-        return True
 
     def _announce(self, claim: ResourceClaim, group: ObjectKey) -> None:
         devices = listed(f"{each.device} of {each.pool}" for each in claim.results)

@@ -1,15 +1,15 @@
 """Gives allocations back that nobody has a use for: their group cannot start, or their devices have left.
 
-Owns the one write, on top of just the version that was seen: a pod that reserves the claim now wins. What is on its way counts as
-allocated until the watch has delivered it.
+What is on its way counts as allocated until the watch has delivered it. How it is written is `takebacks`'.
 """
 
 import structlog
 
+from draco.controller.claims.takebacks import Takebacks
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import ApiError, Conflict, NotFound
+from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -28,19 +28,19 @@ class AllocationReturns:
     """By claim, those that are on their way."""
 
     def __init__(self, client: Client, view: ClusterView, events: EventRecorder, *, clock: Clock) -> None:
-        self._client = client
         self._view = view
         self._events = events
         self._clock = clock
+        self._takebacks = Takebacks(client, view, clock=clock)
         self._replaced: dict[ObjectKey, tuple[str, float]] = {}
 
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._replaced
 
     def next_s(self) -> float:
-        """In how many seconds one that was not answered may be tried again; infinite where none is on its way."""
+        """In how many seconds one that was not answered, or was refused, may be tried again; infinite where there is none."""
         now_s = self._clock.monotonic()
-        return min((max(0.0, until_s - now_s) for _, until_s in self._replaced.values()), default=float("inf"))
+        return min([self._takebacks.next_s(), *(max(0.0, until_s - now_s) for _, until_s in self._replaced.values())])
 
     def settle(self) -> None:
         """Forget what the watch has delivered, or what is not answered for too long."""
@@ -55,17 +55,14 @@ class AllocationReturns:
 
     async def give_back(self, claim: ResourceClaim, why: str) -> None:
         """Take the allocation away, and say why. Raises nothing: what became of it is seen on the watch."""
+        if self._takebacks.left_s(claim) > 0:
+            return
         meta = claim.metadata
         self._replaced[meta.key] = (meta.resource_version, self._clock.monotonic() + _UNANSWERED_S)
-        seen = meta.as_seen
         try:
-            await self._client.patch(
-                CLAIMS, meta.key, {"metadata": seen, "status": {"allocation": None}}, subresource="status"
-            )
-        except (NotFound, Conflict) as error:
-            del self._replaced[meta.key]  # what is there now is on its way
-            log.info("allocation.not_given_back", claim=str(meta.key), error=str(error))
-            return
+            if not await self._takebacks.take_back(claim):
+                del self._replaced[meta.key]  # nothing of ours is on its way
+                return
         except ApiError as error:
             log.warning("allocation.not_given_back", claim=str(meta.key), error=str(error), again_in_s=_UNANSWERED_S)
             return

@@ -1,26 +1,25 @@
 """Takes back the allocations of idle claims, where their MigPolicy permits it.
 
-Owns the one write that repair makes, and what has to be known for it: since when a claim has been idle, which were released
-lately, and which own writes have not come back on the watch yet. It clears `status.allocation` of the very claim that was seen,
-as kube-controller-manager does when a claim's last consumer is gone, and the API server drops the device status with it. Nothing
-is ever allocated here. Which claims stand in the way is the caller's; which of them may go is `mig_policy.release_policy`.
+Owns what has to be known for it: since when a claim has been idle, which were released lately, and which own writes have not come
+back on the watch yet. A release clears `status.allocation`, as kube-controller-manager does when a claim's last consumer is gone,
+and the API server drops the device status with it; how it is written is `takebacks`'. Nothing is ever allocated here. Which
+claims stand in the way is the caller's; which of them may go is `mig_policy.release_policy`.
 """
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import structlog
 from prometheus_client import Counter
 
+from draco.controller.claims.takebacks import Takebacks
 from draco.controller.mig.movable_claims import Movable
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import doubling_s
-from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound, ServerError, Unreachable
+from draco.kube.errors import ServerError, Unreachable
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
@@ -37,13 +36,6 @@ RELEASED_REASON = "ClaimReleased"
 ROOM_REASON = "PlaceReleased"
 EVENT_ACTION = "Repairing"
 
-REMEDY = (
-    "set the chart's value operator.releaseIdleClaims to true, which gives the operator patch on resourceclaims/status and "
-    "resourceclaims/binding"
-)
-_REFUSED_S, _REFUSED_LONGEST_S = 5.0, 300.0
-"""How long a claim is left alone after the API server refused its release, longer each time: a role is mended by a person, but a
-policy may only be late. What is refused for one claim, such as by a policy for its namespace, says nothing of others."""
 _UNANSWERED_S = 10.0
 """How long a write whose answer was lost may take to be seen, before it counts as not made."""
 _LOOK_AGAIN_S = 2.0
@@ -60,14 +52,6 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float
     announce: Callable[[], None] | None
     pod: ObjectKey
-
-
-class _Refusal(NamedTuple):
-    """What the API server said of one claim last, and how often it did."""
-
-    text: str
-    times: int
-    until_s: float
 
 
 class ClaimReleases:
@@ -89,11 +73,11 @@ class ClaimReleases:
         self._clock = clock
         self._count = count
         self._patience = patience
+        self._takebacks = Takebacks(client, view, clock=clock)
         self._idle_since: dict[ObjectKey, float] = {}
         self._released: dict[str, float] = {}  # when, by UID
         self._latest: dict[str, tuple[float, str]] = {}  # by policy
         self._written: dict[ObjectKey, _Written] = {}
-        self._refusals: dict[str, _Refusal] = {}  # by UID
         self._awaited: tuple[float, ObjectKey] | None = None  # the pod for which something was released, and until when
         view.claims.subscribe(self._follow)
 
@@ -108,8 +92,7 @@ class ClaimReleases:
     def refusal(self, key: ObjectKey) -> str:
         """What the API server said when it refused to let the claim be released last, as a sentence; "" if it did not."""
         claim = self._view.claims.store.get(key)
-        found = self._refusals.get(claim.metadata.uid) if claim is not None else None
-        return found.text if found is not None else ""
+        return self._takebacks.refusal(claim) if claim is not None else ""
 
     def latest(self) -> Mapping[str, str]:
         """What was last released, as a sentence for each policy, until it is long ago."""
@@ -119,9 +102,8 @@ class ClaimReleases:
     def obstacle(self, claim: ResourceClaim, movable: Movable) -> ReleaseObstacle | None:
         """Why the claim may not be released now; None if it may."""
         key, now_s = claim.metadata.key, self._clock.monotonic()
-        refused = self._refusals.get(claim.metadata.uid)
-        if refused is not None and now_s < refused.until_s:
-            return ReleaseObstacle(text="the API server refused it", again_s=refused.until_s - now_s)
+        if (left_s := self._takebacks.left_s(claim)) > 0:
+            return ReleaseObstacle(text="the API server refused it", again_s=left_s)
         released_s = self._released.get(claim.metadata.uid)
         idle = IdleClaim(
             claim=claim,
@@ -178,27 +160,12 @@ class ClaimReleases:
             announce=partial(self._announce, claim, release, policy),
             pod=release.pod,
         )
-        # Only on top of what was seen: a pod that reserves the claim now, or a newer leader, must win.
-        seen = meta.as_seen
         try:
-            await self._client.patch(
-                CLAIMS, key, {"metadata": seen, "status": {"allocation": None}}, subresource="status"
-            )
-        except (NotFound, Conflict) as error:
-            log.info("repair.claim_changed", claim=str(key), error=str(error))
-            return False
-        except (Forbidden, Invalid) as error:
-            # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
-            before = self._refusals.get(meta.uid)
-            times = before.times if before is not None else 0
-            pause_s = doubling_s(_REFUSED_S, times, _REFUSED_LONGEST_S)
-            self._refusals[meta.uid] = _Refusal(_refusal(key, str(error)), times + 1, self._clock.monotonic() + pause_s)
-            log.warning("repair.refused", claim=str(key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
-            return False
+            if not await self._takebacks.take_back(claim):
+                return False
         except (ServerError, Unreachable):
             self._written[key] = written  # the write may have arrived nevertheless
             raise
-        self._refusals.pop(meta.uid, None)
         self._written[key] = msgspec.structs.replace(written, until_s=float("inf"), announce=None)
         self._announce(claim, release, policy)
         return True
@@ -247,8 +214,6 @@ class ClaimReleases:
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
         after, before = change.after, change.before
-        if before is not None and (after is None or after.status.allocation is None):
-            self._refusals.pop(before.metadata.uid, None)
         if after is None or after.status.allocation is None or after.status.reserved_for:
             self._idle_since.pop(change.key, None)
         elif before is None or before.status.allocation != after.status.allocation:
@@ -263,8 +228,3 @@ def _last(event: Event) -> datetime | None:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
-
-
-def _refusal(claim: ObjectKey, error: str) -> str:
-    # What to do comes first: a note has only so much room, and the server's words may be long.
-    return f"The API server does not let Draco release claim {claim}: {REMEDY} ({' '.join(error.split()).rstrip('.')})."
