@@ -40,18 +40,18 @@ class Said:
     """Notes that are only remembered."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
+        self.by_uid: dict[str, str] = {}
         self.adopted: list[ObjectReference] = []
 
     async def adopt(self) -> list[ObjectReference]:
         return self.adopted
 
-    async def say(self, regarding: ObjectReference, note: str) -> float:
-        self.texts[regarding.name] = note
+    async def say(self, regarding: ObjectReference, note: str, *, type: str) -> float:  # noqa: A002 - the field's name
+        self.by_uid[regarding.uid] = note
         return 1200.0
 
     async def withdraw(self, regarding: ObjectReference) -> None:
-        self.texts.pop(regarding.name, None)
+        self.by_uid.pop(regarding.uid, None)
 
 
 class World:
@@ -97,12 +97,18 @@ class World:
         """As if the watch had told of them."""
         tell(self.view, *objects)
 
-    def keep(self, name: str = "gpu", *, reserved: bool = True, made: bool = True, **status: Any) -> ResourceClaim:
+    def keep(
+        self, name: str = "gpu", *, reserved: bool = True, made: bool = True, uid: str = "train", **status: Any
+    ) -> ResourceClaim:
         claim = a_claim(name, device_class="ours", on=["node-0/gpu-0"])
         meta = msgspec.structs.replace(
-            claim.metadata, owner_references=[OWNER] if made else [], resource_version=f"{len(self.writes)}"
+            claim.metadata,
+            owner_references=[msgspec.structs.replace(OWNER, uid=uid)] if made else [],
+            resource_version=f"{len(self.writes)}",
         )
-        state = msgspec.structs.replace(claim.status, reserved_for=[RESERVATION] if reserved else [], **status)
+        state = msgspec.structs.replace(
+            claim.status, reserved_for=[msgspec.structs.replace(RESERVATION, uid=uid)] if reserved else [], **status
+        )
         claim = msgspec.structs.replace(claim, metadata=meta, status=state)
         self.put(claim)
         return claim
@@ -154,21 +160,21 @@ async def test_it_is_said_after_ten_minutes_and_no_more_once_the_group_has_a_pod
     world.keep()
     await world.look()
     await world.look(TELL_S - 1)
-    assert (world.said.texts, world.leaked, world.reconciler.trouble) == ({}, 0, "")
+    assert (world.said.by_uid, world.leaked, world.reconciler.trouble) == ({}, 0, "")
     await world.look(1)
-    assert "kubectl delete podgroup -n default train" in world.said.texts["train"]
-    assert "spec.gangs.releaseLeakedAfter" in world.said.texts["train"]
+    assert "kubectl delete podgroup -n default train" in world.said.by_uid["train"]
+    assert "spec.gangs.releaseLeakedAfter" in world.said.by_uid["train"]
     assert world.leaked == 1
     assert "default/train" in world.reconciler.trouble
     world.woken.clear()
     world.put(a_member())
     assert world.woken == [KEY]
     assert await world.look() is None
-    assert (world.said.texts, world.leaked, world.reconciler.trouble) == ({}, 0, "")
+    assert (world.said.by_uid, world.leaked, world.reconciler.trouble) == ({}, 0, "")
     world.put(a_member(status=PodStatus(phase="Failed")))
     await world.look()
     await world.look(TELL_S - 1)
-    assert world.said.texts == {}  # counted from the beginning
+    assert world.said.by_uid == {}  # counted from the beginning
 
 
 async def test_first_the_reservation_goes_and_a_while_later_the_allocation() -> None:
@@ -185,7 +191,7 @@ async def test_first_the_reservation_goes_and_a_while_later_the_allocation() -> 
     await world.look(1)
     assert world.writes[1:] == [{"allocation": None}]
     assert await world.look() is None
-    assert (world.events, world.released, world.said.texts) == (["LeakReleased"], 1, {})
+    assert (world.events, world.released, world.said.by_uid) == (["LeakReleased"], 1, {})
 
 
 @pytest.mark.parametrize(
@@ -243,7 +249,7 @@ async def test_a_claim_by_name_is_never_taken_back(reserved: bool) -> None:
     for _ in range(3):
         await world.look(RELEASE_S)
     assert world.writes == []
-    assert ("kubectl delete resourceclaim" in world.said.texts.get("train", "")) is reserved
+    assert ("kubectl delete resourceclaim" in world.said.by_uid.get("train", "")) is reserved
 
 
 async def test_what_was_allocated_and_never_reserved_goes_at_once_when_it_is_time() -> None:
@@ -259,13 +265,30 @@ async def test_who_leads_next_goes_on_and_counts_from_the_beginning() -> None:
     world.keep(reserved=False)  # as the one before left it after the first step
     gone = ObjectMeta(name="gone", namespace="default", uid="gone")
     world.said.adopted = [KIND.reference(GROUP.metadata), KIND.reference(gone)]
-    world.said.texts = {"gone": "from before"}
+    world.said.by_uid = {"gone": "from before"}
     await world.look()
-    assert world.said.texts.keys() == {"train"}
+    assert world.said.by_uid.keys() == {"train"}
     await world.look(RELEASE_S - 1)
     assert world.writes == []
     await world.look(1)
     assert world.writes == [{"allocation": None}]
+
+
+async def test_what_was_said_of_a_group_does_not_stay_when_another_has_its_name_and_claims_at_once() -> None:
+    world = World(after="")
+    old = world.keep()
+    await world.look()
+    await world.look(TELL_S)
+    assert world.said.by_uid.keys() == {"train"}
+    world.view.claims._publish(world.view.claims.store.remove(old.metadata.key))
+    world.put(msgspec.structs.replace(GROUP, metadata=msgspec.structs.replace(GROUP.metadata, uid="anew")))
+    world.keep("another", uid="anew")
+    await world.look()
+    assert (world.said.by_uid, world.leaked, world.reconciler.trouble) == ({}, 0, "")
+    await world.look(TELL_S - 1)
+    assert world.said.by_uid == {}
+    await world.look(1)
+    assert world.said.by_uid.keys() == {"anew"}
 
 
 async def test_what_is_refused_for_one_claim_does_not_keep_another_waiting() -> None:
@@ -300,12 +323,12 @@ async def test_where_the_api_server_refuses_it_the_event_says_what_to_do_until_i
     world.answers = [Forbidden(403, "Forbidden", "no")] * 2
     await world.look(RELEASE_S)
     refusal = f"The API server does not let Draco release claim default/gpu: {REMEDY} (no)."
-    assert world.said.texts["train"].endswith(refusal)
+    assert world.said.by_uid["train"].endswith(refusal)
     await world.look(5)
     await world.look(9)
     assert world.writes == []  # longer each time
     await world.look(1)
-    assert (world.writes, refusal in world.said.texts["train"]) == ([{"reservedFor": None}], False)
+    assert (world.writes, refusal in world.said.by_uid["train"]) == ([{"reservedFor": None}], False)
 
 
 async def test_a_node_that_is_away_when_it_is_time_delays_the_release_no_longer_than_it_is_away() -> None:

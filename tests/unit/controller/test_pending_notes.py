@@ -54,7 +54,7 @@ class World:
             msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation)),
         )
 
-    async def say(self, _: ObjectReference, text: str) -> float:
+    async def say(self, _: ObjectReference, text: str, *, type: str) -> float:  # noqa: A002 - the field's name
         self.said = [text]
         return 60.0
 

@@ -45,7 +45,7 @@ class Said:
     async def adopt(self) -> list[ObjectReference]:
         return []
 
-    async def say(self, regarding: ObjectReference, note: str) -> float:
+    async def say(self, regarding: ObjectReference, note: str, *, type: str) -> float:  # noqa: A002 - the field's name
         self.texts[regarding.name] = note
         return 1200.0
 

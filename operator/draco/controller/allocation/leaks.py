@@ -32,11 +32,11 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
-from draco.kube.events.notes import Notes
+from draco.kube.events.notes import Notes, NotesByKey
 from draco.kube.watch.store import Change
 from draco.mig_policy.release_policy import prepared_on
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import ObjectReference, Pod
+from draco.resources.api.core import Pod
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
@@ -76,7 +76,7 @@ class LeakedClaims:
         self._client = client
         self._view = view
         self._decisions = decisions
-        self._notes = notes
+        self._notes = NotesByKey(notes, lambda each: ObjectKey(each.namespace, each.name))
         self._events = events
         self._count = metrics.leaks_released
         self._clock = clock
@@ -84,25 +84,24 @@ class LeakedClaims:
         self._takebacks = Takebacks(client, view, clock=clock)
         self._since_s: dict[ObjectKey, dict[str, float]] = {}  # by PodGroup and the claim's UID
         self._unreserved_s: dict[str, float] = {}  # since when, by the claim's UID
-        self._said: dict[ObjectKey, tuple[ObjectReference, int]] = {}  # and of how many claims
         self._adopted = False
         view.claims.store.add_index(_BY_KEEPER, lambda claim: [each.key for each in keepers(claim)])
         metrics.on_scrape(
             "draco_leaked_claims",
             "Claims of Draco's that PodGroups without a pod keep, once that has been said. On the leader only.",
             [],
-            lambda: sum(number for _, number in self._said.values()),
+            lambda: sum(len(self._since_s.get(key, ())) for key in self._notes.said),
         )
 
     @property
     def trouble(self) -> str:
         """Which PodGroups keep devices without having pods; "" if none."""
-        if not self._said:
+        names = sorted(self._notes.said)
+        if not names:
             return ""
-        number = len(self._said)
         return (
-            f"{counted(number, 'PodGroup')} without a pod {agreeing(number, 'keeps', 'keep')} GPUs: "
-            f"{listed(map(str, sorted(self._said)))}. Delete what is not used any more with kubectl delete podgroup, or set "
+            f"{counted(len(names), 'PodGroup')} without a pod {agreeing(len(names), 'keeps', 'keep')} GPUs: "
+            f"{listed(map(str, names))}. Delete what is not used any more with kubectl delete podgroup, or set "
             "spec.gangs.releaseLeakedAfter of the MigPolicies, so that Draco takes the GPUs back."
         )
 
@@ -141,7 +140,7 @@ class LeakedClaims:
         now_s = self._clock.monotonic()
         before = self._since_s.pop(key, {})
         if self._view.pod_groups is None or group is None or not leaked:
-            await self._withdraw(key)
+            await self._notes.withdraw(key)
             for uid in before:
                 self._unreserved_s.pop(uid, None)
             return None
@@ -152,13 +151,9 @@ class LeakedClaims:
     async def _adopt(self) -> None:
         if self._adopted:
             return
-        for regarding in await self._notes.adopt():
-            key = ObjectKey(regarding.namespace, regarding.name)
-            group = self._pod_group(key)
-            if group is None or group.metadata.uid != regarding.uid or not self._leaked(key):
-                await self._notes.withdraw(regarding)
-            else:
-                self._said[key] = (regarding, len(self._leaked(key)))
+        for key in await self._notes.adopt():
+            if not self._leaked(key):
+                await self._notes.withdraw(key)
         self._adopted = True
 
     def _pod_group(self, key: ObjectKey) -> PodGroup | None:
@@ -183,12 +178,11 @@ class LeakedClaims:
             yield from (each.key for each in (keepers(claim) if claim else ()))
 
     async def _tell(self, kind: Kind[PodGroup], group: PodGroup, leaked: list[ResourceClaim], since_s: float) -> float:
-        key = group.metadata.key
+        key, regarding = group.metadata.key, kind.reference(group.metadata)
+        await self._notes.withdraw_unless_of(regarding)
         for_s = self._clock.monotonic() - since_s
-        if for_s < self._tell_after_s and key not in self._said:  # what the leader before said is so still
+        if for_s < self._tell_after_s and key not in self._notes.said:  # what the leader before said is so still
             return self._tell_after_s - for_s
-        regarding = kind.reference(group.metadata)
-        self._said[key] = (regarding, len(leaked))
         text = cause_and_fix(key, leaked, int(self._tell_after_s // 60))
         return await self._notes.say(regarding, f"{text} {self._prospect(leaked)}".rstrip())
 
@@ -209,12 +203,6 @@ class LeakedClaims:
             return refusal
         minutes = int(max(known).total_seconds() // 60)
         return f"Draco takes the devices back after {minutes} min without a pod, as the MigPolicy says."
-
-    async def _withdraw(self, key: ObjectKey) -> None:
-        said = self._said.get(key)
-        if said is not None:
-            await self._notes.withdraw(said[0])
-            del self._said[key]
 
     async def _release(self, claim: ResourceClaim, group: ObjectKey, since_s: float) -> float:
         """Take the next step towards its release, if it is time. Returns in how many seconds to look again."""

@@ -23,11 +23,11 @@ from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
-from draco.kube.events.notes import Notes
+from draco.kube.events.notes import Notes, NotesByKey
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass, ResourceClaim
-from draco.resources.api.core import ObjectReference, Pod
-from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS
 
 log = structlog.get_logger(__name__)
@@ -73,13 +73,12 @@ class PendingClaims:
         refused: Refusals | None = None,
     ) -> None:
         self._view = view
-        self._notes = notes
+        self._notes = NotesByKey(notes, lambda each: PendingSubject(each.kind, ObjectKey(each.namespace, each.name)))
         self._clock = clock
         self._pending_after_s = pending_after_s
         self._refused = refused
         self._explanations = Explanations(view.followed, workers, clock=clock, minor=minor)
         self._adopted = asyncio.Event()
-        self._noted: dict[PendingSubject, ObjectReference] = {}
         self._reasons: dict[ObjectKey, str] = {}
         self._unmet: dict[ObjectKey, list[UnmetDevices]] = {}
         self._known_classes: Mapping[str, DeviceClass] | None = None
@@ -123,9 +122,7 @@ class PendingClaims:
     async def follow(self, wake: Callable[[PendingSubject], None], backlog: Callable[[], int]) -> None:
         """Take over what another leader left, then have `wake` called whenever a change elsewhere alters what is to be said."""
         # Without knowing what was said before, everything is said again; at worst, old Events stay for their hour.
-        for regarding in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
-            subject = PendingSubject(regarding.kind, ObjectKey(regarding.namespace, regarding.name))
-            self._noted[subject] = regarding
+        for subject in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
             wake(subject)
         self._adopted.set()
 
@@ -146,7 +143,7 @@ class PendingClaims:
         pod = self._view.pods.store.get(subject.key)
         left_s = self._left_s(pod) if pod else None
         if pod is None or left_s is None:
-            await self._withdraw(subject)
+            await self._notes.withdraw(subject)
             return None
         if left_s > 0:
             return left_s
@@ -155,9 +152,9 @@ class PendingClaims:
             return None  # what was said stays until there is an answer, which wakes us
         gate_s = self._gate_s(pod) if explanation.reason == PendingReason.GATED else 0.0
         if explanation.reason == PendingReason.ALLOCATED or gate_s:
-            await self._withdraw(subject)
+            await self._notes.withdraw(subject)
             return gate_s or None
-        return await self._say(subject, pod.metadata, PODS.api_version, explanation)
+        return await self._notes.say(PODS.reference(pod.metadata), explanation.text)
 
     async def _reconcile_claim(self, subject: PendingSubject) -> float | None:
         claim = self._view.claims.store.get(subject.key)
@@ -178,12 +175,12 @@ class PendingClaims:
         if claim is None or explanation is None or explanation.reason == PendingReason.ALLOCATED:
             self._reasons.pop(subject.key, None)
             self._unmet.pop(subject.key, None)
-            await self._withdraw(subject)
+            await self._notes.withdraw(subject)
             return wait_s if wait_s and wait_s > 0 else None
         if subject.key not in self._reasons:
             log.info("claim.pending", claim=str(subject.key), reason=explanation.reason, causes=explanation.text)
         self._reasons[subject.key] = explanation.reason
-        return await self._say(subject, claim.metadata, CLAIMS.api_version, explanation)
+        return await self._notes.say(CLAIMS.reference(claim.metadata), explanation.text)
 
     def _explained(self, pod: Pod) -> PodExplanation | None:
         """Why the pod waits. A limit comes before all else: no device would help."""
@@ -191,23 +188,6 @@ class PendingClaims:
             if self._refused is not None and (why := self._refused.why_not(claim)):
                 return PodExplanation(why, PendingReason.LIMIT_REACHED)
         return self._explanations.of(*self._with_claims(pod))
-
-    async def _say(
-        self, subject: PendingSubject, meta: ObjectMeta, api_version: str, explanation: PodExplanation
-    ) -> float:
-        noted = self._noted.get(subject)
-        if noted is not None and noted.uid != meta.uid:
-            await self._withdraw(subject)
-        regarding = ObjectReference(
-            api_version=api_version, kind=subject.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
-        )
-        self._noted[subject] = regarding
-        return await self._notes.say(regarding, explanation.text)
-
-    async def _withdraw(self, subject: PendingSubject) -> None:
-        if noted := self._noted.get(subject):
-            await self._notes.withdraw(noted)
-            del self._noted[subject]
 
     def _with_claims(self, pod: Pod) -> PodWithClaims:
         return pod, known_claims_of(pod, self._view.claims.store, self._classes)

@@ -22,12 +22,12 @@ from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
 from draco.kube.errors import ApiError
-from draco.kube.events.notes import Notes
+from draco.kube.events.notes import Notes, NotesByKey
 from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import ReleaseObstacle
 from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import ObjectReference, Pod
+from draco.resources.api.core import Pod
 from draco.resources.api.draco import IdleClaims
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS
@@ -69,7 +69,7 @@ class RepairReconciler:
     ) -> None:
         self._view = view
         self._movable = movable
-        self._notes = notes
+        self._notes = NotesByKey(notes, lambda each: ObjectKey(each.namespace, each.name))
         self._releases = releases
         self._workers = workers
         self._clock = clock
@@ -77,7 +77,6 @@ class RepairReconciler:
         self._due_s = float("-inf")
         self._next: ObjectKey | None = None
         self._advised: dict[ObjectKey, ClaimRelease] = {}  # by pod
-        self._noted: dict[ObjectKey, ObjectReference] = {}
         self._by_policy: Mapping[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
 
@@ -118,7 +117,7 @@ class RepairReconciler:
     async def reconcile(self, _: str) -> float | None:
         """Say of every claim concerned what is so, take back what no longer is, and release what may be."""
         await self._adopt()
-        if not (self._view.idle_claims or self._noted or self._by_policy):
+        if not (self._view.idle_claims or self._notes.said or self._by_policy):
             return None
         wait_s = self._due_s - self._clock.monotonic()
         if wait_s > 0:
@@ -258,21 +257,16 @@ class RepairReconciler:
                 texts.setdefault(key, release_policy.for_waiting(release, prospect))
             for key in release.claims:
                 texts.setdefault(key, release_policy.for_idle(release, key, prospect))
-        for key in [key for key in self._noted if key not in texts]:
-            await self._notes.withdraw(self._noted[key])
-            del self._noted[key]
+        for key in [key for key in self._notes.said if key not in texts]:
+            await self._notes.withdraw(key)
         again_s = _KEEP_S
         for key, text in texts.items():
             claim = self._view.claims.store.get(key)
             if claim is None:
                 continue
-            regarding = CLAIMS.reference(claim.metadata)
-            if (noted := self._noted.get(key)) is not None and noted.uid != regarding.uid:
-                await self._notes.withdraw(noted)
-            if key not in self._noted:
+            if key not in self._notes.said:
                 log.info("repair.advised", claim=str(key), advice=text)
-            self._noted[key] = regarding
-            again_s = min(again_s, await self._notes.say(regarding, text))
+            again_s = min(again_s, await self._notes.say(CLAIMS.reference(claim.metadata), text))
         return again_s
 
     def _prospect(self, release: ClaimRelease) -> str:
@@ -292,9 +286,8 @@ class RepairReconciler:
         """Take over what another leader left, so that it is taken back when it is no longer so."""
         if self._adopted:
             return
-        left = await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ()
+        await attempted("events.not_adopted", self._notes.adopt, clock=self._clock)
         await attempted("events.not_adopted", self._releases.adopt, clock=self._clock)
-        self._noted |= {ObjectKey(each.namespace, each.name): each for each in left}
         self._adopted = True
 
 

@@ -15,7 +15,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import attempted
 from draco.kube.errors import Forbidden
-from draco.kube.events.notes import Notes
+from draco.kube.events.notes import Notes, NotesByKey
 from draco.kube.watch.store import Change
 from draco.maintenance.rules import is_draco_own, means
 from draco.maintenance.selecting.impact import (
@@ -26,7 +26,7 @@ from draco.maintenance.selecting.impact import (
     with_budgets,
 )
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
+from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS
@@ -45,9 +45,8 @@ class TaintRuleReports:
         self._client = client
         self._view = view
         self._reach = reach
-        self._notes = notes
+        self._notes = NotesByKey(notes, lambda each: each.uid)
         self._clock = clock
-        self._noted: dict[str, ObjectReference] = {}
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every rule that a change may concern."""
@@ -65,26 +64,23 @@ class TaintRuleReports:
 
     async def adopt(self, wake: Callable[[str], None]) -> None:
         """Take over what another leader said, so that what is no longer so is taken back."""
-        for regarding in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
-            self._noted.setdefault(regarding.uid, regarding)
-            wake(regarding.uid)
+        for uid in await attempted("events.not_adopted", self._notes.adopt, clock=self._clock) or ():
+            wake(uid)
 
     async def reconcile(self, uid: str) -> float | None:
         """Say of the rule what it does now, or take back what was said of one that is gone."""
         rule = next(iter(self._view.rule_store.by_index(BY_UID, uid)), None)
         kind = self._view.taint_rules
         if rule is None or kind is None:
-            if noted := self._noted.get(uid):
-                await self._notes.withdraw(noted)
-                del self._noted[uid]
+            await self._notes.withdraw(uid)
             return None
         impact = await self._impact(rule)
         if impact is None:
             return None  # the next round of counting wakes us
-        regarding = ObjectReference(api_version=kind.api_version, kind=kind.kind, name=rule.metadata.name, uid=uid)
-        self._noted[uid] = regarding
         again_s = await self._notes.say(
-            regarding, " ".join(sentences(rule, impact)), type="Warning" if _needs_a_look(rule, impact) else "Normal"
+            kind.reference(rule.metadata),
+            " ".join(sentences(rule, impact)),
+            type="Warning" if _needs_a_look(rule, impact) else "Normal",
         )
         return min(again_s, _BUDGETS_EVERY_S) if impact.evicted and rule.spec.taint.effect != "NoSchedule" else again_s
 

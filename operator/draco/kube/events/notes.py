@@ -10,7 +10,9 @@ Owns the laws of such Events:
 """
 
 import hashlib
+from collections.abc import Callable, Hashable
 from datetime import datetime
+from typing import Generic, TypeVar
 
 import msgspec
 import structlog
@@ -25,6 +27,8 @@ from draco.resources.kinds import EVENTS
 from draco.resources.texts import shown
 
 log = structlog.get_logger()
+
+K = TypeVar("K", bound=Hashable)
 
 _CHANGES = RateLimit(burst=3, refill_s=30.0)
 """So many changes of one note are written as they come; after them, one in so many seconds."""
@@ -132,6 +136,39 @@ class Notes:
         self._next_write_s = turn_s + _PACE_S
         if turn_s > now_s:
             await self._clock.sleep(turn_s - now_s)
+
+
+class NotesByKey(Generic[K]):
+    """Notes, and by key of which object each is, so that they can be withdrawn when it is gone, or another has its name."""
+
+    def __init__(self, notes: Notes, key_of: Callable[[ObjectReference], K]) -> None:
+        self._notes = notes
+        self._key_of = key_of
+        self.said: dict[K, ObjectReference] = {}
+
+    async def adopt(self) -> list[K]:
+        """As `Notes.adopt`. Returns the keys of what was said."""
+        for regarding in await self._notes.adopt():
+            self.said.setdefault(self._key_of(regarding), regarding)
+        return list(self.said)
+
+    async def say(self, regarding: ObjectReference, note: str, *, type: EventType = "Warning") -> float:  # noqa: A002 - the field's name
+        """As `Notes.say`, and of no other object with the same key."""
+        await self.withdraw_unless_of(regarding)
+        self.said[self._key_of(regarding)] = regarding
+        return await self._notes.say(regarding, note, type=type)
+
+    async def withdraw_unless_of(self, regarding: ObjectReference) -> None:
+        """Take back what was said of another object with the same key."""
+        said = self.said.get(self._key_of(regarding))
+        if said is not None and said.uid != regarding.uid:
+            await self.withdraw(self._key_of(regarding))
+
+    async def withdraw(self, key: K) -> None:
+        """Take back what was said, if anything was. Should that fail, it is tried again the next time."""
+        if (said := self.said.get(key)) is not None:
+            await self._notes.withdraw(said)
+            self.said.pop(key, None)
 
 
 def _wait_s(before: _Note | None, note: str, now_s: float) -> float:
