@@ -1,15 +1,12 @@
 """Members of a group behind Draco's own scheduling gate count as members without one, and those behind another's do not."""
 
-import msgspec
 import pytest
 
 from draco.allocation.ownership.losses import standing
 from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.useless import UselessAllocations
 from draco.kube.connect.client import Client
-from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodStatus
-from draco.resources.api.meta import OwnerReference
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.test_waiting_groups import GPU, LABELS, SIZE, World
@@ -23,16 +20,11 @@ def member(name: str, *gates: str) -> Pod:
     return a_pod(name, claims=[name], labels=LABELS, annotations=SIZE, gates=gates, status=status)
 
 
-def made_for(pod: str) -> ResourceClaim:
-    claim = a_claim(pod, device_class="gpu")
-    owner = OwnerReference(api_version="v1", kind="Pod", name=pod, uid=pod, controller=True)
-    return msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, owner_references=[owner]))
-
-
 @pytest.mark.parametrize(("gate", "unready"), [(OWN, ""), (OTHERS, "pod b has a scheduling gate")])
 def test_a_group_gets_its_devices_unless_another_gate_holds_a_member(gate: str, unready: str) -> None:
     world = World(GPU)
-    world.put(member("a", OWN), member("b", gate), made_for("a"), made_for("b"))
+    claims = [a_claim(pod, device_class="gpu", made_for=(pod, "gpu")) for pod in "ab"]
+    world.put(member("a", OWN), member("b", gate), *claims)
     found = world.group()
     assert unready in found.unready
     assert bool(found.unready) is bool(unready)

@@ -38,10 +38,10 @@ def keepers(claim: ResourceClaim) -> tuple[Keeper, ...]:
     if any((each.api_group, each.resource) != (_GROUP, _RESOURCE) for each in reserved):
         return ()
     found = tuple(Keeper(ObjectKey(claim.metadata.namespace, each.name), each.uid) for each in reserved)
-    return found or made_for(claim)
+    return found or group_made_for(claim)
 
 
-def made_for(claim: ResourceClaim) -> tuple[Keeper, ...]:
+def group_made_for(claim: ResourceClaim) -> tuple[Keeper, ...]:
     """The PodGroup from whose template it was made; none of a claim that somebody made by name."""
     return tuple(
         Keeper(ObjectKey(claim.metadata.namespace, owner.name), owner.uid)
@@ -112,7 +112,7 @@ def cause_and_fix(group: ObjectKey, claims: Sequence[ResourceClaim], minutes: in
         f"The PodGroup has had no pod for {minutes} min and keeps {devices}, by {names}. "
         f"If no pods follow, delete it: kubectl delete podgroup -n {group.namespace} {group.name}"
     )
-    by_name = [claim.metadata.name for claim in claims if not made_for(claim)]
+    by_name = [claim.metadata.name for claim in claims if not group_made_for(claim)]
     if by_name:
         # Draco allocates a claim that nobody reserves as soon as it can.
         text += f", and what was not made from its templates, with kubectl delete resourceclaim -n {group.namespace} "

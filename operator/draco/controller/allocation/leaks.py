@@ -18,10 +18,10 @@ from draco.allocation.ownership.gangs import GangKey, GangSource, pod_group_of
 from draco.allocation.ownership.leaks import (
     cause_and_fix,
     ended_users,
+    group_made_for,
     is_leaked,
     is_there,
     keepers,
-    made_for,
     release_after,
 )
 from draco.controller.allocation.gpu_policies import policies_of
@@ -188,7 +188,7 @@ class LeakedClaims:
 
     def _prospect(self, leaked: list[ResourceClaim]) -> str:
         """What becomes of it otherwise."""
-        made = [each for each in leaked if made_for(each)]
+        made = [each for each in leaked if group_made_for(each)]
         if not made:
             return ""
         afters = [release_after(policies_of(self._decisions, each.devices_held)) for each in made]
@@ -207,7 +207,7 @@ class LeakedClaims:
     async def _release(self, claim: ResourceClaim, group: ObjectKey, since_s: float) -> float:
         """Take the next step towards its release, if it is time. Returns in how many seconds to look again."""
         # One that was made by name would be allocated again at once, so taking it back is no use.
-        if not made_for(claim) or ended_users(claim, self._pods(claim)):
+        if not group_made_for(claim) or ended_users(claim, self._pods(claim)):
             return _NEVER_S  # without such pods it is looked at again
         after = release_after(policies_of(self._decisions, claim.devices_held))
         if after is None:
