@@ -3,8 +3,10 @@
 import functools
 import json
 import ssl
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import urllib3
@@ -25,14 +27,27 @@ class RefusedError(Exception):
 
 
 def call(
-    plane: ControlPlane, method: str, path: str, body: object = None, *, accept: str = "application/json"
+    plane: ControlPlane,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    accept: str = "application/json",
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """One plain request as administrator, answered in full. PATCH is server-side apply. Raises RefusedError."""
+    """One plain request as administrator, answered in full. PATCH is server-side apply unless `headers` say otherwise.
+
+    Raises RefusedError.
+    """
     response = _connections(plane.server, plane.pki).request(
         method,
         plane.server + path,
         body=None if body is None else json.dumps(body, separators=(",", ":")).encode(),  # as programs write it
-        headers={"Content-Type": CONTENT_TYPES.get(method, "application/json"), "Accept": accept},
+        headers={
+            "Content-Type": CONTENT_TYPES.get(method, "application/json"),
+            "Accept": accept,
+            **headers,
+        },
         timeout=30,
         retries=False,
     )

@@ -59,7 +59,7 @@ class Authority:
     @classmethod
     def load(cls, certificate: bytes, key: bytes) -> Self:
         """Load the authority whose PEM certificate and key were written down before."""
-        loaded = serialization.load_pem_private_key(key, password=None)
+        loaded = serialization.load_pem_private_key(key, None, unsafe_skip_rsa_key_validation=True)  # it is our own
         if not isinstance(loaded, AuthorityKey):
             raise TypeError("the key of a cluster's certificate authority is an RSA or elliptic-curve key")
         return cls(x509.load_pem_x509_certificate(certificate), loaded)

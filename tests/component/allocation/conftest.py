@@ -21,20 +21,22 @@ def chart_options() -> tuple[str, ...]:
     return ALLOCATE
 
 
-@pytest.fixture
-def guarded(
-    control_plane: ControlPlane, crds: None, chart_options: tuple[str, ...], tmp_path: Path
-) -> Iterator[Guarded]:
-    """The chart's part for the operator, its Deployment apart."""
+@pytest.fixture(scope="module")
+def chart_parts(control_plane: ControlPlane, chart_options: tuple[str, ...]) -> Iterator[ChartParts]:
+    """They stay for all tests of a file: Kubernetes looks at all roles whenever one is made or deleted."""
     parts = ChartParts(control_plane, chart_options)
-    try:
-        parts.install()
-        kubeconfig = tmp_path / "operator"
-        control_plane.write_kubeconfig(kubeconfig, USER)
-        yield Guarded(kubeconfig)
-    finally:
-        parts.uninstall()
-        parts.forget_register()
+    yield parts
+    parts.uninstall()
+
+
+@pytest.fixture
+def guarded(control_plane: ControlPlane, crds: None, chart_parts: ChartParts, tmp_path: Path) -> Iterator[Guarded]:
+    """The chart's part for the operator, its Deployment apart."""
+    chart_parts.install()
+    kubeconfig = tmp_path / "operator"
+    control_plane.write_kubeconfig(kubeconfig, USER)
+    yield Guarded(kubeconfig)
+    chart_parts.forget_register()
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """What tests of Draco as the allocator share: the chart's parts, the operator's settings and account, and claims of its class."""
 
 import contextlib
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,7 +19,7 @@ from draco.resources.names import ALLOCATION_REGISTER, OPERATOR_LEASE
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.chart.rendering import NAMESPACE, render
 from tests.component.controller.replicas import settings_for_test, until
-from tests.requests import RefusedError, call
+from tests.requests import ONLY_METADATA, RefusedError, call
 
 REGISTER = ObjectKey("", ALLOCATION_REGISTER)
 CLASS = "gpu.draco.dev"
@@ -25,6 +27,7 @@ _MUTATING = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 ALLOCATE = ("--set", "operator.allocate=true", "--api-versions", _MUTATING)
 """What helm is given."""
 USER = f"system:serviceaccount:{NAMESPACE}:draco-operator"
+AS_OPERATOR = {"Impersonate-User": USER, "Content-Type": "application/merge-patch+json"}
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RIGHTS = {
@@ -66,36 +69,61 @@ class ChartParts:
     def __init__(self, plane: ControlPlane, options: tuple[str, ...] = ALLOCATE) -> None:
         self._plane = plane
         self._options = options
-        self._made: list[str] = []
+        self._made: dict[str, str] = {}
 
     def install(self, paths: dict[str, str] = RIGHTS | POLICIES | PROTECTION | CLASSES) -> None:
-        """Make those of these kinds, which are served at these paths."""
+        """Make those of these kinds, which are served at these paths, unless they are there as they were made."""
+        served = self._versions(paths.values())
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         call(self._plane, "PATCH", f"/api/v1/namespaces/{NAMESPACE}?fieldManager=tests", namespace)
-        for document in render(*self._options):
+        for document in _documents(self._options):
             name, kind = document["metadata"]["name"], document["kind"]
             if kind in paths and "agent" not in name and not name.endswith(".nvidia.com"):
-                call(self._plane, "PATCH", f"{paths[kind]}/{name}?fieldManager=tests&force=true", document)
-                self._made.append(f"{paths[kind]}/{name}")
+                path = f"{paths[kind]}/{name}"
+                if path not in self._made or served.get(path) != self._made[path]:
+                    made = call(self._plane, "PATCH", f"{path}?fieldManager=tests&force=true", document)
+                    self._made[path] = _version(made["metadata"])
+
+    def _versions(self, paths: Iterable[str]) -> dict[str, str]:
+        if not self._made:
+            return {}
+        return {
+            f"{path}/{each['metadata']['name']}": _version(each["metadata"])
+            for path in paths
+            for each in call(self._plane, "GET", path, accept=ONLY_METADATA)["items"] or []
+        }
 
     def uninstall(self) -> None:
         """Delete what was made and is there still."""
         while self._made:
             with contextlib.suppress(RefusedError):
-                call(self._plane, "DELETE", self._made.pop())
+                call(self._plane, "DELETE", self._made.popitem()[0])
 
     def forget_register(self) -> None:
-        """Delete the register, once the policy that forbids it is gone from the API server's memory, too."""
+        """Delete the register, which the operator empties before: while it lists GPUs, a policy forbids that."""
+        path = ALLOCATION_REGISTERS.path(REGISTER)
         deadline = time.monotonic() + 10
         while True:
             try:
-                call(self._plane, "DELETE", ALLOCATION_REGISTERS.path(REGISTER))
+                call(self._plane, "DELETE", path)
             except RefusedError as error:
                 if error.code == HTTPStatus.NOT_FOUND:
                     return
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(0.05)
+                with contextlib.suppress(RefusedError):
+                    call(self._plane, "PATCH", path, {"spec": {"pools": None}}, headers=AS_OPERATOR)
+                time.sleep(0.01)
+
+
+@functools.cache
+def _documents(options: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    return tuple(render(*options))
+
+
+def _version(meta: dict[str, Any]) -> str:
+    """What differs once somebody has changed an object, apart from its status where it has a generation."""
+    return f"{meta['uid']} {meta.get('generation') or meta['resourceVersion']}"
 
 
 async def make_claim(

@@ -25,7 +25,15 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, LEASES, PODS
 from draco.resources.names import OPERATOR_LEASE
 from draco_local.cluster.controlplane import ControlPlane
-from tests.component.allocation.lab import ALLOCATING, REGISTER, Guarded, end_lease, make_claim, until_allocated
+from tests.component.allocation.lab import (
+    ALLOCATING,
+    REGISTER,
+    ChartParts,
+    Guarded,
+    end_lease,
+    make_claim,
+    until_allocated,
+)
 from tests.component.allocation.operator_pods import OperatorPod, operator_pod
 from tests.component.allocation.preempting import of_priority, permit, priorities, staying
 from tests.component.allocation.published import publishing
@@ -337,8 +345,9 @@ async def until_goes_by(plane: ControlPlane, definition: dict[str, Any], *, keep
 
 
 @pytest.fixture
-async def without_leader(control_plane: ControlPlane, crds: None) -> AsyncIterator[None]:
-    """The CustomResourceDefinition of an older version."""
+async def without_leader(control_plane: ControlPlane, crds: None, chart_parts: ChartParts) -> AsyncIterator[None]:
+    """The CustomResourceDefinition of an older version. It changes while the chart's policies, which go by it, are not there."""
+    chart_parts.uninstall()
     definition = call(control_plane, "GET", CRD)
     plain = {"apiVersion": "apiextensions.k8s.io/v1", "kind": definition["kind"], "spec": definition["spec"]}
     plain["metadata"] = {"name": definition["metadata"]["name"]}
@@ -348,6 +357,7 @@ async def without_leader(control_plane: ControlPlane, crds: None) -> AsyncIterat
         await until_goes_by(control_plane, older, keeps_leader=False)
         yield
     finally:
+        chart_parts.uninstall()
         await until_goes_by(control_plane, plain, keeps_leader=True)
 
 

@@ -42,8 +42,8 @@ def parts(api_server: ControlPlane, crds: None) -> Iterator[ChartParts]:
     try:
         yield parts
     finally:
-        parts.uninstall()
         parts.forget_register()
+        parts.uninstall()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.component.simulator import test_nodes
 from tests.conftest import start_control_plane
 
 cluster, folder = test_nodes.cluster, test_nodes.folder
-guarded, handed_over = allocation.guarded, allocation.handed_over
+chart_parts, guarded, handed_over = allocation.chart_parts, allocation.guarded, allocation.handed_over
 
 
 @pytest.fixture(scope="session")
