@@ -29,8 +29,8 @@ from benchmarks.gpu_fleet import (
 from benchmarks.table import Row, tell
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import first_fitting
-from draco.placing.best import BestPlacer
-from draco.placing.groups import allocated
+from draco.placing.groups.group import allocated
+from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 
 NODES, GPUS, MEMBERS = 1_000, 8, 64

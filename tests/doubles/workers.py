@@ -10,7 +10,7 @@ from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.fleet_process import FleetFeed
 from draco.controller.workers.messages import Answer, Question, SkippedObject
 from draco.controller.workers.pool import Answered
-from draco.placing.as_if import PlacedFleet
+from draco.placing.search.as_if import PlacedFleet
 
 
 def told_fleet(followed: FollowedFleet, left_out: Callable[[SkippedObject], None] | None = None) -> FleetFeed:

@@ -10,10 +10,10 @@ from draco.allocation.ownership.claims import as_searched, is_for_operator
 from draco.allocation.ownership.gangs import gang_of
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
-from draco.placing.as_if import PlacedFleet
-from draco.placing.best import BestPlacement
-from draco.placing.companions import best_together
-from draco.placing.groups import allocated
+from draco.placing.groups.companions import best_together
+from draco.placing.groups.group import allocated
+from draco.placing.search.as_if import PlacedFleet
+from draco.placing.search.best import BestPlacement
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.errors import DracoError

@@ -11,7 +11,7 @@ from draco.controller.allocation.writes import FINALIZER
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
 from draco.kube.connect.client import Client
-from draco.placing.groups import GroupPlacement
+from draco.placing.groups.group import GroupPlacement
 from draco.resources.api.claims import ResourceClaimConsumerReference
 from draco.resources.api.meta import OwnerReference
 from draco.resources.names import LABEL_ALLOCATOR

@@ -13,8 +13,8 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.watching import ListedCollection
-from draco.placing.groups import ClaimGroup, GroupMember
-from draco.placing.place import place
+from draco.placing.groups.group import ClaimGroup, GroupMember
+from draco.placing.groups.place import place
 from draco.resources.api.core import Node, NodeCondition
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import TAINT_RULES

@@ -10,7 +10,7 @@ from draco.controller.allocation.foresight import Foresight
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Question
 from draco.controller.workers.pool import Answered
-from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
+from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod, PodSpec
 from draco.resources.names import DeviceKey, PoolKey

@@ -9,7 +9,7 @@ from draco.controller.limits.guard import LimitGuard
 from draco.controller.limits.held import HeldDevices
 from draco.controller.view import ClusterView
 from draco.kube.watch.collection import Collection
-from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement
+from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import ObjectReference
 from draco.resources.api.limits import Namespace

@@ -8,9 +8,9 @@ import pytest
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing import best
-from draco.placing.as_if import PlacedFleet
-from draco.placing.groups import allocated
+from draco.placing.groups.group import allocated
+from draco.placing.search import best
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import PoolKey

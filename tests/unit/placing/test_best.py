@@ -16,11 +16,11 @@ from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.search.allocate import allocate
 from draco.allocation.search.attempt import Attempt
 from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
-from draco.placing.best import BestPlacement, BestPlacer
-from draco.placing.gpu_room import PublishedGpus
-from draco.placing.groups import allocated
-from draco.placing.judging import NodeJudge
-from draco.placing.score import PlacementScore
+from draco.placing.groups.group import allocated
+from draco.placing.scoring.gpu_room import PublishedGpus
+from draco.placing.scoring.judging import NodeJudge
+from draco.placing.scoring.score import PlacementScore
+from draco.placing.search.best import BestPlacement, BestPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import PlacementStrategy

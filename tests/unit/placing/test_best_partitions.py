@@ -9,8 +9,8 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.mig.board import Placement
 from draco.mig.geometry import State, geometry
 from draco.mig.placement import BoardPool
-from draco.placing.best import BestPlacer
-from draco.placing.groups import allocated
+from draco.placing.groups.group import allocated
+from draco.placing.search.best import BestPlacer
 from draco.resources.names import PoolKey, read_partition_name
 from tests.builders import a_node
 from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool

@@ -3,9 +3,9 @@
 import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.as_if import PlacedFleet
-from draco.placing.groups import ClaimGroup, GroupMember
-from draco.placing.place import place
+from draco.placing.groups.group import ClaimGroup, GroupMember
+from draco.placing.groups.place import place
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice
 from draco.resources.names import STANDARD_PCIE_ROOT
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice

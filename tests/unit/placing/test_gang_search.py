@@ -8,13 +8,13 @@ import pytest
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched
-from draco.placing.as_if import PlacedFleet, PlacerAsIf
-from draco.placing.companions import Placed, Placer
-from draco.placing.gang_search import ATTEMPTS, GangSearch
-from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, withheld
-from draco.placing.overdue import Prospect, prospect
-from draco.placing.place import place
-from draco.placing.ranking import ALONE, Company
+from draco.placing.groups.companions import Placed, Placer
+from draco.placing.groups.gang_search import ATTEMPTS, GangSearch
+from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, withheld
+from draco.placing.groups.overdue import Prospect, prospect
+from draco.placing.groups.place import place
+from draco.placing.scoring.ranking import ALONE, Company
+from draco.placing.search.as_if import PlacedFleet, PlacerAsIf
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, DeviceAttribute
@@ -311,7 +311,7 @@ def test_whether_a_group_that_waits_ever_finds_a_place_is_found_out_once_and_aga
         asked.append(group)
         return prospect(fleet, placer, group)
 
-    monkeypatch.setattr("draco.placing.place.prospect", counted)
+    monkeypatch.setattr("draco.placing.groups.place.prospect", counted)
     fleet = a_fleet(holder("a", "node-0", 0))
     placed, waiting = PlacedFleet(fleet), a_group(member(f"m{n}", 2) for n in range(3))
     later = msgspec.structs.replace(waiting, members=[of_version("2", each) for each in waiting.members])

@@ -4,9 +4,9 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
-from draco.placing.as_if import PlacedFleet
-from draco.placing.groups import ClaimGroup, GroupMember
-from draco.placing.place import place
+from draco.placing.groups.group import ClaimGroup, GroupMember
+from draco.placing.groups.place import place
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing import preemption
-from draco.placing.as_if import PlacedFleet
-from draco.placing.groups import ClaimGroup, GroupMember
-from draco.placing.place import place
-from draco.placing.preemption import Room, RoomWanted, cost, make_room
-from draco.placing.victims import Victim
+from draco.placing.groups.group import ClaimGroup, GroupMember
+from draco.placing.groups.place import place
+from draco.placing.preempting import preemption
+from draco.placing.preempting.preemption import Room, RoomWanted, cost, make_room
+from draco.placing.preempting.victims import Victim
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import DeviceAttribute

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 import pytest
 
-from draco.placing.ranking import ALONE, Company, NodeRanking, RankedNode
-from draco.placing.score import PlacementScore
+from draco.placing.scoring.ranking import ALONE, Company, NodeRanking, RankedNode
+from draco.placing.scoring.score import PlacementScore
 
 NODES = [f"node-{number}" for number in range(6)]
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import gang_of
-from draco.placing.victims import Evictable, VictimInput, evictable
+from draco.placing.preempting.victims import Evictable, VictimInput, evictable
 from draco.reservations.claims import API_VERSION, KIND
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodStatus

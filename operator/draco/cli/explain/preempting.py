@@ -18,7 +18,7 @@ from draco.explanation.model import Cause, Explanation
 from draco.explanation.preempting import PreemptionFacts, preemption_text
 from draco.maintenance.draining.disruption import covering
 from draco.mig_policy.preempting import preempting_policies
-from draco.placing.victims import Evictable, VictimInput, evictable
+from draco.placing.preempting.victims import Evictable, VictimInput, evictable
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.whatif.world import World

@@ -16,9 +16,9 @@ from draco.explanation.refused_creation import creation_refusal
 from draco.limits.amounts import Holdings, added, holdings_of
 from draco.limits.rules import LimitCheck, rule_of
 from draco.limits.wording import refusal_text
-from draco.placing.as_if import PlacedFleet
-from draco.placing.groups import ClaimGroup, GroupMember, allocated
-from draco.placing.place import place
+from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
+from draco.placing.groups.place import place
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice

@@ -46,7 +46,7 @@ from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
-from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
+from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

@@ -13,7 +13,7 @@ from draco.controller.workers.messages import PlaceClaims, PlacementAnswer
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import Backoff
-from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement
+from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectMeta

@@ -26,7 +26,7 @@ from draco.kube.connect.retry import Backoff
 from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.disruption import why_refused
-from draco.placing.victims import VictimInput, evictable
+from draco.placing.preempting.victims import VictimInput, evictable
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod, PodDisruptionBudget
 from draco.resources.api.draco import MigPolicy, PartialLoss

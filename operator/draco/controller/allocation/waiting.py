@@ -19,7 +19,7 @@ from draco.controller.allocation.gang_terms import Gangs
 from draco.controller.allocation.refusals import NodeRefusals
 from draco.controller.allocation.writes import FINALIZER
 from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
-from draco.placing.groups import ClaimGroup, GroupMember
+from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod

@@ -18,7 +18,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Pauses, doubling_s
 from draco.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from draco.kube.events.events import EventRecorder
-from draco.placing.groups import allocated
+from draco.placing.groups.group import allocated
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import CLAIMS

@@ -19,7 +19,7 @@ from draco.kube.watch.store import Change
 from draco.limits.amounts import Holdings, added, least_of
 from draco.limits.rules import LimitCheck, LimitRefusal, NamespaceLabels, rule_of
 from draco.limits.wording import refusal_text
-from draco.placing.groups import ClaimGroup, GroupMember, GroupPlacement, allocated
+from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, allocated
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS

@@ -11,7 +11,7 @@ from typing import Final
 
 from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import BY_DEVICE, BY_NAMED, BY_TAKER, TAKING_OVER, ClusterView
-from draco.placing.groups import placeholder
+from draco.placing.groups.group import placeholder
 from draco.reservations.takeover import TakeoverCandidate, allocation_of, reservation_named, taken_up
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey

@@ -25,9 +25,9 @@ from draco.explanation.model import Explanation
 from draco.explanation.problems.claims import problems_of
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import Searches, plan_release
-from draco.placing.as_if import PlacedFleet
-from draco.placing.place import place
-from draco.placing.preemption import make_room
+from draco.placing.groups.place import place
+from draco.placing.preempting.preemption import make_room
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import (
     DeviceClaim,
     DeviceClass,

@@ -29,7 +29,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.selector import compile_selector
 from draco.controller.workers import messages
 from draco.controller.workers.answering import serve, warm_up
-from draco.placing.as_if import PlacedFleet
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import msgspec
 
 from draco.explanation.model import Problem
-from draco.placing.groups import ClaimGroup, GroupPlacement
-from draco.placing.preemption import Room, RoomWanted
+from draco.placing.groups.group import ClaimGroup, GroupPlacement
+from draco.placing.preempting.preemption import Room, RoomWanted
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

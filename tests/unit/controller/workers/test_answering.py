@@ -5,7 +5,7 @@ import pytest
 from draco.controller.workers import messages
 from draco.controller.workers.answering import answer, warm_up
 from draco.explanation.findings.placement import PodRules, nodes_for
-from draco.placing.as_if import PlacedFleet
+from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectMeta
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking

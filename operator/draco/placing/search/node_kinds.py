@@ -15,8 +15,8 @@ from draco.allocation.fleet.rowwise import Codes, combine, number, packed, unpac
 from draco.allocation.search.candidates import tolerated
 from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError
-from draco.placing.distance import CLIQUE_ID, CLUSTER_UUID
-from draco.placing.judging import NodeJudge
+from draco.placing.scoring.distance import CLIQUE_ID, CLUSTER_UUID
+from draco.placing.scoring.judging import NodeJudge
 from draco.resources.api.core import Node
 from draco.resources.names import ATTRIBUTE_NVLINK_PEERS, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT, PoolKey
 

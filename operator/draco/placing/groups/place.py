@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from draco.placing.as_if import PlacedFleet, PlacerAsIf
-from draco.placing.gang_search import GangSearch, GroupFit
-from draco.placing.groups import ClaimGroup, GroupPlacement, withheld
-from draco.placing.overdue import prospect
-from draco.placing.topology import SPREAD
+from draco.placing.groups.gang_search import GangSearch, GroupFit
+from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
+from draco.placing.groups.overdue import prospect
+from draco.placing.groups.topology import SPREAD
+from draco.placing.search.as_if import PlacedFleet, PlacerAsIf
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey

@@ -18,13 +18,13 @@ from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.search.allocate import allocate, result
 from draco.allocation.search.attempt import Attempt, TakenDevice
 from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
-from draco.placing.distance import DevicePosition, position_of
-from draco.placing.gpu_room import PublishedGpus
-from draco.placing.judging import NodeJudge
-from draco.placing.node_kinds import NodeKinds
-from draco.placing.ranking import ALONE, Company, NodeRanking, RankedNode
-from draco.placing.score import PlacementScore, why_worse
-from draco.placing.set_search import Effort, SetSearch
+from draco.placing.scoring.distance import DevicePosition, position_of
+from draco.placing.scoring.gpu_room import PublishedGpus
+from draco.placing.scoring.judging import NodeJudge
+from draco.placing.scoring.ranking import ALONE, Company, NodeRanking, RankedNode
+from draco.placing.scoring.score import PlacementScore, why_worse
+from draco.placing.search.node_kinds import NodeKinds
+from draco.placing.search.set_search import Effort, SetSearch
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import PlacementStrategy

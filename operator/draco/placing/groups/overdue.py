@@ -13,9 +13,9 @@ import msgspec
 
 from draco.allocation.fleet.fleet import FREE, Fleet
 from draco.allocation.ownership.claims import is_for_operator
-from draco.placing.companions import Placed, Placer
-from draco.placing.gang_search import GangSearch, GroupFit
-from draco.placing.groups import ClaimGroup, allocated
+from draco.placing.groups.companions import Placed, Placer
+from draco.placing.groups.gang_search import GangSearch, GroupFit
+from draco.placing.groups.group import ClaimGroup, allocated
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import DeviceKey, PoolKey, gpu_name
 

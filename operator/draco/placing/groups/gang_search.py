@@ -13,10 +13,10 @@ from draco.allocation.fleet.rowwise import unpacked
 from draco.allocation.ownership.claims import as_allocated, as_searched, nodes_of
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
-from draco.placing.companions import Placed, Placer, best_together
-from draco.placing.groups import ClaimGroup, GroupMember, allocated
-from draco.placing.ranking import ALONE, Company
-from draco.placing.topology import SPREAD, domains_of
+from draco.placing.groups.companions import Placed, Placer, best_together
+from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
+from draco.placing.groups.topology import SPREAD, domains_of
+from draco.placing.scoring.ranking import ALONE, Company
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey

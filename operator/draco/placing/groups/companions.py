@@ -10,8 +10,8 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
-from draco.placing.groups import allocated
-from draco.placing.ranking import ALONE, Company
+from draco.placing.groups.group import allocated
+from draco.placing.scoring.ranking import ALONE, Company
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from draco.allocation.fleet.pools import Candidate
 from draco.allocation.search.attempt import Attempt, TakenDevice
 from draco.allocation.search.requests import MAX_RESULTS, ExpandedClaim, Request
-from draco.placing.judging import NodeJudge
-from draco.placing.score import PlacementScore
+from draco.placing.scoring.judging import NodeJudge
+from draco.placing.scoring.score import PlacementScore
 
 
 class Effort:

@@ -10,9 +10,9 @@ from itertools import combinations
 from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.fleet.state import AllocatedState, amount
 from draco.allocation.search.attempt import TakenDevice
-from draco.placing.distance import DevicePosition, position_of
-from draco.placing.gpu_room import GpuRoom, PublishedGpus
-from draco.placing.score import PlacementScore
+from draco.placing.scoring.distance import DevicePosition, position_of
+from draco.placing.scoring.gpu_room import GpuRoom, PublishedGpus
+from draco.placing.scoring.score import PlacementScore
 from draco.resources.api.draco import PlacementStrategy
 from draco.resources.names import PoolKey, gpu_name
 

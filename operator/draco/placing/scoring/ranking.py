@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from draco.placing.score import PlacementScore
+from draco.placing.scoring.score import PlacementScore
 
 
 class Company(NamedTuple):

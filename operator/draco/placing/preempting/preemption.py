@@ -14,11 +14,11 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.handover import GpuPlace
-from draco.placing.as_if import PlacedFleet, PlacerAsIf
-from draco.placing.gang_search import GangSearch, GroupFit, devices_of
-from draco.placing.groups import ClaimGroup, allocated
-from draco.placing.place import own_results
-from draco.placing.victims import Victim
+from draco.placing.groups.gang_search import GangSearch, GroupFit, devices_of
+from draco.placing.groups.group import ClaimGroup, allocated
+from draco.placing.groups.place import own_results
+from draco.placing.preempting.victims import Victim
+from draco.placing.search.as_if import PlacedFleet, PlacerAsIf
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError

@@ -13,7 +13,7 @@ from uuid import uuid4
 from cachetools import LRUCache
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.best import BestPlacer
+from draco.placing.search.best import BestPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import PoolKey

@@ -1,0 +1,5 @@
+"""The best node and devices for the claims of one pod, of all that `allocate` would let them have.
+
+`best` chooses the node; `set_search` the devices on one, once for all nodes that are alike by `node_kinds`. `as_if` asks while
+things are taken to be otherwise, and leaves the fleet as it was. Must not know of groups but where the rest of one is.
+"""
