@@ -10,7 +10,7 @@ from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.fleet_process import FleetFeed
 from draco.controller.workers.messages import Answer, Question, SkippedObject
 from draco.controller.workers.pool import Answered
-from draco.placing.search.as_if import PlacedFleet
+from tests.doubles.placing import a_placed_fleet
 
 
 def told_fleet(followed: FollowedFleet, left_out: Callable[[SkippedObject], None] | None = None) -> FleetFeed:
@@ -67,7 +67,7 @@ class PromptWorkers(UnaskedWorkers):
 
     async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
         self.asked.append(question)
-        found = self.instead(question) or answer(PlacedFleet(fleet_of(self._view)), question)
+        found = self.instead(question) or answer(a_placed_fleet(fleet_of(self._view)), question)
         return Answered(found, self._view.followed.version, self.cpu_s)
 
     async def ask_within(

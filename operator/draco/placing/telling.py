@@ -4,6 +4,7 @@ Owns the lines. Goes by the fleet as it is, for allocated claims as if they had 
 """
 
 from collections.abc import Collection, Sequence
+from itertools import repeat
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched, is_for_operator
@@ -36,7 +37,7 @@ def placement_lines(
     others = [claim for claim in claims if claim.status.allocation is None and claim not in concerned]
     bare = [allocated(claim, None) for claim in concerned]
     try:
-        with PlacedFleet(fleet).as_if(spread=spread) as placer:
+        with PlacedFleet(fleet, share_ids=repeat("")).as_if(spread=spread) as placer:
             for claim in bare:
                 placer.put(claim)
             nodes = reaching(beside, nodes_for(fleet, pod).open)

@@ -9,7 +9,6 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final
-from uuid import UUID
 
 import msgspec
 
@@ -33,12 +32,10 @@ from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.names import PoolKey
 from draco.whatif.world import World
 
-_FIRST = UUID("00000000-0000-4000-8000-000000000000").int
-
 
 def share_ids() -> Iterator[str]:
     """Identifiers one after another, the same in every run."""
-    return (str(UUID(int=_FIRST + number)) for number in count(1))
+    return (f"00000000-0000-4000-8000-{number:012x}" for number in count(1))
 
 
 _KUBERNETES_OWN: Final = "node.kubernetes.io/"

@@ -14,6 +14,7 @@ from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import PoolKey
+from tests.doubles.placing import a_placed_fleet
 from tests.unit.allocation.worlds import a_world, put
 
 
@@ -54,7 +55,7 @@ def test_whatever_claims_come_and_go_in_between_the_kept_placer_finds_what_a_new
         claims = {str(each.metadata.key): each for each in known if isinstance(each, ResourceClaim)}
         wanted = [claims[name] for name in asked]
         holding = [each for each in claims.values() if each.status.allocation is not None]
-        placed = PlacedFleet(fleet)
+        placed = a_placed_fleet(fleet)
         for turn in range(12):
             question = wanted if chance.random() < 0.6 else wanted[: chance.randint(1, len(wanted))]
             called, spread = (
@@ -62,7 +63,7 @@ def test_whatever_claims_come_and_go_in_between_the_kept_placer_finds_what_a_new
                 chance.choice(([], [each.key for each in fleet.inventory.pools])),
             )
             kept = found(placed, question, called, spread)
-            assert kept == found(PlacedFleet(fleet), question, called, spread), (seed, turn)
+            assert kept == found(a_placed_fleet(fleet), question, called, spread), (seed, turn)
             if holding and chance.random() < 0.3:
                 gone = holding.pop(chance.randrange(len(holding)))
                 placed.remove_claim(gone.metadata.key)
@@ -80,7 +81,7 @@ def test_whatever_claims_come_and_go_in_between_the_kept_placer_finds_what_a_new
 
 
 def test_a_claim_that_nobody_knows_may_be_forgotten() -> None:
-    placed = PlacedFleet(Fleet())
+    placed = a_placed_fleet(Fleet())
     placed.remove_claim(ObjectKey("default", "nobodys"))
     with placed.as_if():
         pass

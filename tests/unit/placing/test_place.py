@@ -6,12 +6,12 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.placing.groups.place import place
-from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import PoolKey
 from tests.builders import a_claim, a_device_class, a_node, a_pod, a_slice
+from tests.doubles.placing import a_placed_fleet
 
 CLASS = "gpu.draco.dev"
 TAINT = DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")
@@ -46,7 +46,7 @@ def devices(fleet: Fleet, *groups: ClaimGroup, held: tuple[ResourceClaim, ...] =
             for result in results
             for each in result.devices.results
         ]
-        for placement in place(PlacedFleet(fleet), groups, held)
+        for placement in place(a_placed_fleet(fleet), groups, held)
     ]
 
 
@@ -58,7 +58,7 @@ def test_each_group_gets_what_those_before_it_have_left_and_only_what_is_dracos(
     fleet = a_fleet()
     found = devices(fleet, group("a"), group("b"), group("c"))
     assert found == [["node-0/gpu-0"], ["node-1/gpu-0"], []]
-    assert "on any of 2 nodes" in place(PlacedFleet(fleet), [group("a"), group("b"), group("c")], [])[2].why_not
+    assert "on any of 2 nodes" in place(a_placed_fleet(fleet), [group("a"), group("b"), group("c")], [])[2].why_not
 
 
 def test_afterwards_the_fleet_is_as_it_was() -> None:
@@ -85,7 +85,7 @@ def test_a_group_without_a_place_is_counted_in_what_it_has_pods_or_claims_of_a_r
         [GroupMember([each], [a_pod(each.metadata.name)]) for each in claims], 3, name="PodGroup train"
     )
     reserved = ClaimGroup([GroupMember([each]) for each in claims], 3, name="DeviceReservation night")
-    whys = [each.why_not for each in place(PlacedFleet(a_fleet()), [of_pods, reserved], [])]
+    whys = [each.why_not for each in place(a_placed_fleet(a_fleet()), [of_pods, reserved], [])]
     assert whys == [
         f"{name} needs devices for 3 {noun} at once; even if nobody else had any, only 2 of 3 get some, on 2 nodes that they "
         "may use."
@@ -105,7 +105,7 @@ def test_claims_of_a_member_are_on_one_node_or_nowhere() -> None:
 def test_a_class_that_is_gone_is_said() -> None:
     fleet = a_fleet()
     fleet.remove_class(CLASS)
-    (placement,) = place(PlacedFleet(fleet), [group("a")], [])
+    (placement,) = place(a_placed_fleet(fleet), [group("a")], [])
     assert "could not retrieve device class gpu.draco.dev" in placement.why_not
 
 
@@ -135,5 +135,5 @@ def test_nodes_are_filled_one_after_the_other_unless_their_policy_spreads_claims
     groups = [group("a"), group("b")]
     pools = [PoolKey("gpu.nvidia.com", name) for name in ("node-0", "node-1")]
     assert devices(fleet, *groups) == [["node-0/gpu-0"], ["node-0/gpu-1"]]
-    spread = place(PlacedFleet(fleet), groups, [], spread=pools)
+    spread = place(a_placed_fleet(fleet), groups, [], spread=pools)
     assert {each.devices.results[0].pool for found in spread for (each,) in found.results} == {"node-0", "node-1"}

@@ -4,6 +4,7 @@ Owns the finding of both in a cluster that was read once. What is said of them i
 """
 
 from collections import defaultdict
+from itertools import repeat
 
 import msgspec
 
@@ -53,7 +54,7 @@ def _limited(world: World, subject: ExplainSubject) -> str:
     beside = [each for each in subject.claims if each.status.allocation is not None]
     others = [each for each in waiting if each not in mine]
     member = GroupMember(mine, [subject.pod] if subject.pod is not None else [], beside, (), others)
-    (placement,) = place(PlacedFleet(fleet), [ClaimGroup([member])], [])
+    (placement,) = place(PlacedFleet(fleet, share_ids=repeat("")), [ClaimGroup([member])], [])
     if not placement.results:
         return ""
     planned = [allocated(claim, result) for claim, result in zip(mine, placement.results[0], strict=True)]

@@ -20,8 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import CDLL
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self
+from uuid import uuid4
 
 import msgspec
 
@@ -56,7 +58,7 @@ class FleetFeed:
 
     def __init__(self, left_out: Callable[[messages.SkippedObject], None]) -> None:
         self.fleet = fleet = Fleet()
-        self.placed = PlacedFleet(fleet)
+        self.placed = PlacedFleet(fleet, share_ids=(str(uuid4()) for _ in count()))
         self.version = 0
         self._left_out = left_out
         self._shared = Shared()

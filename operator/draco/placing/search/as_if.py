@@ -6,9 +6,7 @@ all. Chooses nothing.
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Final
-from uuid import uuid4
 
 from cachetools import LRUCache
 
@@ -51,8 +49,10 @@ class PlacedFleet:
     only once. Claims change through here; what else of the fleet changes is said by `forget`.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, share_ids: Iterator[str]) -> None:
+        """`share_ids` gives a fresh identifier for each share of a device."""
         self.fleet = fleet
+        self._share_ids = share_ids
         self.possible: LRUCache[bytes, None] = LRUCache(_MAX_POSSIBLE)
         """Digests of groups that find a place once enough of Draco's claims have ended, as the rest of the fleet is."""
         self._placer: BestPlacer | None = None
@@ -82,8 +82,8 @@ class PlacedFleet:
         """A placer of this fleet. The nodes of the pools in `spread` are filled evenly."""
         wanted = frozenset(spread)
         if self._placer is None or self._spread != wanted:
-            share_ids = (str(uuid4()) for _ in count())
-            self._placer, self._spread = BestPlacer(self.fleet, share_ids=share_ids, spread=wanted), wanted
+            self._placer = BestPlacer(self.fleet, share_ids=self._share_ids, spread=wanted)
+            self._spread = wanted
         placer = PlacerAsIf(self.fleet, self._placer)
         try:
             yield placer

@@ -1,14 +1,21 @@
 """What a child of the fleet process does before it is asked, and what it hands on."""
 
+from uuid import UUID
+
+import msgspec
 import pytest
 
 from draco.controller.workers import messages
 from draco.controller.workers.answering import answer, warm_up
+from draco.controller.workers.fleet_process import FleetFeed
 from draco.explanation.findings.placement import PodRules, nodes_for
-from draco.placing.search.as_if import PlacedFleet
+from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.resources.api.core import Node, Pod, PodSpec, Toleration
 from draco.resources.api.meta import ObjectMeta
+from tests.builders import a_claim, a_device_class, a_node, a_slice
+from tests.doubles.placing import a_placed_fleet
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
+from tests.unit.placing.test_place import ours
 
 
 def test_where_a_pod_may_go_that_asks_nothing_is_known_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +42,20 @@ def test_where_a_pod_may_go_that_asks_nothing_is_known_before_anybody_asks(monke
 def test_only_names_that_draco_or_the_cluster_knows_are_handed_on_to_be_counted(said: str, told: str) -> None:
     claim = asking(f'{ATTRIBUTES}.productName == "{said}" && {ATTRIBUTES}.profile == "{said}"')
     pod = Pod(metadata=ObjectMeta(name="pod", namespace="default"))
-    answered = answer(PlacedFleet(a_fleet()), messages.ExplainPending(pod, [claim], "", None))
+    answered = answer(a_placed_fleet(a_fleet()), messages.ExplainPending(pod, [claim], "", None))
     assert isinstance(answered, messages.PendingAnswer)
     assert answered.unmet == [messages.UnmetDevices(0, GPU, told, "", 1)]
+
+
+def test_each_share_of_a_device_has_an_identifier_of_its_own() -> None:
+    feed = FleetFeed(lambda _: None)
+    feed.fleet.put_node(a_node("node-0"))
+    feed.fleet.put_class(a_device_class())
+    device = msgspec.structs.replace(ours("gpu-0"), allow_multiple_allocations=True)
+    feed.fleet.put_slice(a_slice("node-0", [device]))
+    groups = [ClaimGroup([GroupMember([a_claim(name)])]) for name in "ab"]
+    answered = answer(feed.placed, messages.PlaceClaims(groups, []))
+    assert isinstance(answered, messages.PlacementAnswer)
+    results = [result for each in answered.placements for result in each.results[0]]
+    shares = [UUID(each.share_id) for result in results for each in result.devices.results]
+    assert len(set(shares)) == 2
