@@ -13,7 +13,7 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
-from draco.allocation.search.allocate import allocate, first_fitting
+from draco.allocation.search.allocate import first_fitting, would_get
 from draco.explanation.findings.placement import PodRules
 from draco.resources.api.claims import AllocationResult, ResourceClaim, ResourceClaimStatus
 from draco.resources.api.core import Node, Pod
@@ -189,15 +189,7 @@ class _Search:
         if not self._searches.take():
             return None
         try:
-            return allocate(
-                self._fleet.inventory,
-                self._searches.state,
-                node,
-                claims,
-                self._fleet.classes,
-                share_ids=repeat(""),
-                max_steps=_STEPS,
-            )
+            return would_get(self._fleet, node, claims, max_steps=_STEPS, state=self._searches.state)
         except AllocationError:
             return None
 

@@ -6,6 +6,7 @@ allocator (the incubating variant, the default of 1.36 and 1.37): same verdict, 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Final
 
 from draco.allocation.errors import AllocationError, NodeError
@@ -74,6 +75,25 @@ def allocate(
         )
         for index, claim in enumerate(expanded)
     ]
+
+
+def would_get(
+    fleet: Fleet,
+    node: Node,
+    claims: Sequence[ResourceClaim],
+    *,
+    max_steps: int,
+    state: AllocatedState | None = None,
+    views: Sequence[PoolView] | None = None,
+) -> list[AllocationResult] | None:
+    """What `allocate` finds on this node of the fleet, only to be looked at: no share of a device has an identifier.
+
+    `state` stands for what is in use, as `views` for the pools. Raises AllocationError.
+    """
+    state = fleet.state if state is None else state
+    return allocate(
+        fleet.inventory, state, node, claims, fleet.classes, share_ids=repeat(""), max_steps=max_steps, views=views
+    )
 
 
 def first_fitting(

@@ -6,12 +6,11 @@ request wants does not fit. Devices that would do for no request are nothing to 
 
 from collections.abc import Hashable, Iterator, Sequence
 from enum import Enum
-from itertools import repeat
 from typing import Final
 
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.search.allocate import allocate
+from draco.allocation.search.allocate import would_get
 from draco.allocation.search.requests import MAX_RESULTS
 from draco.explanation.findings.equivalence import EquivalenceClasses
 from draco.explanation.findings.reachability import Reachability, VisiblePools
@@ -121,17 +120,8 @@ class AllocatorRuns:
         return tuple(compared)
 
     def _ask(self, name: str) -> tuple[AllocatorVerdict, str]:
-        fleet = self._fleet
         try:
-            results = allocate(
-                fleet.inventory,
-                fleet.state,
-                fleet.nodes[name],
-                self._claims,
-                fleet.classes,
-                share_ids=repeat(""),
-                max_steps=MAX_STEPS,
-            )
+            results = would_get(self._fleet, self._fleet.nodes[name], self._claims, max_steps=MAX_STEPS)
         except NodeError as error:
             return AllocatorVerdict.BROKEN, str(error)
         except SearchTooLong as error:

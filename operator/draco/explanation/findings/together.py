@@ -5,14 +5,13 @@ a request were the only one, what if a constraint were not there. Asks about one
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import repeat
 from typing import Final
 
 import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.search.allocate import allocate
+from draco.allocation.search.allocate import would_get
 from draco.explanation.model import NodeReason
 from draco.resources.api.claims import DeviceConstraint, DeviceRequest, ResourceClaim
 
@@ -97,15 +96,6 @@ def _mode(request: DeviceRequest) -> str:
 
 def _fits(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> bool:
     try:
-        results = allocate(
-            fleet.inventory,
-            fleet.state,
-            fleet.nodes[node],
-            claims,
-            fleet.classes,
-            share_ids=repeat(""),
-            max_steps=MAX_STEPS,
-        )
+        return would_get(fleet, fleet.nodes[node], claims, max_steps=MAX_STEPS) is not None
     except AllocationError:
         return False
-    return results is not None

@@ -7,7 +7,7 @@ devices it has that would do; that only decides what is tried first, never what 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice, repeat
+from itertools import islice
 from typing import Final, TypeAlias
 
 import msgspec
@@ -19,7 +19,7 @@ from draco.allocation.fleet.node_selection import selects
 from draco.allocation.fleet.pools import PoolView, SliceState
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
 from draco.allocation.fleet.state import AllocatedState
-from draco.allocation.search.allocate import allocate
+from draco.allocation.search.allocate import would_get
 from draco.explanation.findings.placement import PodRules, nodes_for
 from draco.explanation.problems.published import PublishedNames
 from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
@@ -224,20 +224,11 @@ class Trials:
         max_steps: int = MAX_STEPS,
     ) -> list[AllocationResult] | None:
         """The same, whatever was tried before. Raises SearchTooLong if it was not found out."""
-        inventory = self.fleet.inventory
+        wanted = self.claims if claims is None else claims
         try:
-            here = inventory.views(node) if views is None else views
-            state = self.fleet.state if without is None else self._state_without(here, without)
-            return allocate(
-                inventory,
-                state,
-                node,
-                self.claims if claims is None else claims,
-                self.fleet.classes,
-                share_ids=repeat(""),
-                max_steps=max_steps,
-                views=here,
-            )
+            here = self.fleet.inventory.views(node) if views is None else views
+            state = None if without is None else self._state_without(here, without)
+            return would_get(self.fleet, node, wanted, max_steps=max_steps, state=state, views=here)
         except SearchTooLong:
             raise
         except AllocationError:

@@ -15,7 +15,7 @@ from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet.counters import Counters
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate, PoolView
-from draco.allocation.search.allocate import allocate, result
+from draco.allocation.search.allocate import result, would_get
 from draco.allocation.search.attempt import Attempt, TakenDevice
 from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
 from draco.placing.scoring.distance import DevicePosition, position_of
@@ -246,11 +246,7 @@ class _Question:
         for name in sorted(nodes):
             known = self._known[name]
             if isinstance(known, AllocationError) and known.fatal:
-                fleet = self._fleet
-                allocate(
-                    fleet.inventory, fleet.state, nodes[name], claims, fleet.classes,
-                    share_ids=iter(lambda: "", None), max_steps=_MAX_STEPS,
-                )  # fmt: skip
+                would_get(self._fleet, nodes[name], claims, max_steps=_MAX_STEPS)
                 raise known
 
     def _answer(self, node: Node) -> "_Answer | AllocationError | None":
@@ -322,12 +318,8 @@ class _Question:
 
     def _as_allocated(self, node: Node, error: AllocationError) -> "_Answer | AllocationError | None":
         """What `allocate` finds, where the search did not come to its end."""
-        fleet = self._fleet
         try:
-            results = allocate(
-                fleet.inventory, fleet.state, node, self._claims, fleet.classes,
-                share_ids=iter(lambda: "", None), max_steps=_MAX_STEPS,
-            )  # fmt: skip
+            results = would_get(self._fleet, node, self._claims, max_steps=_MAX_STEPS)
             if results is None:
                 return None if isinstance(error, SearchTooLong) else error
             return self._from_results(node, results)
