@@ -13,10 +13,11 @@ from draco.allocation.fleet.rowwise import unpacked
 from draco.allocation.ownership.claims import as_allocated, as_searched, nodes_of
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
-from draco.placing.groups.companions import Placed, Placer, best_together
+from draco.placing.groups.companions import best_together
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.topology import SPREAD, domains_of
 from draco.placing.scoring.ranking import ALONE, Company
+from draco.placing.search.as_if import PlacerAsIf
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
@@ -51,7 +52,7 @@ class _Asked(NamedTuple):
 class GangSearch:
     """Searches for one group after the other; what is found counts from then on."""
 
-    def __init__(self, fleet: Fleet, placer: Placer[Placed]) -> None:
+    def __init__(self, fleet: Fleet, placer: PlacerAsIf) -> None:
         self._fleet = fleet
         self._placer = placer
 
