@@ -9,7 +9,7 @@ import pytest
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.placing.groups.group import allocated
-from draco.placing.search import best
+from draco.placing.search import best, node_search
 from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -46,7 +46,7 @@ def test_whatever_claims_come_and_go_in_between_the_kept_placer_finds_what_a_new
 ) -> None:
     """Also where the search is cut short: what was found then is not remembered."""
     monkeypatch.setattr(best, "MAX_TRIES_IN_ALL", tries)
-    monkeypatch.setattr(best, "_LEAST_TRIES", 1)
+    monkeypatch.setattr(node_search, "_LEAST_TRIES", 1)
     moves = 0
     for seed in seeds:
         chance = random.Random(seed)
