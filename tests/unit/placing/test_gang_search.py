@@ -10,9 +10,9 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import as_searched
 from draco.placing.groups.gang_search import ATTEMPTS, GangSearch
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, withheld
-from draco.placing.groups.overdue import Prospect, prospect
+from draco.placing.groups.overdue import Forecast, forecast
 from draco.placing.groups.place import place
-from draco.placing.scoring.ranking import ALONE, Company
+from draco.placing.scoring.ranking import ALONE, RestOfGroup
 from draco.placing.search.as_if import PlacerAsIf
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
@@ -146,8 +146,7 @@ def test_of_a_member_no_runner_up_is_told_which_would_have_won_without_the_other
     fleet = a_fleet(holder("one", "node-0", 0))
     with a_placed_fleet(fleet).as_if() as placer:
         alone, member_of_two = (
-            placer.best([as_searched(asking("m"))], fleet.nodes, company=company)
-            for company in (ALONE, Company(devices=1))
+            placer.best([as_searched(asking("m"))], fleet.nodes, rest=rest) for rest in (ALONE, RestOfGroup(devices=1))
         )
     assert alone is not None
     assert member_of_two is not None
@@ -299,11 +298,11 @@ def test_whether_a_group_that_waits_ever_finds_a_place_is_found_out_once_and_aga
     """Not for one that is overdue: what is kept for it depends on what is free."""
     asked: list[ClaimGroup] = []
 
-    def counted(fleet: Fleet, placer: PlacerAsIf, group: ClaimGroup) -> Prospect:
+    def counted(fleet: Fleet, placer: PlacerAsIf, group: ClaimGroup) -> Forecast:
         asked.append(group)
-        return prospect(fleet, placer, group)
+        return forecast(fleet, placer, group)
 
-    monkeypatch.setattr("draco.placing.groups.place.prospect", counted)
+    monkeypatch.setattr("draco.placing.groups.place.forecast", counted)
     fleet = a_fleet(holder("a", "node-0", 0))
     placed, waiting = a_placed_fleet(fleet), a_group(member(f"m{n}", 2) for n in range(3))
     later = msgspec.structs.replace(waiting, members=[of_version("2", each) for each in waiting.members])

@@ -11,7 +11,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.placing.groups.place import place
 from draco.placing.preempting import preemption
-from draco.placing.preempting.preemption import Room, RoomWanted, cost, make_room
+from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan, cost, plan_preemption
 from draco.placing.preempting.victims import Victim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -67,14 +67,14 @@ def a_group(*counts: int, **more: object) -> ClaimGroup:
 
 def room(
     fleet: Fleet, group: ClaimGroup, *victims: Victim, priority: int = 10, leaving: tuple[str, ...] = (), **allowed: int
-) -> Room | None:
-    wanted = RoomWanted(
+) -> PreemptionPlan | None:
+    wanted = PreemptionInput(
         group, priority, [key(each) for each in leaving], list(victims), [(key(name), n) for name, n in allowed.items()]
     )
-    return make_room(a_placed_fleet(fleet), wanted, [])
+    return plan_preemption(a_placed_fleet(fleet), wanted, [])
 
 
-def leave(found: Room | None, *victims: Victim) -> set[str] | None:
+def leave(found: PreemptionPlan | None, *victims: Victim) -> set[str] | None:
     return None if found is None else {claim.name for number in found.victims for claim in victims[number].claims}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from draco.placing.scoring.ranking import ALONE, Company, NodeRanking, RankedNode
+from draco.placing.scoring.ranking import ALONE, NodeRanking, RankedNode, RestOfGroup
 from draco.placing.scoring.score import PlacementScore
 
 NODES = [f"node-{number}" for number in range(6)]
@@ -22,8 +22,10 @@ def ranked(left: dict[str, int], *, units_left: int = 0, minus_instances: int = 
     return ranking
 
 
-def chosen(ranking: NodeRanking, company: Company, nodes: Collection[str] = NODES, spread: Collection[str] = ()) -> str:
-    found = ranking.first(nodes, company, spread.__contains__)
+def chosen(
+    ranking: NodeRanking, rest: RestOfGroup, nodes: Collection[str] = NODES, spread: Collection[str] = ()
+) -> str:
+    found = ranking.first(nodes, rest, spread.__contains__)
     return "" if found is None else found.name
 
 
@@ -46,20 +48,20 @@ LEFT = {"node-0": 0, "node-1": 2, "node-2": 4, "node-3": 7, "node-4": 7}
 def test_a_group_gets_the_fullest_node_with_room_for_the_rest_of_it_or_else_the_emptiest(
     devices: int, node: str
 ) -> None:
-    assert chosen(ranked(LEFT), Company(devices=devices)) == node
+    assert chosen(ranked(LEFT), RestOfGroup(devices=devices)) == node
 
 
 def test_a_group_stays_where_it_is_as_long_as_there_is_a_place() -> None:
-    assert chosen(ranked(LEFT), Company({"node-2"}, 1)) == "node-2"
-    assert chosen(ranked(LEFT), Company({"node-2", "node-3"}, 1)) == "node-2", "the fullest of its own"
-    assert chosen(ranked(LEFT), Company({"node-5"}, 1)) == "node-1", "one that is full has no place in the order"
+    assert chosen(ranked(LEFT), RestOfGroup({"node-2"}, 1)) == "node-2"
+    assert chosen(ranked(LEFT), RestOfGroup({"node-2", "node-3"}, 1)) == "node-2", "the fullest of its own"
+    assert chosen(ranked(LEFT), RestOfGroup({"node-5"}, 1)) == "node-1", "one that is full has no place in the order"
 
 
 def test_only_nodes_that_are_asked_for_count() -> None:
-    assert chosen(ranked(LEFT), Company({"node-2"}, 3), nodes=["node-0", "node-1"]) == "node-1"
-    assert chosen(ranked(LEFT), Company(devices=3), nodes=["node-0", "node-4"]) == "node-4"
-    assert chosen(ranked(LEFT), Company(devices=9), nodes=["node-0", "node-1"]) == "node-1"
-    assert chosen(ranked(LEFT), Company(devices=9), nodes=[]) == ""
+    assert chosen(ranked(LEFT), RestOfGroup({"node-2"}, 3), nodes=["node-0", "node-1"]) == "node-1"
+    assert chosen(ranked(LEFT), RestOfGroup(devices=3), nodes=["node-0", "node-4"]) == "node-4"
+    assert chosen(ranked(LEFT), RestOfGroup(devices=9), nodes=["node-0", "node-1"]) == "node-1"
+    assert chosen(ranked(LEFT), RestOfGroup(devices=9), nodes=[]) == ""
 
 
 def test_one_that_is_alone_gets_the_fullest_node() -> None:
@@ -69,30 +71,30 @@ def test_one_that_is_alone_gets_the_fullest_node() -> None:
 def test_nothing_but_use_is_given_up_for_the_company() -> None:
     ranking = ranked(LEFT)
     ranking.add(PlacementScore(loss=2, gpus=1, crowding=1), "node-5")
-    assert chosen(ranking, Company({"node-5"}, 1)) == "node-1", "it would cost more there"
+    assert chosen(ranking, RestOfGroup({"node-5"}, 1)) == "node-1", "it would cost more there"
     ranking.add(PlacementScore(loss=1, gpus=1, misalignment=1, crowding=9), "far")
-    assert chosen(ranking, Company({"far"}, 9), [*NODES, "far"]) == "node-3"
+    assert chosen(ranking, RestOfGroup({"far"}, 9), [*NODES, "far"]) == "node-3"
 
 
 def test_partitions_go_to_the_fullest_node_whatever_room_the_rest_wants() -> None:
     """What others of the group want is counted in devices, and these partitions leave room on their GPUs."""
-    assert chosen(ranked(LEFT, units_left=3), Company(devices=3)) == "node-0"
-    assert chosen(ranked(LEFT, minus_instances=-2), Company(devices=3)) == "node-0"
-    assert chosen(ranked(LEFT, units_left=3), Company({"node-2"}, 3)) == "node-2"
+    assert chosen(ranked(LEFT, units_left=3), RestOfGroup(devices=3)) == "node-0"
+    assert chosen(ranked(LEFT, minus_instances=-2), RestOfGroup(devices=3)) == "node-0"
+    assert chosen(ranked(LEFT, units_left=3), RestOfGroup({"node-2"}, 3)) == "node-2"
 
 
 def test_nodes_that_are_filled_evenly_stay_so() -> None:
-    assert chosen(ranked(LEFT), Company({"node-2"}, 3), spread=NODES) == "node-0"
-    assert chosen(ranked(LEFT), Company(devices=3), spread=["node-2"]) == "node-3"
+    assert chosen(ranked(LEFT), RestOfGroup({"node-2"}, 3), spread=NODES) == "node-0"
+    assert chosen(ranked(LEFT), RestOfGroup(devices=3), spread=["node-2"]) == "node-3"
 
 
 def test_a_node_that_was_removed_is_chosen_no_more() -> None:
     ranking = ranked(LEFT)
     ranking.remove("node-2")
     ranking.remove("node-2")
-    assert chosen(ranking, Company({"node-2"}, 3)) == "node-3"
+    assert chosen(ranking, RestOfGroup({"node-2"}, 3)) == "node-3"
     ranking.clear()
-    assert chosen(ranking, Company({"node-3"}, 3)) == ""
+    assert chosen(ranking, RestOfGroup({"node-3"}, 3)) == ""
 
 
 def test_what_is_chosen_is_what_a_look_at_all_nodes_would_choose() -> None:
@@ -109,22 +111,22 @@ def test_what_is_chosen_is_what_a_look_at_all_nodes_would_choose() -> None:
         for name, score in found.items():
             ranking.add(score, name)
         nodes = chance.sample(NODES, chance.randrange(1, len(NODES)))
-        company = Company(set(chance.sample(NODES, 2)), chance.randrange(5))
-        assert chosen(ranking, company, nodes) == by_looking(found, nodes, company)
+        rest = RestOfGroup(set(chance.sample(NODES, 2)), chance.randrange(5))
+        assert chosen(ranking, rest, nodes) == by_looking(found, nodes, rest)
 
 
-def by_looking(found: dict[str, PlacementScore], nodes: Collection[str], company: Company) -> str:
+def by_looking(found: dict[str, PlacementScore], nodes: Collection[str], rest: RestOfGroup) -> str:
     places = [RankedNode(found[name], name) for name in nodes]
     cost = min(place.score[:9] for place in places)
     alike = [place for place in places if place.score[:9] == cost]
-    wants = company.devices
+    wants = rest.devices
     return min(
         alike,
         key=lambda place: (
-            place.name not in company.nodes,
-            0 if place.name in company.nodes else place.score.crowding < wants,
+            place.name not in rest.nodes,
+            0 if place.name in rest.nodes else place.score.crowding < wants,
             place.score.crowding
-            if place.score.crowding >= wants or place.name in company.nodes
+            if place.score.crowding >= wants or place.name in rest.nodes
             else -place.score.crowding,
             place,
         ),

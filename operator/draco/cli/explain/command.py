@@ -19,7 +19,7 @@ from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation
 from draco.explanation.wording import report
-from draco.placing.telling import placement_lines
+from draco.placing.wording import placement_lines
 from draco.whatif.world import World
 
 SCHEMA = "draco.dev/explanations/v1"

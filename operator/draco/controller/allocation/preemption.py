@@ -20,13 +20,13 @@ from draco.controller.evictions import DisruptionBudgets
 from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
-from draco.controller.workers.messages import FindRoom, RoomAnswer
+from draco.controller.workers.messages import PlanPreemption, PreemptionAnswer
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import doubling_s
 from draco.placing.groups.group import placeholder
-from draco.placing.preempting.preemption import Room, RoomWanted
+from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
 from draco.placing.preempting.victims import Evictable, Victim, VictimInput, evictable
 from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
@@ -184,12 +184,12 @@ class Preemptions:
             return False
         holding = {pod.metadata.uid: key for key in lower if (pod := self._view.pods.store.get(key)) is not None}
         found = await self._evictable(waiting, priority, {key.namespace for key in lower})
-        room = await self._room(waiting, priority, found, held) if found.leaving or found.victims else None
-        if room is None or not permitted(room.results):
+        plan = await self._planned(waiting, priority, found, held) if found.leaving or found.victims else None
+        if plan is None or not permitted(plan.results):
             self.postpone(uid)
             self.drop(uid)
             return False
-        self._nominate(waiting, priority, room, [found.victims[number] for number in room.victims], holding)
+        self._nominate(waiting, priority, plan, [found.victims[number] for number in plan.victims], holding)
         return True
 
     def postpone(self, uid: str) -> None:
@@ -225,14 +225,14 @@ class Preemptions:
         self,
         waiting: WaitingGroup,
         priority: int,
-        room: Room,
+        plan: PreemptionPlan,
         victims: Sequence[Victim],
         holding: Mapping[str, ObjectKey],
     ) -> None:
         uid, before = waiting.uid, self._nominations.get(waiting.uid)
         results = [
             one
-            for member in room.results
+            for member in plan.results
             for result in member
             for one in result.devices.results
             if not one.admin_access
@@ -250,18 +250,18 @@ class Preemptions:
         elif nomination.asked:
             self._tell(uid)
 
-    async def _room(
+    async def _planned(
         self, waiting: WaitingGroup, priority: int, found: Evictable, held: Sequence[ResourceClaim]
-    ) -> Room | None:
+    ) -> PreemptionPlan | None:
         names = {key.namespace for each in found.victims for key in each.pods}
         allowed = [(each.metadata.key, each.status.disruptions_allowed) for each in self._budgets.of(names)]
         group = msgspec.structs.replace(waiting.group, is_overdue=False)
-        wanted = RoomWanted(group, priority, found.leaving, found.victims, allowed)
-        question = FindRoom(wanted, [*held], sorted(self._handover.spread))
+        wanted = PreemptionInput(group, priority, found.leaving, found.victims, allowed)
+        question = PlanPreemption(wanted, [*held], sorted(self._handover.spread))
         answered = await self._workers.ask_within(question, waiting.namespace, QueuePriority.FIRST, _PATIENCE_S)
         match answered.answer if answered else None:
-            case RoomAnswer(room=room):
-                return room
+            case PreemptionAnswer(plan=plan):
+                return plan
             case cause:
                 log.info("preemption.not_found", group=waiting.called, why=type(cause).__name__)
                 return None

@@ -26,7 +26,7 @@ from draco.explanation.problems.claims import problems_of
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import Searches, plan_release
 from draco.placing.groups.place import place
-from draco.placing.preempting.preemption import make_room
+from draco.placing.preempting.preemption import plan_preemption
 from draco.placing.search.as_if import PlacedFleet
 from draco.resources.api.claims import (
     DeviceClaim,
@@ -71,8 +71,10 @@ def answer(placed: PlacedFleet, question: messages.Question) -> messages.Answer:
         return messages.ClaimProblems(problems_of(fleet, [question.claim]))
     if isinstance(question, messages.PlaceClaims):
         return messages.PlacementAnswer(place(placed, question.groups, question.held, spread=question.spread))
-    if isinstance(question, messages.FindRoom):
-        return messages.RoomAnswer(make_room(placed, question.wanted, question.held, spread=question.spread))
+    if isinstance(question, messages.PlanPreemption):
+        return messages.PreemptionAnswer(
+            plan_preemption(placed, question.wanted, question.held, spread=question.spread)
+        )
     searches = Searches(fleet, question.searches)
     found = plan_release(searches, question.pod, question.claims, dict(question.movable))
     if found is None:

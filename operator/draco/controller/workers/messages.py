@@ -12,7 +12,7 @@ import msgspec
 
 from draco.explanation.model import Problem
 from draco.placing.groups.group import ClaimGroup, GroupPlacement
-from draco.placing.preempting.preemption import Room, RoomWanted
+from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -72,15 +72,15 @@ class PlaceClaims(Message, frozen=True):
     spread: list[PoolKey] = []
 
 
-class FindRoom(Message, frozen=True):
+class PlanPreemption(Message, frozen=True):
     """Whose pods leave so that a group gets devices. `held` and `spread` are as of PlaceClaims."""
 
-    wanted: RoomWanted
+    wanted: PreemptionInput
     held: list[ResourceClaim]
     spread: list[PoolKey] = []
 
 
-Question: TypeAlias = ExplainPending | CheckClaim | FindRelease | PlaceClaims | FindRoom
+Question: TypeAlias = ExplainPending | CheckClaim | FindRelease | PlaceClaims | PlanPreemption
 
 
 def claims_of(question: Question) -> list[ResourceClaim]:
@@ -91,7 +91,7 @@ def claims_of(question: Question) -> list[ResourceClaim]:
         case PlaceClaims():
             members = [member for group in question.groups for member in group.members]
             return [claim for member in members for claim in (*member.claims, *member.others)]
-        case FindRoom():
+        case PlanPreemption():
             return [claim for member in question.wanted.group.members for claim in (*member.claims, *member.others)]
     return question.claims
 
@@ -103,7 +103,7 @@ def pods_of(question: Question) -> list[Pod]:
             return []
         case PlaceClaims():
             return [pod for group in question.groups for member in group.members for pod in member.pods]
-        case FindRoom():
+        case PlanPreemption():
             return [pod for member in question.wanted.group.members for pod in member.pods]
     return [question.pod]
 
@@ -158,10 +158,10 @@ class PlacementAnswer(Message, frozen=True):
     placements: list[GroupPlacement]
 
 
-class RoomAnswer(Message, frozen=True):
-    """The answer to FindRoom; None if no eviction would do."""
+class PreemptionAnswer(Message, frozen=True):
+    """The answer to PlanPreemption; None if no eviction would do."""
 
-    room: Room | None
+    plan: PreemptionPlan | None
 
 
 class CostlySelector(Message, frozen=True):
@@ -192,7 +192,14 @@ class Failed(Message, frozen=True):
 
 
 Answer: TypeAlias = (
-    PendingAnswer | ClaimProblems | ReleaseAnswer | PlacementAnswer | RoomAnswer | OverBudget | OutOfMemory | Failed
+    PendingAnswer
+    | ClaimProblems
+    | ReleaseAnswer
+    | PlacementAnswer
+    | PreemptionAnswer
+    | OverBudget
+    | OutOfMemory
+    | Failed
 )
 
 

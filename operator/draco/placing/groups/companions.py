@@ -11,7 +11,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.placing.groups.group import allocated
-from draco.placing.scoring.ranking import ALONE, Company
+from draco.placing.scoring.ranking import ALONE, RestOfGroup
 from draco.placing.search.as_if import PlacerAsIf
 from draco.placing.search.best import BestPlacement
 from draco.resources.api.claims import AllocationResult, ResourceClaim
@@ -37,13 +37,13 @@ def best_together(
     *,
     beside: Sequence[ResourceClaim] = (),
     others: Sequence[ResourceClaim] = (),
-    company: Company = ALONE,
+    rest: RestOfGroup = ALONE,
 ) -> PodPlacement:
     """The best place on a node where kube-scheduler will find devices for the `others`, and near to those.
 
     Raises AllocationError, also where the others cannot be searched for and nothing fits.
     """
-    found = placer.best(claims, nodes, beside=beside, company=company)
+    found = placer.best(claims, nodes, beside=beside, rest=rest)
     if found is None or not others:
         return PodPlacement(found)
     left, failure = dict(nodes), None
@@ -57,7 +57,7 @@ def best_together(
             known = [allocated(claim, result) for claim, result in zip(others, foreseen, strict=True)]
             near = placer.best(claims, {found.node: node}, beside=[*beside, *known])
             return PodPlacement(near or found, foreseen)
-        found = placer.best(claims, left, beside=beside, company=company)
+        found = placer.best(claims, left, beside=beside, rest=rest)
     if failure is not None:
         raise failure
     return PodPlacement(None, others_lack=True)

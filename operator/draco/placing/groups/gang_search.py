@@ -16,7 +16,7 @@ from draco.explanation.findings.placement import nodes_for
 from draco.placing.groups.companions import best_together
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.topology import SPREAD, domains_of
-from draco.placing.scoring.ranking import ALONE, Company
+from draco.placing.scoring.ranking import ALONE, RestOfGroup
 from draco.placing.search.as_if import PlacerAsIf
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
@@ -132,7 +132,7 @@ class GangSearch:
                 reaching(known, nodes) if known else nodes,
                 beside=[*member.beside, *known],
                 others=others,
-                company=Company(used, wanted) if group.topology != SPREAD else ALONE,
+                rest=RestOfGroup(used, wanted) if group.topology != SPREAD else ALONE,
             )
             if found is None:
                 failed.append(index)

@@ -20,7 +20,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 
-class Prospect(NamedTuple):
+class Forecast(NamedTuple):
     """What a group gets once others end: `fit` is what it then finds, `kept` what of it is free now, if it is overdue."""
 
     fit: GroupFit
@@ -44,7 +44,7 @@ class _Ended:
         self._number = number
 
 
-def prospect(fleet: Fleet, placer: PlacerAsIf, group: ClaimGroup) -> Prospect:
+def forecast(fleet: Fleet, placer: PlacerAsIf, group: ClaimGroup) -> Forecast:
     """The place that the group finds once others have ended: all of them, if it never fits.
 
     If it is overdue these are as few as can be, so that all that is free counts for it. What kube-scheduler will allocate to its
@@ -70,12 +70,12 @@ def prospect(fleet: Fleet, placer: PlacerAsIf, group: ClaimGroup) -> Prospect:
         while not is_place(fit := fit_without(enough)) and enough < len(claims):
             too_few, enough = enough, min(2 * enough + 1, len(claims))
         if not is_place(fit) or not group.is_overdue:
-            return Prospect(fit)
+            return Forecast(fit)
         fewest = bisect_left(range(enough), True, too_few + 1, key=lambda number: is_place(fit_without(number)))
         fit = fit_without(fewest)
     finally:
         ended.first(0)
-    return Prospect(fit, sorted(_free_of(fleet, fit)))
+    return Forecast(fit, sorted(_free_of(fleet, fit)))
 
 
 def _freeable(fleet: Fleet) -> list[ResourceClaim]:

@@ -12,7 +12,7 @@ import msgspec
 
 from draco.placing.groups.gang_search import GangSearch, GroupFit
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
-from draco.placing.groups.overdue import prospect
+from draco.placing.groups.overdue import forecast
 from draco.placing.groups.topology import SPREAD
 from draco.placing.search.as_if import PlacedFleet, PlacerAsIf
 from draco.resources.api.claims import AllocationResult, ResourceClaim
@@ -55,7 +55,7 @@ def _placed(placed: PlacedFleet, placer: PlacerAsIf, search: GangSearch, group: 
         digest = _digest(group)
         if not group.is_overdue and digest in placed.possible:
             return GroupPlacement([], _too_few(group, fit, _NOW))
-        ahead = prospect(placed.fleet, placer, group)
+        ahead = forecast(placed.fleet, placer, group)
     except DracoError as error:
         return GroupPlacement([], str(error))
     if ahead.fit.found >= group.needed:

@@ -31,14 +31,14 @@ _ROUNDS: Final = 4
 """How often a set is looked for that asks no more of a PodDisruptionBudget than it allows."""
 
 
-class Room(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PreemptionPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a group gets once the victims, by their number, are gone: for each member the results of its claims, or none."""
 
     victims: list[int]
     results: list[list[AllocationResult]]
 
 
-class RoomWanted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PreemptionInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A group that finds no place, its priority, and what may become free for it: claims of pods that leave, and victims.
 
     `allowed` is how many pods each PodDisruptionBudget lets go now.
@@ -51,14 +51,14 @@ class RoomWanted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     allowed: list[tuple[ObjectKey, int]] = []
 
 
-def make_room(
-    placed: PlacedFleet, wanted: RoomWanted, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
-) -> Room | None:
+def plan_preemption(
+    placed: PlacedFleet, wanted: PreemptionInput, held: Sequence[ResourceClaim], *, spread: Collection[PoolKey] = ()
+) -> PreemptionPlan | None:
     """Whose pods are to leave for the group; nobody's where those that leave anyway suffice. None if no eviction would do."""
     with placed.as_if(spread=spread) as placer:
         for claim in held:
             placer.put(claim)
-        search = _RoomSearch(placed.fleet, placer, wanted)
+        search = _VictimSearch(placed.fleet, placer, wanted)
         try:
             return search.best()
         except DracoError:
@@ -83,10 +83,10 @@ class _Found(NamedTuple):
     fit: GroupFit
 
 
-class _RoomSearch:
+class _VictimSearch:
     """Places one group with some victims gone, and others again."""
 
-    def __init__(self, fleet: Fleet, placer: PlacerAsIf, wanted: RoomWanted) -> None:
+    def __init__(self, fleet: Fleet, placer: PlacerAsIf, wanted: PreemptionInput) -> None:
         self._placer = placer
         self._group = wanted.group
         self._search = GangSearch(fleet, placer)
@@ -106,10 +106,10 @@ class _RoomSearch:
             if key in fleet.claims:
                 placer.put(allocated(fleet.claims[key], None))
 
-    def best(self) -> Room | None:
+    def best(self) -> PreemptionPlan | None:
         """The set that costs least of those that were found."""
         if (fit := self._fit(())) is not None:
-            return Room([], own_results(self._group, fit))
+            return PreemptionPlan([], own_results(self._group, fit))
         every = sorted(self._victims, key=self._cost_alone)
         lowest = self._lowest(every)
         if lowest is None:
@@ -125,7 +125,7 @@ class _RoomSearch:
             found = self._within_budgets(order)
             if found is not None and (best is None or self._cost(found.victims) < self._cost(best.victims)):
                 best = found
-        return Room(sorted(best.victims), own_results(self._group, best.fit)) if best is not None else None
+        return PreemptionPlan(sorted(best.victims), own_results(self._group, best.fit)) if best is not None else None
 
     def _lowest(self, every: Sequence[int]) -> _Found | None:
         """Those up to the lowest priority with which the group fits, as far as they are in its way; None if it never does."""

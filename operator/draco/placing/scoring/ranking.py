@@ -11,7 +11,7 @@ from typing import NamedTuple
 from draco.placing.scoring.score import PlacementScore
 
 
-class Company(NamedTuple):
+class RestOfGroup(NamedTuple):
     """The rest of a group when a member is placed: `nodes` that others of it are on, and the `devices` that those to come want.
 
     What goes together ends together. A job on few nodes leaves whole nodes when it ends; one on many leaves gaps between others.
@@ -21,7 +21,7 @@ class Company(NamedTuple):
     devices: int = 0
 
 
-ALONE = Company()
+ALONE = RestOfGroup()
 
 
 class RankedNode(NamedTuple):
@@ -58,17 +58,17 @@ class NodeRanking:
         """Those of these nodes, the best first."""
         return (each for each in self._order if each.name in nodes)
 
-    def first(self, nodes: Collection[str], company: Company, is_spread: Callable[[str], bool]) -> RankedNode | None:
+    def first(self, nodes: Collection[str], rest: RestOfGroup, is_spread: Callable[[str], bool]) -> RankedNode | None:
         """The node for a member of a group: of the best ones, that which suits the group. `is_spread`: it goes by use alone."""
         best = next(self.in_order(nodes), None)
-        if best is None or not any(company) or is_spread(best.name):
+        if best is None or not any(rest) or is_spread(best.name):
             return best
         alike = _Alike(self._order, best.score)
-        if home := [each for each in self._of(company.nodes) if each.name in nodes and alike.has(each.score)]:
+        if home := [each for each in self._of(rest.nodes) if each.name in nodes and alike.has(each.score)]:
             return min(home)
         if not best.score.takes_whole_gpus:
             return best
-        suits = (each for each in alike.by_room(company.devices) if each.name in nodes and not is_spread(each.name))
+        suits = (each for each in alike.by_room(rest.devices) if each.name in nodes and not is_spread(each.name))
         return next(suits, best)
 
     def _of(self, names: Iterable[str]) -> Iterator[RankedNode]:

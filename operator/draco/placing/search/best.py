@@ -15,7 +15,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.placing.scoring.gpu_room import PublishedGpus
-from draco.placing.scoring.ranking import ALONE, Company, NodeRanking, RankedNode
+from draco.placing.scoring.ranking import ALONE, NodeRanking, RankedNode, RestOfGroup
 from draco.placing.scoring.score import PlacementScore, why_worse
 from draco.placing.search.node_search import MAX_STEPS, NodeAnswer, NodeSearch
 from draco.placing.search.set_search import Effort
@@ -81,13 +81,13 @@ class BestPlacer:
         nodes: Mapping[str, Node],
         *,
         beside: Sequence[ResourceClaim] = (),
-        company: Company = ALONE,
+        rest: RestOfGroup = ALONE,
     ) -> BestPlacement | None:
         """The best place for the claims together on one of the nodes; None if they fit on none.
 
         `beside` are allocated claims of the same pod: their devices are to be near. Of nodes that are as good but for their use,
-        a group in whose `company` they are gets one that suits it. An error on one node only rules that node out; if nothing
-        fits and there was one, it is raised. Raises AllocationError.
+        a member of a group gets one that suits the `rest` of it. An error on one node only rules that node out; if nothing fits
+        and there was one, it is raised. Raises AllocationError.
         """
         namespaces = [
             each.metadata.namespace for each in claims
@@ -99,7 +99,7 @@ class BestPlacer:
                 self._questions.clear()
             question = _Question(self._fleet, self._gpus, claims, beside, self._spread)
         self._questions[asked] = question  # what was asked last is last
-        return question.best(claims, nodes, self._share_ids, company)
+        return question.best(claims, nodes, self._share_ids, rest)
 
     def put(self, claim: ResourceClaim) -> None:
         """Have the claim count as it is now, allocated or not."""
@@ -161,14 +161,14 @@ class _Question:
             self._search.kinds.forget(name)
 
     def best(
-        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], share_ids: Iterator[str], company: Company
+        self, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], share_ids: Iterator[str], rest: RestOfGroup
     ) -> BestPlacement | None:
         """The best place on one of the nodes."""
         self._effort = Effort(MAX_TRIES_IN_ALL)
         for name in nodes.keys() - self._known.keys():
             self._learn(name, self._answer(nodes[name]))
         while True:
-            first = self._ranking.first(nodes, company, self._is_spread)
+            first = self._ranking.first(nodes, rest, self._is_spread)
             if first is None:
                 self._raise(claims, nodes)
                 return None
@@ -184,7 +184,7 @@ class _Question:
             if results is None:  # nodes that were taken to be alike are not
                 self._relearn(name, self._search.search(nodes[name], self._effort))
                 continue
-            runner_up = None if any(company) else self._runner_up(first, answer, nodes)
+            runner_up = None if any(rest) else self._runner_up(first, answer, nodes)
             return BestPlacement(node=name, results=results, score=score, runner_up=runner_up)
 
     def _runner_up(self, best: RankedNode, answer: NodeAnswer, nodes: Mapping[str, Node]) -> RunnerUp | None:

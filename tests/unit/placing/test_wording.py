@@ -1,6 +1,6 @@
 """What is said of a claim that Draco allocates: the place, the next best, and why that lost."""
 
-from draco.placing.telling import placement_lines
+from draco.placing.wording import placement_lines
 from draco.resources.names import PoolKey
 from tests.builders import a_claim, a_pod, a_slice
 from tests.unit.placing.test_place import CLASS, a_fleet, ours
