@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draco.allocation.ownership.holds import DO_NOT_DISRUPT
-from draco.controller.allocation import holds
+from draco.controller.allocation.writing import holds
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS, EVENTS, MIG_POLICIES, NODES, PODS

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
-from draco.controller.allocation.gates import GATES_AT_ONCE
 from draco.controller.allocation.parts import AllocationParts
+from draco.controller.allocation.writing.gates import GATES_AT_ONCE
 from draco.controller.claims import pending_claims, repair
 from draco.controller.claims.pending_claims import PendingClaims
 from draco.controller.claims.release import ClaimReleases

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from draco.allocation.ownership import leaks as leak_rule
 from draco.cli import main
-from draco.controller.allocation import leaks, losses
+from draco.controller.allocation.preempting import losses
+from draco.controller.allocation.reclaiming import leaks
 from draco.resources.windows import lasting
 from tests.adversary.cluster.observer.evicted import SHORT_FOR_S
 

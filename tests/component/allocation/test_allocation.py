@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from draco.allocation.ownership.claims import nodes_of
 from draco.cli.explain.command import command as explain_command
-from draco.controller.allocation import writes
+from draco.controller.allocation.writing import writes
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import ApiStatus, Invalid, from_status

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from draco.allocation.ownership.holds import DO_NOT_DISRUPT, SCALE_DOWN_DISABLED
-from draco.controller.allocation import holds
+from draco.controller.allocation.writing import holds
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Invalid

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from draco.cli.explain.command import command as explain_command
-from draco.controller.allocation import preemption
+from draco.controller.allocation.preempting import preemption
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, MIG_POLICIES, POD_DISRUPTION_BUDGETS

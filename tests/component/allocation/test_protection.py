@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draco.controller.allocation.writes import FINALIZER
+from draco.controller.allocation.writing.writes import FINALIZER
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES

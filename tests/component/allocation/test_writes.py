@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from draco.controller.allocation.writes import FINALIZER, AllocationWrites
+from draco.controller.allocation.writing.writes import FINALIZER, AllocationWrites
 from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client

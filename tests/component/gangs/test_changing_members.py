@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draco.controller.allocation import writes
+from draco.controller.allocation.writing import writes
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiStatus, from_status

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from draco.allocation.ownership.claims import nodes_of
-from draco.controller.allocation.writes import FINALIZER
+from draco.controller.allocation.writing.writes import FINALIZER
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.claims import ResourceClaim

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership import leaks as rule
-from draco.controller.allocation import leaks
+from draco.controller.allocation.reclaiming import leaks
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import Invalid

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.controller.allocation import losses
+from draco.controller.allocation.preempting import losses
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiStatus, from_status
 from draco.resources.api.meta import ObjectKey

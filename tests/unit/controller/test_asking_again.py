@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.allocation.allocations import KEY
-from draco.controller.allocation.writes import FINALIZER
+from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
 from draco.kube.connect.client import Client

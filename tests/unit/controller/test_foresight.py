@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.controller.allocation.foresight import Foresight
+from draco.controller.allocation.asking.foresight import Foresight
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Question
 from draco.controller.workers.pool import Answered

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
-from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Forbidden

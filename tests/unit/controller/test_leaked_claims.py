@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller.allocation.leaks import SETTLE_S, LeakedClaims
+from draco.controller.allocation.reclaiming.leaks import SETTLE_S, LeakedClaims
 from draco.controller.claims.takebacks import REMEDY
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource
-from draco.controller.allocation.gang_terms import Gangs
-from draco.controller.allocation.losses import AFTER_S, KEPT_REASON, RELEASED_REASON, PartialLosses
-from draco.controller.allocation.preemption import Preemptions
+from draco.controller.allocation.preempting.losses import AFTER_S, KEPT_REASON, RELEASED_REASON, PartialLosses
+from draco.controller.allocation.preempting.preemption import Preemptions
+from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions

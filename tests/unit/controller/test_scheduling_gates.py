@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
-from draco.controller.allocation.gates import REQUESTS_AT_ONCE, SchedulingGates
+from draco.controller.allocation.writing.gates import REQUESTS_AT_ONCE, SchedulingGates
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import MAX_PARALLEL_REQUESTS

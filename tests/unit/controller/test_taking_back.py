@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from draco.controller.allocation.returns import AllocationReturns
+from draco.controller.allocation.reclaiming.returns import AllocationReturns
 from draco.controller.claims.takebacks import REMEDY, Takebacks
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draco.controller.allocation.gang_terms import Gangs
-from draco.controller.allocation.useless import UselessAllocations
+from draco.controller.allocation.queue.gang_terms import Gangs
+from draco.controller.allocation.reclaiming.useless import UselessAllocations
 from draco.kube.connect.client import Client
 from draco.resources.api.core import Pod, PodResourceClaimStatus, PodStatus
 from tests.builders import a_claim, a_pod

@@ -4,9 +4,9 @@ from typing import Any, cast
 
 import msgspec
 
-from draco.controller.allocation.gang_terms import Gangs
-from draco.controller.allocation.refusals import NodeRefusals
-from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
+from draco.controller.allocation.queue.gang_terms import Gangs
+from draco.controller.allocation.queue.refusals import NodeRefusals
+from draco.controller.allocation.queue.waiting import WaitingGroup, WaitingGroups
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import DeviceClass

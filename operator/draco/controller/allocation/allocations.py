@@ -17,16 +17,16 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.controller.allocation.foresight import Foresight
-from draco.controller.allocation.gang_terms import Gangs
-from draco.controller.allocation.group_notes import GroupNotes
-from draco.controller.allocation.preemption import Preemptions
-from draco.controller.allocation.refusals import NodeRefusals
-from draco.controller.allocation.returns import AllocationReturns
-from draco.controller.allocation.turns import Basis, Turns
-from draco.controller.allocation.useless import UselessAllocations, cannot_start
-from draco.controller.allocation.waiting import WaitingGroup, WaitingGroups
-from draco.controller.allocation.writes import AllocationWrites
+from draco.controller.allocation.asking.foresight import Foresight
+from draco.controller.allocation.asking.turns import Basis, Turns
+from draco.controller.allocation.preempting.preemption import Preemptions
+from draco.controller.allocation.queue.gang_terms import Gangs
+from draco.controller.allocation.queue.group_notes import GroupNotes
+from draco.controller.allocation.queue.refusals import NodeRefusals
+from draco.controller.allocation.queue.waiting import WaitingGroup, WaitingGroups
+from draco.controller.allocation.reclaiming.returns import AllocationReturns
+from draco.controller.allocation.reclaiming.useless import UselessAllocations, cannot_start
+from draco.controller.allocation.writing.writes import AllocationWrites
 from draco.controller.limits.guard import LimitGuard
 from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.reservations.takeovers import about_to_take_over, due, kept_claims

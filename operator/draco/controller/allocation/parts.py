@@ -6,13 +6,13 @@ Owns the wiring of these parts alone. They are started, and ended, by the operat
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from draco.controller.allocation import leaks
 from draco.controller.allocation.allocations import ClaimAllocations
-from draco.controller.allocation.evicting import PreemptionEvictions
-from draco.controller.allocation.gates import SchedulingGates
-from draco.controller.allocation.holds import ScaleDownHolds
-from draco.controller.allocation.leaks import LeakedClaims
-from draco.controller.allocation.losses import PartialLosses
+from draco.controller.allocation.preempting.evicting import PreemptionEvictions
+from draco.controller.allocation.preempting.losses import PartialLosses
+from draco.controller.allocation.reclaiming import leaks
+from draco.controller.allocation.reclaiming.leaks import LeakedClaims
+from draco.controller.allocation.writing.gates import SchedulingGates
+from draco.controller.allocation.writing.holds import ScaleDownHolds
 from draco.controller.evictions import PodEvictions
 from draco.controller.limits.guard import LimitGuard
 from draco.controller.metrics import OperatorMetrics

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 import structlog
 from prometheus_client import Counter
 
-from draco.controller.allocation.preemption import Nomination, Preemptions
+from draco.controller.allocation.preempting.preemption import Nomination, Preemptions
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder

@@ -14,8 +14,8 @@ import structlog
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.allocation.ownership.handover import GpuPlace
-from draco.controller.allocation.gang_terms import Gangs
-from draco.controller.allocation.waiting import WaitingGroup
+from draco.controller.allocation.queue.gang_terms import Gangs
+from draco.controller.allocation.queue.waiting import WaitingGroup
 from draco.controller.evictions import DisruptionBudgets
 from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.view import ClusterView

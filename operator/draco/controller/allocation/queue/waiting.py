@@ -15,9 +15,9 @@ import msgspec
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of, has_served
 from draco.allocation.ownership.leaks import ended_users
-from draco.controller.allocation.gang_terms import Gangs
-from draco.controller.allocation.refusals import NodeRefusals
-from draco.controller.allocation.writes import FINALIZER
+from draco.controller.allocation.queue.gang_terms import Gangs
+from draco.controller.allocation.queue.refusals import NodeRefusals
+from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.reservations.claims import reserved_by

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served
-from draco.controller.allocation.gang_terms import Gangs
+from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.view import MADE_FOR, ClusterView
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from draco.allocation.ownership.handover import GpuPlace
-from draco.controller.allocation.preemption import Preemptions
-from draco.controller.allocation.refusals import NodeRefusals
-from draco.controller.allocation.releases import Releases
-from draco.controller.allocation.waiting import WaitingGroup
+from draco.controller.allocation.asking.releases import Releases
+from draco.controller.allocation.preempting.preemption import Preemptions
+from draco.controller.allocation.queue.refusals import NodeRefusals
+from draco.controller.allocation.queue.waiting import WaitingGroup
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
