@@ -15,6 +15,9 @@ from tests.requests import RefusedError, call
 
 pytestmark = pytest.mark.usefixtures("crds")
 
+SAID = "[red]So[/b] it is :key:."
+"""As it stands, although rich would read it otherwise."""
+
 
 @pytest.fixture
 def path(api_server: ControlPlane, namespace: str) -> str:
@@ -38,7 +41,12 @@ def reserve(plane: ControlPlane, namespace: str, *words: str) -> Result:
 def say(plane: ControlPlane, path: str, name: str, **conditions: str) -> None:
     """What the operator says of it."""
     listed = [{"type": each, "status": status, "observedGeneration": 1} for each, status in conditions.items()]
-    status: dict[str, Any] = {"observedGeneration": 1, "message": "So it is.", "conditions": listed, "reserved": 1}
+    status: dict[str, Any] = {
+        "observedGeneration": 1,
+        "message": SAID,
+        "conditions": listed,
+        "reserved": 1,
+    }
     body = {"apiVersion": "draco.dev/v1alpha1", "kind": "DeviceReservation", "status": status}
     call(plane, "PATCH", f"{path}/{name}/status?fieldManager=tests", body)
 
@@ -73,7 +81,7 @@ def test_reservations_are_listed(api_server: ControlPlane, namespace: str, path:
     lines = [line.split(maxsplit=5) for line in reserve(api_server, namespace).output.splitlines()]
     assert lines == [
         ["NAME", "CLAIMS", "RESERVED", "IN", "USE", "ENDS  STATE"],
-        ["seen", "1", "1", "-", "-", "So it is."],
+        ["seen", "1", "1", "-", "-", SAID],
         ["unseen", "2", "-", "-", "-", "No operator has seen it yet."],
     ]
 
@@ -90,7 +98,7 @@ def test_waiting_ends_when_it_is_ready(
 
     monkeypatch.setattr(cluster, "create", made_and_ready)
     done = reserve(api_server, namespace, "train", "--wait", "--timeout", "30s")
-    assert done.output == "devicereservation/train created\nSo it is.\n"
+    assert done.output == f"devicereservation/train created\n{SAID}\n"
 
 
 def test_a_reservation_that_nobody_makes_ready_is_waited_for_no_longer_than_was_said(

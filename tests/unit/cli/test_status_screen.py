@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide, trimmed
+from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide
+from draco.cli.tables import trimmed
 from draco.overview.maintenances import UNSEEN
 from draco.overview.status import Snapshot, status_of
 from draco.overview.status_schema import MissingView

@@ -11,12 +11,11 @@ from typing import Final
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from draco.cli.input.reading import ClusterReadError, Reader, group_members, without_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible
+from draco.cli.tables import print_table, table
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import discover
@@ -24,8 +23,6 @@ from draco.overview.health import FaultView, GpuHealthView, HealthDocument, Heal
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, SLICES
 from draco.resources.texts import counted, listed, nearest
 
-_WIDTH: Final = 10_000
-"""Columns of a table: a row is one line, as kubectl's are."""
 _SHOWN: Final = 10
 
 
@@ -100,11 +97,11 @@ def _show_all(views: Sequence[GpuHealthView], total: int) -> None:
     if not views:
         echo(f"All {counted(total, 'GPU')} are healthy." if total > 1 else "The GPU is healthy.")
         return
-    table = _table("NODE", "GPU", "HEALTH", "WORST FAULT", "EFFECT", "SINCE", "POLICY", "WHAT TO DO")
+    rows = table("NODE", "GPU", "HEALTH", "WORST FAULT", "EFFECT", "SINCE", "POLICY", "WHAT TO DO")
     for view in views:
         worst = view.faults[0] if view.faults else None
         more = f" (+{len(view.faults) - 1})" if len(view.faults) > 1 else ""
-        table.add_row(
+        rows.add_row(
             view.node,
             view.device,
             view.health,
@@ -114,7 +111,7 @@ def _show_all(views: Sequence[GpuHealthView], total: int) -> None:
             (worst.policy or "-") if worst else "-",
             (worst.message or worst.what_to_do) if worst else view.message or "-",
         )
-    _print(table)
+    print_table(rows)
     noteworthy = sum(view.is_noteworthy for view in views)
     if rest := total - len(views):
         echo(f"{counted(rest, 'other GPU')} healthy.")
@@ -135,11 +132,11 @@ def _show_one(view: GpuHealthView) -> None:
     if view.maintenances:
         echo(f"In maintenance by {listed(view.maintenances, _SHOWN)}")
     if view.faults:
-        table = _table(
+        rows = table(
             "FAMILY", "FAULT", "SCOPE", "COUNT", "FIRST SEEN", "LAST SEEN", "ENDS", "CLEAN", "EFFECT", "POLICY", "WHAT"
         )
         for each in view.faults:
-            table.add_row(
+            rows.add_row(
                 each.family,
                 each.name,
                 f"{each.scope} {each.instance}" if each.instance >= 0 else each.scope,
@@ -152,7 +149,7 @@ def _show_one(view: GpuHealthView) -> None:
                 each.policy or "-",
                 each.message or each.what_to_do,
             )
-        _print(table)
+        print_table(rows)
         _advise(view.faults)
     echo()
 
@@ -168,18 +165,3 @@ def _since(text: str) -> str:
     if not text:
         return "-"
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, no_wrap=True)
-    return table
-
-
-def _print(table: Table) -> None:
-    console = Console(highlight=False, soft_wrap=False, width=_WIDTH)
-    with console.capture() as screen:
-        console.print(table)
-    for line in screen.get().splitlines():
-        click.echo(line.rstrip())

@@ -17,11 +17,10 @@ from draco.cli.layout import svg as layout_svg
 from draco.cli.layout.sources import LayoutSources, observe, with_layout_sources
 from draco.cli.options import output_option
 from draco.cli.output import echo, print_document, visible
+from draco.cli.tables import print_screen
 from draco.overview.layout_plan import plan as plan_of
 from draco.overview.layouts import layout_of
 
-_UNBROKEN = 10_000
-"""Lines are broken where they are made, never by the console."""
 _NARROWEST = 40
 
 
@@ -97,8 +96,4 @@ def plan(*, sources: LayoutSources, deleted: Sequence[str], output: str) -> int:
 
 def _print(show: Callable[[Console, int], None]) -> None:
     width = max(Console(file=sys.stdout).width, _NARROWEST)
-    console = Console(highlight=False, soft_wrap=True, width=_UNBROKEN)
-    with console.capture() as screen:
-        show(console, width)
-    for line in screen.get().splitlines():
-        click.echo(line.rstrip())
+    print_screen(lambda console: show(console, width))

@@ -6,11 +6,8 @@ Owns layout and words. Decides nothing and reads nothing.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import click
-from rich.console import Console
-from rich.table import Table
-
 from draco.cli.output import echo, visible
+from draco.cli.tables import print_table, table
 from draco.maintenance.selecting.rehearsal import Rehearsal
 from draco.overview.maintenances import pause_warning
 from draco.overview.status_schema import ConditionView, MaintainedView, MaintenanceView
@@ -24,8 +21,6 @@ from draco.resources.api.maintenance import (
 from draco.resources.names import DeviceKey
 from draco.resources.texts import agreeing, counted, listed
 
-_WIDTH = 10_000
-"""Columns of a table: a row is one line, as kubectl's are."""
 _SHOWN = 10
 """So many devices and pods of a preview are named."""
 _MINUTE_S = 60
@@ -100,13 +95,11 @@ def _waits(request: DeviceMaintenance, budgets: Sequence[MaintenanceBudget]) -> 
 
 def show_list(views: Sequence[MaintenanceView], now: datetime) -> None:
     """A row for each request."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("NAME", "PHASE", "DEVICES", "IN USE", "PODS", "SINCE", "WAITS FOR", "DETAIL"):
-        table.add_column(name, no_wrap=True)
+    rows = table("NAME", "PHASE", "DEVICES", "IN USE", "PODS", "SINCE", "WAITS FOR", "DETAIL")
     for view in map(visible, views):
         figures = map(str, (view.device_count, view.in_use, len(view.pods)))
-        table.add_row(view.name, view.phase, *figures, age(view.since, now), view.waits_for or "-", view.message)
-    print_table(table)
+        rows.add_row(view.name, view.phase, *figures, age(view.since, now), view.waits_for or "-", view.message)
+    print_table(rows)
 
 
 def show_one(view: MaintenanceView, found: MaintenanceRehearsal | None, policy: DrainPolicy, now: datetime) -> None:
@@ -135,24 +128,20 @@ def show_one(view: MaintenanceView, found: MaintenanceRehearsal | None, policy: 
 
 def _show_devices(devices: Sequence[MaintainedView]) -> None:
     echo()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("DEVICE", "GPU", "HELD BY", "NOTE"):
-        table.add_column(name, no_wrap=True)
+    rows = table("DEVICE", "GPU", "HELD BY", "NOTE")
     for each in devices:
         notes = [f"same hardware as {each.same_hardware_as}"] if each.same_hardware_as else []
         notes += [f"watched by {listed(each.watched_by)}"] if each.watched_by else []
-        table.add_row(each.device, each.uuid or "-", ", ".join(each.claims) or "-", "; ".join(notes))
-    print_table(table)
+        rows.add_row(each.device, each.uuid or "-", ", ".join(each.claims) or "-", "; ".join(notes))
+    print_table(rows)
 
 
 def _show_conditions(conditions: Sequence[ConditionView]) -> None:
     echo()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("CONDITION", "STATUS", "REASON", "MESSAGE"):
-        table.add_column(name, no_wrap=True)
+    rows = table("CONDITION", "STATUS", "REASON", "MESSAGE")
     for condition in conditions:
-        table.add_row(condition.type, condition.status, condition.reason, condition.message)
-    print_table(table)
+        rows.add_row(condition.type, condition.status, condition.reason, condition.message)
+    print_table(rows)
 
 
 def age(since: str, now: datetime) -> str:
@@ -164,15 +153,6 @@ def age(since: str, now: datetime) -> str:
         if seconds >= _YOUNG * unit:
             return f"{seconds // unit}{letter}"
     return f"{seconds}s"
-
-
-def print_table(table: Table) -> None:
-    """Print it without the padding that fills lines of their own on narrow terminals."""
-    console = Console(highlight=False, soft_wrap=False, width=_WIDTH)
-    with console.capture() as screen:
-        console.print(table)
-    for line in screen.get().splitlines():
-        click.echo(line.rstrip())
 
 
 def _devices(devices: Sequence[DeviceKey]) -> str:

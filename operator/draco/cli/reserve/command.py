@@ -9,21 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from draco.cli.options import gathered, output_option, with_cluster
 from draco.cli.output import echo, print_yaml
 from draco.cli.reserve import cluster
 from draco.cli.reserve.requests import DEFAULT_CLASS, ReserveError, ReserveOptions, spec_of
+from draco.cli.tables import print_table, table
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.texts import shown
-
-_WIDTH = 10_000
-"""Columns of a table: a row is one line, as kubectl's are."""
 
 _RESERVATION = (
     click.option(
@@ -113,18 +109,11 @@ def _list(reservations: Sequence[DeviceReservation], with_namespace: bool) -> No
     if not reservations:
         echo("No DeviceReservation found. `draco reserve --help` says how to make one.")
         return
-    table = Table(box=None, pad_edge=False, header_style="", show_edge=False)
-    columns = ["NAMESPACE"] * with_namespace + ["NAME", "CLAIMS", "RESERVED", "IN USE", "ENDS", "STATE"]
-    for each in columns:
-        table.add_column(each, no_wrap=True)
+    rows = table(*["NAMESPACE"] * with_namespace, "NAME", "CLAIMS", "RESERVED", "IN USE", "ENDS", "STATE")
     for reservation in reservations:
         meta, status = reservation.metadata, reservation.status
         end = f"{status.expires_at:%Y-%m-%dT%H:%M:%SZ}" if status.expires_at else "-"
         row = [meta.namespace] * with_namespace + [meta.name, str(reservation.spec.count)]
         row += ["-" if each is None else str(each) for each in (status.reserved, status.in_use)]
-        table.add_row(*map(shown, [*row, end, status.message or "No operator has seen it yet."]))
-    console = Console(width=_WIDTH, highlight=False, markup=False)
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        echo(line.rstrip())
+        rows.add_row(*map(shown, [*row, end, status.message or "No operator has seen it yet."]))
+    print_table(rows)

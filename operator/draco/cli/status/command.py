@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from draco.cli.input.reading import Reader, group_members, pods_and_budgets, without_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
+from draco.cli.tables import print_screen
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.discovery import autoscalers, discover
@@ -39,9 +39,6 @@ from draco.resources.kinds import (
     SLICES,
 )
 
-WIDTH = 10_000
-"""Columns of the screen: a row is one line, as kubectl's are, and a narrow terminal breaks it; so lines can be searched."""
-
 
 @click.command()
 @with_cluster
@@ -56,11 +53,8 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
     if output == "json":
         print_document(status)
         return
-    console = Console(highlight=False, soft_wrap=False, width=WIDTH)
-    with console.capture() as screen:
-        (status_screen.show_wide if output == "wide" else status_screen.show)(visible(status), console)
-    for line in screen.get().splitlines():
-        click.echo(status_screen.trimmed(line))
+    show = status_screen.show_wide if output == "wide" else status_screen.show
+    print_screen(lambda console: show(visible(status), console))
 
 
 async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> ClusterStatus:

@@ -3,13 +3,13 @@
 Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draco.cli.tables import table
 from draco.overview.status_schema import (
     ClaimState,
     ClaimView,
@@ -30,7 +30,6 @@ MOST_DEVICES = 32
 """Above this many devices, those that are free or in use are only counted."""
 MOST_CLAIMS = 10
 NO_NODE = "(no single node)"
-_PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 
 STYLES = {
     DeviceState.FREE: "green",
@@ -346,23 +345,14 @@ def _notes(status: ClusterStatus, console: Console) -> None:
         )
 
 
-def trimmed(line: str) -> str:
-    """Without the padding to a table's full width, which fills lines of their own on narrow terminals."""
-    return _PADDING.sub(lambda end: end[0].replace(" ", ""), line)
-
-
 def _section(title: str, console: Console) -> None:
     console.print()
     console.print(title, style="bold")
 
 
 def _table(*columns: str, numbers: Collection[int] = ()) -> Table:
-    """A table without lines; `numbers` are the indices of columns of numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(columns):
-        # The header's style is its text's: that of the cell would colour the padding too.
-        table.add_column(Text(column, "dim"), justify="right" if index in numbers else "left", no_wrap=True)
-    return table
+    # The header's style is its text's: that of the cell would colour the padding too.
+    return table(*(Text(column, "dim") for column in columns), numbers=numbers)
 
 
 def _number(number: int, state: DeviceState) -> Text:

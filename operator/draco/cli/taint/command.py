@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from draco.cli.input.reading import ClusterReadError, Reader, pods_and_budgets, without_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible
+from draco.cli.tables import print_table, table
 from draco.cli.taint import targets
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -39,8 +38,6 @@ T = TypeVar("T")
 
 SCHEMA = "draco.dev/taint-rules/v1"
 """Name of the JSON document. Fields are only ever added under one name."""
-_WIDTH = 10_000
-"""Columns of a table: a row is one line, as kubectl's are."""
 
 
 class RuleList(OutputStruct, frozen=True, kw_only=True):
@@ -286,14 +283,8 @@ def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None
 
 
 def _print_table(found: RuleList) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("NAME", "TAINT", "SELECTS", "DEVICES", "CLAIMS", "PODS", "FOR"):
-        table.add_column(name, no_wrap=True)
+    rows = table("NAME", "TAINT", "SELECTS", "DEVICES", "CLAIMS", "PODS", "FOR")
     for view in found.taint_rules:
         numbers = map(str, map(len, (view.devices, view.claims, view.pods)))
-        table.add_row(view.name, view.taint, view.selector, *numbers, view.maintenance or view.extends or "-")
-    console = Console(highlight=False, soft_wrap=False, width=_WIDTH)
-    with console.capture() as screen:
-        console.print(table)
-    for line in screen.get().splitlines():
-        click.echo(line.rstrip())
+        rows.add_row(view.name, view.taint, view.selector, *numbers, view.maintenance or view.extends or "-")
+    print_table(rows)
