@@ -10,13 +10,11 @@ from typing import Any, Final
 
 import click
 
-from draco.cli.input.reading import Reader, without_dra
+from draco.cli.input.reading import Reader, cluster_with_dra
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible
 from draco.kube.clock import SystemClock
-from draco.kube.connect.client import Client
-from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import discover, kubernetes_minor
+from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import Forbidden
 from draco.overview.installation import OPERATORS, CheckReport, Installation, RuntimeNode, Verdict, Workload, check
 from draco.overview.status_schema import MissingView
@@ -75,10 +73,7 @@ async def _until_healthy(kubeconfig: Path | None, context: str | None, namespace
 
 
 async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> CheckReport:
-    async with Client(await connect(kubeconfig, context)) as client:
-        features = await discover(client)
-        if not features.dra:
-            raise without_dra(client)
+    async with cluster_with_dra(kubeconfig, context) as (client, features):
         reader = Reader(client)
 
         async def ours(kind: Kind[Any], **selector: str) -> list[Any]:

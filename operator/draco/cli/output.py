@@ -23,6 +23,12 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     click.echo(shown_lines(str(text)), err=err, nl=nl)
 
 
+def warn(sentences: Iterable[str]) -> None:
+    """Print them to standard error, a line each."""
+    for each in sentences:
+        echo(each, err=True)
+
+
 def visible(view: T) -> T:
     """The same view with every text on one line and printable."""
     return msgspec.convert(_visible(msgspec.to_builtins(view)), type(view))

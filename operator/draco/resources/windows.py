@@ -43,6 +43,11 @@ def unknown_zones(windows: Iterable[TimeWindow]) -> list[str]:
     return sorted({window.time_zone or '""' for window in windows if _zone(window.time_zone) is None})
 
 
+def is_duration(text: str) -> bool:
+    """Whether it says how long something lasts."""
+    return bool(text) and _DURATION.fullmatch(text) is not None
+
+
 def lasting(text: str) -> timedelta:
     """How long a text such as "2h30m" lasts; zero for a text that is no duration."""
     found = _DURATION.fullmatch(text)

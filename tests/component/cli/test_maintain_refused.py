@@ -14,6 +14,7 @@ import pytest
 from draco.cli import run
 from draco.cli.maintain.cluster import change, create
 from draco.cli.maintain.requests import MaintainError
+from draco.cli.writing import WriteError
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey, micro_time
@@ -96,7 +97,7 @@ async def test_a_cluster_without_the_kind_is_told_how_to_get_it(through_proxy: t
 
 async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_made(api_server: ControlPlane) -> None:
     async with Client(await connect(api_server.kubeconfig, None)) as client:
-        with pytest.raises(MaintainError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
+        with pytest.raises(WriteError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
             await create(client, DEVICE_MAINTENANCES, "novel", {"deviceSelector": {"nodeName": "n"}, "novelty": True})
     with pytest.raises(RefusedError):
         call(api_server, "GET", f"{REQUESTS}/novel")

@@ -9,6 +9,10 @@ from click.testing import CliRunner, Result
 
 from draco.cli import root, run
 from draco.cli.reserve import cluster
+from draco.cli.writing import WriteError
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco_local.cluster.controlplane import ControlPlane
 from tests.requests import RefusedError, call
@@ -86,6 +90,7 @@ def test_reservations_are_listed(api_server: ControlPlane, namespace: str, path:
     ]
 
 
+@pytest.mark.usefixtures("unled")
 def test_waiting_ends_when_it_is_ready(
     api_server: ControlPlane, namespace: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,8 +102,9 @@ def test_waiting_ends_when_it_is_ready(
         return made
 
     monkeypatch.setattr(cluster, "create", made_and_ready)
-    done = reserve(api_server, namespace, "train", "--wait", "--timeout", "30s")
-    assert done.output == f"devicereservation/train created\n{SAID}\n"
+    done = reserve(api_server, namespace, "train", "--wait", "--timeout", "0")
+    assert done.stdout == f"devicereservation/train created\n{SAID}\n"
+    assert "No operator of Draco leads" in done.stderr
 
 
 def test_a_reservation_that_nobody_makes_ready_is_waited_for_no_longer_than_was_said(
@@ -107,8 +113,23 @@ def test_a_reservation_that_nobody_makes_ready_is_waited_for_no_longer_than_was_
     late = reserve(api_server, namespace, "late", "--wait", "--timeout", "1s")
     assert "late is not ready after 1s: no operator of Draco has said anything about it" in str(late.exception)
     again = reserve(api_server, namespace, "late")
-    assert "there is a reservation late in" in str(again.exception)
+    assert f"there is a DeviceReservation {namespace}/late already" in str(again.exception)
     assert "take another name, or delete it with" in str(again.exception)
+
+
+async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_made(
+    api_server: ControlPlane, namespace: str, path: str
+) -> None:
+    async with Client(await connect(api_server.kubeconfig, None)) as client:
+        with pytest.raises(WriteError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
+            await cluster.create(
+                client, ObjectKey(namespace, "novel"), {"templateName": "one", "novelty": True}, dry_run=False
+            )
+    assert call(api_server, "GET", path)["items"] == []
+
+
+def test_a_namespace_that_is_not_there_is_said(api_server: ControlPlane) -> None:
+    assert 'namespaces "nowhere" not found' in str(reserve(api_server, "nowhere", "train").exception)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +142,7 @@ def test_a_reservation_that_nobody_makes_ready_is_waited_for_no_longer_than_was_
         (["train", "--until", "soon"], "'soon' is no time"),
         (["train", "--until", "2030-01-01", "--for", "1h"], "give one of them"),
         (["train", "--template", "a", "--class", "b"], "leave --class, --selector and --devices out"),
+        (["train", "--wait", "--timeout", "soon"], "'soon' is not a duration for --timeout"),
         (["train", "--wait", "--dry-run"], "there is nothing to wait for"),
         (["train", "--topology", "samenode"], "write sameNode, sameNVLinkDomain or spread"),
     ],

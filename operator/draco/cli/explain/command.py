@@ -14,7 +14,7 @@ from draco.cli.explain.refusals import with_refusals
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
 from draco.cli.options import output_option
-from draco.cli.output import echo, print_document, print_yaml
+from draco.cli.output import echo, print_document, print_yaml, warn
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation
@@ -101,8 +101,7 @@ def _print(
     if output != "text":
         _print_document(explained[0][1] if len(explained) == 1 else _document(explained), output)
         return
-    for note in notes:
-        echo(note, err=True)
+    warn(notes)
     for number, (subject, explanation) in enumerate(explained):
         if number:
             echo()
@@ -116,8 +115,7 @@ def _print_list(explained: Iterator[tuple[ExplainSubject, Explanation]], made: W
     if output != "text":
         _print_document(_document(list(explained)), output)
         return
-    for note in made.notes[1:]:
-        echo(note, err=True)
+    warn(made.notes[1:])
     waits = False
     for subject, explanation in explained:
         waits = True

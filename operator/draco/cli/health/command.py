@@ -12,13 +12,10 @@ from typing import Final
 import click
 import msgspec
 
-from draco.cli.input.reading import ClusterReadError, Reader, group_members, without_dra
+from draco.cli.input.reading import ClusterReadError, Reader, cluster_with_dra, group_members, without_kinds
 from draco.cli.options import output_option, with_cluster
-from draco.cli.output import echo, print_document, visible
+from draco.cli.output import echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
-from draco.kube.connect.client import Client
-from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import discover
 from draco.overview.health import FaultView, GpuHealthView, HealthDocument, HealthObjects, chosen, gpu_views, names_of
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, SLICES
 from draco.resources.texts import counted, listed, nearest
@@ -52,8 +49,7 @@ def command(gpu: str, every: bool, kubeconfig: Path | None, context: str | None,
     if output == "json":
         print_document(msgspec.structs.replace(found, gpus=views, total=len(found.gpus), healthy=healthy))
         return
-    for each in found.unread:
-        echo(each, err=True)
+    warn(found.unread)
     if gpu:
         for view in views:
             _show_one(visible(view))
@@ -62,9 +58,7 @@ def command(gpu: str, every: bool, kubeconfig: Path | None, context: str | None,
 
 
 async def _read(kubeconfig: Path | None, context: str | None) -> HealthDocument:
-    async with Client(await connect(kubeconfig, context)) as client:
-        if not (await discover(client)).dra:
-            raise without_dra(client)
+    async with cluster_with_dra(kubeconfig, context) as (client, _):
         reader = Reader(client)
         async with asyncio.TaskGroup() as tasks:
             gpu_nodes = tasks.create_task(reader.all_if_served(GPU_NODES, "no GPU health is shown"))
@@ -75,9 +69,7 @@ async def _read(kubeconfig: Path | None, context: str | None) -> HealthDocument:
             )
         nodes = gpu_nodes.result()
         if nodes is None:
-            raise ClusterReadError(
-                f"{client.connection.server} does not know GpuNode: install Draco with charts/draco, or apply crds/."
-            )
+            raise without_kinds(client, GPU_NODES)
         views = gpu_views(
             HealthObjects(
                 gpu_nodes=nodes,

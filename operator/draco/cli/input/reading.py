@@ -4,21 +4,30 @@ Owns the patience with a server that has just started, and what is said without 
 `draco status` does not load what allocation needs.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
 from draco.kube.connect.retry import retry
-from draco.kube.errors import Forbidden, NotFound
+from draco.kube.discovery import Features, discover
+from draco.kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from draco.maintenance.selecting.impact import is_for_members
+from draco.overview.installation import OPERATORS, leading
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
-from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS, Kind
+from draco.resources.kinds import LEASES, POD_DISRUPTION_BUDGETS, PODS, Kind
 
 T = TypeVar("T")
+NO_OPERATOR: Final = (
+    "No operator of Draco leads in this cluster, so nothing happens until one does: `draco check` says what is wrong."
+)
 
 
 class ClusterReadError(DracoError):
@@ -31,6 +40,32 @@ def without_dra(client: Client) -> ClusterReadError:
         f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation), which Draco needs: "
         "use Kubernetes 1.34 or newer, with the API group enabled."
     )
+
+
+def without_kinds(client: Client, *kinds: Kind[Any]) -> ClusterReadError:
+    """The cluster knows none of these kinds of ours."""
+    names = " or ".join(kind.kind for kind in kinds)
+    return ClusterReadError(
+        f"{client.connection.server} does not know {names}: install Draco with charts/draco, or apply crds/."
+    )
+
+
+@asynccontextmanager
+async def cluster_with_dra(kubeconfig: Path | None, context: str | None) -> AsyncIterator[tuple[Client, Features]]:
+    """The cluster that is meant, and what it serves. Raises ClusterReadError if that is no DRA."""
+    async with Client(await connect(kubeconfig, context)) as client:
+        features = await discover(client)
+        if not features.dra:
+            raise without_dra(client)
+        yield client, features
+
+
+async def operated(client: Client) -> bool | None:
+    """Whether an operator leads; None where that cannot be read, since a warning is not worth more than what was asked for."""
+    try:
+        return bool(leading(await client.list(LEASES, field_selector=OPERATORS), datetime.now(UTC)))
+    except (ApiError, Unreachable):
+        return None
 
 
 class Reader:
@@ -63,7 +98,7 @@ class Reader:
             return await self._list(kind, params, namespace)
         except Forbidden:
             where = f"namespace {namespace}" if namespace else "the whole cluster"
-            self.unread.append(f"These credentials may not list {kind.plural} in {where}: {consequence}.")
+            self._note(f"These credentials may not list {kind.plural} in {where}: {consequence}.")
             return None
 
     async def all_if_served(self, kind: Kind[T], consequence: str) -> list[T] | None:
@@ -80,10 +115,13 @@ class Reader:
             clock=SystemClock(),
             attempts=4,
         )
-        self.unread += [
-            f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}." for one in page.undecodable
-        ]
+        for one in page.undecodable:
+            self._note(f"{kind.kind} {one.key} is left out, because it cannot be read: {one.error}.")
         return page.items
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.unread:
+            self.unread.append(sentence)
 
 
 _FEW_NAMESPACES = 20

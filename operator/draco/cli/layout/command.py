@@ -16,7 +16,7 @@ from draco.cli.layout import screen as layout_screen
 from draco.cli.layout import svg as layout_svg
 from draco.cli.layout.sources import LayoutSources, observe, with_layout_sources
 from draco.cli.options import output_option
-from draco.cli.output import echo, print_document, visible
+from draco.cli.output import print_document, visible, warn
 from draco.cli.tables import print_screen
 from draco.overview.layout_plan import plan as plan_of
 from draco.overview.layouts import layout_of
@@ -49,8 +49,7 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
         print_document(view)
     elif output == "svg":
         click.echo(layout_svg.picture(view), nl=False)
-        for note in view.notes:
-            echo(note, err=True)
+        warn(view.notes)
     else:
         most = max(layout_screen.MOST_NODES, len(nodes))  # those that are asked for by name are to be seen
         _print(lambda console, width: layout_screen.show(visible(view), console, width, most))

@@ -13,7 +13,7 @@ import msgspec
 
 from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
 from draco.cli.input.policy_checks import refusal
-from draco.cli.input.reading import ClusterReadError, Reader
+from draco.cli.input.reading import Reader, without_kinds
 from draco.cli.options import CLUSTER_OPTIONS, Options, cluster_option, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -96,20 +96,17 @@ async def _read(kubeconfig: Path | None, context: str | None) -> ObservedNodes:
 async def read_layouts(client: Client) -> ObservedNodes:
     """The cluster behind a client. Raises KubeError or ClusterError."""
     reader = Reader(client)
-    server = str(client.connection.server)
     try:
         gpu_nodes = await reader.all(GPU_NODES)
         policies = await reader.all(MIG_POLICIES)
     except NotFound:
-        raise ClusterReadError(
-            f"{server} does not serve GpuNode or MigPolicy: install Draco there with charts/draco, or apply crds/."
-        ) from None
+        raise without_kinds(client, GPU_NODES, MIG_POLICIES) from None
     async with asyncio.TaskGroup() as tasks:
         nodes = tasks.create_task(reader.all_if_allowed(NODES, "node selectors cannot be evaluated"))
         slices = tasks.create_task(reader.all_if_allowed(SLICES, "device selectors cannot be evaluated"))
         claims = tasks.create_task(reader.all_if_allowed(CLAIMS, "which claims have whole GPUs is not known"))
     return ObservedNodes(
-        server=server,
+        server=str(client.connection.server),
         gpu_nodes={each.metadata.name: each for each in gpu_nodes},
         nodes={each.metadata.name: each for each in nodes.result()},
         slices=slices.result(),

@@ -1,41 +1,32 @@
-"""The cluster as `draco maintain` meets it: what it reads, its writes, and what is said where the server refuses one.
+"""The cluster as `draco maintain` meets it: what it reads, and its writes.
 
-Owns the translation of the API server's answers into sentences with a fix. What is to be written is decided elsewhere.
+Owns that nothing is changed that somebody else has changed meanwhile. What is to be written is decided elsewhere.
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from draco.cli.input.reading import ClusterReadError, Reader, pods_and_budgets, without_dra
+from draco.cli import writing
+from draco.cli.input.reading import Reader, cluster_with_dra, operated, pods_and_budgets, without_kinds
 from draco.cli.maintain.requests import MaintainError
-from draco.kube.connect.client import Client, decode
-from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import discover
-from draco.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
+from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.maintenance.selecting.rehearsal import RehearsedObjects
-from draco.overview.installation import OPERATORS, leading
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.slices import ResourceSlice, current_slices
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, LEASES, MAINTENANCE_BUDGETS, SLICES, Kind
-from draco.resources.names import DeviceKey
+from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS, SLICES, Kind
 from draco.resources.texts import nearest
 
 T = TypeVar("T")
 _TRIES: Final = 5
-_UNKNOWN_FIELDS: Final = re.compile(r'unknown field "([^"]+)"')
-NO_OPERATOR: Final = (
-    "No operator of Draco leads in this cluster, so nothing happens to requests until one does: "
-    "`draco check` says what is wrong."
-)
+_ROLE: Final = "draco-maintainer"
 
 
 class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,18 +76,6 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def published(slices: Sequence[ResourceSlice]) -> list[DeviceKey]:
-    """The devices that slices publish."""
-    return sorted(
-        {
-            DeviceKey(*item.pool, device.name)
-            for parts in current_slices(slices).values()
-            for item in parts
-            for device in item.spec.devices
-        }
-    )
-
-
 def run(work: Callable[[MaintainedCluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None) -> T:
     """Read the requests of the cluster and do the work with them."""
     return asyncio.run(_with_cluster(work, kubeconfig, context))
@@ -105,40 +84,27 @@ def run(work: Callable[[MaintainedCluster], Coroutine[Any, Any, T]], kubeconfig:
 async def _with_cluster(
     work: Callable[[MaintainedCluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None
 ) -> T:
-    async with Client(await connect(kubeconfig, context)) as client:
-        features = await discover(client)
-        if not features.dra:
-            raise without_dra(client)
+    async with cluster_with_dra(kubeconfig, context) as (client, features):
         reader = Reader(client)
         try:
             requests = await reader.all(DEVICE_MAINTENANCES)
         except NotFound:
-            raise ClusterReadError(
-                f"{client.connection.server} does not know DeviceMaintenance: install Draco with charts/draco, or apply crds/."
-            ) from None
-        try:
-            leases = await client.list(LEASES, field_selector=OPERATORS)
-            operated = bool(leading(leases, datetime.now(UTC)))
-        except ApiError:  # a warning is not worth more than what was asked for
-            operated = None
+            raise without_kinds(client, DEVICE_MAINTENANCES) from None
         return await work(
             MaintainedCluster(
-                client=client, reader=reader, requests=requests, operated=operated, taint_rules=features.taint_rules
+                client=client,
+                reader=reader,
+                requests=requests,
+                operated=await operated(client),
+                taint_rules=features.taint_rules,
             )
         )
 
 
 async def create(client: Client, kind: Kind[T], name: str, spec: Mapping[str, Any], *, dry_run: bool = False) -> T:
-    """Create an object of ours, every field of which the server has to know. Raises MaintainError."""
-    manifest = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "spec": spec}
-    params = {"fieldManager": "draco", "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
-    try:
-        answer = await client.connection.request("POST", kind.path(), params=params, body=msgspec.json.encode(manifest))
-    except AlreadyExists:
-        raise MaintainError(f"there is a {kind.kind} {name} already: somebody was faster, try again.") from None
-    except ApiError as error:
-        raise _refused(error, kind, "create") from error
-    return decode(kind, answer)
+    """Create an object of ours, whose name nobody had when that was looked at. Raises WriteError."""
+    taken = "somebody was faster, try again."
+    return await writing.create(client, kind, ObjectKey("", name), spec, roles=_ROLE, taken=taken, dry_run=dry_run)
 
 
 async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[str, Any], generation: int) -> None:
@@ -155,12 +121,7 @@ async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[
                 "PATCH",
                 kind.path(key),
                 params={"fieldManager": "draco", "fieldValidation": "Strict"},
-                body=msgspec.json.encode(
-                    {
-                        "metadata": now.metadata.as_seen,
-                        "spec": dict(spec),
-                    }
-                ),
+                body=msgspec.json.encode({"metadata": now.metadata.as_seen, "spec": dict(spec)}),
                 content_type="application/merge-patch+json",
             )
         except Conflict:
@@ -168,27 +129,8 @@ async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[
         except NotFound:
             raise MaintainError(f"{kind.kind} {key.name} was deleted meanwhile.") from None
         except ApiError as error:
-            raise _refused(error, kind, "change") from error
+            raise writing.refused(client, error, kind, "change", _ROLE) from error
         return
     raise MaintainError(
         f"{kind.kind} {key.name} was changed by somebody else meanwhile: look at it again, and repeat the command."
     )
-
-
-def _refused(error: ApiError, kind: Kind[Any], what: str) -> ApiError | MaintainError:
-    """What to say of a write that the server refused."""
-    if isinstance(error, Forbidden):
-        return MaintainError(
-            f"these credentials may not {what} {kind.plural} ({error}). Have an administrator bind the ClusterRole "
-            "draco-maintainer to you."
-        )
-    if unknown := _UNKNOWN_FIELDS.findall(str(error)):
-        return MaintainError(
-            f"this cluster's {kind.kind} does not know {', '.join(unknown)}: its CRD is of an older Draco. Apply crds/ and "
-            "upgrade the operator, or leave out what it does not know."
-        )
-    if isinstance(error, NotFound):
-        return MaintainError(
-            f"the cluster does not know {kind.kind}: its Draco is older or only partly installed. Apply crds/ and upgrade it."
-        )
-    return error

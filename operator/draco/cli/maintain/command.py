@@ -13,18 +13,20 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from draco.cli.input.reading import group_members
+from draco.cli.input.reading import NO_OPERATOR, group_members
+from draco.cli.input.words import DURATION_HELP, NO_LIMIT
 from draco.cli.maintain import changes, screen
-from draco.cli.maintain.cluster import NO_OPERATOR, MaintainedCluster, change, create, published, run
-from draco.cli.maintain.following import NO_LIMIT, follow
-from draco.cli.maintain.requests import DURATION_HELP, MaintainError, StartOptions, manifest_of, request_of
+from draco.cli.maintain.cluster import MaintainedCluster, change, create, run
+from draco.cli.maintain.following import follow
+from draco.cli.maintain.requests import MaintainError, StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
-from draco.cli.output import echo, print_document, print_yaml
+from draco.cli.output import echo, print_document, print_yaml, warn
 from draco.maintenance.selecting.rehearsal import Rehearsal, rehearse
 from draco.overview.maintenances import PAUSE, claims_held, maintenance_view, pause_warning
 from draco.overview.status_schema import MaintenanceView
 from draco.resources.api.base import OutputStruct
 from draco.resources.api.maintenance import DeadlineAction, DeviceMaintenance, DrainPolicy, MaintenanceRehearsal
+from draco.resources.api.slices import published_devices
 from draco.resources.kinds import DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS
 from draco.resources.texts import counted
 
@@ -155,7 +157,7 @@ def start(
     async def work(cluster: MaintainedCluster) -> None:
         slices = await cluster.slices()
         names = {each.metadata.name for each in cluster.requests}
-        request = request_of(sources, published(slices), names, now=datetime.now(UTC))
+        request = request_of(sources, published_devices(slices), names, now=datetime.now(UTC))
         if output == "yaml":
             print_yaml(manifest_of(request))
             return
@@ -269,7 +271,7 @@ def status(*, name: str, watch: bool, timeout: str, kubeconfig: Path | None, con
         paused = pause_warning(await cluster.budgets())
         views = [maintenance_view(each, claims, members) for each in requests]
         if output == "json":
-            unread = list(dict.fromkeys(cluster.reader.unread))
+            unread = cluster.reader.unread
             print_document(MaintenanceList(maintenances=views, operated=cluster.operated, paused=paused, unread=unread))
             return
         _warn(cluster)
@@ -339,7 +341,7 @@ def _preview(request: DeviceMaintenance, found: Rehearsal, cluster: MaintainedCl
         problem=found.problem,
         devices=list(map(str, found.devices)),
         rehearsal=found.summary,
-        unread=list(dict.fromkeys(cluster.reader.unread)),
+        unread=cluster.reader.unread,
     )
 
 
@@ -358,7 +360,6 @@ def _ask(policy: DrainPolicy, pods: int, *, yes: bool, otherwise: str = "") -> N
 
 def _warn(cluster: MaintainedCluster) -> None:
     """Say what could not be read, and that nobody carries requests out."""
-    for each in dict.fromkeys(cluster.reader.unread):
-        echo(each, err=True)
+    warn(cluster.reader.unread)
     if cluster.operated is False:
         echo(NO_OPERATOR, err=True)

@@ -4,10 +4,10 @@ Owns when following ends, and whether that was what was asked for. Where the pha
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from typing import Final
 
+from draco.cli.input.words import limit_s
 from draco.cli.maintain.requests import MaintainError
 from draco.cli.output import echo, visible
 from draco.kube.connect.client import Client
@@ -18,8 +18,6 @@ from draco.overview.maintenances import maintenance_view
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.kinds import DEVICE_MAINTENANCES
 
-NO_LIMIT: Final = "0s"
-_DURATION: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
 _ENDS: Final = OVER | {MaintenancePhase.FAILED}
 _WATCH_S: Final = 240.0
 _SILENT_S: Final = 90.0
@@ -29,12 +27,11 @@ _SILENT_S: Final = 90.0
 async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None:
     """Say each change of the request's phase and message, until it is Completed.
 
-    `limit` is a duration; 0s is no limit, as with kubectl. Raises MaintainError when it is cancelled, fails, is deleted, or takes
-    longer.
+    `limit` is how long that may take. Raises MaintainError when it is cancelled, fails, is deleted, or takes longer.
     """
     name, said = request.metadata.name, ""
     try:
-        async with asyncio.timeout(_seconds(limit)):
+        async with asyncio.timeout(limit_s(limit)):
             async for now in _versions(client, request):
                 view = visible(maintenance_view(now, {}))
                 if said != (said := f"{view.phase}: {view.message}" if view.message else view.phase):
@@ -80,15 +77,3 @@ async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator
             pass  # what has happened meanwhile is read
         finally:
             await stream.aclose()
-
-
-def _seconds(limit: str) -> float | None:
-    """None: without limit."""
-    if limit == "0":
-        return None
-    if not limit or not (found := _DURATION.fullmatch(limit)):
-        raise MaintainError(
-            f"'{limit}' is not a duration for --timeout: write such as 90s, 45m or 2h30m; 0 is no limit."
-        )
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return 3600.0 * hours + 60.0 * minutes + seconds or None

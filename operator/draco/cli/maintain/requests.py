@@ -8,11 +8,12 @@ import re
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Final
-from zoneinfo import ZoneInfo
 
 import msgspec
 
+from draco.cli.input.words import duration, is_name
 from draco.cli.taint.targets import device_of
+from draco.cli.writing import manifest
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.maintenance import (
     Approval,
@@ -34,13 +35,11 @@ from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import DeviceKey
 from draco.resources.texts import nearest
+from draco.resources.windows import unknown_zones
 
-_DURATION: Final = re.compile(r"(?=\d)(?:\d{1,3}h)?(?:\d{1,4}m)?", re.ASCII)
 _CLOCK: Final = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
-_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?", re.ASCII)
 _LONGEST_NAME: Final = 253
 _ROOM_FOR_NUMBER: Final = 4
-DURATION_HELP: Final = "hours and minutes, such as 2h30m, 45m or 2h"
 
 
 class MaintainError(DracoError):
@@ -80,7 +79,7 @@ def request_of(
         raise MaintainError(
             f"there is a DeviceMaintenance {name} already (`draco maintain status {name}`): choose another name, or leave it out."
         )
-    if name and not _NAME.fullmatch(name):
+    if name and not is_name(name, _LONGEST_NAME):
         raise MaintainError(
             f"'{name}' cannot be the name of a DeviceMaintenance: use lower-case letters, digits, '-' and '.'. A device is "
             "written as POOL/DEVICE, such as gpu-node-0/gpu-3."
@@ -104,12 +103,7 @@ def request_of(
 def manifest_of(request: DeviceMaintenance) -> dict[str, object]:
     """The request as a manifest for `kubectl apply`: only what was set."""
     spec = {name: value for name, value in msgspec.to_builtins(request.spec).items() if value != {}}
-    return {
-        "apiVersion": DEVICE_MAINTENANCES.api_version,
-        "kind": DEVICE_MAINTENANCES.kind,
-        "metadata": {"name": request.metadata.name},
-        "spec": spec,
-    }
+    return manifest(DEVICE_MAINTENANCES, request.metadata.key, spec)
 
 
 def _selector(options: StartOptions, published: Collection[DeviceKey]) -> MaintenanceSelector:
@@ -187,12 +181,11 @@ def window_of(text: str) -> TimeWindow:
             days.append(known[day.lower()])
     if not 2 <= len(words) <= 3 or not _CLOCK.fullmatch(words[0]):
         raise MaintainError(f"{form}.")
-    zone = words[2] if words[2:] else "UTC"
-    try:
-        ZoneInfo(zone)
-    except (ValueError, OSError, KeyError):  # a name that is none, is a folder, or is not there
-        raise MaintainError(f"{form}. There is no time zone '{zone}'.") from None
-    return TimeWindow(start=words[0], duration=_duration(words[1], "the window's duration"), days=days, time_zone=zone)
+    start, lasting, zone = [*words, "UTC"][:3]
+    window = TimeWindow(start=start, duration=duration(lasting, "the window's duration"), days=days, time_zone=zone)
+    if unknown_zones([window]):
+        raise MaintainError(f"{form}. There is no time zone '{zone}'.")
+    return window
 
 
 def _drain(options: StartOptions) -> MaintenanceDrain:
@@ -202,7 +195,7 @@ def _drain(options: StartOptions) -> MaintenanceDrain:
         raise MaintainError(
             "--drain-wait is how long pods may take before they are evicted, and nothing evicts them here: add --evict."
         )
-    return MaintenanceDrain(policy=options.drain, wait=_duration(options.drain_wait, "--drain-wait"))
+    return MaintenanceDrain(policy=options.drain, wait=duration(options.drain_wait, "--drain-wait"))
 
 
 def _deadline(options: StartOptions) -> MaintenanceDeadline | None:
@@ -210,7 +203,7 @@ def _deadline(options: StartOptions) -> MaintenanceDeadline | None:
         if options.deadline_action is DeadlineAction.CANCEL:
             raise MaintainError("--give-up is what happens at the deadline: add --deadline, such as --deadline 4h.")
         return None
-    return MaintenanceDeadline(after=_duration(options.deadline, "--deadline"), action=options.deadline_action)
+    return MaintenanceDeadline(after=duration(options.deadline, "--deadline"), action=options.deadline_action)
 
 
 def _verification(text: str) -> MaintenanceVerification:
@@ -228,9 +221,3 @@ def _verification(text: str) -> MaintenanceVerification:
         f"'{text}' does not say how to verify: write agent (Draco's agent looks at the GPU), person (who finishes it has "
         "looked), or job:NAME with the name of a suspended CronJob in Draco's namespace."
     )
-
-
-def _duration(text: str, what: str) -> str:
-    if not _DURATION.fullmatch(text):
-        raise MaintainError(f"'{text}' is not a duration for {what}: write {DURATION_HELP}.")
-    return text

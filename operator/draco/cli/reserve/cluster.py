@@ -1,55 +1,39 @@
-"""The cluster as `draco reserve` meets it: the one write, what is read, and what is said where the server refuses.
+"""The cluster as `draco reserve` meets it: the one write, and what is read.
 
-Owns the translation of the API server's answers into sentences with a fix, and the waiting for a reservation to be ready.
+Owns the waiting for a reservation to be ready.
 """
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
+from draco.cli import writing
+from draco.cli.input.reading import NO_OPERATOR, operated, without_kinds
+from draco.cli.input.words import limit_s
 from draco.cli.output import echo
 from draco.cli.reserve.requests import ReserveError
-from draco.kube.connect.client import Client, decode
-from draco.kube.errors import AlreadyExists, Forbidden, NotFound, Unreachable
+from draco.kube.connect.client import Client
+from draco.kube.errors import Forbidden, NotFound, Unreachable
 from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.texts import shown
 
-_WAIT: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
 _LOOK_EVERY_S: Final = 0.5
-_NOT_SERVED: Final = "the cluster does not know DeviceReservation: install Draco with charts/draco, or apply crds/."
-
-
-def manifest(key: ObjectKey, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The reservation as it is written."""
-    kind = DEVICE_RESERVATIONS
-    metadata = {"name": key.name, "namespace": key.namespace}
-    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": dict(spec)}
 
 
 async def create(client: Client, key: ObjectKey, spec: Mapping[str, Any], *, dry_run: bool) -> DeviceReservation:
-    """Create the reservation, every field of which the server has to know. Raises ReserveError."""
-    kind = DEVICE_RESERVATIONS
-    params = {"fieldManager": "draco", "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
-    path, body = kind.path(namespace=key.namespace), msgspec.json.encode(manifest(key, spec))
-    try:
-        return decode(kind, await client.connection.request("POST", path, params=params, body=body))
-    except AlreadyExists:
-        raise ReserveError(
-            f"there is a reservation {key.name} in {key.namespace} already: take another name, or delete it with "
-            f"`kubectl delete devicereservation {key.name} --namespace {key.namespace}`"
-        ) from None
-    except NotFound as error:
-        raise ReserveError(_NOT_SERVED if "could not find" in str(error) else str(error)) from None
-    except Forbidden as error:
-        raise ReserveError(
-            f"these credentials may not reserve in {key.namespace} ({error}). Have an administrator bind the ClusterRole edit or "
-            "draco-devicereservations-edit to you in this namespace."
-        ) from None
+    """Create the reservation. Raises WriteError."""
+    return await writing.create(
+        client,
+        DEVICE_RESERVATIONS,
+        key,
+        spec,
+        roles="edit or draco-devicereservations-edit in this namespace",
+        taken="take another name, or delete it with "
+        f"`kubectl delete devicereservation {key.name} --namespace {key.namespace}`",
+        dry_run=dry_run,
+    )
 
 
 async def read(client: Client, namespace: str) -> list[DeviceReservation]:
@@ -57,7 +41,7 @@ async def read(client: Client, namespace: str) -> list[DeviceReservation]:
     try:
         found = await client.list(DEVICE_RESERVATIONS, namespace=namespace)
     except NotFound:
-        raise ReserveError(_NOT_SERVED) from None
+        raise without_kinds(client, DEVICE_RESERVATIONS) from None
     except Forbidden as error:
         raise ReserveError(f"these credentials may not list reservations there: {error}") from None
     return sorted(found, key=lambda each: each.metadata.key)
@@ -66,8 +50,10 @@ async def read(client: Client, namespace: str) -> list[DeviceReservation]:
 async def wait(client: Client, reservation: DeviceReservation, limit: str) -> None:
     """Say each change of its message until it is ready. Raises ReserveError when it ends, is deleted, or takes too long."""
     key, said = reservation.metadata.key, ""
+    if await operated(client) is False:
+        echo(NO_OPERATOR, err=True)
     try:
-        async with asyncio.timeout(_seconds(limit)):
+        async with asyncio.timeout(limit_s(limit)):
             while True:
                 try:
                     now = await client.get(DEVICE_RESERVATIONS, key)
@@ -93,12 +79,3 @@ async def wait(client: Client, reservation: DeviceReservation, limit: str) -> No
 def _holds(reservation: DeviceReservation, condition: str) -> bool:
     found: Condition | None = next((each for each in reservation.status.conditions if each.type == condition), None)
     return found is not None and found.status == "True" and found.observed_generation == reservation.metadata.generation
-
-
-def _seconds(limit: str) -> float | None:
-    """How long that is; None for 0s, which is no limit."""
-    found = _WAIT.fullmatch(limit)
-    if not limit or found is None:
-        raise ReserveError(f"'{limit}' is not a duration for --timeout: write it such as 30s, 5m or 1h")
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return hours * 3600.0 + minutes * 60.0 + seconds or None

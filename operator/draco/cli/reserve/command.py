@@ -10,15 +10,18 @@ from pathlib import Path
 
 import click
 
+from draco.cli.input.words import NO_LIMIT, limit_s
 from draco.cli.options import gathered, output_option, with_cluster
 from draco.cli.output import echo, print_yaml
 from draco.cli.reserve import cluster
 from draco.cli.reserve.requests import DEFAULT_CLASS, ReserveError, ReserveOptions, spec_of
 from draco.cli.tables import print_table, table
+from draco.cli.writing import manifest
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.texts import shown
 
 _RESERVATION = (
@@ -53,7 +56,7 @@ _RESERVATION = (
 @click.option("--wait", is_flag=True, help="Wait until all claims have devices.")
 @click.option(
     "--timeout",
-    default="0s",
+    default=NO_LIMIT,
     metavar="DURATION",
     help="With --wait: give up after so long, such as 30m; 0s is no limit.",
 )
@@ -84,6 +87,7 @@ def command(
         raise ReserveError("a reservation needs a name: draco reserve NAME, with these options.")
     if wait and (dry_run or output == "yaml"):
         raise ReserveError("there is nothing to wait for: leave --wait out, or create the reservation.")
+    limit_s(timeout)  # before anything is created
 
     async def work() -> None:
         async with Client(await connect(kubeconfig, context)) as client:
@@ -93,7 +97,7 @@ def command(
                 return
             key, spec = ObjectKey(here, name), spec_of(name, sources, datetime.now(UTC))
             if output == "yaml":
-                print_yaml(cluster.manifest(key, spec))
+                print_yaml(manifest(DEVICE_RESERVATIONS, key, spec))
                 return
             made = await cluster.create(client, key, spec, dry_run=dry_run)
             echo(f"devicereservation/{name} created{' (server dry run)' if dry_run else ''}")

@@ -3,16 +3,14 @@
 Owns the short forms, and what is said of options that make no sense. Reads nothing and knows no clock: the time is an argument.
 """
 
-import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
+from draco.cli.input.words import duration, is_name
 from draco.resources.errors import DracoError
 
-_DURATION: Final = re.compile(r"(?=\d)(?:\d{1,3}h)?(?:\d{1,4}m)?", re.ASCII)
-_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?", re.ASCII)
 _LONGEST_NAME: Final = 63
 DEFAULT_CLASS: Final = "gpu.draco.dev"
 
@@ -36,7 +34,7 @@ class ReserveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def spec_of(name: str, options: ReserveOptions, now: datetime) -> dict[str, Any]:
     """The spec of the reservation that is meant. Raises ReserveError."""
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    if not is_name(name, _LONGEST_NAME):
         raise ReserveError(
             f"'{name}' cannot be the name of a reservation: use at most {_LONGEST_NAME} lower-case letters, digits, - and ."
         )
@@ -52,11 +50,7 @@ def spec_of(name: str, options: ReserveOptions, now: datetime) -> dict[str, Any]
     if options.topology:
         spec["topology"] = options.topology
     if options.duration:
-        if not _DURATION.fullmatch(options.duration):
-            raise ReserveError(
-                f"'{options.duration}' is not a duration: write hours and minutes, such as 2h30m, 45m or 2h."
-            )
-        spec["duration"] = options.duration
+        spec["duration"] = duration(options.duration, "--for")
     if options.until:
         spec["expiresAt"] = _time(options.until, now)
     return spec

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import click
 
-from draco.cli.input.reading import Reader, group_members, pods_and_budgets, without_dra
+from draco.cli.input.reading import Reader, cluster_with_dra, group_members, pods_and_budgets
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
 from draco.cli.tables import print_screen
-from draco.kube.connect.client import Client
-from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import autoscalers, discover
+from draco.kube.discovery import autoscalers
 from draco.maintenance.rules import is_draco_own
 from draco.maintenance.selecting.impact import spares_extended_resources
 from draco.overview.hardware_use import HardwareByPool
@@ -58,10 +56,7 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
 
 
 async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> ClusterStatus:
-    async with Client(await connect(kubeconfig, context)) as client:
-        features = await discover(client)
-        if not features.dra:
-            raise without_dra(client)
+    async with cluster_with_dra(kubeconfig, context) as (client, features):
         missing = [
             MissingView(name=item.name, consequence=item.consequence, remedy=item.remedy) for item in features.missing
         ]

@@ -14,24 +14,21 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from draco.cli.input.reading import ClusterReadError, Reader, pods_and_budgets, without_dra
+from draco.cli.input.reading import ClusterReadError, Reader, cluster_with_dra, pods_and_budgets
 from draco.cli.options import output_option, with_cluster
-from draco.cli.output import echo, print_document, visible
+from draco.cli.output import echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
 from draco.cli.taint import targets
 from draco.kube.connect.client import Client
-from draco.kube.connect.kubeconfig import connect
-from draco.kube.discovery import discover
 from draco.kube.errors import NotFound
 from draco.maintenance.selecting.impact import TaintImpact, sentences, spares_extended_resources
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.overview.taint_rules import TaintedCluster, rule_views, view_of
 from draco.resources.api.base import OutputStruct
-from draco.resources.api.slices import current_slices
+from draco.resources.api.slices import published_devices
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, SLICES, Kind
-from draco.resources.names import DeviceKey
 from draco.resources.texts import counted, listed
 
 T = TypeVar("T")
@@ -87,7 +84,7 @@ def list_(kubeconfig: Path | None, context: str | None, output: str) -> None:
     if output == "json":
         print_document(found)
         return
-    _say_unread(found.unread)
+    warn(found.unread)
     if not found.taint_rules:
         echo("No DeviceTaintRule found.")
         return
@@ -116,7 +113,7 @@ def preview(what: Sequence[str], kubeconfig: Path | None, context: str | None, o
     if output == "json":
         print_document(RuleList(taint_rules=[view_of(rule, impact) for rule in rules[:1]], unread=unread))
         return
-    _say_unread(unread)
+    warn(unread)
     _print_impact(rules, impact)
 
 
@@ -153,7 +150,7 @@ def add(
         for rule in rules:
             targets.check_overwriting(there.get(rule.metadata.name), rule, overwrite=overwrite)
         impact = (await cluster.with_users(rules)).impact(rules)
-        _say_unread(cluster.reader.unread)
+        warn(cluster.reader.unread)
         _print_impact(rules, impact)
         if rules[0].spec.taint.effect == "NoExecute" and impact.evicted and not (yes or dry_run):
             _ask(counted(len(impact.evicted), "pod"))
@@ -206,10 +203,7 @@ async def _with_cluster(
     work: Callable[[_Cluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None
 ) -> T:
     """Read what taints can hit, and do the work with it."""
-    async with Client(await connect(kubeconfig, context)) as client:
-        features = await discover(client)
-        if not features.dra:
-            raise without_dra(client)
+    async with cluster_with_dra(kubeconfig, context) as (client, features):
         if features.taint_rules is None:
             (missing,) = [each for each in features.missing if each.name == "DeviceTaintRule"]
             raise ClusterReadError(
@@ -220,14 +214,8 @@ async def _with_cluster(
             slices = tasks.create_task(reader.all(SLICES))
             claims = tasks.create_task(reader.all(CLAIMS))
             rules = tasks.create_task(reader.all(features.taint_rules))
-        devices = {
-            DeviceKey(*item.pool, device.name)
-            for parts in current_slices(slices.result()).values()
-            for item in parts
-            for device in item.spec.devices
-        }
         tainted = TaintedCluster(
-            devices=sorted(devices),
+            devices=published_devices(slices.result()),
             hardware=HardwareByPool(slices.result()),
             claims=claims.result(),
             spares_extended=spares_extended_resources(features.taint_rules),
@@ -269,11 +257,6 @@ def _ask(pods: str) -> None:
             f"this deletes {pods}, and nobody can be asked here: add --yes, or use the effect NoSchedule and wait until they end."
         )
     click.confirm(f"Delete {pods}?", abort=True, err=True)
-
-
-def _say_unread(unread: Sequence[str]) -> None:
-    for each in dict.fromkeys(unread):
-        echo(each, err=True)
 
 
 def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import NodeSelector, ObjectMeta
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import PoolKey
+from draco.resources.names import DeviceKey, PoolKey
 
 
 class DeviceAttribute(ApiStruct, frozen=True, kw_only=True):
@@ -153,6 +153,14 @@ def publications(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[Publicat
     none. Where labels of nodes decide which slices are for them, this holds for nodes that all of them are for.
     """
     return {pool: _publications(parts) for pool, parts in by_pool(slices).items()}
+
+
+def published_devices(slices: Iterable[ResourceSlice]) -> list[DeviceKey]:
+    """The devices of the slices that count, in order."""
+    current = current_slices(slices).values()
+    return sorted(
+        {DeviceKey(*item.pool, each.name) for parts in current for item in parts for each in item.spec.devices}
+    )
 
 
 def current_slices(slices: Iterable[ResourceSlice]) -> dict[PoolKey, list[ResourceSlice]]:

@@ -1,0 +1,43 @@
+"""Durations and names as people write them on a command line.
+
+Owns their forms, and what is said of a duration that has none.
+"""
+
+import re
+from typing import Final
+
+from draco.resources.errors import DracoError
+from draco.resources.windows import is_duration
+
+DURATION_HELP: Final = "hours and minutes, such as 2h30m, 45m or 2h"
+NO_LIMIT: Final = "0s"
+_LIMIT: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?", re.ASCII)
+
+
+class DurationError(DracoError):
+    """What was written is no duration; says how to write one."""
+
+
+def duration(text: str, what: str) -> str:
+    """The duration, as our objects have it, that was written for `what`. Raises DurationError."""
+    if not is_duration(text):
+        raise DurationError(f"'{text}' is not a duration for {what}: write {DURATION_HELP}.")
+    return text
+
+
+def limit_s(text: str) -> float | None:
+    """The seconds of a --timeout; None, without limit, for 0 and 0s, as with kubectl. Raises DurationError."""
+    if text == "0":
+        return None
+    if not text or not (found := _LIMIT.fullmatch(text)):
+        raise DurationError(
+            f"'{text}' is not a duration for --timeout: write such as 90s, 45m or 2h30m; 0 is no limit."
+        )
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return 3600.0 * hours + 60.0 * minutes + seconds or None
+
+
+def is_name(text: str, longest: int) -> bool:
+    """Whether the API server takes it as the name of an object."""
+    return len(text) <= longest and _NAME.fullmatch(text) is not None

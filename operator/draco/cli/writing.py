@@ -1,0 +1,71 @@
+"""Objects of ours that commands write: as manifests, created, and what is said where the server refuses.
+
+Owns the translation of the API server's answers into sentences with a fix. What is to be written is decided elsewhere.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from draco.cli.input.reading import without_kinds
+from draco.kube.connect.client import Client, decode
+from draco.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound
+from draco.resources.api.meta import ObjectKey
+from draco.resources.errors import DracoError
+from draco.resources.kinds import Kind
+
+T = TypeVar("T")
+_UNKNOWN_FIELDS: Final = re.compile(r'unknown field "([^"]+)"')
+
+
+class WriteError(DracoError):
+    """The server refused to write an object; says what to do."""
+
+
+def manifest(kind: Kind[Any], key: ObjectKey, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The object as `kubectl apply` takes it."""
+    metadata = {"name": key.name} | ({"namespace": key.namespace} if key.namespace else {})
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": dict(spec)}
+
+
+async def create(
+    client: Client,
+    kind: Kind[T],
+    key: ObjectKey,
+    spec: Mapping[str, Any],
+    *,
+    roles: str,
+    taken: str,
+    dry_run: bool = False,
+) -> T:
+    """Create an object, every field of which the server has to know. Raises WriteError, ClusterError or KubeError.
+
+    `roles` permit it, and `taken` says what to do where there is one of this name.
+    """
+    params = {"fieldManager": "draco", "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+    path, body = kind.path(namespace=key.namespace), msgspec.json.encode(manifest(kind, key, spec))
+    try:
+        return decode(kind, await client.connection.request("POST", path, params=params, body=body))
+    except AlreadyExists:
+        raise WriteError(f"there is a {kind.kind} {key} already: {taken}") from None
+    except ApiError as error:
+        raise refused(client, error, kind, "create", roles) from error
+
+
+def refused(client: Client, error: ApiError, kind: Kind[Any], what: str, roles: str) -> DracoError:
+    """What to say of a write that the server refused."""
+    if isinstance(error, Forbidden):
+        return WriteError(
+            f"these credentials may not {what} {kind.plural} ({error}). Have an administrator bind to you the "
+            f"ClusterRole {roles}."
+        )
+    if unknown := _UNKNOWN_FIELDS.findall(str(error)):
+        return WriteError(
+            f"this cluster's {kind.kind} does not know {', '.join(unknown)}: its CRD is of an older Draco. Apply crds/ and "
+            "upgrade the operator, or leave out what it does not know."
+        )
+    if isinstance(error, NotFound) and "could not find" in str(error):  # the kind, not its namespace
+        return without_kinds(client, kind)
+    return error
