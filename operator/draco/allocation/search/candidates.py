@@ -15,9 +15,9 @@ from draco.allocation.fleet.capacity import Arithmetic
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED
 from draco.allocation.fleet.rowwise import BYTES, combine, packed, places, unpacked
-from draco.allocation.search.requests import MAX_RESULTS, ExpandedClaim, Request, expand, matcher
+from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
 from draco.cel.errors import CompileError
-from draco.resources.api.claims import ExactDeviceRequest, ResourceClaim
+from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, ResourceClaim
 from draco.resources.api.core import Node
 
 MANY: Final = 512

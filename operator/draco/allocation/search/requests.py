@@ -5,7 +5,6 @@ devices that is on this node. Whatever a claim asks that cannot be understood is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.capacity import is_left, taken
@@ -14,6 +13,7 @@ from draco.allocation.fleet.selectors import Selectors
 from draco.allocation.search.constraints import Constraint, constraints_of
 from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.api.claims import (
+    MAX_RESULTS,
     DeviceClass,
     DeviceRequest,
     DeviceSelector,
@@ -23,9 +23,6 @@ from draco.resources.api.claims import (
 )
 from draco.resources.api.core import Node
 from draco.resources.quantity import Quantity
-
-MAX_RESULTS: Final = 32
-"""Devices of one claim; the API's limit."""
 
 
 class Request:

@@ -15,7 +15,8 @@ import msgspec
 from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet.pools import Candidate
 from draco.allocation.search.attempt import Attempt, TakenDevice
-from draco.allocation.search.requests import MAX_RESULTS, ExpandedClaim, Request
+from draco.allocation.search.requests import ExpandedClaim, Request
+from draco.resources.api.claims import MAX_RESULTS
 
 
 class _Failure(Enum):

@@ -19,6 +19,7 @@ from draco.cli.tables import print_table, table
 from draco.cli.writing import manifest
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
+from draco.resources.api.claims import MAX_RESULTS
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import DEVICE_RESERVATIONS
@@ -31,7 +32,9 @@ _RESERVATION = (
     click.option(
         "--selector", multiple=True, metavar="CEL", help="Only devices that this expression is true of; repeatable."
     ),
-    click.option("--devices", default=1, show_default=True, type=click.IntRange(1, 32), help="Devices of each claim."),
+    click.option(
+        "--devices", default=1, show_default=True, type=click.IntRange(1, MAX_RESULTS), help="Devices of each claim."
+    ),
     click.option("--template", default="", metavar="NAME", help="ResourceClaimTemplate that says all this instead."),
     click.option("--count", default=1, show_default=True, type=click.IntRange(1, 256), help="How many claims."),
     click.option(

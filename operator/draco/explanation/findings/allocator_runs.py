@@ -11,12 +11,11 @@ from typing import Final
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
-from draco.allocation.search.requests import MAX_RESULTS
 from draco.explanation.findings.equivalence import EquivalenceClasses
 from draco.explanation.findings.reachability import Reachability, VisiblePools
 from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, JudgedDevice
 from draco.explanation.model import Cause
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import MAX_RESULTS, ResourceClaim
 
 MAX_STEPS: Final = 200_000
 """Devices that one search looks at before it is given up: some tenths of a second."""

@@ -13,7 +13,6 @@ import msgspec
 
 from draco.allocation.fleet.fleet import HELD, Fleet
 from draco.allocation.fleet.rowwise import select
-from draco.allocation.search.requests import MAX_RESULTS
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
@@ -21,7 +20,7 @@ from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
 from draco.explanation.problems.suggestions import corrected, guard, main_error
 from draco.explanation.selection import Asked, Selection, SelectorStep, alternatives, count, first_rows, selection
-from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.claims import MAX_RESULTS, DeviceClass, ResourceClaim
 from draco.resources.texts import counted
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")

@@ -11,12 +11,12 @@ from typing import Final
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath, finding
 from draco.linting.names import ALIKE
+from draco.resources.api.claims import MAX_RESULTS
 from draco.resources.texts import most_like
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODES: Final = ("ExactCount", "All")
 _MEANT_MODES: Final = {"exact": "ExactCount", "count": "ExactCount", "single": "ExactCount"}
-_MOST_DEVICES: Final = 32
 
 
 def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
@@ -71,8 +71,8 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
         path = (*asked.path, "count")
         message = "allocationMode All takes every device, so it has no count"
         yield finding("count-with-all", message, claim.manifest, path, DropField(path))
-    elif isinstance(count, int) and not isinstance(count, bool) and not 0 < count <= _MOST_DEVICES:
-        message = f"count is {count}: a claim gets from 1 to {_MOST_DEVICES} devices"
+    elif isinstance(count, int) and not isinstance(count, bool) and not 0 < count <= MAX_RESULTS:
+        message = f"count is {count}: a claim gets from 1 to {MAX_RESULTS} devices"
         yield finding("count", message, claim.manifest, (*asked.path, "count"))
     elif count is not None and (not isinstance(count, int) or isinstance(count, bool)):
         path = (*asked.path, "count")

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from draco.allocation.fleet.pools import Candidate
 from draco.allocation.search.attempt import Attempt, TakenDevice
-from draco.allocation.search.requests import MAX_RESULTS, ExpandedClaim, Request
+from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.placing.scoring.judging import NodeJudge
 from draco.placing.scoring.score import PlacementScore
+from draco.resources.api.claims import MAX_RESULTS
 
 
 class Effort:

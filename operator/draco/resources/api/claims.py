@@ -5,7 +5,7 @@ Owns their structs (resource.k8s.io/v1). Allocation is read, not decided, here.
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,9 @@ from draco.resources.api.foreign import shallow_value
 from draco.resources.api.meta import Condition, NodeSelector, ObjectMeta
 from draco.resources.api.taints import DeviceTaint, DeviceToleration
 from draco.resources.names import DeviceKey
+
+MAX_RESULTS: Final = 32
+"""Devices of one claim."""
 
 
 class CelSelector(ApiStruct, frozen=True, kw_only=True):
