@@ -6,13 +6,16 @@ Owns no choice that an option leaves open: the function that takes the argument 
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 
 Command = Callable[..., Any]
 Options = Sequence[Callable[[Command], Command]]
+
+RELEASES: Final = (34, 35, 36, 37)
+"""Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose rules and language are known."""
 
 CLUSTER_OPTIONS: Options = (
     click.option(

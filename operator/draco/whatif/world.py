@@ -23,7 +23,7 @@ from draco.resources.api.taints import DeviceTaintRule, taint_text
 from draco.resources.errors import DracoError
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.texts import are, counted, nearest
-from draco.resources.written.manifests import ManifestError, Object
+from draco.resources.written.manifests import Object, note_place
 
 ANY_NODE: Final = "any-node"
 """The node that stands for all where files name none: what every node can reach is reached from it."""
@@ -120,17 +120,12 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
 
 
 def _add(world: World, objects: Iterable[tuple[Object, str]]) -> None:
-    seen: dict[tuple[type, ObjectKey], str] = {}
+    seen: dict[str, str] = {}
     slices = {entry.name for pool in world.fleet.inventory.pools for entry in pool.entries}
     for item, source in objects:
-        kind, key = type(item), item.metadata.key
-        if (kind, key) in seen:
-            raise ManifestError(
-                f"{source}: {kind.__name__} {key} is also in {seen[kind, key]}; leave one of the two out."
-            )
-        seen[kind, key] = source
+        note_place(seen, item, source)
         if _put(world, item, slices):
-            world.notes.append(f"{kind.__name__} {key} of {source} replaces the cluster's.")
+            world.notes.append(f"{type(item).__name__} {item.metadata.key} of {source} replaces the cluster's.")
 
 
 def _put(world: World, item: Object, slices: set[str]) -> bool:

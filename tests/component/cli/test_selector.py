@@ -1,11 +1,16 @@
 """`draco selector eval` asks the devices that a real API server has."""
 
+import asyncio
 import uuid
+from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
+from draco.cli import run
 from draco.cli.selector.command import command
 from draco_local.cluster.controlplane import ControlPlane
+from tests.doubles.faultproxy import FaultProxy, answer
 from tests.requests import call
 
 
@@ -45,3 +50,15 @@ def test_a_cluster_that_cannot_be_reached_is_told_in_a_sentence(api_server: Cont
     result = CliRunner().invoke(command, ["eval", "--kubeconfig", "/nonexistent/config", "true"])
     assert result.exit_code != 0
     assert "/nonexistent/config" in str(result.exception) + result.output
+
+
+@pytest.mark.parametrize(
+    "words", [["selector", "eval", "true"], ["autoscale", "template", "n"], ["autoscale", "check"]]
+)
+async def test_a_cluster_without_dra_is_one_sentence(
+    through_proxy: tuple[FaultProxy, Path], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy, kubeconfig = through_proxy
+    proxy.fault(lambda request: request.path.startswith("/apis/resource.k8s.io/"), answer(404, "NotFound"), times=1000)
+    assert await asyncio.to_thread(run, [*words, "--kubeconfig", str(kubeconfig)]) == 1
+    assert "does not serve resource.k8s.io/v1 (Dynamic Resource Allocation)" in capsys.readouterr().err

@@ -14,15 +14,16 @@ from draco.cli.autoscale.groups import GroupsReport
 from draco.cli.autoscale.groups import check as checked
 from draco.cli.autoscale.templates import NoTemplate, annotations, by_type, of_board, of_node
 from draco.cli.input.manifests import read_manifests
+from draco.cli.input.reading import Reader
 from draco.cli.options import output_option, with_cluster
-from draco.cli.output import echo, print_document, print_yaml, visible
+from draco.cli.output import echo, print_document, print_yaml, visible, warn
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.mig.known_boards import MODELS
 from draco.resources.api.core import Node
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.kinds import NODES, SLICES
+from draco.resources.kinds import NODES
 from draco.resources.texts import counted, listed
 from draco.resources.written.manifests import decode_own
 
@@ -98,7 +99,10 @@ def template(
 
 async def _slices(kubeconfig: Path | None, context: str | None) -> Sequence[ResourceSlice]:
     async with Client(await connect(kubeconfig, context)) as client:
-        return await client.list(SLICES)
+        reader = Reader(client)
+        slices = await reader.slices()
+    warn(reader.unread)
+    return slices
 
 
 @command.command()
@@ -145,7 +149,10 @@ async def _nodes_and_slices(
     kubeconfig: Path | None, context: str | None
 ) -> tuple[Sequence[Node], Sequence[ResourceSlice]]:
     async with Client(await connect(kubeconfig, context)) as client:
-        return await client.list(NODES), await client.list(SLICES)
+        reader = Reader(client)
+        found = await reader.all(NODES), await reader.slices()
+    warn(reader.unread)
+    return found
 
 
 def _policy(file: Path) -> MigPolicy:

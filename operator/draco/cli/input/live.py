@@ -7,11 +7,10 @@ import asyncio
 from collections.abc import Iterable
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.cli.input.reading import Reader, without_dra
+from draco.cli.input.reading import Reader
 from draco.explanation.refused_creation import EVENT_REASON
 from draco.kube.connect.client import Client
 from draco.kube.discovery import kubernetes_minor
-from draco.kube.errors import NotFound
 from draco.mig_policy.decide import SeenNode
 from draco.mig_policy.preempting import preempting_policies
 from draco.mig_policy.spreading import spread_pools_of, spreading_policies
@@ -32,7 +31,6 @@ from draco.resources.kinds import (
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
-    SLICES,
     TAINT_RULES,
 )
 from draco.resources.names import PoolKey
@@ -42,10 +40,7 @@ from draco.whatif.world import LiveCluster
 async def read_cluster(client: Client) -> LiveCluster:
     """Read the cluster behind a client. Raises KubeError or ClusterError."""
     reader = Reader(client)
-    try:
-        slices = await reader.all(SLICES)
-    except NotFound:
-        raise without_dra(client) from None
+    slices = await reader.slices()
     async with asyncio.TaskGroup() as tasks:
         nodes = tasks.create_task(reader.all(NODES))
         classes = tasks.create_task(reader.all(DEVICE_CLASSES))

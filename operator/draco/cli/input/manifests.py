@@ -50,6 +50,23 @@ def read_manifests(filenames: Sequence[str]) -> list[tuple[Manifest, str]]:
     return [each for document, where in read_documents(filenames) for each in expand(document, source=where)]
 
 
+def read_or_ask(
+    filenames: Sequence[str], *, cluster: bool | None, enough: str
+) -> tuple[list[tuple[Manifest, str]], bool]:
+    """The manifests, and whether they stand alone: by default where one is of the kind that is `enough`.
+
+    Raises ManifestError.
+    """
+    manifests = read_manifests(filenames)
+    if filenames and not manifests:
+        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave -f out.")
+    if cluster is None:
+        return manifests, any(manifest.get("kind") == enough for manifest, _ in manifests)
+    if not cluster and not manifests:
+        raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
+    return manifests, not cluster
+
+
 def decode_all(manifests: Iterable[tuple[Manifest, str]], namespace: str) -> list[tuple[Object, str]]:
     """The objects that manifests stand for, each with where it stands. Raises ManifestError.
 

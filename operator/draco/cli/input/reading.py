@@ -21,8 +21,9 @@ from draco.overview.installation import OPERATORS, leading
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.errors import DracoError
-from draco.resources.kinds import LEASES, POD_DISRUPTION_BUDGETS, PODS, Kind
+from draco.resources.kinds import LEASES, POD_DISRUPTION_BUDGETS, PODS, SLICES, Kind
 
 T = TypeVar("T")
 NO_OPERATOR: Final = (
@@ -83,6 +84,13 @@ class Reader:
             raise ClusterReadError(
                 f"these credentials may not list {kind.plural} in the whole cluster, which this command needs: {error}"
             ) from error
+
+    async def slices(self) -> list[ResourceSlice]:
+        """The same of ResourceSlices, which a cluster that can have devices serves."""
+        try:
+            return await self.all(SLICES)
+        except NotFound:
+            raise without_dra(self._client) from None
 
     async def all_if_allowed(
         self, kind: Kind[T], consequence: str, params: Mapping[str, str] | None = None, *, namespace: str = ""

@@ -11,13 +11,13 @@ import click
 import msgspec
 
 from draco.cli.input.live import read_cluster
-from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
+from draco.cli.input.manifests import Manifest, decode_all, files_option, read_or_ask
 from draco.cli.options import CLUSTER_OPTIONS, Options, cluster_option, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import KubeconfigError
+from draco.resources.kinds import SLICES
 from draco.resources.texts import counted
-from draco.resources.written.manifests import ManifestError
 from draco.whatif import world
 from draco.whatif.world import World
 
@@ -53,13 +53,8 @@ def read_world(sources: Sources) -> tuple[World, str]:
 
     Raises ManifestError, KubeError, KubeconfigError or ClusterError.
     """
-    manifests = read_manifests(sources.filenames)
-    if sources.filenames and not manifests:
-        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave -f out.")
-    alone = any(manifest.get("kind") == "ResourceSlice" for manifest, _ in manifests)
-    if sources.cluster is False or (sources.cluster is None and alone):
-        if not manifests:
-            raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
+    manifests, alone = read_or_ask(sources.filenames, cluster=sources.cluster, enough=SLICES.kind)
+    if alone:
         namespace = sources.namespace or "default"
         made = world.of_files(decode_all(manifests, namespace))
         hint = "; --cluster puts them on top of a live one" if sources.cluster is None else ""

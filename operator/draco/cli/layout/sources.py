@@ -11,7 +11,7 @@ from typing import Final
 import click
 import msgspec
 
-from draco.cli.input.manifests import Manifest, decode_all, files_option, read_manifests
+from draco.cli.input.manifests import Manifest, decode_all, files_option, read_or_ask
 from draco.cli.input.policy_checks import refusal
 from draco.cli.input.reading import Reader, without_kinds
 from draco.cli.options import CLUSTER_OPTIONS, Options, cluster_option, gathered
@@ -25,7 +25,7 @@ from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, NODES, SLICES
-from draco.resources.written.manifests import ManifestError, decode_own
+from draco.resources.written.manifests import ManifestError, decode_own, note_place
 
 _NAMED: Final = 8
 
@@ -57,14 +57,8 @@ def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> ObservedNode
 
     `deleted` are the policies that are to go.
     """
-    manifests = read_manifests(sources.filenames)
-    if sources.filenames and not manifests:
-        raise ManifestError("the files hold no objects: give manifests as for `kubectl apply`, or leave -f out.")
-    alone = any(manifest.get("kind") == GPU_NODES.kind for manifest, _ in manifests)
-    from_files = sources.cluster is False or (sources.cluster is None and alone)
-    if from_files and not manifests:
-        raise click.UsageError("There is nothing to read: give files with -f, or leave --no-cluster out.")
-    seen = ObservedNodes() if from_files else asyncio.run(_read(sources.kubeconfig, sources.context))
+    manifests, alone = read_or_ask(sources.filenames, cluster=sources.cluster, enough=GPU_NODES.kind)
+    seen = ObservedNodes() if alone else asyncio.run(_read(sources.kubeconfig, sources.context))
     seen.deleted = list(dict.fromkeys(deleted))
     _add(seen, manifests)
     _check_deleted(seen)
@@ -119,17 +113,15 @@ async def read_layouts(client: Client) -> ObservedNodes:
 def _add(seen: ObservedNodes, manifests: Iterable[tuple[Manifest, str]]) -> None:
     others = []
     policies: list[MigPolicy] = []
-    given: dict[tuple[str, str, bool], str] = {}
+    dumped: dict[str, str] = {}
+    given: dict[str, str] = {}
     for manifest, source in manifests:
         item = decode_own(manifest, source=source)
         if item is None:
             others.append((manifest, source))
             continue
-        dumped = isinstance(item, MigPolicy) and not seen.server and _exists(item)
-        key = type(item).__name__, item.metadata.name, dumped
-        if key in given:
-            raise ManifestError(f"{source}: {key[0]} {key[1]} is also in {given[key]}; leave one of the two out.")
-        given[key] = source
+        exists = isinstance(item, MigPolicy) and not seen.server and _exists(item)
+        note_place(dumped if exists else given, item, source)
         if isinstance(item, GpuNode):
             seen.gpu_nodes[item.metadata.name] = item
         else:

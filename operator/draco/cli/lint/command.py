@@ -19,12 +19,11 @@ from draco.cli.input.yaml_documents import Document
 from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import DocumentText, TextError
-from draco.cli.options import output_option
+from draco.cli.options import RELEASES, output_option
 from draco.cli.output import echo, written
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath
 from draco.linting.rules import lint
 
-RELEASES: Final = ("1.34", "1.35", "1.36", "1.37")
 _CRLF: Final = "\r\n"
 _BREAK: Final = re.compile(r"\r\n|\r|\n")
 """What ends a line of YAML."""
@@ -249,7 +248,7 @@ def _below(prefix: TreePath, edit: Edit) -> Edit:
 )
 @click.option(
     "--kubernetes",
-    type=click.Choice(RELEASES),
+    type=click.Choice([f"1.{minor}" for minor in RELEASES]),
     default="1.36",
     show_default=True,
     help="Release of Kubernetes that the manifests are for.",

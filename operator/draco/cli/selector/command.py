@@ -15,23 +15,18 @@ from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
 from draco.cli.input.manifests import files_option, read_documents
-from draco.cli.options import output_option, with_cluster
-from draco.cli.output import answer_lines, echo, print_document
+from draco.cli.input.reading import Reader
+from draco.cli.options import RELEASES, output_option, with_cluster
+from draco.cli.output import answer_lines, echo, print_document, warn
 from draco.cli.selector import cases as selector_cases
 from draco.cli.selector import devices as selector_devices
 from draco.cli.selector.cases import Findings
-from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
-from draco.kube.connect.retry import retry
-from draco.kube.errors import NotFound
 from draco.linting.rules.expressions import corrected
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.kinds import SLICES
 from draco.resources.written.manifests import decode, expand
 
-RELEASES = (34, 35, 36, 37)
-"""Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose language is known."""
 TOO_COMPLEX = "too complex, exceeds cost limit"
 
 _cases = click.option(
@@ -197,11 +192,7 @@ def evaluate(
     found = list(selector_devices.outcomes(selector, slices))
     match output:
         case "json":
-            echo(
-                msgspec.json.format(
-                    msgspec.json.encode({"devices": list(map(selector_devices.record, found))}), indent=2
-                ).decode()
-            )
+            print_document({"devices": list(map(selector_devices.record, found))})
         case "wide":
             for line in selector_devices.wide_lines(found):
                 echo(line)
@@ -234,13 +225,7 @@ def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
 async def _slices_there_are(kubeconfig: Path | None, context: str | None) -> list[ResourceSlice]:
     """The slices of the cluster; of one that cannot be read only its name and why, on standard error."""
     async with Client(await connect(kubeconfig, context)) as client:
-        try:
-            page = await retry(lambda: client.list_page(SLICES), clock=SystemClock(), attempts=4)
-        except NotFound:
-            raise click.ClickException(
-                f"{client.connection.server} does not serve resource.k8s.io/v1 (Dynamic Resource Allocation): use Kubernetes "
-                "1.34 or newer with the API group enabled, or give ResourceSlices with -f."
-            ) from None
-    for one in page.undecodable:
-        echo(f"{SLICES.kind} {one.key} is left out, because it cannot be read: {one.error}.", err=True)
-    return page.items
+        reader = Reader(client)
+        slices = await reader.slices()
+    warn(reader.unread)
+    return slices

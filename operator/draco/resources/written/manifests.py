@@ -102,6 +102,14 @@ def decode_own(manifest: Json, *, source: str) -> OwnObject | None:
     return _convert(_OWN[kind], kind, manifest, source, "")
 
 
+def note_place(places: dict[str, str], item: Object | OwnObject, source: str) -> None:
+    """Note where an object stands. Raises ManifestError where it stands elsewhere too."""
+    name = f"{type(item).__name__} {item.metadata.key}"
+    if name in places:
+        raise ManifestError(f"{source}: {name} is also in {places[name]}; leave one of the two out.")
+    places[name] = source
+
+
 def copies(manifest: Json) -> int:
     """Return how many pods a workload wants at a time, where it says so; one for all else."""
     path = _COPIES.get(str(manifest.get("kind")), ())
