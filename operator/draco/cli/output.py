@@ -13,9 +13,14 @@ import click
 import msgspec
 import yaml
 
+from draco.resources.errors import DracoError
 from draco.resources.texts import shown, shown_document, shown_lines
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class UnaskedError(DracoError):
+    """Nobody can be asked; says how to do without."""
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
@@ -27,6 +32,13 @@ def warn(sentences: Iterable[str]) -> None:
     """Print them to standard error, a line each."""
     for each in sentences:
         echo(each, err=True)
+
+
+def ask(question: str, effect: str, remedy: str) -> None:
+    """Have a person agree to an effect. Raises UnaskedError, with what to write, where nobody is there; Abort for no."""
+    if not sys.stdin.isatty():
+        raise UnaskedError(f"{effect}, and nobody can be asked here: {remedy}.")
+    click.confirm(question, abort=True, err=True)
 
 
 def visible(view: T) -> T:
@@ -58,6 +70,11 @@ def print_yaml(document: Any) -> None:
     """Print it to standard output as YAML."""
     plain = msgspec.to_builtins(document)
     echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=130), nl=False)
+
+
+def print_as(form: str, document: Any) -> None:
+    """Print it to standard output as JSON or YAML."""
+    (print_document if form == "json" else print_yaml)(document)
 
 
 def lines_of(stream: IO[bytes], longest: int) -> Iterator[bytes]:

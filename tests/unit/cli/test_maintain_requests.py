@@ -58,6 +58,7 @@ def test_a_name_that_is_taken_is_refused_and_not_changed() -> None:
         ({"pool": "node-1"}, "did you mean node-0"),
         ({"driver": "gpu.nvidia.con"}, r"did you mean gpu\.nvidia\.com"),
         ({"target": "Not A Name", "node": "node-0"}, "lower-case letters"),
+        ({"target": "a..b", "node": "node-0"}, "lower-case letters"),
         ({"node": "node-0", "drain_wait": "10m"}, "add --evict"),
         ({"node": "node-0", "drain": DrainPolicy.EVICT, "drain_wait": "10 minutes"}, "such as 2h30m"),
         ({"node": "node-0", "deadline": "4"}, "such as 2h30m"),

@@ -16,7 +16,7 @@ from draco.cli.autoscale.templates import NoTemplate, annotations, by_type, of_b
 from draco.cli.input.manifests import read_manifests
 from draco.cli.input.reading import Reader
 from draco.cli.options import output_option, with_cluster
-from draco.cli.output import echo, print_document, print_yaml, visible, warn
+from draco.cli.output import echo, print_as, print_document, visible, warn
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.mig.known_boards import MODELS
@@ -94,7 +94,7 @@ def template(
     document = by_type(name or node or board or "", templates)
     if form == CLUSTER_API:
         document = {"metadata": {"annotations": annotations(templates)}}
-    (print_document if output == "json" else print_yaml)(document)
+    print_as(output, document)
 
 
 async def _slices(kubeconfig: Path | None, context: str | None) -> Sequence[ResourceSlice]:

@@ -14,7 +14,7 @@ from draco.cli.explain.refusals import with_refusals
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
 from draco.cli.options import output_option
-from draco.cli.output import echo, print_document, print_yaml, warn
+from draco.cli.output import echo, print_as, warn
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation
@@ -99,7 +99,7 @@ def _print(
     explained: Sequence[tuple[ExplainSubject, Explanation]], made: World, notes: Sequence[str], output: str
 ) -> None:
     if output != "text":
-        _print_document(explained[0][1] if len(explained) == 1 else _document(explained), output)
+        print_as(output, explained[0][1] if len(explained) == 1 else _document(explained))
         return
     warn(notes)
     for number, (subject, explanation) in enumerate(explained):
@@ -113,7 +113,7 @@ def _print(
 
 def _print_list(explained: Iterator[tuple[ExplainSubject, Explanation]], made: World, output: str, kind: str) -> None:
     if output != "text":
-        _print_document(_document(list(explained)), output)
+        print_as(output, _document(list(explained)))
         return
     warn(made.notes[1:])
     waits = False
@@ -126,10 +126,3 @@ def _print_list(explained: Iterator[tuple[ExplainSubject, Explanation]], made: W
 
 def _document(explained: Sequence[tuple[ExplainSubject, Explanation]]) -> dict[str, object]:
     return {"schema": SCHEMA, "explanations": [explanation for _, explanation in explained]}
-
-
-def _print_document(document: object, output: str) -> None:
-    if output == "json":
-        print_document(document)
-    else:
-        print_yaml(document)

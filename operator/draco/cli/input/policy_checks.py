@@ -14,19 +14,16 @@ from typing import Any, Final
 import msgspec
 
 from draco.cli.input.manifests import Manifest
+from draco.cli.input.words import LONGEST_NAME, is_name, is_time_of_day
 from draco.resources.api.draco import MigLayout, MigMode, MigPolicy, MigPolicySpec, MigReset, ResetPermit
 from draco.resources.windows import lasting
 
-_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_LAYOUT_NAME: Final = re.compile(_LABEL)
-_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_LONGEST_NAME: Final = 253
+_LAYOUT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LONGEST_LAYOUT_NAME: Final = 63
 _LONGEST_EXPRESSION: Final = 10_240
 _MOST_INSTANCES: Final = 32
 _LAST_UNIT: Final = 63
 _MOST_MOVES: Final = 2
-_START: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SHORTEST: Final = timedelta(minutes=1)
 _LONGEST: Final = timedelta(hours=24)
 _LONGEST_LEAD_S: Final = 3600
@@ -53,11 +50,10 @@ def refusal(policy: MigPolicy, manifest: Manifest) -> str:
 
 
 def _name(policy: MigPolicy) -> Iterator[str]:
-    name = policy.metadata.name
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    if not is_name(policy.metadata.name):
         yield (
             "metadata.name must contain only lower-case letters, digits, - and ., begin and end with a letter or digit, and have "
-            f"at most {_LONGEST_NAME} characters"
+            f"at most {LONGEST_NAME} characters"
         )
 
 
@@ -146,7 +142,7 @@ def _reset(reset: MigReset) -> Iterator[str]:
     if reset.permit is ResetPermit.IN_WINDOWS and not reset.windows:
         yield "permit InWindows needs at least one window in spec.reset.windows"
     for window in reset.windows:
-        if not _START.fullmatch(window.start):
+        if not is_time_of_day(window.start):
             yield f'a window of spec.reset must start at a time such as "22:00", not "{window.start}"'
         if not _SHORTEST <= lasting(window.duration) <= _LONGEST:
             yield (

@@ -1,4 +1,4 @@
-"""Durations and names as people write them on a command line.
+"""Durations, times of day and names as people write them on a command line and in files.
 
 Owns their forms, and what is said of a duration that has none.
 """
@@ -12,7 +12,10 @@ from draco.resources.windows import is_duration
 DURATION_HELP: Final = "hours and minutes, such as 2h30m, 45m or 2h"
 NO_LIMIT: Final = "0s"
 _LIMIT: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
-_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?", re.ASCII)
+LONGEST_NAME: Final = 253
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_TIME_OF_DAY: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
 
 class DurationError(DracoError):
@@ -38,6 +41,11 @@ def limit_s(text: str) -> float | None:
     return 3600.0 * hours + 60.0 * minutes + seconds or None
 
 
-def is_name(text: str, longest: int) -> bool:
+def is_name(text: str, longest: int = LONGEST_NAME) -> bool:
     """Whether the API server takes it as the name of an object."""
     return len(text) <= longest and _NAME.fullmatch(text) is not None
+
+
+def is_time_of_day(text: str) -> bool:
+    """Whether it is one such as 22:00."""
+    return _TIME_OF_DAY.fullmatch(text) is not None

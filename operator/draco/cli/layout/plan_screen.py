@@ -3,12 +3,12 @@
 Owns words, order and folding. Colour only repeats what the words say. Computes nothing.
 """
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
+from draco.cli.layout.screen import wrapped
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, PlanView, PolicyPlanView, WaitView
 from draco.resources.texts import counted, listed
 
@@ -55,10 +55,10 @@ def _group(console: Console, width: int, gpus: Sequence[GpuPlanView]) -> None:
     first = gpus[0]
     word = first.outcome.value
     text = f"{word}  {counted(len(gpus), 'GPU')}: {_names(gpus)}"
-    wrapped = textwrap.wrap(text, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
     console.print()
-    console.print(Text.assemble((word, STYLES.get(first.outcome, "")), wrapped[0][len(word) :]))
-    for line in wrapped[1:]:
+    for number, line in enumerate(wrapped(text, "", _INDENT, width)):
+        if not number:
+            line.stylize(STYLES.get(first.outcome, ""), 0, len(word))
         console.print(line)
     for sentence in sentences(first):
         _print(console, width, sentence, (_INDENT, f"{_INDENT}  "))
@@ -146,14 +146,5 @@ def _names(gpus: Sequence[GpuPlanView]) -> str:
 
 
 def _print(console: Console, width: int, text: str, indents: tuple[str, str], style: str = "") -> None:
-    printable = "".join(char if char.isprintable() else " " for char in text)
-    lines = textwrap.wrap(
-        printable,
-        width,
-        initial_indent=indents[0],
-        subsequent_indent=indents[1],
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    for line in lines:
-        console.print(Text(line, style))
+    for line in wrapped(text, *indents, width):
+        console.print(line, style=style)

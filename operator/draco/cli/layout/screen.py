@@ -59,7 +59,7 @@ def show(view: LayoutView, console: Console, width: int, most: int = MOST_NODES)
             console.print()
         nodes = f"{len(plain)} nodes have" if len(plain) > 1 else "1 node has"
         summary = f"{nodes} no divided GPU ({sum(plain.values())} in all); name a node to see it."
-        console.print(Text("\n").join(_wrapped(summary, "", "", width)), style="dim")
+        console.print(Text("\n").join(wrapped(summary, "", "", width)), style="dim")
     if view.notes:
         console.print()
     for note in view.notes:
@@ -107,7 +107,7 @@ def gpu_lines(gpu: GpuView, name: str, width: int) -> Iterator[Text]:
     name = f"  {name}  "
     indent = " " * len(name)
     if not _is_divided(gpu):
-        yield from _wrapped(one_line(gpu), name, indent, width)
+        yield from wrapped(one_line(gpu), name, indent, width)
         yield from _about(gpu, indent, width)
         return
     state = Text(gpu.state, STATE_STYLES.get(MigState(gpu.state), "green"))
@@ -117,15 +117,15 @@ def gpu_lines(gpu: GpuView, name: str, width: int) -> Iterator[Text]:
         yield Text.assemble(first, f"  {policy}")
     else:
         yield first
-        yield from _wrapped(policy, indent, indent, width)
+        yield from wrapped(policy, indent, indent, width)
     rows = [_row(group) for group in _alike(gpu.parts)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         line = f"{cells[0]} {cells[1]} at {cells[2]}  {row[3]}"
-        yield from _wrapped(line.rstrip(), indent, f"{indent}    ", width)
+        yield from wrapped(line.rstrip(), indent, f"{indent}    ", width)
     if held := whole_line(gpu):
-        yield from _wrapped(held, indent, indent, width)
+        yield from wrapped(held, indent, indent, width)
     yield from _about(gpu, indent, width)
 
 
@@ -206,9 +206,9 @@ def _counts(fits: Sequence[FitView]) -> str:
 
 def _about(gpu: GpuView, indent: str, width: int) -> Iterator[Text]:
     if gpu.message:
-        yield from _wrapped(gpu.message, indent, indent, width)
+        yield from wrapped(gpu.message, indent, indent, width)
     if fits := fits_line(gpu):
-        yield from _wrapped(fits, indent, f"{indent}  ", width)
+        yield from wrapped(fits, indent, f"{indent}  ", width)
 
 
 def bar(gpu: GpuView) -> Text:
@@ -237,7 +237,8 @@ def _block(letter: str, part: PartView, width: int) -> str:
     return f"[{inside:<{width - 2}}]"
 
 
-def _wrapped(text: str, first: str, rest: str, width: int) -> Iterator[Text]:
+def wrapped(text: str, first: str, rest: str, width: int) -> Iterator[Text]:
+    """The lines of a text, with what they are indented by."""
     # Names are never broken: they can be searched and copied.
     printable = "".join(char if char.isprintable() or char == _TOGETHER else " " for char in text)
     lines = textwrap.wrap(

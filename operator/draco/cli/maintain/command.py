@@ -4,7 +4,6 @@ Owns the options, what is asked before pods are evicted, and the order of readin
 command line means is `requests`', what may be done in which phase `changes`', what a request would do `maintenance.selecting`'s.
 """
 
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from draco.cli.maintain.cluster import MaintainedCluster, change, create, run
 from draco.cli.maintain.following import follow
 from draco.cli.maintain.requests import MaintainError, StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
-from draco.cli.output import echo, print_document, print_yaml, warn
+from draco.cli.output import ask, echo, print_document, print_yaml, warn
 from draco.maintenance.selecting.rehearsal import Rehearsal, rehearse
 from draco.overview.maintenances import PAUSE, claims_held, maintenance_view, pause_warning
 from draco.overview.status_schema import MaintenanceView
@@ -350,12 +349,11 @@ def _ask(policy: DrainPolicy, pods: int, *, yes: bool, otherwise: str = "") -> N
     evicts = pods and policy is not DrainPolicy.WAIT
     if yes or not (evicts or otherwise):
         return
-    text = f"Evict {counted(pods, 'pod')}?" if evicts else otherwise
-    if not sys.stdin.isatty():
-        remedy = "add --yes, or use --wait and let them end" if evicts and not otherwise else "add --yes"
-        effect = f"this evicts {counted(pods, 'pod')}" if evicts else "this has to be confirmed"
-        raise MaintainError(f"{effect}, and nobody can be asked here: {remedy}.")
-    click.confirm(text, abort=True, err=True)
+    remedy = "add --yes, or use --wait and let them end" if evicts and not otherwise else "add --yes"
+    if evicts:
+        ask(f"Evict {counted(pods, 'pod')}?", f"this evicts {counted(pods, 'pod')}", remedy)
+    else:
+        ask(otherwise, "this has to be confirmed", remedy)
 
 
 def _warn(cluster: MaintainedCluster) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from draco.cli.input.words import duration, is_name
+from draco.cli.input.words import LONGEST_NAME, duration, is_name, is_time_of_day
 from draco.cli.taint.targets import device_of
 from draco.cli.writing import manifest
 from draco.resources.api.claims import CelSelector, DeviceSelector
@@ -37,8 +37,6 @@ from draco.resources.names import DeviceKey
 from draco.resources.texts import nearest
 from draco.resources.windows import unknown_zones
 
-_CLOCK: Final = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
-_LONGEST_NAME: Final = 253
 _ROOM_FOR_NUMBER: Final = 4
 
 
@@ -79,7 +77,7 @@ def request_of(
         raise MaintainError(
             f"there is a DeviceMaintenance {name} already (`draco maintain status {name}`): choose another name, or leave it out."
         )
-    if name and not is_name(name, _LONGEST_NAME):
+    if name and not is_name(name):
         raise MaintainError(
             f"'{name}' cannot be the name of a DeviceMaintenance: use lower-case letters, digits, '-' and '.'. A device is "
             "written as POOL/DEVICE, such as gpu-node-0/gpu-3."
@@ -140,7 +138,7 @@ def _free_name(selector: MaintenanceSelector, taken: Collection[str]) -> str:
     """A name that says what is maintained: gpu-node-0-gpu-3, and with a number where there is one already."""
     words = (selector.node_name, selector.pool, selector.device, selector.device_class_name)
     text = "-".join(word for word in words if word) or selector.driver or "maintenance"
-    stem = re.sub(r"[^-a-z0-9.]", "-", text.lower())[: _LONGEST_NAME - _ROOM_FOR_NUMBER].strip(".-") or "maintenance"
+    stem = re.sub(r"[^-a-z0-9.]", "-", text.lower())[: LONGEST_NAME - _ROOM_FOR_NUMBER].strip(".-") or "maintenance"
     return next(name for name in _numbered(stem) if name not in taken)
 
 
@@ -173,13 +171,13 @@ def window_of(text: str) -> TimeWindow:
         f"'{text}' is not a window: write '[DAYS] HH:MM DURATION [TIMEZONE]', such as 'Sat,Sun 22:00 4h Europe/Berlin'"
     )
     days: list[Weekday] = []
-    if words and not _CLOCK.fullmatch(words[0]):
+    if words and not is_time_of_day(words[0]):
         known = {day.value.lower(): day for day in Weekday}
         for day in words.pop(0).split(","):
             if day.lower() not in known:
                 raise MaintainError(f"{form}. '{day}' is none of {', '.join(Weekday)}.")
             days.append(known[day.lower()])
-    if not 2 <= len(words) <= 3 or not _CLOCK.fullmatch(words[0]):
+    if not 2 <= len(words) <= 3 or not is_time_of_day(words[0]):
         raise MaintainError(f"{form}.")
     start, lasting, zone = [*words, "UTC"][:3]
     window = TimeWindow(start=start, duration=duration(lasting, "the window's duration"), days=days, time_zone=zone)

@@ -15,7 +15,7 @@ import click
 
 from draco.cli.input.sources import Sources, read_world, with_sources
 from draco.cli.options import output_option
-from draco.cli.output import answer_lines, echo, print_document, print_yaml
+from draco.cli.output import answer_lines, echo, print_as
 from draco.cli.simulate import mig as simulate_mig
 from draco.cli.simulate import report as simulate_report
 from draco.cli.simulate import scenarios as simulate_scenarios
@@ -151,7 +151,11 @@ def command(
     gone = world.without(made, without)
     world.put_taints(made, taints)
     run = simulate_trials.run(made.fleet, _trials(made, gone), copies)
-    _print(run, made.notes, output)
+    if output != "text":
+        print_as(output, simulate_report.document(run, made.notes))
+        return
+    for line in simulate_report.lines(run, made.notes):
+        echo(line)
 
 
 command.add_command(simulate_mig.command)
@@ -191,14 +195,3 @@ def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
     if not trials:
         raise WorldError(nothing)
     return trials
-
-
-def _print(run: simulate_trials.TrialRun, notes: Sequence[str], output: str) -> None:
-    match output:
-        case "json":
-            print_document(simulate_report.document(run, notes))
-        case "yaml":
-            print_yaml(simulate_report.document(run, notes))
-        case _:
-            for line in simulate_report.lines(run, notes):
-                echo(line)

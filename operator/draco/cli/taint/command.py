@@ -5,7 +5,6 @@ means is `targets`', what a taint does is decided in `draco.overview`. Writes no
 """
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 
 from draco.cli.input.reading import ClusterReadError, Reader, cluster_with_dra, pods_and_budgets
 from draco.cli.options import output_option, with_cluster
-from draco.cli.output import echo, print_document, visible, warn
+from draco.cli.output import ask, echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
 from draco.cli.taint import targets
 from draco.kube.connect.client import Client
@@ -153,7 +152,9 @@ def add(
         warn(cluster.reader.unread)
         _print_impact(rules, impact)
         if rules[0].spec.taint.effect == "NoExecute" and impact.evicted and not (yes or dry_run):
-            _ask(counted(len(impact.evicted), "pod"))
+            pods = counted(len(impact.evicted), "pod")
+            remedy = "add --yes, or use the effect NoSchedule and wait until they end"
+            ask(f"Delete {pods}?", f"this deletes {pods}", remedy)
         for rule in rules:
             echo(f"devicetaintrule/{rule.metadata.name} {await _write(cluster, rule, there, dry_run)}")
 
@@ -248,15 +249,6 @@ async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, D
         patch = {"metadata": {"uid": before.metadata.uid}, "spec": {"taint": taint}}
         await cluster.client.patch(cluster.kind, rule.metadata.key, patch)
     return said
-
-
-def _ask(pods: str) -> None:
-    """Have somebody agree to the deletion of pods."""
-    if not sys.stdin.isatty():
-        raise targets.TaintTargetError(
-            f"this deletes {pods}, and nobody can be asked here: add --yes, or use the effect NoSchedule and wait until they end."
-        )
-    click.confirm(f"Delete {pods}?", abort=True, err=True)
 
 
 def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None:

@@ -7,6 +7,7 @@ Owns these short forms and what is said when they name nothing, or more than one
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 
+from draco.cli.input.words import LONGEST_NAME
 from draco.maintenance.rules import extends, is_draco_own, maintenance_uid
 from draco.overview.taint_rules import selector_text
 from draco.resources.api.meta import ObjectMeta
@@ -23,7 +24,6 @@ from draco.resources.names import DeviceKey
 from draco.resources.texts import listed, nearest
 from draco.resources.written.limits import refusal
 
-_LONGEST_NAME = 253
 _DIGEST = 8
 
 
@@ -63,7 +63,7 @@ def device_of(text: str, published: Collection[DeviceKey]) -> DeviceKey:
 def rule_on(device: DeviceKey, taint: DeviceTaint) -> DeviceTaintRule:
     """The rule that puts the taint on just this device. Who adds a taint of one key twice, writes one rule."""
     digest = hashlib.sha256("\0".join((*device, taint.key)).encode()).hexdigest()[:_DIGEST]
-    stem = f"{device.pool}-{device.device}".replace("/", "-")[: _LONGEST_NAME - _DIGEST - 1].rstrip(".-")
+    stem = f"{device.pool}-{device.device}".replace("/", "-")[: LONGEST_NAME - _DIGEST - 1].rstrip(".-")
     rule = DeviceTaintRule(
         metadata=ObjectMeta(name=f"{stem}-{digest}"),
         spec=DeviceTaintRuleSpec(
