@@ -253,10 +253,11 @@ def test_devices_can_be_tainted(tmp_path: Path, taint: str) -> None:
 @pytest.mark.parametrize(
     ("taint", "said"),
     [
-        ("suspect", "names no effect; write KEY[=VALUE]:EFFECT[@DEVICES]"),
-        ("suspect:NoSchedul", "did you mean NoSchedule?"),
-        (":NoSchedule", "is not a taint key"),
-        ("a=b c:NoSchedule", "is not a taint value"),
+        ("suspect", "is no taint: write KEY[=VALUE]:EFFECT"),
+        ("suspect:NoSchedul", "is no effect of a taint on a device: write one of"),
+        (":NoSchedule", "is no taint"),
+        ("a b:NoSchedule", "is no label's key"),
+        ("a=b c:NoSchedule", "is no label's value"),
         ("a:NoSchedule@node-0", "names no devices; write DRIVER/POOL/DEVICE"),
         ("a:NoSchedule@node=node-0", "'node' selects no devices; use driver, pool, device"),
     ],

@@ -71,7 +71,7 @@ def test_the_rule_of_a_device_and_a_key_has_one_name() -> None:
 
 def test_a_key_that_the_api_server_refuses_is_refused_before_anything_is_written() -> None:
     with pytest.raises(TaintTargetError, match="key"):
-        rule_on(GPU, DeviceTaint(key="no good", effect="NoSchedule"))
+        taint_of("no good:NoSchedule")
 
 
 def test_another_taint_under_the_name_is_changed_only_if_that_is_asked_for() -> None:

@@ -5,8 +5,6 @@ devices behind an @: KEY[=VALUE]:EFFECT[@DRIVER/POOL/DEVICE]. Scenarios are `sce
 and tried is `draco.whatif`, `report` what is said of it. `draco simulate mig` is `mig`.
 """
 
-import difflib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,17 +17,15 @@ from draco.cli.output import answer_lines, echo, print_as
 from draco.cli.simulate import mig as simulate_mig
 from draco.cli.simulate import report as simulate_report
 from draco.cli.simulate import scenarios as simulate_scenarios
+from draco.cli.taint.targets import TaintTargetError, taint_of
 from draco.resources.api.meta import ObjectMeta
-from draco.resources.api.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
+from draco.resources.api.taints import DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.names import PoolKey
 from draco.whatif import trials as simulate_trials
 from draco.whatif import world
 from draco.whatif.world import World, WorldError
 
 FORM: Final = "KEY[=VALUE]:EFFECT[@DEVICES]"
-_EXAMPLE: Final = "suspect=true:NoSchedule@gpu.nvidia.com/node-1/gpu-0"
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 _FIELDS: Final = ("driver", "pool", "device")
 
 
@@ -41,24 +37,14 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DeviceTaintRule:
         """The rule, named after its text."""
         text, at, devices = str(value).partition("@")
-        head, colon, effect = text.rpartition(":")
-        if not colon:
-            self.fail(f"'{value}' names no effect; write {FORM}, for example {_EXAMPLE}.", param, ctx)
-        if effect not in EFFECTS:
-            near = difflib.get_close_matches(effect, EFFECTS, n=1, cutoff=0.4)
-            meant = f"did you mean {near[0]}?" if near else f"effects are {', '.join(EFFECTS)}."
-            self.fail(f"'{effect}' is not an effect of device taints; {meant}", param, ctx)
-        key, _, taint_value = head.partition("=")
-        if not _is_key(key):
-            self.fail(f"'{key}' is not a taint key; write for example example.com/suspect.", param, ctx)
-        if taint_value and not _NAME.fullmatch(taint_value):
-            self.fail(f"'{taint_value}' is not a taint value: use only letters, digits, '-', '_' and '.'.", param, ctx)
+        try:
+            taint = taint_of(text)
+        except TaintTargetError as error:
+            self.fail(str(error), param, ctx)
         selector = self._selector(devices, param, ctx) if at else DeviceTaintSelector()
         return DeviceTaintRule(
             metadata=ObjectMeta(name=f"with-taint {value}", uid=f"with-taint {value}"),
-            spec=DeviceTaintRuleSpec(
-                taint=DeviceTaint(key=key, value=taint_value, effect=effect), device_selector=selector
-            ),
+            spec=DeviceTaintRuleSpec(taint=taint, device_selector=selector),
         )
 
     def _selector(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> DeviceTaintSelector:
@@ -78,11 +64,6 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
                 )
             fields = {"driver": driver, "pool": pool, "device": device}
         return DeviceTaintSelector(**{name: None if value in {"", "*"} else value for name, value in fields.items()})
-
-
-def _is_key(key: str) -> bool:
-    domain, slash, name = key.rpartition("/")
-    return bool(_NAME.fullmatch(name)) and (not slash or bool(_DOMAIN.fullmatch(domain)))
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[mig …]")

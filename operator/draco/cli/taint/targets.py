@@ -41,7 +41,10 @@ def taint_of(text: str) -> DeviceTaint:
         )
     if effect not in EFFECTS:
         raise TaintTargetError(f"'{effect}' is no effect of a taint on a device: write one of {_effects()}.")
-    return DeviceTaint(key=key, value=value, effect=effect)
+    taint = DeviceTaint(key=key, value=value, effect=effect)
+    if said := refusal(DeviceTaintRule(metadata=ObjectMeta(), spec=DeviceTaintRuleSpec(taint=taint))):
+        raise TaintTargetError(said)
+    return taint
 
 
 def device_of(text: str, published: Collection[DeviceKey]) -> DeviceKey:
@@ -64,16 +67,13 @@ def rule_on(device: DeviceKey, taint: DeviceTaint) -> DeviceTaintRule:
     """The rule that puts the taint on just this device. Who adds a taint of one key twice, writes one rule."""
     digest = hashlib.sha256("\0".join((*device, taint.key)).encode()).hexdigest()[:_DIGEST]
     stem = f"{device.pool}-{device.device}".replace("/", "-")[: LONGEST_NAME - _DIGEST - 1].rstrip(".-")
-    rule = DeviceTaintRule(
+    return DeviceTaintRule(
         metadata=ObjectMeta(name=f"{stem}-{digest}"),
         spec=DeviceTaintRuleSpec(
             device_selector=DeviceTaintSelector(driver=device.driver, pool=device.pool, device=device.device),
             taint=taint,
         ),
     )
-    if said := refusal(rule):
-        raise TaintTargetError(said)
-    return rule
 
 
 def same_taint(one: DeviceTaint, other: DeviceTaint) -> bool:
