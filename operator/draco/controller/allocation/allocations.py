@@ -114,8 +114,8 @@ class ClaimAllocations:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a claim may have to be allocated, or may be by now."""
         self._view.followed.subscribe(lambda: wake(KEY))
-        self._view.claims.subscribe(lambda change: wake(KEY) if change.differs(_what_waits) else None)
-        self._view.pods.subscribe(lambda change: wake(KEY) if change.differs(_concern) else None)
+        self._view.claims.subscribe(lambda _: wake(KEY), reads=_what_waits)
+        self._view.pods.subscribe(lambda _: wake(KEY), reads=_concern)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda _: wake(KEY))
         self._view.reservations.subscribe(lambda _: wake(KEY))

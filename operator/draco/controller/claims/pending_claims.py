@@ -85,8 +85,8 @@ class PendingClaims:
 
     def subscribe(self, wake: Callable[[PendingSubject], None]) -> None:
         """Have `wake` called with every pod and claim that a change of theirs may concern."""
-        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
-        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake), reads=_of_claim)
+        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake), reads=_of_pod)
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
         if self._refused is not None:
             self._refused.listen(lambda claim: self._wake_for_refused(claim, wake))
@@ -234,8 +234,6 @@ class PendingClaims:
         return self._known_classes
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[PendingSubject], None]) -> None:
-        if not change.differs(_of_claim):
-            return
         wake(PendingSubject(CLAIMS.kind, change.key))
         for pod in self._view.pods_of(change.key):
             wake(PendingSubject(PODS.kind, pod.metadata.key))
@@ -246,9 +244,6 @@ class PendingClaims:
             wake(PendingSubject(PODS.kind, pod.metadata.key))
 
     def _wake_for_pod(self, change: Change[Pod], wake: Callable[[PendingSubject], None]) -> None:
-        # A pod's status changes often; for its claims only these matter.
-        if not change.differs(_of_pod):
-            return
         pods = [pod for pod in change.versions if uses_devices(pod, self._classes)]
         for subject in {subject for pod in pods for subject in _subjects(pod)}:
             wake(subject)
@@ -269,6 +264,7 @@ def _subjects(pod: Pod) -> list[PendingSubject]:
 
 
 def _of_pod(pod: Pod) -> tuple[object, ...]:
+    """What of it matters for its claims: its status changes often."""
     scheduled = [(c.status, c.reason, c.message) for c in pod.status.conditions if c.type == "PodScheduled"]
     return (pod.spec.node_name, pod.claims, pod.metadata.deletion_timestamp, pod.status.phase, scheduled, pod.spec)
 

@@ -62,7 +62,7 @@ class FencingReconciler:
             wake(AGENTS)
 
         self._leases.subscribe(look)
-        self._view.nodes.subscribe(lambda change: look() if None in (change.before, change.after) else None)
+        self._view.nodes.subscribe(look, reads=lambda node: node.metadata.uid)
         self._view.gpu_nodes.subscribe(lambda change: self._gpu_node_changed(change, look))
         self._view.slices.subscribe(lambda change: self._slice_changed(change, look))
         if self._view.rules:

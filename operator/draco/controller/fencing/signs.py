@@ -59,7 +59,7 @@ class AgentLeases:
         self._seen: dict[NodeName, SeenLease] = {}
         self._appeared: dict[PoolKey, float] = {}
         self._listeners: list[Callable[[], None]] = []
-        self.informer.subscribe(self._lease_changed)
+        self.informer.subscribe(self._lease_changed, reads=lambda lease: (lease.spec, lease.metadata.labels))
         view.slices.subscribe(self._slice_changed)
         view.nodes.subscribe(self._node_changed)
 
@@ -136,8 +136,7 @@ class AgentLeases:
         if change.after is None:
             if not self._exists(node):
                 self._seen.pop(node, None)
-            return
-        if change.differs(lambda lease: (lease.spec, lease.metadata.labels)):
+        else:
             self._take(node, change.after)
 
     def _take(self, node: NodeName, lease: Lease) -> None:

@@ -33,8 +33,8 @@ class HealthDecisions:
         self._policies: tuple[ReadyPolicy, ...] | None = None
         self._version = 0  # of the policies and classes
         self._known: dict[str, tuple[tuple[object, ...], NodeHealth]] = {}
-        view.health_policies.subscribe(self._forget_policies)
-        view.classes.subscribe(self._forget_class)
+        view.health_policies.subscribe(self._forget_policies, reads=said_by)
+        view.classes.subscribe(self._forget_policies)
         view.gpu_nodes.subscribe(self._forget_node)
 
     async def policies(self) -> tuple[ReadyPolicy, ...]:
@@ -100,12 +100,7 @@ class HealthDecisions:
         name = policy.spec.device_class_name
         return self._view.classes.store.get(ObjectKey("", name)) if name else None
 
-    def _forget_policies(self, change: Change[HealthPolicy]) -> None:
-        if change.differs(said_by):
-            self._version += 1
-            self._policies = None
-
-    def _forget_class(self, _: Change[DeviceClass]) -> None:
+    def _forget_policies(self, _: object) -> None:
         self._version += 1
         self._policies = None
 

@@ -20,11 +20,8 @@ from draco.health.remediation import is_over, remediates
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.store import Change
-from draco.resources.api.core import Node
-from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import HealthPolicy, HealthPolicyStatus
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.slices import ResourceSlice
 
 log = structlog.get_logger(__name__)
 
@@ -53,32 +50,20 @@ class HealthPolicyReconciler:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every policy that a change may concern."""
 
-        def wake_all() -> None:
+        def wake_all(_: object = None) -> None:
             for uid in self.all_keys():
                 wake(uid)
-
-        def on_node(change: Change[Node]) -> None:
-            if change.differs(lambda node: node.metadata.labels):
-                wake_all()
-
-        def on_gpu_node(change: Change[GpuNode]) -> None:
-            if change.differs(lambda gpu_node: gpu_node.status.gpus):
-                wake_all()
-
-        def on_slice(change: Change[ResourceSlice]) -> None:
-            if change.differs(lambda item: item.spec):
-                wake_all()
 
         def on_request(change: Change[DeviceMaintenance]) -> None:
             for uid in {remediates(request) for request in change.versions} - {""}:
                 wake(uid)
 
         self._remediation.on_notes(wake_all)
-        self._view.health_policies.subscribe(lambda _: wake_all())
-        self._view.classes.subscribe(lambda _: wake_all())
-        self._view.nodes.subscribe(on_node)
-        self._view.gpu_nodes.subscribe(on_gpu_node)
-        self._view.slices.subscribe(on_slice)
+        self._view.health_policies.subscribe(wake_all)
+        self._view.classes.subscribe(wake_all)
+        self._view.nodes.subscribe(wake_all, reads=lambda node: node.metadata.labels)
+        self._view.gpu_nodes.subscribe(wake_all, reads=lambda gpu_node: gpu_node.status.gpus)
+        self._view.slices.subscribe(wake_all, reads=lambda item: item.spec)
         self._view.maintenances.subscribe(on_request)
 
     def all_keys(self) -> set[str]:

@@ -30,7 +30,6 @@ from draco.kube.errors import AlreadyExists, Conflict, NotFound
 from draco.kube.events.events import EventRecorder, EventType
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass
-from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.maintenance import DeviceMaintenance
@@ -92,16 +91,11 @@ class RemediationReconciler:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
 
-        def on_gpu_node(change: Change[GpuNode]) -> None:
-            if change.differs(lambda gpu_node: (gpu_node.status.gpus, gpu_node.status.conditions)):
-                wake(change.key.name)
-
         def on_policy(change: Change[HealthPolicy]) -> None:
-            if change.differs(said_by):
-                if change.after is None and change.before is not None:
-                    self._leave(change.before)
-                for node in self.all_keys():
-                    wake(node)
+            if change.after is None and change.before is not None:
+                self._leave(change.before)
+            for node in self.all_keys():
+                wake(node)
 
         def on_request(change: Change[DeviceMaintenance]) -> None:
             pools = {request.spec.device_selector.pool for request in change.versions}
@@ -114,20 +108,17 @@ class RemediationReconciler:
             for node in self.all_keys() if self._view.health_policies.store.values() else ():
                 wake(node)
 
-        def on_node(change: Change[Node]) -> None:
-            if change.differs(lambda node: node.metadata.labels):
-                wake(change.key.name)
-
         def on_slice(change: Change[ResourceSlice]) -> None:
-            if change.differs(lambda item: item.spec):
-                for item in change.versions:
-                    wake(item.spec.pool.name)
+            for item in change.versions:
+                wake(item.spec.pool.name)
 
-        self._view.gpu_nodes.subscribe(on_gpu_node)
-        self._view.health_policies.subscribe(on_policy)
+        self._view.gpu_nodes.subscribe(
+            lambda change: wake(change.key.name), reads=lambda node: (node.status.gpus, node.status.conditions)
+        )
+        self._view.health_policies.subscribe(on_policy, reads=said_by)
         self._view.classes.subscribe(on_class)
-        self._view.nodes.subscribe(on_node)
-        self._view.slices.subscribe(on_slice)
+        self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.labels)
+        self._view.slices.subscribe(on_slice, reads=lambda item: item.spec)
         self._view.maintenances.subscribe(on_request)
 
     def all_keys(self) -> set[str]:

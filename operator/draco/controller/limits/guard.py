@@ -50,10 +50,8 @@ class LimitGuard:
         self._when_changed: list[Callable[[], None]] = []
         self.version = 0
         """Grows with every change of what is permitted to whom."""
-        view.limits.subscribe(lambda change: self._changed() if change.differs(lambda limit: limit.spec) else None)
-        view.namespaces.subscribe(
-            lambda change: self._changed() if change.differs(lambda item: item.metadata.labels) else None
-        )
+        view.limits.subscribe(lambda _: self._changed(), reads=lambda limit: limit.spec)
+        view.namespaces.subscribe(lambda _: self._changed(), reads=lambda item: item.metadata.labels)
         view.claims.subscribe(self._follow)
 
     def when_changed(self, call: Callable[[], None]) -> None:

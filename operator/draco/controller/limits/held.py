@@ -29,7 +29,7 @@ class HeldDevices:
         self._view = view
         self._claims: dict[ObjectKey, _Known] = {}
         self._namespaces: dict[str, Holdings] = {}
-        view.claims.subscribe(self._follow)
+        view.claims.subscribe(self._follow, reads=lambda claim: claim.results)
 
     def of_claim(self, claim: ResourceClaim) -> ClaimHoldings:
         """What an allocated claim holds; of one that is to be allocated, with its allocation in it, what it will hold."""
@@ -59,12 +59,6 @@ class HeldDevices:
         return [device for each in claims for device in self.of_claim(each).unknown]
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
-        if not change.differs(_held):
-            return
         self._namespaces.pop(change.key.namespace, None)
         if change.after is None or not change.after.results:
             self._claims.pop(change.key, None)
-
-
-def _held(claim: ResourceClaim) -> object:
-    return claim.metadata.uid, claim.results

@@ -14,11 +14,9 @@ from draco.controller.own_status import PolicyStatuses
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.watch.store import Change
 from draco.limits.amounts import Holdings
 from draco.limits.rules import rule_of
 from draco.limits.status import LimitUse, limit_status, use_of
-from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.limits import DeviceLimit, DeviceLimitStatus
 
 
@@ -49,16 +47,10 @@ class DeviceLimitReconciler:
             for uid in self.all_keys():
                 wake(uid)
 
-        def on_claim(change: Change[ResourceClaim]) -> None:
-            if change.differs(lambda claim: claim.results):
-                wake_all()
-
         self._view.limits.subscribe(wake_all)
-        self._view.claims.subscribe(on_claim)
+        self._view.claims.subscribe(wake_all, reads=lambda claim: claim.results)
         self._view.classes.subscribe(wake_all)
-        self._view.namespaces.subscribe(
-            lambda change: wake_all() if change.differs(lambda item: item.metadata.labels) else None
-        )
+        self._view.namespaces.subscribe(wake_all, reads=lambda item: item.metadata.labels)
         if self._guard is not None:
             self._guard.listen(lambda _: wake_all())
 

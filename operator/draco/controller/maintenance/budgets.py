@@ -125,13 +125,11 @@ class MaintenanceAdmission:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when something is to be decided again."""
         self._wake_self = wake
-        self._view.maintenances.subscribe(lambda change: self._request_changed(change, wake))
-        self._view.budgets.subscribe(lambda change: wake(KEY) if change.differs(lambda item: item.spec) else None)
+        self._view.maintenances.subscribe(lambda _: wake(KEY), reads=_of_request)
+        self._view.budgets.subscribe(lambda _: wake(KEY), reads=lambda item: item.spec)
         self._view.classes.subscribe(lambda _: wake(KEY))
-        self._view.slices.subscribe(lambda change: wake(KEY) if change.differs(lambda item: item.spec) else None)
-        self._view.nodes.subscribe(
-            lambda change: wake(KEY) if change.differs(lambda node: node.metadata.labels) else None
-        )
+        self._view.slices.subscribe(lambda _: wake(KEY), reads=lambda item: item.spec)
+        self._view.nodes.subscribe(lambda _: wake(KEY), reads=lambda node: node.metadata.labels)
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _rule_changed(change, wake))
 
@@ -273,9 +271,9 @@ class MaintenanceAdmission:
         if await self._statuses.write(budget, status) is None:
             log.info("maintenance.budget_gone", budget=limit.name)
 
-    def _request_changed(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda request: (has_begun(request), request.status.phase, request.status.devices)):
-            wake(KEY)
+
+def _of_request(request: DeviceMaintenance) -> tuple[object, ...]:
+    return has_begun(request), request.status.phase, request.status.devices
 
 
 class _Remembered(NamedTuple):

@@ -72,7 +72,10 @@ class PodDrains:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that may have to look at a pod."""
-        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        self._view.pods.subscribe(
+            lambda change: self._wake_for_claims({key for pod in change.versions for key in pod.claims}, wake),
+            reads=lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.finalizers),
+        )
         if self._requests:
             self._requests.informer.subscribe(lambda change: self._wake_for_eviction_request(change, wake))
 
@@ -214,11 +217,6 @@ class PodDrains:
             target = request.spec.target.pod
             pod = self._view.pods.store.get(ObjectKey(change.key.namespace, target.name)) if target else None
             self._wake_for_claims(pod.claims if pod else [], wake)
-
-    def _wake_for_pod(self, change: Change[Pod], wake: Callable[[str], None]) -> None:
-        if not change.differs(lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.finalizers)):
-            return
-        self._wake_for_claims({key for pod in change.versions for key in pod.claims}, wake)
 
     def _wake_for_claims(self, keys: Iterable[ObjectKey], wake: Callable[[str], None]) -> None:
         held = self._view.devices_held(keys)

@@ -28,10 +28,9 @@ from draco.maintenance.draining.eviction_requests import (
     standing_of,
 )
 from draco.maintenance.rules import MANAGED_BY
-from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.evictions import EvictionRequest
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_MAINTENANCES, Kind
 from draco.resources.names import LABEL_MANAGED_BY, DeviceKey
@@ -78,9 +77,9 @@ class EvictionRequests:
         """Have `wake` called with the key of every request that may have to be withdrawn."""
         self.informer.subscribe(lambda change: wake(change.key))
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
-        self._view.claims.subscribe(lambda change: self._wake_all(wake) if change.differs(_held) else None)
-        self._view.maintenances.subscribe(lambda change: self._wake_all(wake) if change.differs(_decisive) else None)
-        self._view.budgets.subscribe(lambda change: self._wake_all(wake) if change.differs(_limits) else None)
+        self._view.claims.subscribe(lambda _: self._wake_all(wake), reads=lambda claim: claim.devices_held)
+        self._view.maintenances.subscribe(lambda _: self._wake_all(wake), reads=_decisive)
+        self._view.budgets.subscribe(lambda _: self._wake_all(wake), reads=lambda budget: budget.spec)
 
     def all_keys(self) -> set[ObjectKey]:
         """Every request that there is."""
@@ -168,14 +167,6 @@ class EvictionRequests:
     def _wake_all(self, wake: Callable[[ObjectKey], None]) -> None:
         for key in self.all_keys():
             wake(key)
-
-
-def _held(claim: ResourceClaim) -> object:
-    return claim.devices_held
-
-
-def _limits(budget: MaintenanceBudget) -> object:
-    return budget.spec
 
 
 def _decisive(maintenance: DeviceMaintenance) -> tuple[Any, ...]:

@@ -40,9 +40,9 @@ class NodeConditionReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
-        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
-        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
-        self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
+        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_of_request)
+        self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake), reads=lambda item: item.spec)
+        self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=_own)
 
     def all_keys(self) -> set[str]:
         """The nodes of every device in maintenance, and those that say something of it."""
@@ -82,14 +82,8 @@ class NodeConditionReconciler:
         return None
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda request: (request.status.phase, request.status.in_use, request.status.devices)):
-            for name in {name for request in change.versions for name in self._nodes_of(request)}:
-                wake(name)
-
-    def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda item: item.spec):
-            for name in {item.spec.node_name for item in change.versions} - {None}:
-                wake(str(name))
+        for name in {name for request in change.versions for name in self._nodes_of(request)}:
+            wake(name)
 
     def _nodes_of(self, request: DeviceMaintenance) -> set[str]:
         pools = {PoolKey(each.driver, each.pool) for each in request.status.devices}
@@ -103,6 +97,10 @@ def _own(node: Node) -> list[NodeCondition]:
     return [said[type_] for type_ in TYPES if type_ in said]
 
 
-def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
-    if change.differs(_own):
-        wake(change.key.name)
+def _of_request(request: DeviceMaintenance) -> tuple[object, ...]:
+    return request.status.phase, request.status.in_use, request.status.devices
+
+
+def _wake_for_slice(change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
+    for name in {item.spec.node_name for item in change.versions} - {None}:
+        wake(str(name))

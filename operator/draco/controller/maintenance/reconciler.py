@@ -36,12 +36,7 @@ from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import (
-    DeviceMaintenance,
-    DeviceMaintenanceStatus,
-    MaintenanceBudget,
-    MaintenancePhase,
-)
+from draco.resources.api.maintenance import DeviceMaintenance, DeviceMaintenanceStatus, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
@@ -96,14 +91,14 @@ class MaintenanceReconciler:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that a change may concern."""
         self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
-        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
+        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake), reads=lambda item: item.spec)
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
         self._view.classes.subscribe(lambda _: self._wake_all(wake))
-        self._view.gpu_nodes.subscribe(lambda change: self._wake_for_gpu_node(change, wake))
-        self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake))
+        self._view.gpu_nodes.subscribe(lambda change: self._wake_for_gpu_node(change, wake), reads=_of_gpu_node)
+        self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake), reads=lambda node: node.ready)
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
-        self._view.budgets.subscribe(lambda change: self._wake_all(wake) if change.differs(_limits) else None)
+        self._view.budgets.subscribe(lambda _: self._wake_all(wake), reads=lambda budget: budget.spec)
         self._admission.listen(wake)
         for part in (self._drains, self._jobs):
             if part is not None:
@@ -259,16 +254,14 @@ class MaintenanceReconciler:
                     wake(other.metadata.uid)
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda item: item.spec):
-            self._wake_for_pools({item.pool for item in change.versions}, wake)
+        self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda item: (item.spec.isolated, item.status.isolates, publishes(item), _health(item))):
-            self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name) for item in change.versions}, wake)
+        self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name) for item in change.versions}, wake)
 
     def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", change.key.name))
-        if gpu_node is not None and change.differs(lambda node: node.ready):
+        if gpu_node is not None:
             self._wake_for_pools({PoolKey(gpu_node.status.driver, change.key.name)}, wake)
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
@@ -300,19 +293,16 @@ def _sooner(one_s: float | None, other_s: float | None) -> float | None:
     return min((each for each in (one_s, other_s) if each is not None), default=None)
 
 
-def _limits(budget: MaintenanceBudget) -> object:
-    return budget.spec
-
-
 def _claimed(request: DeviceMaintenance) -> tuple[object, ...]:
     """What other requests for the same devices wait for."""
     devices = [(each.key, each.overlaps) for each in request.status.devices]
     return request.spec.finished, says(request, CONDITION_READY_FOR_WORK), devices
 
 
-def _health(gpu_node: GpuNode) -> list[tuple[object, ...]]:
-    """What of a report says whether GPUs are good."""
-    return [(gpu.uuid, gpu.health, gpu.message, gpu.faults) for gpu in gpu_node.status.gpus]
+def _of_gpu_node(gpu_node: GpuNode) -> tuple[object, ...]:
+    """What of a report says whether GPUs are isolated, published and good."""
+    health = [(gpu.uuid, gpu.health, gpu.message, gpu.faults) for gpu in gpu_node.status.gpus]
+    return gpu_node.spec.isolated, gpu_node.status.isolates, publishes(gpu_node), health
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:

@@ -57,7 +57,7 @@ class MigDecisions:
         self._when_told: list[Callable[[], None]] = []
         self.ahead = AheadReport()
         """What is kept ahead of claims, and why."""
-        view.mig_policies.subscribe(self._forget_rules)
+        view.mig_policies.subscribe(self._forget_rules, reads=_of_policy)
         view.gpu_nodes.subscribe(self._forget_node)
 
     @property
@@ -159,11 +159,9 @@ class MigDecisions:
             self._permits_end = min((each.until for each in permits.values() if each.until), default=_NEVER)
         return self._permits
 
-    def _forget_rules(self, change: Change[MigPolicy]) -> None:
-        before, after = change.before, change.after
-        if before is None or after is None or _of_policy(before) != _of_policy(after):
-            self._rules = None
-            self._gpu_counts = +self._gpu_counts  # without those of policies that have lost all their GPUs
+    def _forget_rules(self, _: Change[MigPolicy]) -> None:
+        self._rules = None
+        self._gpu_counts = +self._gpu_counts  # without those of policies that have lost all their GPUs
 
     def _forget_node(self, change: Change[GpuNode]) -> None:
         if change.after is None:
@@ -202,4 +200,4 @@ def _gpu_counts(decision: NodeDecision) -> Iterable[tuple[str, str]]:
 
 
 def _of_policy(policy: MigPolicy) -> tuple[object, ...]:
-    return (policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp)
+    return policy.spec, policy.metadata.deletion_timestamp

@@ -30,7 +30,7 @@ from draco.mig_policy.preempting import preempting_policies
 from draco.mig_policy.spreading import spread_pools
 from draco.resources.api.allocation import AllocationRegister, RegisteredLeader
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import Allocator, GpuNode, MigPolicy
+from draco.resources.api.draco import Allocator, GpuNode
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS
@@ -142,18 +142,6 @@ class HandoverReconciler:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when something may have to be handed over."""
 
-        def gpu_node_changed(change: Change[GpuNode]) -> None:
-            if change.differs(lambda node: (node.spec.operator_allocated, node.status.driver, node.status.gpus)):
-                wake(KEY)
-
-        def policy_changed(change: Change[MigPolicy]) -> None:
-            if change.differs(lambda policy: (policy.spec, policy.metadata.deletion_timestamp)):
-                wake(KEY)
-
-        def slice_changed(change: Change[ResourceSlice]) -> None:
-            if change.differs(_with_the_taint):
-                wake(KEY)
-
         def claim_changed(change: Change[ResourceClaim]) -> None:
             places = {GpuPlace.of(key) for each in change.versions for key in each.devices_held}
             if not places <= self._owned and is_for_operator(change.versions[-1], self._view.classes_by_name):
@@ -161,12 +149,14 @@ class HandoverReconciler:
 
         self.register.subscribe(lambda _: wake(KEY))
         self._view.claims.subscribe(claim_changed)
-        self._view.gpu_nodes.subscribe(gpu_node_changed)
-        self._view.mig_policies.subscribe(policy_changed)
-        self._view.slices.subscribe(slice_changed)
-        self._view.nodes.subscribe(
-            lambda change: wake(KEY) if change.differs(lambda node: node.metadata.labels) else None
+        self._view.gpu_nodes.subscribe(
+            lambda _: wake(KEY), reads=lambda node: (node.spec.operator_allocated, node.status.driver, node.status.gpus)
         )
+        self._view.mig_policies.subscribe(
+            lambda _: wake(KEY), reads=lambda policy: (policy.spec, policy.metadata.deletion_timestamp)
+        )
+        self._view.slices.subscribe(lambda _: wake(KEY), reads=_with_the_taint)
+        self._view.nodes.subscribe(lambda _: wake(KEY), reads=lambda node: node.metadata.labels)
 
     def all_keys(self) -> set[str]:
         """The one key."""

@@ -25,9 +25,8 @@ from draco.maintenance.selecting.matching import has_begun, is_exact
 from draco.mig_policy.decide import NodeDecision
 from draco.mig_policy.promises import promises
 from draco.resources.api.claims import DeviceClass, ResourceClaim
-from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice
-from draco.resources.api.health import FaultOverride, HealthPolicy
+from draco.resources.api.health import FaultOverride
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
@@ -62,12 +61,14 @@ class MigLayoutReconciler:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
         self._view.gpu_nodes.subscribe(lambda change: wake(change.key.name))
-        self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
-        self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake))
-        self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake))
+        self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.labels)
+        self._view.slices.subscribe(lambda change: _wake_for_slice(change, wake), reads=lambda item: item.spec)
+        self._view.claims.subscribe(
+            lambda change: _wake_for_claim(change, wake), reads=lambda claim: claim.devices_held
+        )
         self._view.mig_policies.subscribe(lambda change: self._wake_for_policy(change, wake))
-        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake))
-        self._view.health_policies.subscribe(lambda change: self._wake_for_health_policy(change, wake))
+        self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_concern)
+        self._view.health_policies.subscribe(lambda _: self._wake_all(wake), reads=said_by)
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
         self._decisions.when_ahead(wake)
         if self._handover:
@@ -188,26 +189,24 @@ class MigLayoutReconciler:
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
         going = change.after is not None and change.after.metadata.deletion_timestamp is not None
-        for node in self.all_keys() if going or change.differs(lambda policy: policy.spec) else ():
-            wake(node)
-
-    def _wake_for_health_policy(self, change: Change[HealthPolicy], wake: Callable[[str], None]) -> None:
-        for node in self.all_keys() if change.differs(said_by) else ():
-            wake(node)
+        if going or change.differs(lambda policy: policy.spec):
+            self._wake_all(wake)
 
     def _wake_for_class(self, change: Change[DeviceClass], wake: Callable[[str], None]) -> None:
         policies = self._view.health_policies.store.values()
         if any(policy.spec.device_class_name == change.key.name for policy in policies):
-            for node in self.all_keys():
-                wake(node)
+            self._wake_all(wake)
 
     def _wake_for_request(self, change: Change[DeviceMaintenance], wake: Callable[[str], None]) -> None:
-        if change.differs(_concern):
-            last = change.versions[-1]
-            pool = last.spec.device_selector.pool
-            pools = {pool} if pool else set() if is_exact(last.spec.device_selector) else _pools(change.versions)
-            for node in pools or self.all_keys():
-                wake(node)
+        last = change.versions[-1]
+        pool = last.spec.device_selector.pool
+        pools = {pool} if pool else set() if is_exact(last.spec.device_selector) else _pools(change.versions)
+        for node in pools or self.all_keys():
+            wake(node)
+
+    def _wake_all(self, wake: Callable[[str], None]) -> None:
+        for node in self.all_keys():
+            wake(node)
 
 
 def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
@@ -238,16 +237,10 @@ def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
 
 
 def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-    if change.differs(lambda claim: claim.devices_held):
-        for pool in {device.pool for claim in change.versions for device in claim.devices_held}:
-            wake(pool)
-
-
-def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
-    if change.differs(lambda node: node.metadata.labels):
-        wake(change.key.name)
+    for pool in {device.pool for claim in change.versions for device in claim.devices_held}:
+        wake(pool)
 
 
 def _wake_for_slice(change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-    for item in change.versions if change.differs(lambda item: item.spec) else ():
+    for item in change.versions:
         wake(item.spec.pool.name)

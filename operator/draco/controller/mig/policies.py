@@ -16,9 +16,7 @@ from draco.controller.own_status import PolicyStatuses
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.watch.store import Change
 from draco.mig_policy.summary import PolicyCounts, status_of
-from draco.resources.api.core import Node
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 
 log = structlog.get_logger(__name__)
@@ -58,21 +56,16 @@ class MigPolicyReconciler:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every policy that a change may concern."""
 
-        def wake_all() -> None:
+        def wake_all(_: object = None) -> None:
             for uid in self.all_keys():
                 wake(uid)
 
-        def on_node(change: Change[Node]) -> None:
-            before, after = change.before, change.after
-            if before is None or after is None or before.metadata.labels != after.metadata.labels:
-                wake_all()
-
         self._adviser.on_advice(wake_all)
         self._decisions.when_told(wake_all)
-        self._view.mig_policies.subscribe(lambda _: wake_all())
-        self._view.gpu_nodes.subscribe(lambda _: wake_all())
-        self._view.nodes.subscribe(on_node)
-        self._view.slices.subscribe(lambda _: wake_all())
+        self._view.mig_policies.subscribe(wake_all)
+        self._view.gpu_nodes.subscribe(wake_all)
+        self._view.nodes.subscribe(wake_all, reads=lambda node: node.metadata.labels)
+        self._view.slices.subscribe(wake_all)
 
     def all_keys(self) -> set[str]:
         """Every policy there is."""

@@ -70,12 +70,9 @@ class WarmAheadReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a policy changes; otherwise it looks again by itself."""
-
-        def policy_changed(change: Change[MigPolicy]) -> None:
-            if change.differs(lambda policy: (policy.spec, policy.metadata.deletion_timestamp)):
-                wake(KEY)
-
-        self._view.mig_policies.subscribe(policy_changed)
+        self._view.mig_policies.subscribe(
+            lambda _: wake(KEY), reads=lambda policy: (policy.spec, policy.metadata.deletion_timestamp)
+        )
 
     def all_keys(self) -> set[str]:
         """The one key."""

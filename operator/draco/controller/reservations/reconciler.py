@@ -71,10 +71,9 @@ class ReservationReconciler:
                     wake(key)
 
         def of_pod(change: Change[Pod]) -> None:
-            if change.differs(lambda pod: (pod.waits, pod.claims)):
-                for pod in change.versions:
-                    if name := pod.metadata.labels.get(LABEL_RESERVATION):
-                        wake(ObjectKey(pod.metadata.namespace, name))
+            for pod in change.versions:
+                if name := pod.metadata.labels.get(LABEL_RESERVATION):
+                    wake(ObjectKey(pod.metadata.namespace, name))
 
         def of_class(_: object) -> None:
             for key in self.all_keys():
@@ -82,7 +81,7 @@ class ReservationReconciler:
 
         self._view.reservations.subscribe(lambda change: wake(change.key))
         self._view.claims.subscribe(of_claim)
-        self._view.pods.subscribe(of_pod)
+        self._view.pods.subscribe(of_pod, reads=lambda pod: (pod.waits, pod.claims))
         self._view.classes.subscribe(of_class)
         self._waiting.when_known(wake)
 

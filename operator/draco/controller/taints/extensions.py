@@ -30,7 +30,7 @@ class TaintExtensionReconciler:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every rule that a change may concern."""
-        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
+        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake), reads=lambda item: item.spec)
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
 
@@ -64,7 +64,7 @@ class TaintExtensionReconciler:
         return plan_extensions(original, in_place, self._view.hardware(pool), api_version=kind.api_version)
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        for pool in {item.pool for item in change.versions} if change.differs(lambda item: item.spec) else ():
+        for pool in {item.pool for item in change.versions}:
             for rule in self._view.rule_store.by_index(BY_EXTENDED_POOL, pool):
                 wake(rule.metadata.uid)
 

@@ -66,9 +66,9 @@ class RuleReach:
         self._totals: dict[_Selection, TaintAmounts] = {}
         self._exact: dict[PoolKey, list[_Selection]] = {}
         self._wide: list[_Selection] = []
-        view.slices.subscribe(self._slice_changed)
-        view.claims.subscribe(self._claim_changed)
-        view.pods.subscribe(self._pod_changed)
+        view.slices.subscribe(self._slice_changed, reads=lambda item: item.spec)
+        view.claims.subscribe(self._claim_changed, reads=lambda claim: claim.devices_held)
+        view.pods.subscribe(self._pod_changed, reads=lambda pod: pod.claims)
         if view.rules:
             view.rules.subscribe(self._rule_changed)
 
@@ -220,20 +220,16 @@ class RuleReach:
         self._changed.set()
 
     def _slice_changed(self, change: Change[ResourceSlice]) -> None:
-        if change.differs(lambda item: item.spec):
-            self._look_at(item.pool for item in change.versions)
+        self._look_at(item.pool for item in change.versions)
 
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
-        if not change.differs(lambda claim: claim.devices_held):
-            return
         held = (device for claim in change.versions for device in claim.devices_held)
         self._look_at(PoolKey(device.driver, device.pool) for device in held)
         for pod in self._view.pods_of(change.key):
             self._look_at(self._pools_of(pod))
 
     def _pod_changed(self, change: Change[Pod]) -> None:
-        if change.differs(lambda pod: pod.claims):
-            self._look_at(pool for pod in change.versions for pool in self._pools_of(pod))
+        self._look_at(pool for pod in change.versions for pool in self._pools_of(pod))
 
     def _pools_of(self, pod: Pod) -> Iterable[PoolKey]:
         for key in pod.claims:

@@ -53,9 +53,9 @@ class TaintRuleReports:
         if self._view.rules is None:
             return
         self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
-        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake))
-        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake))
-        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake))
+        self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake), reads=lambda item: item.spec)
+        self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake), reads=lambda claim: claim.status)
+        self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake), reads=_of_pod)
         self._reach.subscribe(lambda: self._wake_by(WIDE, wake))
 
     def all_keys(self) -> set[str]:
@@ -115,18 +115,15 @@ class TaintRuleReports:
         return found
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda item: item.spec):
-            self._wake_for_pools({item.pool for item in change.versions}, wake)
+        self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda claim: claim.status):
-            self._wake_for_pools({pool for claim in change.versions for pool in _pools_of(claim)}, wake)
+        self._wake_for_pools({pool for claim in change.versions for pool in _pools_of(claim)}, wake)
 
     def _wake_for_pod(self, change: Change[Pod], wake: Callable[[str], None]) -> None:
-        if change.differs(lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.labels)):
-            claims = {key for pod in change.versions for key in pod.claims}
-            known = [claim for key in claims if (claim := self._view.claims.store.get(key))]
-            self._wake_for_pools({pool for claim in known for pool in _pools_of(claim)}, wake)
+        claims = {key for pod in change.versions for key in pod.claims}
+        known = [claim for key in claims if (claim := self._view.claims.store.get(key))]
+        self._wake_for_pools({pool for claim in known for pool in _pools_of(claim)}, wake)
 
     def _wake_for_pools(self, pools: set[PoolKey], wake: Callable[[str], None]) -> None:
         for pool in pools:
@@ -143,6 +140,10 @@ def _needs_a_look(rule: DeviceTaintRule, impact: TaintImpact) -> bool:
     hits_nothing = not impact.amounts.devices and not impact.amounts.claims
     breaks = rule.spec.taint.effect == "NoExecute" and bool(impact.broken or impact.overlooked)
     return selector in {None, DeviceTaintSelector()} or hits_nothing or breaks
+
+
+def _of_pod(pod: Pod) -> tuple[object, ...]:
+    return pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.labels
 
 
 def _pools_of(claim: ResourceClaim) -> set[PoolKey]:

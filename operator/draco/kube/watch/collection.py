@@ -85,15 +85,17 @@ class Collection(Generic[T]):
         """The server was not heard, or said that it cannot go on."""
         self._steady_since = None
 
-    def subscribe(self, callback: Subscriber[T]) -> Callable[[], None]:
+    def subscribe(self, callback: Subscriber[T], *, reads: Callable[[T], object] | None = None) -> Callable[[], None]:
         """Call `callback` with every change from now on, after it is in the store; first with what is there already.
 
-        The callback must be quick and must not raise. Returns a function that ends the subscription.
+        With `reads`, only when what it takes off the object is other than it was. Neither may be slow, nor raise. Returns a
+        function that ends the subscription.
         """
-        self._subscribers.append(callback)
+        subscriber = callback if reads is None else _subscriber_to(reads, callback)
+        self._subscribers.append(subscriber)
         for key, obj in self.store.items():
-            self._tell(callback, Change(key, None, obj))
-        return lambda: self._subscribers.remove(callback)
+            self._tell(subscriber, Change(key, None, obj))
+        return lambda: self._subscribers.remove(subscriber)
 
     def heard(self) -> None:
         """The server has answered."""
@@ -153,3 +155,11 @@ class Collection(Generic[T]):
             callback(change)
         except Exception:  # noqa: BLE001 - one subscriber's fault must not keep the change from the others
             self._log.exception("informer.subscriber_failed", key=str(change.key))
+
+
+def _subscriber_to(reads: Callable[[T], object], callback: Subscriber[T]) -> Subscriber[T]:
+    def told(change: Change[T]) -> None:
+        if change.differs(reads):
+            callback(change)
+
+    return told

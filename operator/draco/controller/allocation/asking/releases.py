@@ -36,7 +36,7 @@ class Releases:
         self._more_until_s = float("-inf")
         """Until then more are expected."""
         view.claims.subscribe(self._claim_changed)
-        view.pods.subscribe(self._pod_changed)
+        view.pods.subscribe(self._pod_changed, reads=lambda pod: (pod.is_over, pod.claims))
 
     def over_s(self, asked_s: float) -> float:
         """By the monotonic clock: when to ask again who asked at that time, since they are over or go on for long."""
@@ -59,10 +59,9 @@ class Releases:
             self._more_until_s = now_s + _STILL_S
 
     def _pod_changed(self, change: Change[Pod]) -> None:
-        if change.differs(lambda pod: (pod.is_over, pod.claims)):
-            latest = {key: pod for pod in change.versions for key in pod.claims}
-            for key, pod in latest.items():
-                self._sort(key, pod)
+        latest = {key: pod for pod in change.versions for key in pod.claims}
+        for key, pod in latest.items():
+            self._sort(key, pod)
 
     def _sort(self, key: ObjectKey, pod: Pod | None) -> None:
         claim = self._view.claims.store.get(key)

@@ -108,18 +108,16 @@ class PartialLosses:
                 for gang in {gang for pod in pods if (gang := gang_of(pod))}:
                     wake(gang)
 
-        def claim_changed(change: Change[ResourceClaim]) -> None:
-            if change.differs(lambda claim: claim.status.allocation is None):
-                pods_changed(self._view.pods_of(change.key))
-
-        def policy_changed(change: Change[MigPolicy]) -> None:
-            if change.differs(lambda policy: policy.spec):
-                for key in self.all_keys():
-                    wake(key)
+        def policy_changed(_: Change[MigPolicy]) -> None:
+            for key in self.all_keys():
+                wake(key)
 
         self._view.pods.subscribe(lambda change: pods_changed(change.versions))
-        self._view.claims.subscribe(claim_changed)
-        self._view.mig_policies.subscribe(policy_changed)
+        self._view.claims.subscribe(
+            lambda change: pods_changed(self._view.pods_of(change.key)),
+            reads=lambda claim: claim.status.allocation is None,
+        )
+        self._view.mig_policies.subscribe(policy_changed, reads=lambda policy: policy.spec)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(
                 lambda change: wake(GangKey(GangSource.POD_GROUP, change.key.namespace, change.key.name))

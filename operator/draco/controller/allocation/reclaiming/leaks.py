@@ -113,18 +113,16 @@ class LeakedClaims:
                 wake(key)
 
         def pod_changed(change: Change[Pod]) -> None:
-            if change.differs(lambda pod: (is_there(pod), pod.claims)):
-                for key in set(chain.from_iterable(map(self._concerned, change.versions))):
-                    wake(key)
+            for key in set(chain.from_iterable(map(self._concerned, change.versions))):
+                wake(key)
 
-        def policy_changed(change: Change[MigPolicy]) -> None:
-            if change.differs(lambda policy: policy.spec):
-                for key in list(self._since_s):
-                    wake(key)
+        def policy_changed(_: Change[MigPolicy]) -> None:
+            for key in list(self._since_s):
+                wake(key)
 
         self._view.claims.subscribe(claim_changed)
-        self._view.pods.subscribe(pod_changed)
-        self._view.mig_policies.subscribe(policy_changed)
+        self._view.pods.subscribe(pod_changed, reads=lambda pod: (is_there(pod), pod.claims))
+        self._view.mig_policies.subscribe(policy_changed, reads=lambda policy: policy.spec)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda change: wake(change.key))
 

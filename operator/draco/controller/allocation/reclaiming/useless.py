@@ -39,8 +39,13 @@ class UselessAllocations:
         self._refused = refused
         self._groups: set[GangKey] = set()
         self._claims: set[ObjectKey] = set()
-        view.pods.subscribe(self._pod_changed)
-        view.claims.subscribe(self._claim_changed)
+        view.pods.subscribe(
+            self._pod_changed,
+            reads=lambda pod: (pod.waits, pod.is_over, pod.claims, pod.status.resource_claim_statuses),
+        )
+        view.claims.subscribe(
+            self._claim_changed, reads=lambda claim: (claim.status.allocation, claim.metadata.deletion_timestamp)
+        )
         view.slices.subscribe(self._slice_changed)
         if view.pod_groups is not None:
             view.pod_groups.subscribe(self._group_changed)
@@ -118,15 +123,13 @@ class UselessAllocations:
         return not any(each.name == held.device for item in slices for each in item.spec.devices)
 
     def _pod_changed(self, change: Change[Pod]) -> None:
-        if change.differs(lambda pod: (pod.waits, pod.is_over, pod.claims, pod.status.resource_claim_statuses)):
-            self._groups.update(filter(None, map(gang_of, change.versions)))
-            made = (self._view.claims.store.by_index(MADE_FOR, each.metadata.uid) for each in change.versions)
-            self._claims.update(claim.metadata.key for claims in made for claim in claims)
+        self._groups.update(filter(None, map(gang_of, change.versions)))
+        made = (self._view.claims.store.by_index(MADE_FOR, each.metadata.uid) for each in change.versions)
+        self._claims.update(claim.metadata.key for claims in made for claim in claims)
 
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
-        if change.differs(lambda claim: (claim.status.allocation, claim.metadata.deletion_timestamp)):
-            self._claims.add(change.key)
-            self._groups.update(filter(None, map(gang_of, self._view.pods_of(change.key))))
+        self._claims.add(change.key)
+        self._groups.update(filter(None, map(gang_of, self._view.pods_of(change.key))))
 
     def _slice_changed(self, change: Change[ResourceSlice]) -> None:
         for item in change.versions:

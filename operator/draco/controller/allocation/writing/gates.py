@@ -60,9 +60,8 @@ class SchedulingGates:
                 wake(key)
 
         def claim_changed(change: Change[ResourceClaim]) -> None:
-            if change.differs(lambda claim: claim.status.allocation is None):
-                for pod in self._view.pods_of(change.key):
-                    concerned(pod)
+            for pod in self._view.pods_of(change.key):
+                concerned(pod)
 
         def pod_changed(change: Change[Pod]) -> None:
             if change.before is not None and (change.after is None or not _has_gate(change.after)):
@@ -70,7 +69,7 @@ class SchedulingGates:
             if change.after is not None and (_has_gate(change.after) or change.differs(_gates)):
                 concerned(change.after)
 
-        self._view.claims.subscribe(claim_changed)
+        self._view.claims.subscribe(claim_changed, reads=lambda claim: claim.status.allocation is None)
         self._view.pods.subscribe(pod_changed)
 
     def all_keys(self) -> set[ObjectKey | GangKey]:

@@ -16,7 +16,6 @@ from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import NODES
 from draco.resources.names import ANNOTATION_HELD
@@ -43,8 +42,8 @@ class ScaleDownHolds:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the name of every node that a change may concern."""
-        self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake))
-        self._view.nodes.subscribe(lambda change: _wake_for_node(change, wake))
+        self._view.claims.subscribe(lambda change: _wake_for_claim(change, wake), reads=_of_claim)
+        self._view.nodes.subscribe(lambda change: wake(change.key.name), reads=lambda node: node.metadata.annotations)
 
     def all_keys(self) -> set[str]:
         """The nodes of every claim without a pod, and those that are held."""
@@ -100,12 +99,10 @@ def _pools(claim: ResourceClaim) -> set[str]:
     return {result.pool for result in allocation.devices.results}
 
 
+def _of_claim(claim: ResourceClaim) -> tuple[object, ...]:
+    return _pools(claim), claim.metadata.deletion_timestamp
+
+
 def _wake_for_claim(change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
-    if change.differs(lambda claim: (sorted(_pools(claim)), claim.metadata.deletion_timestamp)):
-        for name in {pool for claim in change.versions for pool in _pools(claim)}:
-            wake(name)
-
-
-def _wake_for_node(change: Change[Node], wake: Callable[[str], None]) -> None:
-    if change.differs(lambda node: node.metadata.annotations):
-        wake(change.key.name)
+    for name in {pool for claim in change.versions for pool in _pools(claim)}:
+        wake(name)
