@@ -10,6 +10,7 @@ from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.connect.client import Client
 from draco.placing.groups.group import ClaimGroup, GroupPlacement
+from draco.kube.listeners import Listeners
 from tests.doubles.clock import ManualClock
 
 
@@ -21,11 +22,8 @@ class Permissive:
     version = 0
     limited = False
 
-    def when_owned(self, _: Any) -> None:
-        pass
-
-    def when_changed(self, _: Any) -> None:
-        pass
+    def __init__(self) -> None:
+        self.when_owned = self.when_changed = Listeners[[]]()
 
     def not_owned(self) -> list[Any]:
         return []

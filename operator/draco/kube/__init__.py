@@ -4,5 +4,5 @@ Owns requests to the API server and what is built on them. Decides nothing about
 
 Rooms: `events` (said of objects), over `watch` (following collections), over `connect` (credentials, bytes, typed requests).
 Beside them: `queue` (what reconcilers work off), `election` (one leader), `discovery` and `rediscovery` (what the cluster can
-do), `clock`, `errors`.
+do), `listeners` (who is told of something), `clock`, `errors`.
 """

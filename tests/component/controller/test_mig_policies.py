@@ -1,7 +1,7 @@
 """MigPolicy on a real API server, with a stand-in for the nodes' agents."""
 
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
+from draco.kube.listeners import Listeners
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigPolicy, MigPolicyConflict, WantedGpu
 from draco.resources.api.meta import ObjectKey
@@ -35,11 +36,11 @@ HALVES = {"name": "halves", "instances": [{"profile": "3g.40gb", "count": 2}]}
 class Silent:
     """Advises nothing."""
 
+    def __init__(self) -> None:
+        self.on_advice = Listeners[[]]()
+
     def advice(self, policy: str) -> str:
         return ""
-
-    def on_advice(self, call: Callable[[], None]) -> None:
-        pass
 
 
 class Lab:

@@ -82,8 +82,7 @@ class Lab(UnaskedWorkers):
 
     def change(self) -> None:
         self.followed.version += 1
-        for wake in self.followed._wakes:
-            wake()
+        self.followed.listeners.tell()
 
     @asynccontextmanager
     async def kept_young(self) -> AsyncIterator[None]:

@@ -139,7 +139,7 @@ def test_an_object_that_cannot_be_read_is_left_out_and_said_once(view: ClusterVi
 
 def test_only_changes_that_can_alter_an_explanation_count(view: ClusterView) -> None:
     woken: list[int] = []
-    view.followed.subscribe(lambda: woken.append(view.followed.version))
+    view.followed.listeners.add(lambda: woken.append(view.followed.version))
 
     def counts(informer: Informer[Any], obj: Any) -> bool:
         before = len(woken)

@@ -107,7 +107,7 @@ def test_what_is_on_its_way_counts_until_and_after_it_is_delivered() -> None:
 def test_a_claim_that_is_allocated_or_gone_is_not_refused_any_more() -> None:
     world = World(a_limit(devices=0), unallocated(on(0)), unallocated(on(1)))
     told: list[ObjectKey] = []
-    world.guard.listen(told.append)
+    world.guard.listeners.add(told.append)
     for gpu in (0, 1):
         world.guard.begin([]).within(*asked(on(gpu)))
     assert world.guard.waiting() == {"limit": 2}

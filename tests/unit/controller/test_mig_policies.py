@@ -9,6 +9,7 @@ import pytest
 from draco.controller.loop_watch import TURN_S
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.kube.connect.client import Client
+from draco.kube.listeners import Listeners
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 from tests.builders import a_mig_node, a_mig_policy, a_node
 from tests.doubles.clock import WorkClock
@@ -27,11 +28,11 @@ class Accepting:
 class Silent:
     """Advises nothing."""
 
+    def __init__(self) -> None:
+        self.on_advice = Listeners[[]]()
+
     def advice(self, _policy: str) -> str:
         return ""
-
-    def on_advice(self, _call: Any) -> None:
-        return
 
 
 def a_reconciler(clock: WorkClock, policies: int = 1) -> tuple[MigPolicyReconciler, str]:

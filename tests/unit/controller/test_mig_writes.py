@@ -9,6 +9,7 @@ from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
+from draco.kube.listeners import Listeners
 from draco.resources.api.draco import GpuNode, MigMode, MigPolicy, MigReset, ResetPermit, WantedGpu
 from draco.resources.api.meta import LabelSelector, ObjectKey
 from draco.resources.api.schedule import TimeWindow
@@ -52,13 +53,10 @@ class Adviser:
 
     def __init__(self) -> None:
         self.text = ""
-        self.calls: list[Any] = []
+        self.on_advice = Listeners[[]]()
 
     def advice(self, _policy: str) -> str:
         return self.text
-
-    def on_advice(self, call: Any) -> None:
-        self.calls.append(call)
 
 
 def newer(item: T, version: str) -> T:
@@ -256,7 +254,6 @@ async def test_advice_that_changed_wakes_every_policy() -> None:
     world, adviser = a_world(), Adviser()
     woken: list[str] = []
     policies(world, Server(), adviser).subscribe(woken.append)
-    [call] = adviser.calls
     woken.clear()
-    call()
+    adviser.on_advice.tell()
     assert woken == [a_mig_policy().metadata.uid]

@@ -156,7 +156,7 @@ async def test_what_was_said_is_taken_back_when_the_pod_is_scheduled() -> None:
     assert world.said.texts.keys() == {"idle", "large"}
     assert world.reconciler.advice("policy") == "Claim default/large would fit without idle claim default/idle."
     told: list[bool] = []
-    world.reconciler.on_advice(lambda: told.append(True))
+    world.reconciler.on_advice.add(lambda: told.append(True))
     world.put(a_pod("pod-large", claims=["large"], node="node-0"))
     assert await world.look() is None
     assert (world.said.texts, world.reconciler.advice("policy"), told) == ({}, "", [True])

@@ -326,7 +326,7 @@ async def test_a_gpu_in_use_as_a_whole_keeps_none_where_another_has_room() -> No
 async def test_the_policy_s_status_gives_the_numbers() -> None:
     lab = Lab(policy=a_policy(limit=1))
     told: list[None] = []
-    lab.decisions.when_told(lambda: told.append(None))
+    lab.decisions.when_told.add(lambda: told.append(None))
     lab.take(small(0, 6), small(0, 5))
     await lab.kept()
     said = "Wants 1 idle 1g.10gb ready (at most 1) as claims take 2 a minute."

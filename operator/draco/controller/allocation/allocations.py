@@ -113,15 +113,15 @@ class ClaimAllocations:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a claim may have to be allocated, or may be by now."""
-        self._view.followed.subscribe(lambda: wake(KEY))
+        self._view.followed.listeners.add(lambda: wake(KEY))
         self._view.claims.subscribe(lambda _: wake(KEY), reads=_what_waits)
         self._view.pods.subscribe(lambda _: wake(KEY), reads=_concern)
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda _: wake(KEY))
         self._view.reservations.subscribe(lambda _: wake(KEY))
-        self._handover.when_owned(lambda: wake(KEY))
-        self._guard.when_changed(lambda: wake(KEY))
-        self.preemptions.listen(lambda _: wake(KEY))
+        self._handover.when_owned.add(lambda: wake(KEY))
+        self._guard.when_changed.add(lambda: wake(KEY))
+        self.preemptions.listeners.add(lambda _: wake(KEY))
 
     def all_keys(self) -> set[str]:
         """The one key."""

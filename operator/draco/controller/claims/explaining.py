@@ -78,7 +78,7 @@ class Explanations:
         self._unkept: set[str] = set()  # namespaces with answers that nobody keeps young yet
         self._work = asyncio.Event()
         self._change = asyncio.Event()
-        followed.subscribe(self._on_change)
+        followed.listeners.add(self._on_change)
 
     def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> PodExplanation | None:
         """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""

@@ -24,6 +24,7 @@ from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
+from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
@@ -49,12 +50,11 @@ class PendingSubject(NamedTuple):
 class Refusals(Protocol):
     """Who refuses to allocate claims, whatever is free."""
 
+    listeners: Listeners[[ObjectKey]]
+    """Called with each claim of which something else is to be said."""
+
     def why_not(self, claim: ObjectKey) -> str:
         """Why the claim is refused; "" if it is not."""
-        ...
-
-    def listen(self, call: Callable[[ObjectKey], None]) -> None:
-        """Have `call` called with each claim of which something else is to be said."""
         ...
 
 
@@ -89,7 +89,7 @@ class PendingClaims:
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake), reads=_of_pod)
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
         if self._refused is not None:
-            self._refused.listen(lambda claim: self._wake_for_refused(claim, wake))
+            self._refused.listeners.add(lambda claim: self._wake_for_refused(claim, wake))
 
     def all_keys(self) -> set[PendingSubject]:
         """Every pod that waits, and its claims."""

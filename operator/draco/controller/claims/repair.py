@@ -23,6 +23,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
 from draco.kube.errors import ApiError
 from draco.kube.events.notes import Notes, NotesByKey
+from draco.kube.listeners import Listeners
 from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import ReleaseObstacle
 from draco.mig_policy.releases import ClaimRelease
@@ -78,7 +79,8 @@ class RepairReconciler:
         self._next: ObjectKey | None = None
         self._advised: dict[ObjectKey, ClaimRelease] = {}  # by pod
         self._by_policy: Mapping[str, str] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self.on_advice = Listeners[[]]()
+        """Called when some policy's sentence has changed."""
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called whenever a change may concern what is advised."""
@@ -92,7 +94,7 @@ class RepairReconciler:
             if self._advised:
                 wake(_EVERYTHING)
 
-        self._view.followed.subscribe(lambda: wake(_EVERYTHING))
+        self._view.followed.listeners.add(lambda: wake(_EVERYTHING))
         self._view.pods.subscribe(lambda change: wake_for_pod(change.before, change.after))
         self._view.mig_policies.subscribe(lambda _: wake(_EVERYTHING))
         self._view.gpu_nodes.subscribe(lambda _: wake_if_advised())
@@ -109,10 +111,6 @@ class RepairReconciler:
     def advice(self, policy: str) -> str:
         """What the policy's status passes on; "" when there is nothing."""
         return self._by_policy.get(policy, "")
-
-    def on_advice(self, call: Callable[[], None]) -> None:
-        """Have `call` called when some policy's sentence has changed."""
-        self._listeners.append(call)
 
     async def reconcile(self, _: str) -> float | None:
         """Say of every claim concerned what is so, take back what no longer is, and release what may be."""
@@ -246,8 +244,7 @@ class RepairReconciler:
         }
         if said != self._by_policy:
             self._by_policy = said
-            for call in self._listeners:
-                call()
+            self.on_advice.tell()
 
     async def _say(self) -> float:
         texts: dict[ObjectKey, str] = {}

@@ -61,7 +61,7 @@ class FencingReconciler:
         def look(_: object = None) -> None:
             wake(AGENTS)
 
-        self._leases.subscribe(look)
+        self._leases.listeners.add(look)
         self._view.nodes.subscribe(look, reads=lambda node: node.metadata.uid)
         self._view.gpu_nodes.subscribe(lambda change: self._gpu_node_changed(change, look))
         self._view.slices.subscribe(lambda change: self._slice_changed(change, look))

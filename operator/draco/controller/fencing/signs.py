@@ -10,7 +10,7 @@ from nothing. It decides nothing and writes nothing.
 - A pool that appears is given a lease's duration: its agent publishes first, and then says that it lives.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -18,6 +18,7 @@ from draco.controller.view import BY_POOL, ClusterView
 from draco.health.fencing import AgentSigns
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.maintenance.isolating.fences import fence_name, is_fence
@@ -58,14 +59,11 @@ class AgentLeases:
         self._clock = clock
         self._seen: dict[NodeName, SeenLease] = {}
         self._appeared: dict[PoolKey, float] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self.listeners = Listeners[[]]()
+        """Called when an agent appears, or is heard of again after it was overdue or while it is fenced."""
         self.informer.subscribe(self._lease_changed, reads=lambda lease: (lease.spec, lease.metadata.labels))
         view.slices.subscribe(self._slice_changed)
         view.nodes.subscribe(self._node_changed)
-
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called when an agent appears, or is heard of again after it was overdue or while it is fenced."""
-        self._listeners.append(listener)
 
     def key(self, node: NodeName) -> ObjectKey:
         """The key of the node's lease."""
@@ -148,9 +146,8 @@ class AgentLeases:
             return
         renewed = now if self.informer.synced.is_set() or before is not None else None
         self._seen[node] = SeenLease(lease.spec, driver, since=now, renewed=renewed)
-        awaited = before is None or now - before.since >= before.lease_s / 2 or self.is_fenced(PoolKey(driver, node))
-        for listener in self._listeners if awaited else ():
-            listener()
+        if before is None or now - before.since >= before.lease_s / 2 or self.is_fenced(PoolKey(driver, node)):
+            self.listeners.tell()
 
     def _node_changed(self, change: Change[Node]) -> None:
         node = NodeName(change.key.name)

@@ -58,7 +58,7 @@ class HealthPolicyReconciler:
             for uid in {remediates(request) for request in change.versions} - {""}:
                 wake(uid)
 
-        self._remediation.on_notes(wake_all)
+        self._remediation.on_notes.add(wake_all)
         self._view.health_policies.subscribe(wake_all)
         self._view.classes.subscribe(wake_all)
         self._view.nodes.subscribe(wake_all, reads=lambda node: node.metadata.labels)

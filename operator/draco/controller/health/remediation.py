@@ -28,6 +28,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, NotFound
 from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import GpuNode
@@ -69,12 +70,9 @@ class RemediationReconciler:
         self._opened = opened
         self._notes: dict[str, tuple[RemedyNote, ...]] = {}  # by node
         self._waiting: set[str] = set()  # nodes for which something is asked
-        self._on_notes: list[Callable[[], None]] = []
+        self.on_notes = Listeners[[]]()
+        """Called when what is to be said of policies has changed."""
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
-
-    def on_notes(self, call: Callable[[], None]) -> None:
-        """Have `call` called when what is to be said of policies has changed."""
-        self._on_notes.append(call)
 
     def notes(self, policy: str) -> Sequence[RemedyNote]:
         """What is to be said of a policy."""
@@ -216,8 +214,7 @@ class RemediationReconciler:
                 policy = self._view.health_policies.store.get(ObjectKey("", note.policy))
                 if policy is not None:
                     self._record(policy, "Warning", GIVEN_UP_REASON, note.text)
-        for call in self._on_notes:
-            call()
+        self.on_notes.tell()
 
     def _leave(self, policy: HealthPolicy) -> None:
         """A policy is gone. What it has opened goes on, and somebody should know that it is theirs now."""

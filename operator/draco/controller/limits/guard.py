@@ -7,7 +7,7 @@ is not asked here, nor is anything written but Events.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from draco.controller.limits.held import HeldDevices
 from draco.controller.view import ClusterView
 from draco.kube.events.events import EventRecorder
+from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.limits.amounts import Holdings, added, least_of
 from draco.limits.rules import LimitCheck, LimitRefusal, NamespaceLabels, rule_of
@@ -46,21 +47,15 @@ class LimitGuard:
         self._held = held
         self._events = events
         self._refused: dict[ObjectKey, _Refused] = {}
-        self._listeners: list[Callable[[ObjectKey], None]] = []
-        self._when_changed: list[Callable[[], None]] = []
+        self.listeners = Listeners[[ObjectKey]]()
+        """Called with each claim of which something else is to be said."""
+        self.when_changed = Listeners[[]]()
+        """Called when something else is permitted, or to others."""
         self.version = 0
         """Grows with every change of what is permitted to whom."""
         view.limits.subscribe(lambda _: self._changed(), reads=lambda limit: limit.spec)
         view.namespaces.subscribe(lambda _: self._changed(), reads=lambda item: item.metadata.labels)
         view.claims.subscribe(self._follow)
-
-    def when_changed(self, call: Callable[[], None]) -> None:
-        """Have `call` called when something else is permitted, or to others."""
-        self._when_changed.append(call)
-
-    def listen(self, call: Callable[[ObjectKey], None]) -> None:
-        """Have `call` called with each claim of which something else is to be said."""
-        self._listeners.append(call)
 
     def why_not(self, claim: ObjectKey) -> str:
         """What of the limits keeps the claim from being allocated; "" if nothing does, as far as was asked."""
@@ -107,8 +102,7 @@ class LimitGuard:
             del self._refused[key]
         else:
             self._refused[key] = refused
-        for call in self._listeners:
-            call(key)
+        self.listeners.tell(key)
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
         refused = self._refused.get(change.key)
@@ -117,8 +111,7 @@ class LimitGuard:
 
     def _changed(self) -> None:
         self.version += 1
-        for call in self._when_changed:
-            call()
+        self.when_changed.tell()
 
 
 class LimitRound:

@@ -52,7 +52,7 @@ class DeviceLimitReconciler:
         self._view.classes.subscribe(wake_all)
         self._view.namespaces.subscribe(wake_all, reads=lambda item: item.metadata.labels)
         if self._guard is not None:
-            self._guard.listen(lambda _: wake_all())
+            self._guard.listeners.add(wake_all)
 
     def all_keys(self) -> set[str]:
         """Every limit there is."""

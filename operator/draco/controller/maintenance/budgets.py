@@ -17,6 +17,7 @@ from draco.controller.own_status import OwnStatus
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.maintenance.budgets.admission import (
     BudgetLimit,
@@ -69,14 +70,11 @@ class MaintenanceAdmission:
         self._limits: dict[str, _Remembered] = {}
         self._caught_up = False
         self._next_at = float("-inf")
-        self._wake_self: Callable[[str], None] = lambda _: None
-        self._wake_request: Callable[[str], None] = lambda _: None
+        self._when_asked = Listeners[[str]]()
+        self.listeners = Listeners[[str]]()
+        """Called with the UID of every request about which something else has been decided."""
 
     # -- for the reconciler of requests
-
-    def listen(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the UID of every request about which something else has been decided."""
-        self._wake_request = wake
 
     def ask(self, candidate: StartCandidate) -> Admitted | Waiting:
         """Whether a request may begin now; if not, it is in the list from now on."""
@@ -97,13 +95,13 @@ class MaintenanceAdmission:
         if uid not in self._looked_at:
             self._looked_at.add(uid)
             if self._candidates:
-                self._wake_self(KEY)
+                self._when_asked.tell(KEY)
 
     def withdraw(self, uid: str) -> None:
         """A request has begun, or would not begin any more."""
         gone = self._candidates.pop(uid, None), self._admitted.pop(uid, None)
         if any(each is not None for each in gone):
-            self._wake_self(KEY)
+            self._when_asked.tell(KEY)
 
     def paused(self, gpus: Collection[PhysicalGpu] = ()) -> str:
         """The budget that forbids to take these GPUs out of service now; "" if none does."""
@@ -118,13 +116,13 @@ class MaintenanceAdmission:
         if self._candidates.get(candidate.uid) != candidate or (admitted and not candidate.gpus <= admitted):
             self._admitted.pop(candidate.uid, None)
             self._candidates[candidate.uid] = candidate
-            self._wake_self(KEY)
+            self._when_asked.tell(KEY)
 
     # -- the decision
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when something is to be decided again."""
-        self._wake_self = wake
+        self._when_asked.add(wake)
         self._view.maintenances.subscribe(lambda _: wake(KEY), reads=_of_request)
         self._view.budgets.subscribe(lambda _: wake(KEY), reads=lambda item: item.spec)
         self._view.classes.subscribe(lambda _: wake(KEY))
@@ -196,7 +194,7 @@ class MaintenanceAdmission:
         if fresh:
             log.info("maintenance.admitted", requests=len(fresh), waiting=len(decided.waiting))
         for uid in (*fresh, *changed):
-            self._wake_request(uid)
+            self.listeners.tell(uid)
 
     def _out(self, requests: Iterable[DeviceMaintenance]) -> tuple[frozenset[PhysicalGpu], frozenset[PhysicalGpu]]:
         """What is out of service, and what of it requests keep out.

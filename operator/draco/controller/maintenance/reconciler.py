@@ -99,7 +99,7 @@ class MaintenanceReconciler:
         if self._view.rules:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
         self._view.budgets.subscribe(lambda _: self._wake_all(wake), reads=lambda budget: budget.spec)
-        self._admission.listen(wake)
+        self._admission.listeners.add(wake)
         for part in (self._drains, self._jobs):
             if part is not None:
                 part.subscribe(wake)

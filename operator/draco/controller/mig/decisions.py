@@ -6,7 +6,7 @@ never held for long. Writes nothing.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import is_
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
+from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.mig_policy.decide import Ahead, NodeDecision, SeenNode, decide
 from draco.mig_policy.gpu_state import LayoutState
@@ -53,8 +54,10 @@ class MigDecisions:
         self._gpu_counts: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
         self._all_decided = False  # once at least
         self._ahead: dict[str, Ahead] | None = None  # by node; None: not measured here yet
-        self._when_ahead: list[Callable[[str], None]] = []
-        self._when_told: list[Callable[[], None]] = []
+        self.when_ahead = Listeners[[str]]()
+        """Called with the name of a node whose GPUs are to keep other idle instances than before."""
+        self.when_told = Listeners[[]]()
+        """Called when something else is said of what is kept ahead of claims."""
         self.ahead = AheadReport()
         """What is kept ahead of claims, and why."""
         view.mig_policies.subscribe(self._forget_rules, reads=_of_policy)
@@ -108,18 +111,9 @@ class MigDecisions:
         self._ahead = {node: before[node] if before.get(node) == each else each for node, each in ahead.items()}
         for node in before.keys() | ahead.keys():
             if before.get(node) != ahead.get(node):
-                for wake in self._when_ahead:
-                    wake(node)
-        for tell in self._when_told if told != report.said else ():
-            tell()
-
-    def when_told(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when something else is said of what is kept ahead of claims."""
-        self._when_told.append(tell)
-
-    def when_ahead(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the name of a node whose GPUs are to keep other idle instances than before."""
-        self._when_ahead.append(wake)
+                self.when_ahead.tell(node)
+        if told != report.said:
+            self.when_told.tell()
 
     def seconds_to_next_window(self) -> float | None:
         """In how many seconds a window for resets opens or closes; None if there is none."""

@@ -24,6 +24,7 @@ from draco.controller.mig.register import Register, RegisterMissing, RegisterSto
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.mig_policy.preempting import preempting_policies
@@ -89,8 +90,10 @@ class HandoverReconciler:
         self._spread: frozenset[PoolKey] = frozenset()
         self._preemptible: frozenset[GpuPlace] = frozenset()
         self._trouble = ""
-        self._when_owned: list[Callable[[], None]] = []
-        self._when_to_taint: list[Callable[[str], None]] = []
+        self.when_owned = Listeners[[]]()
+        """Called when Draco may give out other GPUs than before, or evict pods from others."""
+        self.when_to_taint = Listeners[[str]]()
+        """Called with the name of a node when other GPUs of it are to be tainted."""
 
     @property
     def trouble(self) -> str:
@@ -130,14 +133,6 @@ class HandoverReconciler:
         return sorted(
             uuid for uuid, name in self._names(gpu_node, uuids).items() if GpuPlace(*pool, name) in self._to_taint
         )
-
-    def when_owned(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called when Draco may give out other GPUs than before, or evict pods from others."""
-        self._when_owned.append(wake)
-
-    def when_to_taint(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called with the name of a node when other GPUs of it are to be tainted."""
-        self._when_to_taint.append(wake)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when something may have to be handed over."""
@@ -234,16 +229,14 @@ class HandoverReconciler:
         every = {key.name for key in self._view.gpu_nodes.store}
         nodes = every if before is None else {each.pool for each in before ^ to_taint}
         for node in nodes:
-            for tell in self._when_to_taint:
-                tell(node)
+            self.when_to_taint.tell(node)
 
     def _own(self, owned: frozenset[GpuPlace]) -> None:
         if owned == self._owned:
             return
         self._owned, self._withheld = owned, self._tainted - owned
         log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
-        for call in self._when_owned:
-            call()
+        self.when_owned.tell()
 
     async def _wanted(self, cooperative: CooperativeWork) -> frozenset[GpuPlace]:
         found, preemptible = set(), set()
@@ -270,8 +263,7 @@ class HandoverReconciler:
     def _permit(self, preemptible: frozenset[GpuPlace]) -> None:
         if preemptible != self._preemptible:
             self._preemptible = preemptible
-            for call in self._when_owned:
-                call()
+            self.when_owned.tell()
 
     def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:
         """The names of at least these GPUs of the node, as far as they are known: as reported, or else as published."""

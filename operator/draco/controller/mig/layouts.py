@@ -70,9 +70,9 @@ class MigLayoutReconciler:
         self._view.maintenances.subscribe(lambda change: self._wake_for_request(change, wake), reads=_concern)
         self._view.health_policies.subscribe(lambda _: self._wake_all(wake), reads=said_by)
         self._view.classes.subscribe(lambda change: self._wake_for_class(change, wake))
-        self._decisions.when_ahead(wake)
+        self._decisions.when_ahead.add(wake)
         if self._handover:
-            self._handover.when_to_taint(wake)
+            self._handover.when_to_taint.add(wake)
 
     def all_keys(self) -> set[str]:
         """Every node that has a GpuNode."""

@@ -16,6 +16,7 @@ from draco.controller.own_status import PolicyStatuses
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.listeners import Listeners
 from draco.mig_policy.summary import PolicyCounts, status_of
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 
@@ -25,12 +26,11 @@ log = structlog.get_logger(__name__)
 class StatusAdviser(Protocol):
     """Who has something to say in the status of policies."""
 
+    on_advice: Listeners[[]]
+    """Called when what is advised has changed."""
+
     def advice(self, policy: str) -> str:
         """A sentence for the policy with this name, or ""."""
-        ...
-
-    def on_advice(self, call: Callable[[], None]) -> None:
-        """Have `call` called when what is advised has changed."""
         ...
 
 
@@ -60,8 +60,8 @@ class MigPolicyReconciler:
             for uid in self.all_keys():
                 wake(uid)
 
-        self._adviser.on_advice(wake_all)
-        self._decisions.when_told(wake_all)
+        self._adviser.on_advice.add(wake_all)
+        self._decisions.when_told.add(wake_all)
         self._view.mig_policies.subscribe(wake_all)
         self._view.gpu_nodes.subscribe(wake_all)
         self._view.nodes.subscribe(wake_all, reads=lambda node: node.metadata.labels)

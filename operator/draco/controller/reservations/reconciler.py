@@ -83,7 +83,7 @@ class ReservationReconciler:
         self._view.claims.subscribe(of_claim)
         self._view.pods.subscribe(of_pod, reads=lambda pod: (pod.waits, pod.claims))
         self._view.classes.subscribe(of_class)
-        self._waiting.when_known(wake)
+        self._waiting.when_known.add(wake)
 
     def all_keys(self) -> set[ObjectKey]:
         """Every reservation there is."""

@@ -6,7 +6,6 @@ here, and who is interested is woken when it is there.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,6 +15,7 @@ from draco.controller.workers.messages import ExplainPending, Failed, OutOfMemor
 from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
+from draco.kube.listeners import Listeners
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
@@ -41,14 +41,11 @@ class WaitingReasons:
         self._minor = minor
         self._waiting: dict[ObjectKey, _Waiting] = {}
         self._questions: asyncio.Queue[tuple[ObjectKey, ResourceClaim]] = asyncio.Queue()
-        self._wakes: list[Callable[[ObjectKey], None]] = []
+        self.when_known = Listeners[[ObjectKey]]()
+        """Called with a reservation of which something else is to be said."""
 
     next_s = _AFTER_S
     """After how long to ask again while something waits."""
-
-    def when_known(self, wake: Callable[[ObjectKey], None]) -> None:
-        """Have `wake` called with a reservation of which something else is to be said."""
-        self._wakes.append(wake)
 
     def forget(self, key: ObjectKey) -> None:
         """It does not wait any more."""
@@ -78,8 +75,7 @@ class WaitingReasons:
             waiting = self._waiting.get(key)
             if waiting is not None and text and text != waiting.text:
                 waiting.text = text
-                for wake in self._wakes:
-                    wake(key)
+                self.when_known.tell(key)
 
     async def _answer(self, claim: ResourceClaim) -> str:
         meta = ObjectMeta(name=claim.metadata.name, namespace=claim.metadata.namespace)

@@ -17,6 +17,7 @@ from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
+from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.maintenance.rules import extended_device, extends, maintenance_uid
 from draco.maintenance.selecting.impact import TaintAmounts
@@ -57,7 +58,8 @@ class RuleReach:
         self.rows: Mapping[tuple[str, str], TaintAmounts] = MappingProxyType({})
         self._view = view
         self._clock = clock
-        self._listeners: list[Callable[[], None]] = []
+        self.listeners = Listeners[[]]()
+        """Called after each round."""
         self._changed = asyncio.Event()
         self._due: dict[PoolKey, None] = {}
         self._rules_changed = True
@@ -71,10 +73,6 @@ class RuleReach:
         view.pods.subscribe(self._pod_changed, reads=lambda pod: pod.claims)
         if view.rules:
             view.rules.subscribe(self._rule_changed)
-
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called after each round."""
-        self._listeners.append(listener)
 
     def of(self, rule: DeviceTaintRule) -> TaintAmounts | None:
         """What the rule hits, as of the last round; None if that was before the rule was there."""
@@ -105,8 +103,7 @@ class RuleReach:
                 self._count(selection, pool)
                 await cooperative.pause()
         self.rows = MappingProxyType(await self._make_rows(cooperative))
-        for listener in self._listeners:
-            listener()
+        self.listeners.tell()
         return cooperative.spent_s
 
     async def _take_rules(self, cooperative: CooperativeWork) -> None:

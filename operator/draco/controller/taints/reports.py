@@ -56,7 +56,7 @@ class TaintRuleReports:
         self._view.slices.subscribe(lambda change: self._wake_for_slice(change, wake), reads=lambda item: item.spec)
         self._view.claims.subscribe(lambda change: self._wake_for_claim(change, wake), reads=lambda claim: claim.status)
         self._view.pods.subscribe(lambda change: self._wake_for_pod(change, wake), reads=_of_pod)
-        self._reach.subscribe(lambda: self._wake_by(WIDE, wake))
+        self._reach.listeners.add(lambda: self._wake_by(WIDE, wake))
 
     def all_keys(self) -> set[str]:
         """Every rule that is not Draco's own."""

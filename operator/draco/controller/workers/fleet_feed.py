@@ -14,6 +14,7 @@ import structlog
 
 from draco.allocation.ownership.claims import is_operators
 from draco.controller.workers.messages import Changes, PutObject, Remove, SkippedObject
+from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import ApiObject, Change
 from draco.resources.api.claims import DeviceClass, DeviceClassSpec, ResourceClaim
@@ -36,21 +37,15 @@ class FollowedFleet:
         self.version = 0
         self.devices = 0
         """How many devices are published."""
-        self._wakes: list[Callable[[], None]] = []
-        self._when_unsaid: list[Callable[[], None]] = []
+        self.listeners = Listeners[[]]()
+        """Called after each change that can alter what a claim is allocated."""
+        self.when_unsaid = Listeners[[]]()
+        """Called whenever there is something to hand on."""
         self._informers: dict[str, Informer[Any]] = {}
         self._unsaid: OrderedDict[tuple[str, ObjectKey], int] = (
             OrderedDict()
         )  # with the version before the first change
         self._left_out: dict[tuple[str, ObjectKey], str] = {}
-
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called after each change that can alter what a claim is allocated. It must be quick."""
-        self._wakes.append(wake)
-
-    def when_unsaid(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called whenever there is something to hand on. It must be quick."""
-        self._when_unsaid.append(wake)
 
     def follow(
         self,
@@ -132,10 +127,8 @@ class FollowedFleet:
             self._unsaid.setdefault((kind, change.key), self.version)
             if before != after:
                 self.version += 1
-                for wake in self._wakes:
-                    wake()
-            for wake in self._when_unsaid:
-                wake()
+                self.listeners.tell()
+            self.when_unsaid.tell()
 
         informer.subscribe(take)
 

@@ -144,7 +144,7 @@ class Workers:
         self._costly: LRUCache[bytes, tuple[Answer, float]] = LRUCache(_REMEMBERED)
         self._wake = asyncio.Event()
         self.counts = WorkerCounts()
-        followed.when_unsaid(self._wake.set)
+        followed.when_unsaid.add(self._wake.set)
 
     @property
     def waiting(self) -> int:

@@ -52,7 +52,7 @@ class PreemptionEvictions:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with each group for which pods may have to be evicted."""
-        self._preemptions.listen(wake)
+        self._preemptions.listeners.add(wake)
 
     def all_keys(self) -> Collection[str]:
         """The groups for which pods are to be evicted."""

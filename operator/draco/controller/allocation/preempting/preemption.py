@@ -28,6 +28,7 @@ from draco.kube.connect.retry import doubling_s
 from draco.placing.groups.group import placeholder
 from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
 from draco.placing.preempting.victims import Evictable, Victim, VictimInput, evictable
+from draco.kube.listeners import Listeners
 from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
@@ -89,13 +90,10 @@ class Preemptions:
         self._timed: set[str] = set()  # those that are planned for again even if nothing changes
         self._tries: dict[str, int] = {}
         self._spared_until_s: dict[str, float] = {}  # by the UIDs of pods whose eviction was refused
-        self._listeners: list[Callable[[str], None]] = []
+        self.listeners = Listeners[[str]]()
+        """Called with the UID of each group for which something else is kept, or whose pods can be evicted."""
         self.version = 0
         """Grows with every change of what is kept for whom."""
-
-    def listen(self, call: Callable[[str], None]) -> None:
-        """Have `call` called with the UID of each group for which something else is kept, or whose pods can be evicted."""
-        self._listeners.append(call)
 
     def of(self, uid: str) -> Nomination | None:
         """What is kept for the group."""
@@ -203,7 +201,7 @@ class Preemptions:
         if nomination is not None:
             nomination.asked = []
             self._wait(uid, _AGAIN_S)
-            self._tell(uid)
+            self.listeners.tell(uid)
 
     def spare(self, pods: Iterable[Pod]) -> None:
         """Ask these pods to leave for nobody for a while: their eviction was refused."""
@@ -248,7 +246,7 @@ class Preemptions:
             log.info("preemption.nominated", group=waiting.called, priority=priority, devices=devices, evict=evict)
             self._changed(uid)
         elif nomination.asked:
-            self._tell(uid)
+            self.listeners.tell(uid)
 
     async def _planned(
         self, waiting: WaitingGroup, priority: int, found: Evictable, held: Sequence[ResourceClaim]
@@ -324,8 +322,4 @@ class Preemptions:
 
     def _changed(self, uid: str) -> None:
         self.version += 1
-        self._tell(uid)
-
-    def _tell(self, uid: str) -> None:
-        for call in self._listeners:
-            call(uid)
+        self.listeners.tell(uid)
