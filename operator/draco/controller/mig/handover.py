@@ -77,7 +77,8 @@ class HandoverReconciler:
             client, ALLOCATION_REGISTERS, field_selector=f"metadata.name={ALLOCATION_REGISTER}", clock=clock
         )
         """Only wakes: what it says is read."""
-        self._owned: frozenset[GpuPlace] = frozenset()
+        self.owned: frozenset[GpuPlace] = frozenset()
+        """The GPUs that Draco may give out now."""
         self._tainted: frozenset[GpuPlace] = frozenset()
         self._withheld: frozenset[GpuPlace] = frozenset()
         """What is tainted and not owned."""
@@ -87,8 +88,10 @@ class HandoverReconciler:
         self._entered: RegisteredLeader | None = None
         """What the register said after this operator had entered itself: nobody, where it keeps no names."""
         self._unfenced = ""
-        self._spread: frozenset[PoolKey] = frozenset()
-        self._preemptible: frozenset[GpuPlace] = frozenset()
+        self.spread: frozenset[PoolKey] = frozenset()
+        """The pools whose nodes are to be filled evenly."""
+        self.preemptible: frozenset[GpuPlace] = frozenset()
+        """The GPUs from which pods may be evicted for pods of a higher priority."""
         self._trouble = ""
         self.when_owned = Listeners[[]]()
         """Called when Draco may give out other GPUs than before, or evict pods from others."""
@@ -100,21 +103,6 @@ class HandoverReconciler:
         """Why nothing is handed over, or an operator that led before not kept away; "" if nothing is in the way."""
         return self._trouble or self._unfenced
 
-    @property
-    def owned(self) -> frozenset[GpuPlace]:
-        """The GPUs that Draco may give out now."""
-        return self._owned
-
-    @property
-    def spread(self) -> frozenset[PoolKey]:
-        """The pools whose nodes are to be filled evenly."""
-        return self._spread
-
-    @property
-    def preemptible(self) -> frozenset[GpuPlace]:
-        """The GPUs from which pods may be evicted for pods of a higher priority."""
-        return self._preemptible
-
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
         pools = {PoolKey(place.driver, place.pool) for place in self._withheld}
@@ -122,7 +110,7 @@ class HandoverReconciler:
 
     def gives_out(self, devices: Iterable[DeviceKey]) -> bool:
         """Whether Draco may give out all these devices still: a GPU may have gone back while it was decided who gets it."""
-        return all(GpuPlace.of(each) in self._owned for each in devices)
+        return all(GpuPlace.of(each) in self.owned for each in devices)
 
     def to_taint(self, gpu_node: GpuNode) -> list[str]:
         """UUIDs of the node's GPUs that are to be kept from kube-scheduler. As it stands, as long as that is not known."""
@@ -139,7 +127,7 @@ class HandoverReconciler:
 
         def claim_changed(change: Change[ResourceClaim]) -> None:
             places = {GpuPlace.of(key) for each in change.versions for key in each.devices_held}
-            if not places <= self._owned and is_for_operator(change.versions[-1], self._view.classes_by_name):
+            if not places <= self.owned and is_for_operator(change.versions[-1], self._view.classes_by_name):
                 wake(KEY)  # one of them may have left
 
         self.register.subscribe(lambda _: wake(KEY))
@@ -166,13 +154,13 @@ class HandoverReconciler:
         places = wanted | registered
         published = await self._published(places, cooperative)
         self._tainted = frozenset(place for place in places if published.get(place))
-        self._withheld = self._tainted - self._owned
+        self._withheld = self._tainted - self.owned
         left = self._left(places, published)
         leads = register is not None and self._is_entered and register.leader == self._entered
         seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered, leads=leads, left=left)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
-        self._take_up(plan.owned & self._owned, plan.taint)
+        self._take_up(plan.owned & self.owned, plan.taint)
         if register is None:
             return _MISSING_S
         if plan.enter or plan.register != registered:
@@ -181,7 +169,7 @@ class HandoverReconciler:
             register = await self._write(register, plan.register)
             seen = msgspec.structs.replace(seen, registered=register.places, leads=True)
             plan = self._handovers.plan(seen, self._clock.monotonic())
-        if not await self._has_seen_all(plan.owned - self._owned):
+        if not await self._has_seen_all(plan.owned - self.owned):
             return _BEHIND_S
         self._take_up(plan.owned, plan.taint)
         return plan.look_again_s
@@ -232,9 +220,9 @@ class HandoverReconciler:
             self.when_to_taint.tell(node)
 
     def _own(self, owned: frozenset[GpuPlace]) -> None:
-        if owned == self._owned:
+        if owned == self.owned:
             return
-        self._owned, self._withheld = owned, self._tainted - owned
+        self.owned, self._withheld = owned, self._tainted - owned
         log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
         self.when_owned.tell()
 
@@ -243,7 +231,7 @@ class HandoverReconciler:
         decisions = await self._decisions.all()
         permitting = preempting_policies(self._view.mig_policies.store.values())
         drivers = {each.metadata.name: each.status.driver for each in self._view.gpu_nodes.store.values()}
-        self._spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
+        self.spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
         for decision in decisions:
             uuids = {each.uuid for each in decision.gpus if each.allocator is Allocator.OPERATOR and each.policy}
             gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if uuids else None
@@ -261,8 +249,8 @@ class HandoverReconciler:
         return frozenset(found)
 
     def _permit(self, preemptible: frozenset[GpuPlace]) -> None:
-        if preemptible != self._preemptible:
-            self._preemptible = preemptible
+        if preemptible != self.preemptible:
+            self.preemptible = preemptible
             self.when_owned.tell()
 
     def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:
