@@ -191,12 +191,10 @@ class ClusterView:
         self.claims.store.add_index(
             BY_USE, lambda claim: [IDLE] if claim.status.allocation and not claim.status.reserved_for else []
         )
-        self.claims.store.add_index(
-            BY_POOL, lambda claim: dict.fromkeys(PoolKey(held.driver, held.pool) for held in claim.devices_held)
-        )
+        self.claims.store.add_index(BY_POOL, lambda claim: dict.fromkeys(held.pool_key for held in claim.devices_held))
         self.claims.store.add_index(
             BY_POOL_WATCHED,
-            lambda claim: dict.fromkeys(PoolKey(each.driver, each.pool) for each in claim.devices_watched),
+            lambda claim: dict.fromkeys(each.pool_key for each in claim.devices_watched),
         )
         self.claims.store.add_index(TOLERANT, lambda claim: [True] if claim.waits_tolerantly else [])
         self.claims.store.add_index(UNALLOCATED, lambda claim: [True] if claim.waits else [])
@@ -224,7 +222,7 @@ class ClusterView:
         self.rule_store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])
         self.rule_store.add_index(
             BY_EXTENDED_POOL,
-            lambda rule: [PoolKey(device.driver, device.pool)] if (device := extended_device(rule)) else [],
+            lambda rule: [device.pool_key] if (device := extended_device(rule)) else [],
         )
         self.rule_store.add_index(FENCES, lambda rule: [True] if is_fence(rule) else [])
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
@@ -237,7 +235,7 @@ class ClusterView:
 
     def published(self, device: DeviceKey) -> tuple[Device, str] | None:
         """A device as its pool publishes it now, and the node it is for ("" if that is not one)."""
-        pool = PoolKey(device.driver, device.pool)
+        pool = device.pool_key
         for item in self.current_slices_of(pool):
             for each in item.spec.devices:
                 if each.name == device.device:

@@ -168,7 +168,7 @@ def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:
     if found:
         return any(each.uuid == uuid or _is_part(each.key, device) for each in found)
     selector = request.spec.device_selector
-    if not selector.may_match(PoolKey(device.driver, device.pool)):
+    if not selector.may_match(device.pool_key):
         return False
     if selector.node_name not in {None, "", device.pool}:
         return False

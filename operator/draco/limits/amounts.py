@@ -63,7 +63,7 @@ def holdings_of(claim: ResourceClaim, hardware: HardwareOf) -> ClaimHoldings:
     for result in claim.results:
         if result.admin_access:
             continue
-        pool = hardware(PoolKey(result.driver, result.pool))
+        pool = hardware(result.key.pool_key)
         device = pool.published_as(result.device) or pool.published_like(result.device)
         if device is None:
             unknown.append(result.device)

@@ -32,7 +32,7 @@ class HardwareByPool:
 
     def of(self, device: DeviceKey) -> PoolHardware:
         """That of the device's pool."""
-        pool = PoolKey(device.driver, device.pool)
+        pool = device.pool_key
         if pool not in self._pools:
             self._pools[pool] = PoolHardware(self._slices.get(pool, ()))
         return self._pools[pool]

@@ -143,8 +143,8 @@ def _node(
     *,
     keeping: GpuNode,
 ) -> _Node:
-    name, driver = node.metadata.name, node.status.driver
-    at = SeenNode.of(node, seen.nodes.get(name), slices.get(PoolKey(driver, name), ()))
+    name = node.metadata.name
+    at = SeenNode.of(node, seen.nodes.get(name), slices.get(node.pool, ()))
     before = decide(at, policies.before, policies.granted)
     decided = decide(msgspec.structs.replace(at, gpu_node=keeping), policies.after, policies.granted)
     taken_up = msgspec.structs.replace(
@@ -156,7 +156,7 @@ def _node(
     # A GPU that is not reported now is forgotten with its policy.
     lost = [each for each in decided.gpus if each.uuid not in {known.uuid for known in again.gpus}]
     again = msgspec.structs.replace(again, gpus=(*again.gpus, *lost))
-    held = holders.get(PoolKey(driver, name), {})
+    held = holders.get(node.pool, {})
     promised = promises(node, decided.wanted, {device: claims[0] for device, claims in held.items()})
     return _Node(node, taken_up, before, again, held, promised)
 

@@ -71,14 +71,14 @@ def holders_of(claims: Iterable[ResourceClaim]) -> Mapping[PoolKey, Holders]:
     found: dict[PoolKey, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for claim in claims:
         for held in claim.devices_held:
-            found[PoolKey(held.driver, held.pool)][held.device].append(str(claim.metadata.key))
+            found[held.pool_key][held.device].append(str(claim.metadata.key))
     return found
 
 
 def _node(node: GpuNode, holders: Mapping[PoolKey, Holders]) -> NodeLayoutView:
     boards = boards_of(node)
     wanted = {each.uuid: each for each in node.spec.gpus}
-    held = holders.get(PoolKey(node.status.driver, node.metadata.name), {})
+    held = holders.get(node.pool, {})
     gpus = [_gpu(gpu, boards, wanted.get(gpu.uuid), held) for gpu in node.status.gpus]
     return NodeLayoutView(name=node.metadata.name, gpus=sorted(gpus, key=lambda each: natural(each.device)))
 

@@ -135,6 +135,11 @@ class DeviceKey(NamedTuple):
     pool: str
     device: str
 
+    @property
+    def pool_key(self) -> PoolKey:
+        """The pool that it is in."""
+        return PoolKey(self.driver, self.pool)
+
     def __str__(self) -> str:
         return f"{self.driver}/{self.pool}/{self.device}"
 

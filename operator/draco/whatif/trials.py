@@ -108,9 +108,7 @@ def trials_of_files(world: World) -> list[Trial]:
 def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
     """What waits in the cluster, after what holds devices of pools that are gone: that has to be allocated again."""
     fleet = world.fleet
-    displaced = [
-        claim for claim in fleet.claims.values() if any(PoolKey(*key[:2]) in gone for key in claim.devices_held)
-    ]
+    displaced = [claim for claim in fleet.claims.values() if any(key.pool_key in gone for key in claim.devices_held)]
     for claim in displaced:
         fleet.put_claim(msgspec.structs.replace(claim, status=ResourceClaimStatus()))
     keys = {claim.metadata.key for claim in displaced}

@@ -210,7 +210,7 @@ def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:
 def _extend(world: World, rule: DeviceTaintRule) -> int:
     """Taint what is the same hardware as well, as Draco's operator would. Returns how many devices that are."""
     named = extended_device(rule)
-    pool = world.fleet.inventory.pool(PoolKey(named.driver, named.pool)) if named else None
+    pool = world.fleet.inventory.pool(named.pool_key) if named else None
     if named is None or pool is None:
         return 0
     slices = [ResourceSlice(metadata=ObjectMeta(name=entry.name), spec=entry.spec) for entry in pool.entries]

@@ -89,7 +89,7 @@ class Counters:
             left.counters[place] += taken
 
     def _of(self, candidate: Candidate) -> _Left:
-        key = PoolKey(candidate.key.driver, candidate.key.pool)
+        key = candidate.key.pool_key
         left = self._left.get(key)
         if left is None:
             left = self._left[key] = _Left(self._views[key], self._state)

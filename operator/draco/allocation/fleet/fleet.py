@@ -261,7 +261,7 @@ class Fleet:
     def _mark_all(self, devices: Iterable[DeviceKey]) -> None:
         for device in devices:
             self._mark(device)
-            self._recount.add(PoolKey(device.driver, device.pool))
+            self._recount.add(device.pool_key)
 
     def _mark(self, device: DeviceKey) -> None:
         mark = HELD if self.state.holds(device) else SHARED if self.state.shares(device) else FREE

@@ -131,7 +131,7 @@ class Inventory:
 
     def rows(self, device: DeviceKey) -> Sequence[int]:
         """The rows of a device: several while slices of several generations name it."""
-        pool = self._pools.get(PoolKey(device.driver, device.pool))
+        pool = self._pools.get(device.pool_key)
         return () if pool is None else pool.rows(device.device)
 
     def entry(self, row: int) -> SliceEntry:
@@ -164,7 +164,7 @@ class Inventory:
         """Take a slice as it now is, by its name. Raises QuantityError, having changed nothing."""
         name, spec = published.metadata.name, published.spec
         _check_amounts(spec)
-        key = PoolKey(spec.driver, spec.pool.name)
+        key = published.pool
         before = self.slice(name)
         if before is not None and self._slices[name] != key:
             self.remove_slice(name)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.resources.names import DeviceKey, gpu_name
+from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
 
 class GpuPlace(NamedTuple):
@@ -29,6 +29,11 @@ class GpuPlace(NamedTuple):
     def of(cls, device: DeviceKey) -> "GpuPlace":
         """The GPU that a device is, or is a part of."""
         return cls(device.driver, device.pool, gpu_name(device.device))
+
+    @property
+    def pool_key(self) -> PoolKey:
+        """The pool that it is in."""
+        return PoolKey(self.driver, self.pool)
 
 
 class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,8 +108,7 @@ async def _spread(
     by_name, parts = {each.metadata.name: each for each in nodes}, by_pool(slices)
 
     def seen(gpu_node: GpuNode) -> SeenNode:
-        name = gpu_node.metadata.name
-        return SeenNode.of(gpu_node, by_name.get(name), parts.get(PoolKey(gpu_node.status.driver, name), ()))
+        return SeenNode.of(gpu_node, by_name.get(gpu_node.metadata.name), parts.get(gpu_node.pool, ()))
 
     return spread_pools_of(map(seen, gpu_nodes), policies)
 

@@ -21,7 +21,6 @@ from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, own_slices
-from draco.resources.names import PoolKey
 
 
 class HealthDecisions:
@@ -75,7 +74,7 @@ class HealthDecisions:
     def whole_gpus(self, gpu_node: GpuNode) -> Mapping[str, Device]:
         """The node's GPUs by UUID, each as it is published or would be as a whole."""
         name, status = gpu_node.metadata.name, gpu_node.status
-        slices = own_slices(self._view.slices.store.by_index(BY_POOL, PoolKey(status.driver, name)), name)
+        slices = own_slices(self._view.slices.store.by_index(BY_POOL, gpu_node.pool), name)
         devices = [device for each in slices for device in each.spec.devices]
         return whole_gpus(devices, status.gpus, driver=status.driver)
 
@@ -85,7 +84,7 @@ class HealthDecisions:
             self._known.pop(name, None)
             return NodeHealth(node=name)
         node = self._view.nodes.store.get(ObjectKey("", name))
-        slices = self._view.slices.store.by_index(BY_POOL, PoolKey(gpu_node.status.driver, name))
+        slices = self._view.slices.store.by_index(BY_POOL, gpu_node.pool)
         basis = (policies, gpu_node, node, *slices)
         known = self._known.get(name)
         if known is not None and len(known[0]) == len(basis) and all(map(is_, known[0], basis)):

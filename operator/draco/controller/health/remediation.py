@@ -37,7 +37,7 @@ from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import DEVICE_MAINTENANCES, HEALTH_POLICIES
-from draco.resources.names import ANNOTATION_OUTCOME, PoolKey
+from draco.resources.names import ANNOTATION_OUTCOME
 
 log = structlog.get_logger(__name__)
 
@@ -153,11 +153,10 @@ class RemediationReconciler:
             if policy is not None and not policy.spec.dry_run:
                 matches += share.matches
         said = next((each for each in gpu_node.status.conditions if each.type == "Readable"), None)
-        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
         return plan_remediation(
             SeenRemedies(
                 now=self._clock.now(),
-                pool=pool,
+                pool=gpu_node.pool,
                 gpus=gpu_node.status.gpus,
                 published=self._decisions.whole_gpus(gpu_node).keys() if matches else (),
                 readable=said is not None and said.status == "True",

@@ -114,7 +114,7 @@ class MaintenanceFleet:
 
     async def classes_of(self, gpus: Collection[PhysicalGpu]) -> list[ClassSupply]:
         """The classes that have any of these GPUs."""
-        concerned = {PoolKey(gpu.driver, gpu.pool) for gpu in gpus}
+        concerned = {gpu.pool_key for gpu in gpus}
         found = []
         for device_class in self._view.classes.store.values():
             name = device_class.metadata.name

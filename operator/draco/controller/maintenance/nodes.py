@@ -19,7 +19,7 @@ from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import NODES
-from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +86,7 @@ class NodeConditionReconciler:
             wake(name)
 
     def _nodes_of(self, request: DeviceMaintenance) -> set[str]:
-        pools = {PoolKey(each.driver, each.pool) for each in request.status.devices}
+        pools = {each.key.pool_key for each in request.status.devices}
         slices = (item for pool in pools for item in self._view.slices_of(pool))
         return {item.spec.node_name for item in slices if item.spec.node_name}
 

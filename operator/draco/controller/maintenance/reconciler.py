@@ -257,12 +257,12 @@ class MaintenanceReconciler:
         self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_gpu_node(self, change: Change[GpuNode], wake: Callable[[str], None]) -> None:
-        self._wake_for_pools({PoolKey(item.status.driver, item.metadata.name) for item in change.versions}, wake)
+        self._wake_for_pools({item.pool for item in change.versions}, wake)
 
     def _wake_for_node(self, change: Change[Node], wake: Callable[[str], None]) -> None:
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", change.key.name))
         if gpu_node is not None:
-            self._wake_for_pools({PoolKey(gpu_node.status.driver, change.key.name)}, wake)
+            self._wake_for_pools({gpu_node.pool}, wake)
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
         claims = change.versions
@@ -271,7 +271,7 @@ class MaintenanceReconciler:
             self._wake_all(wake)
         devices = {result.key for claim in claims for result in claim.results}
         # Those that would select of the whole fleet would be woken by every claim: they are looked at from time to time.
-        self._wake_for_pools({PoolKey(device.driver, device.pool) for device in devices}, wake, wide=False)
+        self._wake_for_pools({device.pool_key for device in devices}, wake, wide=False)
 
     def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None], *, wide: bool = True) -> None:
         for request in self._at_work() if pools else ():

@@ -57,7 +57,7 @@ class Rehearsals:
         devices = self._devices(selection)
         gpus = self._fleet.gpus(devices)
         classes = await self._fleet.classes_of(gpus)
-        keys = {PoolKey(device.driver, device.pool) for device in devices}
+        keys = {device.pool_key for device in devices}
         claims = {claim.metadata.key: claim for key in keys for claim in self._view.claims_in(key)}
         pods = {
             pod.metadata.key: pod
@@ -80,7 +80,7 @@ class Rehearsals:
         """All that the selection means now, and what is the same hardware."""
         selector, keys = selection.selector, set[PoolKey]()
         if selection.devices is not None:
-            keys = {PoolKey(device.driver, device.pool) for device in selection.devices}
+            keys = {device.pool_key for device in selection.devices}
         elif selector.driver and selector.pool:
             keys = {PoolKey(selector.driver, selector.pool)}
         else:

@@ -170,7 +170,7 @@ class MaintenanceSights:
         asked = [
             (key.driver, pools[pool].published_as(key.device) or Device(name=key.device))
             for key in sorted(devices)
-            if (pool := PoolKey(key.driver, key.pool)) in pools
+            if (pool := key.pool_key) in pools
         ]
         may_fit = set()
         for name in names:
@@ -187,13 +187,13 @@ class MaintenanceSights:
         """The pools that may have devices which are meant, also such as have no slice any more."""
         selector = selection.selector
         if selection.devices is not None:
-            keys = {PoolKey(device.driver, device.pool) for device in (*selection.devices, *isolated)}
+            keys = {device.pool_key for device in (*selection.devices, *isolated)}
         elif selector.driver and selector.pool:
             keys = {PoolKey(selector.driver, selector.pool)}
         else:
             held = (device for claim in self._view.claims.store.values() for device in claim.devices_held)
             keys = {item.pool for item in self._view.slices.store.values()}
-            keys |= {PoolKey(device.driver, device.pool) for device in (*held, *isolated)}
+            keys |= {device.pool_key for device in (*held, *isolated)}
         return {key: self._view.hardware(key) for key in sorted(keys) if selection.may_match(key)}
 
 

@@ -25,7 +25,6 @@ from draco.mig_policy.windows import permit
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice, own_slices
-from draco.resources.names import PoolKey
 
 _NONE_AHEAD: Ahead = {}
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -138,8 +137,7 @@ class MigDecisions:
         return decision
 
     def _slices(self, gpu_node: GpuNode) -> list[ResourceSlice]:
-        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
-        own = own_slices(self._view.slices.store.by_index(BY_POOL, pool), gpu_node.metadata.name)
+        own = own_slices(self._view.slices.store.by_index(BY_POOL, gpu_node.pool), gpu_node.metadata.name)
         return sorted(own, key=lambda each: each.metadata.name)
 
     def _permitted(self, rules: Sequence[Rules]) -> Mapping[str, bool]:

@@ -105,7 +105,7 @@ class HandoverReconciler:
 
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
-        pools = {PoolKey(place.driver, place.pool) for place in self._withheld}
+        pools = {place.pool_key for place in self._withheld}
         return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in self._withheld]
 
     def gives_out(self, devices: Iterable[DeviceKey]) -> bool:
@@ -116,10 +116,11 @@ class HandoverReconciler:
         """UUIDs of the node's GPUs that are to be kept from kube-scheduler. As it stands, as long as that is not known."""
         if self._to_taint is None:
             return gpu_node.spec.operator_allocated
-        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
         uuids = [*gpu_node.spec.operator_allocated, *(each.uuid for each in gpu_node.status.gpus)]
         return sorted(
-            uuid for uuid, name in self._names(gpu_node, uuids).items() if GpuPlace(*pool, name) in self._to_taint
+            uuid
+            for uuid, name in self._names(gpu_node, uuids).items()
+            if GpuPlace(*gpu_node.pool, name) in self._to_taint
         )
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -258,14 +259,14 @@ class HandoverReconciler:
         reported = {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
         if reported.keys() >= set(uuids):
             return reported
-        hardware = self._view.hardware(PoolKey(gpu_node.status.driver, gpu_node.metadata.name))
+        hardware = self._view.hardware(gpu_node.pool)
         published = {board: gpu_name(name) for name in hardware.published if (board := hardware.board(name))}
         return published | reported
 
     async def _published(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> dict[GpuPlace, bool]:
         """All GPUs that are published in the pools of these, and whether all devices of each have the taint."""
         by_gpu: dict[GpuPlace, bool] = {}
-        for pool in {PoolKey(each.driver, each.pool) for each in places}:
+        for pool in {each.pool_key for each in places}:
             for key, device in self._devices(pool):
                 place = GpuPlace.of(key)
                 by_gpu[place] = by_gpu.get(place, True) and _is_tainted(device)
@@ -274,11 +275,11 @@ class HandoverReconciler:
 
     def _left(self, places: Collection[GpuPlace], published: Collection[GpuPlace]) -> frozenset[GpuPlace]:
         """GPUs in the pools of these that are not published, though a claim of Draco's has devices of them."""
-        pools = {PoolKey(each.driver, each.pool) for each in places if each not in published}
+        pools = {each.pool_key for each in places if each not in published}
         classes = self._view.classes_by_name
         own = [claim for pool in pools for claim in self._view.claims_in(pool) if is_for_operator(claim, classes)]
         held = {GpuPlace.of(key) for claim in own for key in claim.devices_held}
-        return frozenset(each for each in held if each not in published and PoolKey(each.driver, each.pool) in pools)
+        return frozenset(each for each in held if each not in published and each.pool_key in pools)
 
     def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
         for each in self._view.current_slices_of(pool):

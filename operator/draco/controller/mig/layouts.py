@@ -31,7 +31,7 @@ from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, HEALTH_POLICIES
-from draco.resources.names import FIELD_MANAGER_OPERATOR, PoolKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
 
@@ -116,18 +116,18 @@ class MigLayoutReconciler:
 
     def _promised(self, gpu_node: GpuNode, decision: NodeDecision) -> list[PromisedDevice]:
         """What claims have of the node's devices, as far as nothing else would keep it published."""
-        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        pool = gpu_node.pool
         allocated = {
             device.device: str(claim.metadata.key)
             for claim in self._view.claims.store.by_index(BY_POOL, pool)
             for device in claim.devices_held
-            if device.driver == pool.driver and device.pool == pool.pool
+            if device.pool_key == pool
         }
         return promises(gpu_node, decision.wanted, allocated)
 
     async def _isolated(self, gpu_node: GpuNode) -> list[IsolatedGpu]:
         """What maintenance requests have taken out of service. What stands there goes only once its request is over."""
-        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        pool = gpu_node.pool
         requests = {each.metadata.name: each for each in self._view.maintenances.store.values()}
         for name in sorted({each.request for each in gpu_node.spec.isolated} - requests.keys()):
             # GpuNodes and requests arrive on different watches: only the API server knows that the request is really gone.

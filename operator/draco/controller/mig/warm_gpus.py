@@ -98,15 +98,13 @@ class WarmGpus:
             )
 
     def _held(self, gpu_node: GpuNode) -> frozenset[str]:
-        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        pool = gpu_node.pool
         claims = self._view.claims.store.by_index(BY_POOL, pool)
-        return frozenset(
-            one.device for each in claims for one in each.devices_held if (one.driver, one.pool) == tuple(pool)
-        )
+        return frozenset(one.device for each in claims for one in each.devices_held if one.pool_key == pool)
 
     def _barred(self, gpu_node: GpuNode) -> frozenset[str]:
         """The names of the node's GPUs of which no claim gets anything now."""
-        pool = PoolKey(gpu_node.status.driver, gpu_node.metadata.name)
+        pool = gpu_node.pool
         node = self._view.nodes.store.get(ObjectKey("", pool.pool))
         isolated = {each.uuid for each in gpu_node.spec.isolated if not read_partition_name(each.device)}
         if "" in isolated or (node is not None and (node.spec.unschedulable or not node.ready)):

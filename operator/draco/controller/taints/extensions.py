@@ -60,7 +60,7 @@ class TaintExtensionReconciler:
             # All rules come by one watch, in their order: an extension is never known before what it extends.
             return plan_orphans(uid, in_place)
         named = extended_device(original)
-        pool = PoolKey(named.driver, named.pool) if named else PoolKey("", "")
+        pool = named.pool_key if named else PoolKey("", "")
         return plan_extensions(original, in_place, self._view.hardware(pool), api_version=kind.api_version)
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:

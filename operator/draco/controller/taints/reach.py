@@ -174,11 +174,11 @@ class RuleReach:
 
     def _home(self, selection: _Selection, claim: ResourceClaim) -> PoolKey | None:
         """The first of the pools in which the claim holds something that is selected."""
-        hit = [PoolKey(held.driver, held.pool) for held in claim.devices_held if self._hits(selection, held)]
+        hit = [held.pool_key for held in claim.devices_held if self._hits(selection, held)]
         return min(hit, default=None)
 
     def _hits(self, selection: _Selection, held: DeviceKey) -> bool:
-        pool = PoolKey(held.driver, held.pool)
+        pool = held.pool_key
         if not selection.may_match(pool):
             return False
         if selection.device in {None, held.device}:
@@ -208,7 +208,7 @@ class RuleReach:
             found.add(item.pool)
             await cooperative.pause()
         for claim in self._view.claims.store.values():
-            found.update(PoolKey(device.driver, device.pool) for device in claim.devices_held)
+            found.update(device.pool_key for device in claim.devices_held)
             await cooperative.pause()
         return found
 
@@ -221,7 +221,7 @@ class RuleReach:
 
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
         held = (device for claim in change.versions for device in claim.devices_held)
-        self._look_at(PoolKey(device.driver, device.pool) for device in held)
+        self._look_at(device.pool_key for device in held)
         for pod in self._view.pods_of(change.key):
             self._look_at(self._pools_of(pod))
 
@@ -232,7 +232,7 @@ class RuleReach:
         for key in pod.claims:
             claim = self._view.claims.store.get(key)
             for device in claim.devices_held if claim else ():
-                yield PoolKey(device.driver, device.pool)
+                yield device.pool_key
 
     def _rule_changed(self, _: Change[DeviceTaintRule]) -> None:
         self._rules_changed = True

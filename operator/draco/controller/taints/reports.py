@@ -147,7 +147,7 @@ def _of_pod(pod: Pod) -> tuple[object, ...]:
 
 
 def _pools_of(claim: ResourceClaim) -> set[PoolKey]:
-    return {PoolKey(each.driver, each.pool) for each in claim.results}
+    return {each.key.pool_key for each in claim.results}
 
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, Ta
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device
 from draco.resources.api.taints import DeviceTaintRule, taint_text
-from draco.resources.names import LABEL_EXTENDS, PoolKey
+from draco.resources.names import LABEL_EXTENDS
 from draco.resources.quantity import Quantity
 from draco.selectors.accesses import path_text
 
@@ -81,7 +81,7 @@ def consumers_of(claim: ResourceClaim) -> list[str]:
 
 def newer_elsewhere(fleet: Fleet, candidate: Candidate) -> str:
     """Whose slice has the newest generation of the pool of a node's device; "" if it is the node's own."""
-    pool = fleet.inventory.pool(PoolKey(candidate.key.driver, candidate.key.pool))
+    pool = fleet.inventory.pool(candidate.key.pool_key)
     entries = list(pool.entries) if pool is not None else []
     newest = max((entry.spec.pool.generation for entry in entries), default=0)
     ahead = sorted((each for each in entries if each.spec.pool.generation == newest), key=lambda entry: entry.name)
@@ -103,7 +103,7 @@ def taint_seen(fleet: Fleet, candidate: Candidate, taint: tuple[str, str, str]) 
     rule = next(
         (
             _name_of(each)
-            for each in fleet.inventory.rules_for(PoolKey(candidate.key.driver, candidate.key.pool))
+            for each in fleet.inventory.rules_for(candidate.key.pool_key)
             if (each.spec.taint.key, each.spec.taint.value, each.spec.taint.effect) == taint
             and each.spec.device_selector is not None
             and each.spec.device_selector.matches(candidate.key)

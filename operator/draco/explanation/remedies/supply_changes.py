@@ -204,7 +204,7 @@ def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
     for request in trials.requests:
         for row in first_rows(select([broken, request.selection.end, request.tolerated]), _ROWS):
             device = inventory.key(row)
-            keys[PoolKey(device.driver, device.pool)] = None
+            keys[device.pool_key] = None
     for key in list(keys)[:_POOLS]:
         pool = inventory.pool(key)
         if pool is None:

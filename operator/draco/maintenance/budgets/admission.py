@@ -70,7 +70,7 @@ class BudgetLimit(msgspec.Struct, frozen=True, kw_only=True):
     def _place(self, gpu: PhysicalGpu) -> str | None:
         """Within what the GPU is counted; None if the budget is not about it."""
         known = self.places.get(gpu)
-        if known is not None or gpu in self.elsewhere or PoolKey(gpu.driver, gpu.pool) in self.without:
+        if known is not None or gpu in self.elsewhere or gpu.pool_key in self.without:
             return known
         return "" if self.spec.per is BudgetScope.CLUSTER else self.pool_places.get(gpu.pool, gpu.pool)
 

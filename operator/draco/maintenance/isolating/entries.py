@@ -91,7 +91,7 @@ def not_heeded(
     wanted = (taint.key, taint.value, taint.effect)
     found = []
     for key in (*scope.named, *scope.overlapping):
-        pool = PoolKey(key.driver, key.pool)
+        pool = key.pool_key
         node = nodes.get(pool)
         board = scope.boards.get(key, "")
         if node is None or not _can_isolate(node, board) or key.device not in pools[pool].published:
@@ -121,7 +121,7 @@ def not_reached(
     return sorted(
         key
         for key in (*scope.named, *scope.overlapping)
-        if key.device in pools[pool := PoolKey(key.driver, key.pool)].published
+        if key.device in pools[pool := key.pool_key].published
         and not ((node := nodes.get(pool)) and _can_isolate(node, scope.boards.get(key, "")))
     )
 

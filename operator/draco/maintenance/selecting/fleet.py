@@ -21,6 +21,11 @@ class PhysicalGpu(NamedTuple):
     pool: str
     gpu: str
 
+    @property
+    def pool_key(self) -> PoolKey:
+        """The pool that it is in."""
+        return PoolKey(self.driver, self.pool)
+
 
 class PublishedDevice(NamedTuple):
     """A device as it is published, the node that it is for ("" if there is not one), and the GPU that it is or is a part of."""

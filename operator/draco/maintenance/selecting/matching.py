@@ -52,7 +52,7 @@ class MaintenanceSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _pools(self) -> frozenset[PoolKey]:
-        return frozenset(PoolKey(device.driver, device.pool) for device in self.devices or ())
+        return frozenset(device.pool_key for device in self.devices or ())
 
 
 def is_exact(selector: MaintenanceSelector) -> bool:
@@ -106,7 +106,7 @@ def vanished(isolated: Mapping[DeviceKey, str], pools: Mapping[PoolKey, PoolHard
     """The devices of `isolated` (each with its GPU) of whose GPU nothing is published any more, by whatever name."""
     found = []
     for device, uuid in sorted(isolated.items()):
-        hardware = pools.get(PoolKey(device.driver, device.pool), _NOTHING)
+        hardware = pools.get(device.pool_key, _NOTHING)
         part = read_partition_name(device.device)
         gpu = part.parent if part else device.device
         alike = {device.device, gpu, *hardware.overlapping(gpu), *(hardware.of_board(uuid) if uuid else ())}
@@ -210,5 +210,5 @@ def _suffix(device: str) -> str:
 def _by_pool(devices: Iterable[DeviceKey]) -> dict[PoolKey, set[DeviceKey]]:
     found: dict[PoolKey, set[DeviceKey]] = {}
     for device in devices:
-        found.setdefault(PoolKey(device.driver, device.pool), set()).add(device)
+        found.setdefault(device.pool_key, set()).add(device)
     return found

@@ -220,9 +220,7 @@ def _supplies(
 
 def physical(pools: Mapping[PoolKey, FleetPool], devices: Iterable[DeviceKey]) -> frozenset[PhysicalGpu]:
     """The GPUs that devices of these pools are or are parts of."""
-    return frozenset(
-        pools[pool].gpu(device.device) for device in devices if (pool := PoolKey(device.driver, device.pool)) in pools
-    )
+    return frozenset(pools[pool].gpu(device.device) for device in devices if (pool := device.pool_key) in pools)
 
 
 def problem_of(request: DeviceMaintenance, devices: Collection[DeviceKey]) -> SelectionProblem | None:

@@ -107,7 +107,7 @@ def agents_say(
     quiet: set[str] = set()
     asked = False
     for device, before, now in devices:
-        pool = PoolKey(device.driver, device.pool)
+        pool = device.pool_key
         node = nodes.get(pool)
         if node is None:
             continue

@@ -89,7 +89,7 @@ def _freeable(fleet: Fleet) -> list[ResourceClaim]:
             withheld.append(claim)
         elif is_for_operator(claim, fleet.classes):
             first = claim.devices_held[0]
-            pools.setdefault(PoolKey(first.driver, first.pool), []).append(claim)
+            pools.setdefault(first.pool_key, []).append(claim)
     in_order = sorted(pools.items(), key=lambda pool: (len(pool[1]), pool[0]))
     return [*(claim for _, claims in in_order for claim in claims), *withheld]
 
@@ -97,7 +97,7 @@ def _freeable(fleet: Fleet) -> list[ResourceClaim]:
 def _free_of(fleet: Fleet, fit: GroupFit) -> Iterable[DeviceKey]:
     """What is free of the GPUs that the group would get."""
     chosen = {each.key for results in fit.results for result in results for each in result.devices.results}
-    gpus = {(PoolKey(key.driver, key.pool), gpu_name(key.device)) for key in chosen}
+    gpus = {(key.pool_key, gpu_name(key.device)) for key in chosen}
     short = fleet.short
     for pool, gpu in gpus:
         known = fleet.inventory.pool(pool)

@@ -147,7 +147,7 @@ class _VictimSearch:
 
         What a single member wants is on one GPU, or one pool, so that the victims of each are tried for themselves.
         """
-        by_pool = self._parts(victims, lambda gpu: PoolKey(gpu.driver, gpu.pool))
+        by_pool = self._parts(victims, lambda gpu: gpu.pool_key)
         yield list(dict.fromkeys(number for numbers in by_pool for number in numbers))
         if len(self._group.members) > 1:
             yield victims

@@ -14,7 +14,7 @@ from draco.placing.scoring.distance import DevicePosition, position_of
 from draco.placing.scoring.gpu_room import GpuRoom, PublishedGpus
 from draco.placing.scoring.score import PlacementScore
 from draco.resources.api.draco import PlacementStrategy
-from draco.resources.names import PoolKey, gpu_name
+from draco.resources.names import gpu_name
 
 
 class NodeJudge:
@@ -36,7 +36,7 @@ class NodeJudge:
         self._state = state
         self._beside = beside
         self.room_of: dict[int, GpuRoom] = {}
-        pools = {PoolKey(each.key.driver, each.key.pool) for each in usable}
+        pools = {each.key.pool_key for each in usable}
         for view in views:
             if view.key in pools:
                 self.room_of.update(gpus.rooms(view, state))

@@ -203,7 +203,7 @@ class NodeSearch:
         return self._as_answer(node, claims, taken, judge.score(taken, tuple(alternatives)))
 
     def _judge(self, views: Sequence[PoolView], usable: Sequence[Candidate]) -> NodeJudge:
-        spread = any(PoolKey(each.key.driver, each.key.pool) in self._spread for each in usable)
+        spread = any(each.key.pool_key in self._spread for each in usable)
         strategy = PlacementStrategy.SPREAD if spread else PlacementStrategy.PACK
         return NodeJudge(views, self._fleet.state, usable, gpus=self._gpus, beside=self._beside, strategy=strategy)
 

@@ -13,6 +13,7 @@ from draco.resources.api.health import FaultOverride, GpuFaultStatus
 from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
 from draco.resources.api.schedule import TimeWindow
 from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import PoolKey
 
 
 class MigMode(StrEnum):
@@ -215,6 +216,11 @@ class GpuNode(ApiStruct, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: GpuNodeSpec = GpuNodeSpec()
     status: GpuNodeStatus = GpuNodeStatus()
+
+    @property
+    def pool(self) -> PoolKey:
+        """The pool that its agent publishes."""
+        return PoolKey(self.status.driver, self.metadata.name)
 
 
 class LayoutInstances(ApiStruct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.names import ANNOTATION_POD_CLAIM, PoolKey
+from draco.resources.names import ANNOTATION_POD_CLAIM
 from draco.resources.texts import listed
 
 
@@ -117,7 +117,7 @@ class UselessAllocations:
         return pod if entry in {status.name for status in pod.status.resource_claim_statuses} else None
 
     def _has_left(self, held: DeviceRequestAllocationResult) -> bool:
-        slices = self._view.current_slices_of(PoolKey(held.driver, held.pool))
+        slices = self._view.current_slices_of(held.key.pool_key)
         if not slices or len(slices) < slices[0].spec.pool.resource_slice_count:
             return False
         return not any(each.name == held.device for item in slices for each in item.spec.devices)
@@ -133,8 +133,7 @@ class UselessAllocations:
 
     def _slice_changed(self, change: Change[ResourceSlice]) -> None:
         for item in change.versions:
-            pool = PoolKey(item.spec.driver, item.spec.pool.name)
-            self._claims.update(claim.metadata.key for claim in self._view.claims_in(pool))
+            self._claims.update(claim.metadata.key for claim in self._view.claims_in(item.pool))
 
     def _group_changed(self, change: Change[PodGroup]) -> None:
         self._groups.add(GangKey(GangSource.POD_GROUP, *change.key))
