@@ -9,8 +9,8 @@ from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.connect.client import Client
-from draco.placing.groups.group import ClaimGroup, GroupPlacement
 from draco.kube.listeners import Listeners
+from draco.placing.groups.group import ClaimGroup, GroupPlacement
 from tests.doubles.clock import ManualClock
 
 

@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 _REST = 30.0
 """How much longer than it takes to count for all policies each is then let be. To ask for what is decided takes half as long
 again, so a twentieth of the time is spent on both. Deciding is not counted: it is done once for each change, for all callers."""
+_SHORTEST_REST_S = 0.5
 _LONGEST_REST_S = 10.0
 """People wait for what a status says, and no longer than this however large the fleet is."""
 
@@ -83,15 +84,14 @@ class OwnStatus(Generic[T]):
 class PolicyStatuses(Generic[P]):
     """The statuses of all policies of a kind.
 
-    A change anywhere in the fleet may concern every policy, so each is looked at only so often (`pace_s`), and less often the
-    longer that takes and the more policies there are.
+    A change anywhere in the fleet may concern every policy, so each is looked at only so often, and less often the longer that
+    takes and the more policies there are.
     """
 
-    def __init__(self, client: Client, policies: OwnKind[P], *, clock: Clock, pace_s: float) -> None:
+    def __init__(self, client: Client, policies: OwnKind[P], *, clock: Clock) -> None:
         self._policies = policies
         self._statuses = OwnStatus(client, policies.kind)
         self._clock = clock
-        self._pace_s = pace_s
         self._due_s: dict[str, float] = {}
 
     def uids(self) -> set[str]:
@@ -116,7 +116,7 @@ class PolicyStatuses(Generic[P]):
         if status is None:
             return None
         rest_s = min(_LONGEST_REST_S, _REST * work.work_s * len(self.uids()))
-        self._due_s[uid] = self._clock.monotonic() + max(self._pace_s, rest_s)
+        self._due_s[uid] = self._clock.monotonic() + max(_SHORTEST_REST_S, rest_s)
         if status != policy.status and await self._policies.is_current(policy):
             named = {"kind": self._policies.kind.kind, "policy": policy.metadata.name}
             if status.message != policy.status.message:

@@ -45,7 +45,7 @@ def a_reconciler(clock: WorkClock, policies: int = 1) -> tuple[MigPolicyReconcil
         policy = a_mig_policy(f"policy-{number}")
         world.put(msgspec.structs.replace(policy, status=MigPolicyStatus(observed_generation=1)))
     reconciler = MigPolicyReconciler(
-        cast("Client", Accepting()), world.view, world.decisions, clock=clock, adviser=Silent(), pace_s=0.5
+        cast("Client", Accepting()), world.view, world.decisions, clock=clock, adviser=Silent()
     )
     return reconciler, a_mig_policy("policy-0").metadata.uid
 

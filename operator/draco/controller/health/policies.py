@@ -39,13 +39,12 @@ class HealthPolicyReconciler:
         remediation: RemediationReconciler,
         *,
         clock: Clock,
-        pace_s: float = 0.5,
     ) -> None:
         self._view = view
         self._decisions = decisions
         self._remediation = remediation
         self._clock = clock
-        self._statuses = PolicyStatuses(client, view.health_policies, clock=clock, pace_s=pace_s)
+        self._statuses = PolicyStatuses(client, view.health_policies, clock=clock)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every policy that a change may concern."""

@@ -31,13 +31,12 @@ class DeviceLimitReconciler:
         guard: LimitGuard | None,
         *,
         clock: Clock,
-        pace_s: float = 0.5,
     ) -> None:
         self._view = view
         self._held = held
         self._guard = guard
         self._clock = clock
-        self._statuses = PolicyStatuses(client, view.limits, clock=clock, pace_s=pace_s)
+        self._statuses = PolicyStatuses(client, view.limits, clock=clock)
         self._ratios: dict[str, float] = {}  # by limit
 
     def subscribe(self, wake: Callable[[str], None]) -> None:

@@ -45,13 +45,12 @@ class MigPolicyReconciler:
         *,
         clock: Clock,
         adviser: StatusAdviser,
-        pace_s: float = 0.5,
     ) -> None:
         self._view = view
         self._decisions = decisions
         self._clock = clock
         self._adviser = adviser
-        self._statuses = PolicyStatuses(client, view.mig_policies, clock=clock, pace_s=pace_s)
+        self._statuses = PolicyStatuses(client, view.mig_policies, clock=clock)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every policy that a change may concern."""

@@ -25,10 +25,10 @@ from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import doubling_s
+from draco.kube.listeners import Listeners
 from draco.placing.groups.group import placeholder
 from draco.placing.preempting.preemption import PreemptionInput, PreemptionPlan
 from draco.placing.preempting.victims import Evictable, Victim, VictimInput, evictable
-from draco.kube.listeners import Listeners
 from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
