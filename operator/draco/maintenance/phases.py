@@ -8,15 +8,8 @@ from typing import Final
 
 import msgspec
 
-from draco.maintenance.conditions import (
-    CONDITION_FAILED,
-    CONDITION_ISOLATED,
-    CONDITION_READY_FOR_WORK,
-    CONDITION_VERIFIED,
-    REASON_RETURNING,
-)
-from draco.maintenance.selecting.matching import OVER
-from draco.resources.api.maintenance import DeviceMaintenanceStatus, MaintenancePhase
+from draco.maintenance.conditions import REASON_RETURNING
+from draco.resources.api.maintenance import MaintenancePhase
 
 
 class PhaseRow(msgspec.Struct, frozen=True):
@@ -77,13 +70,13 @@ PHASES: Final = (
         _P.FAILED,
         "WorkFailed",
         "a Job that does the work has failed",
-        "the status; the taints stay. Goes on when the Job is deleted",
+        "the status; the taints stay. Resumes when the Job is deleted",
     ),
     _row(
         _P.FAILED,
         "DeadlinePassed",
         "not free in time, with action Fail",
-        "the status; the taints stay. Goes on when the devices are free",
+        "the status; the taints stay. Resumes when the devices are free",
     ),
     _row(
         _P.REHEARSED,
@@ -115,13 +108,13 @@ PHASES: Final = (
         _P.FAILED,
         "GpuUnhealthy",
         "finished, and the agent reports a GPU as missing, unhealthy or faulty",
-        "the status; the taints stay. Goes on when the GPU is good",
+        "the status; the taints stay. Resumes when the GPU is good",
     ),
     _row(
         _P.FAILED,
         "VerificationFailed",
         "finished, and a Job that verifies has failed",
-        "the status; the taints stay. Goes on when the Job is deleted",
+        "the status; the taints stay. Resumes when the Job is deleted",
     ),
     _row(_P.VERIFYING, "NotReadYet", "finished just now, and the agent's report may be from before the work", _KEEP),
     _row(
@@ -134,27 +127,3 @@ PHASES: Final = (
     _row(_P.VERIFYING, "NoJobs", "finished, verification by Job, and no CronJob is named", _KEEP),
     _row(_P.VERIFYING, "Verifying", "finished, and not verified yet", f"{_KEEP}; Jobs that verify"),
 )
-
-_BY_REASON: Final = {row.reason: row for row in PHASES}
-
-
-def row_of(status: DeviceMaintenanceStatus) -> PhaseRow | None:
-    """The row that a status stands on; None where it is none that this version writes."""
-    found = {each.type: each for each in status.conditions}
-    isolated, ready = found.get(CONDITION_ISOLATED), found.get(CONDITION_READY_FOR_WORK)
-    if ready is not None and ready.reason == "StoppingJobs":
-        return _BY_REASON[ready.reason]
-    if isolated is None or ready is None:
-        return None
-    if isolated.reason == REASON_RETURNING:
-        decisive = isolated
-    elif failed := found.get(CONDITION_FAILED):
-        decisive = failed
-    elif status.phase in OVER:
-        decisive = isolated
-    elif verified := found.get(CONDITION_VERIFIED):
-        decisive = verified
-    else:
-        decisive = isolated if isolated.status != "True" else ready
-    row = _BY_REASON.get(decisive.reason)
-    return row if row is not None and row.phase in {None, status.phase} else None

@@ -12,14 +12,9 @@ from draco.resources.api.meta import ObjectKey
 
 
 class RefusedEviction(msgspec.Struct, frozen=True, order=True):
-    """A pod that may not be evicted now, and why.
-
-    `budgets` are the PodDisruptionBudgets ("namespace/name") that refuse it; `reason` is a short sentence where it is something
-    else.
-    """
+    """A pod that may not be evicted now, and why, in a short sentence."""
 
     pod: ObjectKey
-    budgets: tuple[str, ...] = ()
     reason: str = ""
 
 
@@ -27,9 +22,8 @@ class DrainState(msgspec.Struct, frozen=True, kw_only=True):
     """How emptying the devices goes.
 
     `evict` are pods to be asked to leave now, `request` those that the cluster is to be asked to make leave. `entrusted` are the
-    ones that it makes leave, which are `leaving` or `refused`. `leaving` are those that were asked or are ending, `stays` those
-    that nothing makes leave, `unheld` claims that hold a device and have no pod that could be evicted. While `no_execute` is true
-    the taint is one that deletes pods. `waits_for` is how long pods may still end by themselves.
+    ones that it makes leave, which are `leaving` or `refused`. `leaving` are those that were asked or are ending. While
+    `no_execute` is true the taint is one that deletes pods. `waits_for` is how long pods may still end by themselves.
     """
 
     evict: tuple[ObjectKey, ...] = ()
@@ -37,8 +31,6 @@ class DrainState(msgspec.Struct, frozen=True, kw_only=True):
     entrusted: tuple[ObjectKey, ...] = ()
     leaving: tuple[ObjectKey, ...] = ()
     refused: tuple[RefusedEviction, ...] = ()
-    stays: tuple[ObjectKey, ...] = ()
-    unheld: tuple[str, ...] = ()
     no_execute: bool = False
     message: str = ""
     waits_for: timedelta | None = None

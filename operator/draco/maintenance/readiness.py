@@ -64,11 +64,9 @@ def ready_condition(
     count = found.count
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
-    elif found.held and seen.drain and (seen.drain.begun or seen.drain.message):
-        status, reason = "False", "Draining" if seen.drain.begun else "InUse"
-        message = seen.drain.message or wording.draining(seen.drain)
     elif found.held:
-        status, reason, message = "False", "InUse", wording.in_use(found.held, count)
+        status, reason = "False", "Draining" if seen.drain and seen.drain.begun else "InUse"
+        message = (seen.drain and seen.drain.message) or wording.in_use(found.held, count)
     elif found.replaced:
         status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
     elif found.taken:

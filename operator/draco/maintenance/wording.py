@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from draco.maintenance.progress import DrainState, FailedJob, JobsState
+from draco.maintenance.progress import FailedJob, JobsState
 from draco.resources.api.draco import GpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.texts import NAMED, agreeing, are, counted, listed, sentence, them
+from draco.resources.texts import NAMED, agreeing, are, counted, listed, others, sentence, them
 
 NOT_ISOLATED: Final = "Not every device is isolated yet."
 WORKED: Final = "The Jobs that do the work have succeeded."
@@ -70,29 +70,12 @@ def deadline_passed(request: DeviceMaintenance, why: str) -> str:
     return f"Not free within {after} of being isolated, and still isolated: cancel this request, or free the devices. {why}"
 
 
-def draining(state: DrainState) -> str:
-    """Pods are being made to leave."""
-    if state.refused:
-        first = state.refused[0]
-        by = (
-            f" by {listed(first.budgets)}"
-            if first.budgets
-            else f": {first.reason.rstrip('. ')}"
-            if first.reason
-            else ""
-        )
-        more = f", and {counted(len(state.refused) - 1, 'other pod')}" if len(state.refused) > 1 else ""
-        return f"Eviction of {first.pod} is refused{by}{more}; it is asked for again."
-    pods = (*state.evict, *state.leaving)
-    return f"Waiting for {counted(len(pods), 'pod')} to leave: {listed(pods)}."
-
-
 def jobs_failed(what: str, failed: Sequence[FailedJob]) -> str:
     """Jobs that were to work on devices, or to verify them, have failed."""
     first = failed[0]
-    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     verb = "did the work" if what == "work" else "verifies the devices"
     said = f" {sentence(first.reason)}" if first.reason else ""
+    more = others(len(failed) - 1, "Job")
     return f"Job {first.name}, which {verb}, has failed{more}.{said} Delete it to try again, or cancel this request."
 
 
@@ -108,8 +91,11 @@ def stopping(jobs: Sequence[str]) -> str:
 
 def not_good(bad: Sequence[str]) -> str:
     """Agents do not report the devices as good."""
-    more = f" {len(bad) - 1} more GPUs are not good either." if len(bad) > 1 else ""
-    return f"{bad[0]}{more} It stays isolated until that is repaired; cancel this request to return it as it is."
+    rest = len(bad) - 1
+    more = f" {counted(rest, 'more GPU')} {are(rest)} not good either." if rest else ""
+    stays = agreeing(len(bad), "It stays", "They stay")
+    it, is_ = them(len(bad)), agreeing(len(bad), "it is", "they are")
+    return f"{bad[0]}{more} {stays} isolated until that is repaired; cancel this request to return {it} as {is_}."
 
 
 def not_read_yet(bad: Sequence[str]) -> str:
@@ -119,8 +105,9 @@ def not_read_yet(bad: Sequence[str]) -> str:
 
 def not_over_yet(ending: Sequence[str]) -> str:
     """Faults have not been seen for some readings, which are to be a few more."""
-    more = f" ({len(ending) - 1} more GPUs alike)" if len(ending) > 1 else ""
-    return f"{ending[0]}{more} Waiting until it is over."
+    rest = len(ending) - 1
+    more = f" The same is true of {counted(rest, 'more GPU')}." if rest else ""
+    return f"{ending[0]}{more} Waiting until {agreeing(len(ending), 'the fault is', 'the faults are')} over."
 
 
 def silent(nodes: Sequence[str]) -> str:
@@ -220,7 +207,7 @@ def in_use(held: Mapping[DeviceKey, list[str]], number: int) -> str:
 def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
     """Names that stand for other GPUs now: the UUIDs before and now."""
     device, (before, now) = min(replaced.items())
-    more = f" (and {len(replaced) - 1} more)" if len(replaced) > 1 else ""
+    more = others(len(replaced) - 1, "device")
     return (
         f"{device.device} of {device.pool} was {before} when it was isolated and is {now} now{more}. If you replaced the board, "
         "finish this request; otherwise find the board by its UUID, because the name now means another board."
@@ -237,10 +224,10 @@ def taken(device: DeviceKey, request: str) -> str:
 
 def obtainable(request: DeviceMaintenance, tolerant: Sequence[ObjectKey], number: int) -> str:
     """Which claims might still be allocated one of the devices."""
-    taint, claims = request.spec.taint, listed(tolerant)
+    taint, claims = request.spec.taint, f"{agreeing(len(tolerant), 'claim', 'claims')} {listed(tolerant)}"
     waits, tolerates = agreeing(len(tolerant), "waits", "wait"), agreeing(len(tolerant), "tolerates", "tolerate")
     return (
-        f"{_devices(number)} {are(number)} isolated and free, but claim {claims} {waits} for devices and {tolerates} the taint "
+        f"{_devices(number)} {are(number)} isolated and free, but {claims} {waits} for devices and {tolerates} the taint "
         f"{taint.key}:{taint.effect}: delete {them(len(tolerant))}, or set spec.taint.key to one that is not tolerated."
     )
 
@@ -256,7 +243,9 @@ def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
 def giving_back(number: int, rules: int, informed: Sequence[str]) -> str:
     """The request is finished, and so many rules are left, or these agents are still to drop the taint."""
     left = (
-        f"{counted(rules, 'taint rule')} left to delete" if rules else f"the agent on {listed(informed)} is told next"
+        f"{counted(rules, 'taint rule')} left to delete"
+        if rules
+        else f"waiting for Draco's agent on {listed(informed)} to remove the taint"
     )
     return f"Returning {_devices(number)} to service: {left}."
 

@@ -17,7 +17,7 @@ from draco.mig_policy.gpu_state import LayoutState
 from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules
 from draco.resources.api.draco import Allocator, MigMode, MigPolicy, MigPolicyConflict, MigPolicyNode, MigPolicyStatus
 from draco.resources.api.meta import Condition, timed
-from draco.resources.texts import counted
+from draco.resources.texts import counted, listed
 
 _UNASKED = MatchVerdict(PolicyMatch.UNKNOWN)
 
@@ -169,7 +169,7 @@ def _unknown_profiles(policy: MigPolicy, counts: PolicyCounts) -> str:
     unknown = [name for name in dict.fromkeys(asked) if name not in has]
     if not has or not unknown:
         return ""
-    return f"No board of its GPUs has profile {_listed(unknown)}; they have {_listed(has, most=24)}."
+    return f"No board of its GPUs has profile {listed(unknown, _NAMED)}; they have {listed(has, 24)}."
 
 
 def _conflicting(lost: Counter[str]) -> Condition:
@@ -185,7 +185,7 @@ def _taken(count: int) -> str:
 def _older(lost: Counter[str]) -> str:
     if len(lost) == 1:
         return f"the older policy {next(iter(lost))}"
-    return f"older policies: {_listed([f'{name} ({count})' for name, count in sorted(lost.items())])}"
+    return f"older policies: {listed([f'{name} ({count})' for name, count in sorted(lost.items())], _NAMED)}"
 
 
 def _applied(rules: Rules, counts: PolicyCounts) -> Condition:
@@ -211,9 +211,8 @@ def _applied(rules: Rules, counts: PolicyCounts) -> Condition:
 def _sentence(state: LayoutState, counts: PolicyCounts, being: str) -> str:
     reasons = counts.reasons[state]
     message, first = max(reasons.items(), key=lambda pair: pair[1].count)
-    others = f" and {first.count - 1} more" if first.count > 1 else ""
     also = f"; {counted(len(reasons) - 1, 'other reason')} in status.nodes" if len(reasons) > 1 else ""
-    sentences = f": {first.example}{others}: {message}" if message else ""
+    sentences = f": {listed([first.example], total=first.count)}: {message}" if message else ""
     return f"{counts.states[state]} of {counted(counts.states.total(), 'GPU')} {being}{sentences}{also}."
 
 
@@ -239,7 +238,7 @@ def _nothing(rules: Rules, counts: PolicyCounts) -> tuple[str, str]:
     sentences = [f"{counts.said[answer]} {reason}" for answer, reason in reasons.items() if counts.said[answer]]
     return (
         "NothingMatches",
-        f"Matches nothing: of {counted(here, 'GPU')} on the nodes it selects, {_listed(sentences)}.",
+        f"Matches nothing: of {counted(here, 'GPU')} on the nodes it selects, {listed(sentences, _NAMED)}.",
     )
 
 
@@ -282,14 +281,9 @@ def _node(name: str, gpus: Sequence[GpuDecision]) -> MigPolicyNode:
         applied=counts[LayoutState.APPLIED],
         changing=counts[LayoutState.CHANGING],
         failed=counts[LayoutState.FAILED],
-        message=f"{_listed(sentences, separator='; ')}." if sentences else "",
+        message=f"{listed(sentences, _NAMED, separator='; ')}." if sentences else "",
     )
 
 
 def _condition(type_: str, status: str, reason: str, message: str) -> Condition:
     return Condition(type=type_, status=status, reason=reason, message=message)
-
-
-def _listed(names: Sequence[str], *, most: int = _NAMED, separator: str = ", ") -> str:
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return separator.join([*names[:most], *more])

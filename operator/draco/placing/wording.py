@@ -55,7 +55,7 @@ def _chosen(
     found: BestPlacement, waiting: Sequence[ResourceClaim], ours: Sequence[ResourceClaim], *, in_group: bool
 ) -> str:
     if in_group:  # whose other pods decide as well: what they ask for, and where they are
-        return f"Apart from its group, Draco would place it now: {found}."
+        return f"If it were not in a group, Draco would place it now: {found}."
     if waiting:
         return f"Draco would place it now: {found}."
     held = [(each.pool, each.device) for claim in ours for each in claim.results]

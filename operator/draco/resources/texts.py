@@ -78,6 +78,11 @@ def listed(
     return separator.join(texts[:most]) + (f" and {left} {rest}" if left else "")
 
 
+def others(number: int, noun: str) -> str:
+    """Return how many there are besides one that is named: " (and 1 more pod)"; "" if there are none."""
+    return f" (and {counted(number, f'more {noun}')})" if number else ""
+
+
 def most_like(name: str, names: Iterable[str], *, at_least: float) -> str:
     """Return the name that is most like another, letters' case aside; "" if none is so much alike (1 is equal)."""
     alike = [(SequenceMatcher(None, name.lower(), each.lower()).ratio(), each) for each in sorted(names)]

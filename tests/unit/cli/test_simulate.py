@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 
 from draco import cli
 from draco.cli.simulate.command import command
+from draco.cli.simulate.report import lines
+from draco.whatif.trials import TrialResult, TrialRun
 
 Json = dict[str, Any]
 DRIVER = "gpu.example.com"
@@ -301,6 +303,12 @@ def test_command_lines_that_make_no_sense_are_told(
 ) -> None:
     assert cli.run(["simulate", *arguments]) == status
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(21, "  1 more node: 1"), (22, "  2 more nodes: 2")])
+def test_nodes_beyond_the_first_are_counted_together(nodes: int, said: str) -> None:
+    attempts = [TrialResult(name="one", copy=each, node=f"node-{each}") for each in range(nodes)]
+    assert list(lines(TrialRun(attempts=attempts, copies=nodes, fitting=nodes), []))[-1] == said
 
 
 def test_an_object_that_stands_twice_is_told_with_both_places(tmp_path: Path) -> None:

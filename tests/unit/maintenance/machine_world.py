@@ -1,6 +1,6 @@
 """What the model of maintenance knows: a cluster of one node, what its claims hold, and how its pods, Jobs and agent behave."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Final
@@ -11,7 +11,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.conditions import is_returning
 from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
-from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu, gpus_of
+from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
 from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
 from draco.maintenance.selecting.selectors import test_of
@@ -22,6 +22,7 @@ from draco.resources.api.maintenance import (
     DeadlineAction,
     DeviceMaintenance,
     DrainPolicy,
+    MaintainedDevice,
     MaintenanceDeadline,
     MaintenanceDrain,
     MaintenanceSchedule,
@@ -91,6 +92,11 @@ def hardware_of(devices: tuple[tuple[str, str], ...]) -> PoolHardware:
 @cache
 def fleet_of(devices: tuple[tuple[str, str], ...]) -> FleetPool:
     return FleetPool(POOL, [a_slice("node-1", [device(*each) for each in devices])])
+
+
+def gpus_of(pool: FleetPool, devices: Iterable[MaintainedDevice | DeviceKey]) -> set[PhysicalGpu]:
+    """The GPUs that devices of the pool are, or were when they were isolated."""
+    return {pool.gpu(each.device, each.uuid if isinstance(each, MaintainedDevice) else "") for each in devices}
 
 
 def kept_out(world: World) -> frozenset[PhysicalGpu]:

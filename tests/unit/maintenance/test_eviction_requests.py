@@ -122,7 +122,7 @@ def test_a_budget_that_holds_up_the_cluster_is_named_too() -> None:
     pod = runs(labels={"app": "web"})
     state = look(pod, requested=asked_for(RequestStanding.TAKEN_ON), budgets=[a_budget("keep", app="web", allows=0)])
     (refused,) = state.refused
-    assert (refused.pod, refused.budgets) == (pod.metadata.key, ("default/keep",))
+    assert refused.pod == pod.metadata.key
     assert state.entrusted == (pod.metadata.key,)
     assert "PodDisruptionBudget default/keep allows no eviction now" in state.message
     free = look(pod, requested=asked_for(RequestStanding.TAKEN_ON), budgets=[a_budget("keep", app="web", allows=1)])

@@ -28,13 +28,11 @@ from hypothesis.stateful import (
 from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
 from draco.maintenance.gate import Admitted, Waiting, what_holds_up
-from draco.maintenance.phases import row_of
 from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_boards, maintained_device, maintenance_uid
-from draco.maintenance.selecting.fleet import gpus_of
 from draco.maintenance.selecting.matching import MaintenanceSelection, fixed_selection, has_begun, scope_of, vanished
 from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.maintenance import (
@@ -58,6 +56,7 @@ from tests.unit.maintenance.machine_world import (
     allowed_out,
     draining,
     fleet_of,
+    gpus_of,
     held_in,
     in_use,
     is_current,
@@ -70,6 +69,7 @@ from tests.unit.maintenance.machine_world import (
     same,
     selected_in,
 )
+from tests.unit.maintenance.phase_rows import row_of
 
 LAG: Final = 1.0
 """Seconds that whoever watches may be behind."""

@@ -10,7 +10,7 @@ import pytest
 
 from draco.maintenance.conditions import is_returning
 from draco.maintenance.gate import SelectionProblem, Waiting
-from draco.maintenance.phases import PHASES, row_of
+from draco.maintenance.phases import PHASES
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, FailedJob, JobsState
@@ -32,6 +32,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.schedule import TimeWindow
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance
+from tests.unit.maintenance.phase_rows import row_of
 from tests.unit.maintenance.test_plan import requests
 
 GPU = a_device_key("node-1/gpu-3")

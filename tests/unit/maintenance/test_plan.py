@@ -11,6 +11,7 @@ from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR
 from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.progress import DrainState
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
@@ -59,6 +60,17 @@ def test_a_new_request_gets_one_exact_rule_for_its_device_after_its_status_says_
     (made,) = plan.apply
     assert made.spec.device_selector == DeviceTaintSelector(driver=NVIDIA_DRIVER, pool="node-1", device="gpu-3")
     assert (made.spec.taint.key, made.spec.taint.effect) == ("draco.dev/maintenance", "NoSchedule")
+
+
+def test_where_nobody_is_left_to_delete_that_is_held_is_said() -> None:
+    request, rules = in_maintenance(a_request())
+    claims = (a_claim("train", on=["node-1/gpu-3"]),)
+    drain = DrainState(no_execute=True)
+    here = MaintenanceScope(named=frozenset({GPU_3}))
+    seen = PlanInput(now=MOMENT + LATER, scope=here, rules=rules, claims=claims, drain=drain)
+    ready = condition(carried_out(request, plan_maintenance(request, seen)), CONDITION_READY_FOR_WORK)
+    said = "1 of 1 device is still in use: gpu-3 of node-1 by default/train."
+    assert (ready.reason, ready.message) == ("Draining", said)
 
 
 def test_a_rule_is_owned_and_labelled_by_its_request() -> None:

@@ -5,16 +5,29 @@ from collections.abc import Callable
 import pytest
 
 from draco.maintenance import wording
-from draco.maintenance.progress import DrainState, FailedJob, RefusedEviction
+from draco.maintenance.budgets.admission import BudgetLimit
+from draco.maintenance.budgets.status import budget_status
+from draco.maintenance.progress import FailedJob
+from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.resources.api.health import FaultFamily, GpuFaultStatus
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.maintenance import MaintenanceBudget, MaintenanceBudgetSpec
+from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey
 from draco.resources.texts import sentence
-from tests.builders import a_gpu_node
+from tests.builders import MOMENT, a_gpu_node, a_maintenance
 
 DEVICE = DeviceKey(NVIDIA_DRIVER, "node-0", "gpu-0")
+CLAIMS = [ObjectKey("default", name) for name in "ab"]
 GPU = a_gpu_node("node-0", gpus={"gpu-0": "Unhealthy"}).status.gpus[0]
-POD = ObjectKey("default", "train")
+OTHER = DeviceKey(NVIDIA_DRIVER, "node-0", "gpu-1")
+
+
+def budget_says(number: int, *, paused: bool = False) -> str:
+    gpus = [PhysicalGpu(NVIDIA_DRIVER, "node-0", f"gpu-{each}") for each in range(number)]
+    spec = MaintenanceBudgetSpec(max_devices=4, paused=paused)
+    limit = BudgetLimit(name="all", spec=spec, places=dict.fromkeys(gpus, ""), totals={"": number})
+    budget = MaintenanceBudget(metadata=ObjectMeta(name="all"), spec=spec)
+    return budget_status(budget, limit, gpus, waiting=0, now=MOMENT, has_class=True).message
 
 
 def faulty(said: str) -> str:
@@ -29,7 +42,6 @@ TOLD: dict[str, Callable[[str], str]] = {
     "what its pod ended with": lambda said: wording.jobs_failed(
         "work", [FailedJob("reset-0", said), FailedJob("reset-1")]
     ),
-    "a refused eviction": lambda said: wording.draining(DrainState(refused=(RefusedEviction(POD, reason=said),))),
 }
 
 
@@ -47,3 +59,37 @@ def test_no_text_has_two_full_stops(how: str, said: str) -> None:
 @pytest.mark.parametrize(("text", "is_"), [("a", "a."), ("a.", "a."), ("a. ", "a."), ("a!", "a!"), ("a?", "a?")])
 def test_a_sentence_ends_once(text: str, is_: str) -> None:
     assert sentence(text) == is_
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            wording.not_good(["One."]),
+            "One. It stays isolated until that is repaired; cancel this request to return it as it is.",
+        ),
+        (wording.not_good(["One."] * 2), "One. 1 more GPU is not good either. They stay isolated"),
+        (wording.not_good(["One."] * 3), "to return them as they are."),
+        (wording.not_good(["One."] * 3), "2 more GPUs are not good either."),
+        (wording.not_over_yet(["One."]), "One. Waiting until the fault is over."),
+        (wording.not_over_yet(["One."] * 2), "The same is true of 1 more GPU. Waiting until the faults are over."),
+        (wording.not_over_yet(["One."] * 3), "The same is true of 2 more GPUs."),
+        (wording.jobs_failed("work", [FailedJob("a")]), "Job a, which did the work, has failed. "),
+        (wording.jobs_failed("work", [FailedJob("a")] * 2), "has failed (and 1 more Job)."),
+        (wording.jobs_failed("work", [FailedJob("a")] * 3), "has failed (and 2 more Jobs)."),
+        (wording.other_gpu({DEVICE: ("a", "b")}), "and is b now. "),
+        (wording.other_gpu({DEVICE: ("a", "b"), OTHER: ("b", "a")}), "and is b now (and 1 more device)."),
+        (wording.obtainable(a_maintenance(), CLAIMS[:1], 1), "but claim default/a waits for devices and tolerates"),
+        (
+            wording.obtainable(a_maintenance(), CLAIMS, 1),
+            "but claims default/a, default/b wait for devices and tolerate",
+        ),
+        (wording.giving_back(1, 0, ["node-0"]), "waiting for Draco's agent on node-0 to remove the taint."),
+        (budget_says(1, paused=True), "and 1 GPU stays out of service."),
+        (budget_says(2, paused=True), "and 2 GPUs stay out of service."),
+        (budget_says(1), "1 of 1 GPU is out of service."),
+        (budget_says(2), "2 of 2 GPUs are out of service."),
+    ],
+)
+def test_sentences_agree_with_their_numbers(text: str, said: str) -> None:
+    assert said in text

@@ -265,7 +265,7 @@ def test_of_many_older_policies_as_many_are_listed_as_a_status_has_room_for() ->
     tally.lost.update({f"old-{index:02d}": 1 for index in range(70)})
     found = status_of(rules_of(a_mig_policy("young")), tally, LATER)
     assert [each.policy for each in found.conflicts] == [f"old-{index:02d}" for index in range(64)]
-    assert found.message.endswith("old-07 (1), and 62 more.")
+    assert found.message.endswith("old-07 (1) and 62 more.")
 
 
 def test_of_a_list_that_has_room_nothing_is_left_to_be_counted() -> None:

@@ -58,7 +58,10 @@ def test_each_group_gets_what_those_before_it_have_left_and_only_what_is_dracos(
     fleet = a_fleet()
     found = devices(fleet, group("a"), group("b"), group("c"))
     assert found == [["node-0/gpu-0"], ["node-1/gpu-0"], []]
-    assert "on any of 2 nodes" in place(a_placed_fleet(fleet), [group("a"), group("b"), group("c")], [])[2].why_not
+    for number, searched in enumerate(("(1 node searched)", "(2 nodes searched)"), start=1):
+        groups = [group(name) for name in "abc"[: number + 1]]
+        found = place(a_placed_fleet(a_fleet(nodes=number)), groups, [])
+        assert found[number].why_not.endswith(f"for it {searched}.")
 
 
 def test_afterwards_the_fleet_is_as_it_was() -> None:

@@ -11,7 +11,9 @@ def test_a_claim_that_waits_is_told_where_it_would_go_and_what_was_next() -> Non
     claim = a_claim("a", device_class=CLASS)
     chosen, next_best = placement_lines(fleet, [claim])
     assert chosen.startswith("Draco would place it now: gpu-0 on node-0 (")
-    assert next_best == "The next best is gpu-0 on node-1: It is as good, and the first by name is taken."
+    assert (
+        next_best == "The next best is gpu-0 on node-1: It is as good: of equal places Draco takes the first by name."
+    )
     assert not fleet.claims
 
 
@@ -40,7 +42,7 @@ def test_of_a_pod_in_a_group_only_what_holds_without_the_group_is_told() -> None
     claim = a_claim("a", device_class=CLASS, on=["gpu.nvidia.com/node-1/gpu-0"])
     pod = a_pod("a", labels={"kueue.x-k8s.io/pod-group-name": "train"})
     chosen, _ = placement_lines(a_fleet(claim), [claim], pod)
-    assert chosen.startswith("Apart from its group, Draco would place it now: gpu-0 on node-0 (")
+    assert chosen.startswith("If it were not in a group, Draco would place it now: gpu-0 on node-0 (")
 
 
 def test_where_there_is_no_other_place_that_is_said_and_of_others_claims_nothing() -> None:

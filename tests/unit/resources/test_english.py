@@ -2,12 +2,13 @@
 
 import pytest
 
-from draco.resources.texts import are, counted, listed, them
+from draco.resources.texts import are, counted, listed, others, them
 
 
 def test_numbers_agree_with_what_is_counted() -> None:
     assert [counted(number, "device") for number in (0, 1, 2)] == ["0 devices", "1 device", "2 devices"]
     assert [f"{are(number)} {them(number)}" for number in (0, 1, 2)] == ["are them", "is it", "are them"]
+    assert [others(number, "pod") for number in (0, 1, 2)] == ["", " (and 1 more pod)", " (and 2 more pods)"]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.errors import DracoError
 from draco.resources.kinds import CLAIMS, GPU_NODES, MIG_POLICIES, NODES, SLICES
+from draco.resources.texts import are, listed
 from draco.resources.written.manifests import ManifestError, decode_own, note_place
 
 _NAMED: Final = 8
@@ -78,8 +79,7 @@ def _check_deleted(seen: ObservedNodes) -> None:
 def _those(names: Sequence[str]) -> str:
     if not names:
         return "there is none"
-    more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return f"there {'is' if len(names) == 1 else 'are'} {', '.join([*names[:_NAMED], *more])}"
+    return f"there {are(len(names))} {listed(names, _NAMED)}"
 
 
 async def _read(kubeconfig: Path | None, context: str | None) -> ObservedNodes:

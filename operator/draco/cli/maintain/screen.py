@@ -19,7 +19,7 @@ from draco.resources.api.maintenance import (
     MaintenanceRehearsal,
 )
 from draco.resources.names import DeviceKey
-from draco.resources.texts import agreeing, counted, listed
+from draco.resources.texts import agreeing, are, counted, listed
 
 _SHOWN = 10
 """So many devices and pods of a preview are named."""
@@ -85,7 +85,8 @@ def _waits(request: DeviceMaintenance, budgets: Sequence[MaintenanceBudget]) -> 
         if budget.spec.max_devices is None and budget.spec.max_percent is None:
             continue
         status = budget.status
-        used = f"{status.out_of_service or 0} of {status.devices or 0} GPUs are out of service"
+        out = status.out_of_service or 0
+        used = f"{out} of {counted(status.devices or 0, 'GPU')} {are(out)} out of service"
         waiting = f", {counted(status.waiting, 'request')} waiting" if status.waiting else ""
         lines.append(f"MaintenanceBudget {budget.metadata.name} has to allow it ({used}{waiting}).")
     if paused := pause_warning(budgets):

@@ -12,6 +12,7 @@ import msgspec
 from draco.explanation.model import PendingReason
 from draco.explanation.wording import report
 from draco.resources.api.claims import AllocationResult
+from draco.resources.texts import counted
 from draco.resources.written.json import written
 from draco.whatif.trials import TrialResult, TrialRun
 
@@ -111,7 +112,7 @@ def _copies(name: str, attempts: Sequence[TrialResult], copies: int) -> Iterator
         yield f"  {node}: {count}"
     if len(nodes) > MOST_NODES:
         rest = list(nodes.values())[MOST_NODES:]
-        yield f"  {len(rest)} more nodes: {sum(rest)}"
+        yield f"  {counted(len(rest), 'more node')}: {sum(rest)}"
     for attempt in attempts:
         if not attempt.fits:
             yield f"  Copy {attempt.copy} does not fit:"

@@ -11,7 +11,7 @@ from draco.maintenance.budgets.admission import BudgetLimit
 from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.resources.api.maintenance import MaintenanceBudget, MaintenanceBudgetStatus
 from draco.resources.api.meta import Condition, timed
-from draco.resources.texts import agreeing, counted
+from draco.resources.texts import agreeing, are, counted
 
 CONDITION_AVAILABLE: Final = "Available"
 
@@ -34,15 +34,16 @@ def budget_status(
         message = no_class(limit.spec.device_class_name or "")
     elif limit.spec.paused:
         status, reason = "False", "Paused"
-        message = f"Paused: nothing more is taken out of service, and {counted(number, 'GPU')} {_stay(number)} so."
+        stays = agreeing(number, "stays", "stay")
+        message = f"Paused: nothing more is taken out of service, and {counted(number, 'GPU')} {stays} out of service."
     elif full and len(full) == len(limit.totals):
         status, reason = "False", "UsedUp"
         message = (
-            f"{counted(number, 'GPU')} of {len(limit.places)} {_are(number)} out of service, as many as is allowed."
+            f"{number} of {counted(len(limit.places), 'GPU')} {are(number)} out of service, as many as is allowed."
         )
     else:
         status, reason = "True", "Available"
-        message = f"{counted(number, 'GPU')} of {len(limit.places)} {_are(number)} out of service."
+        message = f"{number} of {counted(len(limit.places), 'GPU')} {are(number)} out of service."
     if waiting:
         message += f" {counted(waiting, 'request')} {agreeing(waiting, 'waits', 'wait')} for it."
     wanted = Condition(type=CONDITION_AVAILABLE, status=status, reason=reason, message=message)
@@ -64,11 +65,3 @@ def no_class(name: str) -> str:
 def _allowed(limit: BudgetLimit) -> dict[str, int]:
     found = {place: limit.allows(place) for place in limit.totals}
     return {place: allowed for place, allowed in found.items() if allowed is not None}
-
-
-def _are(number: int) -> str:
-    return agreeing(number, "is", "are")
-
-
-def _stay(number: int) -> str:
-    return agreeing(number, "stays", "stay")

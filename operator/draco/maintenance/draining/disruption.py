@@ -7,8 +7,7 @@ changed since a pod was refused.
 from collections.abc import Iterable
 
 from draco.resources.api.core import Pod, PodDisruptionBudget
-from draco.resources.api.meta import ObjectKey
-from draco.resources.texts import listed
+from draco.resources.texts import are, counted, listed
 
 ENDS_BY_ITSELF = "; it is tried again"
 """The end of a reason that may pass without anybody's doing."""
@@ -34,32 +33,30 @@ def never_allows(budget: PodDisruptionBudget) -> bool:
     return status.disruptions_allowed == 0 and 0 < status.expected_pods <= status.desired_healthy
 
 
-def why_refused(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> tuple[list[ObjectKey], str]:
-    """The budgets in the way of the pod's eviction, and the reason; no budget and "" if none is."""
+def why_refused(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> str:
+    """What is in the way of the pod's eviction; "" if no budget is."""
     found = covering(pod, budgets)
-    keys = [each.metadata.key for each in found]
+    if not found:
+        return ""
     if len(found) > 1:
-        return (
-            keys,
-            f"PodDisruptionBudgets {listed(keys)} both cover it, which the Eviction API does not take: delete one",
-        )
-    for each in found:
-        status, name = each.status, each.metadata.key
-        if never_allows(each):
-            return keys, f"PodDisruptionBudget {name} can never be met, {_wants(each)}: change it, or delete the pod"
-        if status.disruptions_allowed <= 0:
-            healthy = f"{status.current_healthy} pods are healthy and it wants {status.desired_healthy}"
-            return keys, f"PodDisruptionBudget {name} allows no eviction now ({healthy}){ENDS_BY_ITSELF}"
-        # What it allows now was taken by another pod when this one asked.
-        return keys, f"PodDisruptionBudget {name} allows {status.disruptions_allowed} at a time{ENDS_BY_ITSELF}"
-    return [], ""
+        names = listed([each.metadata.key for each in found])
+        return f"PodDisruptionBudgets {names} cover it, and the Eviction API takes no pod of several: leave only one"
+    budget, status, name = found[0], found[0].status, found[0].metadata.key
+    if never_allows(budget):
+        return f"PodDisruptionBudget {name} can never be met, {_wants(budget)}: change it, or delete the pod"
+    if status.disruptions_allowed <= 0:
+        healthy = f"{counted(status.current_healthy, 'pod')} {are(status.current_healthy)} healthy"
+        wanted = f"it wants {status.desired_healthy}"
+        return f"PodDisruptionBudget {name} allows no eviction now ({healthy} and {wanted}){ENDS_BY_ITSELF}"
+    # What it allows now was taken by another pod when this one asked.
+    return f"PodDisruptionBudget {name} allows {status.disruptions_allowed} at a time{ENDS_BY_ITSELF}"
 
 
-def what_blocks(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> tuple[list[ObjectKey], str]:
-    """The budgets by which the pod's eviction would be refused at this moment, and the reason; no budget and "" if none would."""
+def what_blocks(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> str:
+    """Why the pod's eviction would be refused at this moment; "" if it would not."""
     found = covering(pod, budgets)
     if len(found) == 1 and found[0].status.disruptions_allowed > 0:
-        return [], ""
+        return ""
     return why_refused(pod, found)
 
 
@@ -69,4 +66,4 @@ def _wants(budget: PodDisruptionBudget) -> str:
         return f"its maxUnavailable is {budget.spec.max_unavailable}"
     expected = budget.status.expected_pods
     least = f"its minAvailable is {budget.spec.min_available}"
-    return f"{least} of {expected} pods" if expected else least
+    return f"{least} of {counted(expected, 'pod')}" if expected else least

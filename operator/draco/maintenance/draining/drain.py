@@ -26,7 +26,7 @@ from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey
-from draco.resources.texts import agreeing, counted, listed, sentence
+from draco.resources.texts import agreeing, are, counted, listed, others, sentence
 from draco.resources.windows import lasting
 
 ASKED_AT_ONCE = 16
@@ -109,8 +109,6 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
         entrusted=tuple(finding.entrusted),
         leaving=tuple(sorted(finding.leaving)),
         refused=tuple(sorted(finding.refused)),
-        stays=tuple(sorted(finding.stays)),
-        unheld=tuple(str(claim.metadata.key) for claim in without),
         no_execute=no_execute,
         look_again=min((each for each in (*finding.looks, comes_in) if each is not None), default=None),
     )
@@ -226,18 +224,16 @@ class _Finding:
             return True
         self.entrusted[key] = [each.name for each in pod.spec.eviction_responders]
         self.looks.append(_ENTRUSTED_EVERY)
-        budgets, reason = what_blocks(pod, self._seen.budgets)
+        reason = what_blocks(pod, self._seen.budgets)
         if reason and not self.entrusted[key]:
-            self.refused.append(RefusedEviction(key, tuple(map(str, budgets)), reason))
+            self.refused.append(RefusedEviction(key, reason))
         else:
             self.leaving.add(key)
         return True
 
     def _refusal(self, pod: Pod, asked: AskedPod) -> RefusedEviction:
-        if not asked.by_budget:
-            return RefusedEviction(pod.metadata.key, (), asked.refusal)
-        budgets, reason = why_refused(pod, self._seen.budgets)
-        return RefusedEviction(pod.metadata.key, tuple(map(str, budgets)), reason or asked.refusal)
+        reason = why_refused(pod, self._seen.budgets) if asked.by_budget else ""
+        return RefusedEviction(pod.metadata.key, reason or asked.refusal)
 
 
 def _isolated_at(request: DeviceMaintenance, now: datetime) -> datetime:
@@ -313,14 +309,15 @@ def _message(
         said.append(_refusals(state.refused))
     if finding.kept:
         key = min(finding.kept)
-        more = f" (and {len(finding.kept) - 1} more)" if len(finding.kept) > 1 else ""
-        said.append(f"Pod {key} is being deleted and kept by {finding.kept[key]}{more}.")
+        more = others(len(finding.kept) - 1, "pod")
+        said.append(f"Pod {key}{more} is being deleted and kept by {finding.kept[key]}.")
     if finding.stays:
         key = min(finding.stays)
-        more = f" (and {len(finding.stays) - 1} more)" if len(finding.stays) > 1 else ""
-        said.append(f"Pod {key} is not evicted, because it {finding.stays[key]}{more}.")
+        more = others(len(finding.stays) - 1, "pod")
+        said.append(f"Pod {key}{more} is not evicted, because it {finding.stays[key]}.")
     if finding.late:
-        said.append(f"New pods came to claim {listed(sorted(finding.late))}: scale down what makes them.")
+        claims = agreeing(len(finding.late), "claim", "claims")
+        said.append(f"New pods came to {claims} {listed(sorted(finding.late))}: scale down what makes them.")
     if state.no_execute and is_eviction_over(seen.rules, seen.now) and not (overlooked or finding.stays):
         said.append("NoExecute has deleted the pods that it deletes.")
     responding = {key: names for key, names in finding.entrusted.items() if names}
@@ -328,7 +325,7 @@ def _message(
         said.append(_left_to_responders(responding))
     waited = len({*state.leaving, *state.evict, *state.request} - responding.keys())
     if waited and len(said) < _SENTENCES:
-        said.append(f"{counted(waited, 'pod')} {agreeing(waited, 'is', 'are')} leaving: {_pods(state, responding)}.")
+        said.append(f"{counted(waited, 'pod')} {are(waited)} leaving: {_pods(state, responding)}.")
     if without and len(said) < _SENTENCES:
         said.append(_without_pods(without))
     return " ".join(said[:_SENTENCES])
@@ -337,7 +334,8 @@ def _message(
 def _refusals(refused: Sequence[RefusedEviction]) -> str:
     """The first with its reason: those that no budget explains come before those that will be met by waiting."""
     first = min(refused, key=lambda each: (_is_transient(each), each.pod))
-    more = f" {len(refused) - 1} more {agreeing(len(refused) - 1, 'is', 'are')} refused." if len(refused) > 1 else ""
+    rest = len(refused) - 1
+    more = f" {counted(rest, 'more pod')} {are(rest)} refused." if rest else ""
     return f"Pod {first.pod} cannot be evicted yet: {sentence(first.reason)}{more}"
 
 
@@ -352,15 +350,14 @@ def _pods(state: DrainState, but: Collection[ObjectKey]) -> str:
 def _left_to_responders(responding: Mapping[ObjectKey, Sequence[str]]) -> str:
     """Pods with eviction responders of their own: the cluster goes from one to the next, and evicts the pod in the end."""
     key = min(responding)
-    more = f" (and {len(responding) - 1} more)" if len(responding) > 1 else ""
-    return f"Pod {key} is left to {listed(responding[key])}, which its spec names to see to its eviction{more}."
+    more = others(len(responding) - 1, "pod")
+    return f"Pod {key}{more} is left to {listed(responding[key])}, which its spec names to see to its eviction."
 
 
 def _without_pods(claims: Sequence[ResourceClaim]) -> str:
     """Claims that nobody can be evicted from: first those that only a person can free."""
     claim = min(claims, key=lambda each: bool(each.status.reserved_for))
-    key, number = claim.metadata.key, len(claims)
-    more = f" (and {number - 1} more)" if number > 1 else ""
+    key, more = claim.metadata.key, others(len(claims) - 1, "claim")
     if not claim.status.reserved_for:
         command = f"`kubectl delete resourceclaim -n {key.namespace} {key.name}`"
         return f"Claim {key}{more} holds a device and no pod uses it: {command}."

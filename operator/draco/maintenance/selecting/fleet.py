@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.selecting.selectors import DeviceTest
-from draco.resources.api.maintenance import MaintainedDevice
 from draco.resources.api.slices import Device, ResourceSlice
-from draco.resources.names import DeviceKey, PoolKey, read_partition_name
+from draco.resources.names import PoolKey, read_partition_name
 
 
 class PhysicalGpu(NamedTuple):
@@ -72,11 +71,6 @@ def _gpu_of(hardware: PoolHardware, device: str) -> str:
         return part.parent
     wholes = [other for other in hardware.overlapping(device) if device in hardware.parts(other)]
     return min(wholes, default=device)
-
-
-def gpus_of(pool: FleetPool, devices: Iterable[MaintainedDevice | DeviceKey]) -> set[PhysicalGpu]:
-    """The GPUs that devices of the pool are, or were when they were isolated."""
-    return {pool.gpu(each.device, each.uuid if isinstance(each, MaintainedDevice) else "") for each in devices}
 
 
 def nvlink_domain(published: PublishedDevice, node_labels: Mapping[str, str]) -> str:

@@ -89,7 +89,11 @@ def _too_few(group: ClaimGroup, fit: GroupFit, when: str) -> str:
     names = listed(dict.fromkeys(str(each.metadata.key) for each in fit.lacking))
     lacking = f"No node with devices of Draco's has any for {names}, too, which kube-scheduler allocates."
     if not group.name:
-        return lacking if names else f"No device that Draco allocates is free for it on any of {fit.nodes} nodes."
+        return (
+            lacking
+            if names
+            else f"No device that Draco allocates is free for it ({counted(fit.nodes, 'node')} searched)."
+        )
     noun = "pod" if any(member.pods for member in group.members) else "claim"
     where = f" within one {group.topology}" if group.topology not in {"", SPREAD} else ""
     return (

@@ -6,6 +6,8 @@ Owns the order of what counts. Knows nothing of how places are found.
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from draco.resources.texts import counted
+
 
 class PlacementScore(NamedTuple):
     """Smaller is better; what stands first counts most."""
@@ -40,11 +42,11 @@ class PlacementScore(NamedTuple):
         return not (self.units_left or self.minus_instances)
 
     def __str__(self) -> str:
-        said = [f"capability loss {self.loss}", _counted(self.gpus, "GPU")]
+        said = [f"capability loss {self.loss}", counted(self.gpus, "GPU")]
         if self.minus_instances:
-            said.append(f"{_counted(-self.minus_instances, 'partition')} there already")
+            said.append(f"{counted(-self.minus_instances, 'partition')} there already")
         if self.unlinked:
-            said.append(f"{_counted(self.unlinked, 'pair')} without NVLink")
+            said.append(f"{counted(self.unlinked, 'pair')} without NVLink")
         if self.distance:
             said.append(f"distance {self.distance}")
         if self.misalignment:
@@ -55,26 +57,26 @@ class PlacementScore(NamedTuple):
 
 _WORSE: Final[Mapping[str, Callable[[int, int], str]]] = {
     "loss": lambda there, here: (
-        f"There more of what the GPUs can still host would be lost: {there} compute slices instead of {here}."
+        f"There more of what the GPUs can still host would be lost: {counted(there, 'compute slice')} instead of {here}."
     ),
-    "gpus": lambda there, here: f"There it would take {_counted(there, 'GPU')} instead of {here}.",
+    "gpus": lambda there, here: f"There it would take {counted(there, 'GPU')} instead of {here}.",
     "minus_instances": lambda there, here: (
-        f"Its GPUs are emptier: {_counted(-there, 'partition')} in use there instead of {-here}."
+        f"Its GPUs are emptier: {counted(-there, 'partition')} in use there instead of {-here}."
     ),
-    "units_left": lambda there, here: f"More would stay free on its GPUs: {there} units instead of {here}.",
+    "units_left": lambda there, here: f"More would stay free on its GPUs: {counted(there, 'unit')} instead of {here}.",
     "minus_start": lambda there, here: (
         f"The partition would start lower on its GPU, where more profiles may start: at {-there} instead of {-here}."
     ),
-    "unlinked": lambda there, here: f"There {_counted(there, 'pair')} of GPUs would have no NVLink, instead of {here}.",
+    "unlinked": lambda there, here: f"There {counted(there, 'pair')} of GPUs would have no NVLink, instead of {here}.",
     "distance": lambda there, here: (
         f"Its GPUs are farther from each other, by PCIe roots and NUMA nodes: {there} instead of {here}."
     ),
     "misalignment": lambda there, here: (
         f"Its GPUs are farther from the pod's other devices, by PCIe roots and NUMA nodes: {there} instead of {here}."
     ),
-    "crowding": lambda there, here: f"Its node is emptier: {_counted(there, 'GPU')} would stay idle instead of {here}.",
+    "crowding": lambda there, here: f"Its node is emptier: {counted(there, 'GPU')} would stay idle instead of {here}.",
     "cut_links": lambda there, here: (
-        f"There {_counted(there, 'NVLink')} to free GPUs would be of no use any more, instead of {here}."
+        f"There {counted(there, 'NVLink')} to free GPUs would be of no use any more, instead of {here}."
     ),
 }
 """What is to be said where this is the first thing that differs."""
@@ -88,8 +90,4 @@ def why_worse(score: PlacementScore, best: PlacementScore, *, spread: str = "") 
         there, here = getattr(score, field), getattr(best, field)
         if there != here:
             return spread if spread and field == "crowding" else said(there, here)
-    return "It is as good, and the first by name is taken."
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return "It is as good: of equal places Draco takes the first by name."

@@ -194,13 +194,11 @@ class PartialLosses:
         staying = refused(asked, await self._evictions.would_evict(asked))
         if not staying and not self._victims(gang, known, found, budgets):
             # Each of them alone might leave.
-            return [], [(pod, why) for pod in asked if (why := why_refused(pod, budgets)[1])]
+            return [], [(pod, why) for pod in asked if (why := why_refused(pod, budgets))]
         going: list[Pod] = []
         if not staying:
             going, staying = await self._evictions.evict_in_turn(asked)
-        return going, [
-            (pod, (answer.by_budget and why_refused(pod, budgets)[1]) or answer.why) for pod, answer in staying
-        ]
+        return going, [(pod, (answer.by_budget and why_refused(pod, budgets)) or answer.why) for pod, answer in staying]
 
     def _victims(
         self, gang: GangKey, known: Sequence[Pod], found: GroupStanding, budgets: Sequence[PodDisruptionBudget]

@@ -22,7 +22,7 @@ from draco.placing.groups.group import allocated
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import CLAIMS
-from draco.resources.texts import listed
+from draco.resources.texts import agreeing, listed
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +95,7 @@ class AllocationWrites:
         if not refused:
             return ""
         (key, _), last = max(refused.items(), key=lambda each: each[1].until_s)
-        claims = f"claim {key}" + (f" and {len(refused) - 1} more" if len(refused) > 1 else "")
+        claims = f"{agreeing(len(refused), 'claim', 'claims')} {listed([key], total=len(refused))}"
         return f"The API server does not let Draco allocate {claims}: {REMEDY} ({last.why})."
 
     def __contains__(self, key: ObjectKey) -> bool:

@@ -1,0 +1,38 @@
+"""Which row of the table of phases a status stands on, as the tests of the state machine look it up."""
+
+from typing import Final
+
+from draco.maintenance.conditions import (
+    CONDITION_FAILED,
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    CONDITION_VERIFIED,
+    REASON_RETURNING,
+)
+from draco.maintenance.phases import PHASES, PhaseRow
+from draco.maintenance.selecting.matching import OVER
+from draco.resources.api.maintenance import DeviceMaintenanceStatus
+
+_BY_REASON: Final = {row.reason: row for row in PHASES}
+
+
+def row_of(status: DeviceMaintenanceStatus) -> PhaseRow | None:
+    """The row that a status stands on; None where it is none that this version writes."""
+    found = {each.type: each for each in status.conditions}
+    isolated, ready = found.get(CONDITION_ISOLATED), found.get(CONDITION_READY_FOR_WORK)
+    if ready is not None and ready.reason == "StoppingJobs":
+        return _BY_REASON[ready.reason]
+    if isolated is None or ready is None:
+        return None
+    if isolated.reason == REASON_RETURNING:
+        decisive = isolated
+    elif failed := found.get(CONDITION_FAILED):
+        decisive = failed
+    elif status.phase in OVER:
+        decisive = isolated
+    elif verified := found.get(CONDITION_VERIFIED):
+        decisive = verified
+    else:
+        decisive = isolated if isolated.status != "True" else ready
+    row = _BY_REASON.get(decisive.reason)
+    return row if row is not None and row.phase in {None, status.phase} else None
