@@ -107,8 +107,10 @@ def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
     if deleted:
         error = f"claim {' and '.join(deleted)} is being deleted"
         return Explanation(reason=PendingReason.CLAIM_DELETING, error=error)
-    if pod is not None and pod.spec.node_name and any(claim.status.allocation is None for claim in claims):
-        return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, error=bypassing(pod.spec.node_name))
+    waiting = [claim for claim in claims if claim.status.allocation is None]
+    if pod is not None and pod.spec.node_name and waiting:
+        error = bypassing(fleet, waiting, pod.spec.node_name)
+        return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, error=error)
     if pod is not None and pod.waits and pod.spec.scheduling_gates and (error := _gated(fleet, claims, pod)):
         return Explanation(reason=PendingReason.GATED, error=error)
     return None

@@ -20,8 +20,8 @@ from draco.explanation.model import (
     RequestExplanation,
     alternatives,
 )
-from draco.explanation.wording import capital, core_of_error, is_of_no_concern, node_text, sentence
-from draco.resources.texts import NAMED, are, counted, listed
+from draco.explanation.wording import capital, core_of_error, is_of_no_concern, node_text
+from draco.resources.texts import NAMED, are, counted, listed, sentence
 
 MAX_NOTE: Final = 1000
 """Characters of an Event's note, less some; ordinary notes have 300 at most."""

@@ -19,7 +19,7 @@ from draco.explanation.model import (
     SeenValue,
     SelectorRef,
 )
-from draco.resources.texts import NAMED, are, listed, shown
+from draco.resources.texts import NAMED, are, listed, sentence, shown
 
 _QUOTED: Final = 100
 
@@ -137,11 +137,6 @@ def problem_text(problem: Problem) -> str:
 def core_of_error(error: str) -> str:
     """An error without the advice and the picture that come with it, which what is said next makes up for."""
     return " ".join(error.partition(". consider using")[0].partition("\n |")[0].split())
-
-
-def sentence(text: str) -> str:
-    """With a full stop, if it does not end like a sentence."""
-    return text if text.endswith((".", "…", "?", "!")) else f"{text}."
 
 
 def capital(text: str) -> str:

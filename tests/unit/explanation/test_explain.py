@@ -110,6 +110,13 @@ def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
     assert held_already.reason is PendingReason.ALLOCATED
 
 
+@pytest.mark.parametrize(("dracos", "why"), [(True, "and Draco allocates"), (False, "kube-scheduler, which allocates")])
+def test_a_pod_that_names_its_node_is_told_who_would_allocate_its_claim(dracos: bool, why: str) -> None:
+    told = explain(a_fleet_with_a_class(dracos=dracos), [a_claim(device_class="ours")], pod=a_pod(node="node-0"))
+    assert told.reason is PendingReason.BYPASSES_SCHEDULER
+    assert f"{why} devices only to pods that have no node yet" in str(told)
+
+
 def a_fleet_with_a_class(*, dracos: bool) -> Fleet:
     """One GPU, and the class "ours", whose claims Draco allocates or kube-scheduler does."""
     plain = a_device_class("ours")

@@ -9,6 +9,7 @@ from typing import Final
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
+from draco.allocation.ownership.claims import is_for_operator
 from draco.explanation.findings.placement import selector_text
 from draco.explanation.model import AllocatedClaim, PendingReason
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
@@ -34,10 +35,12 @@ def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> l
     return gone
 
 
-def bypassing(node: str) -> str:
-    """What is said of a pod that names its node itself."""
+def bypassing(fleet: Fleet, waiting: Sequence[ResourceClaim], node: str) -> str:
+    """What is said of a pod that names its node itself, by who allocates the claims that wait."""
+    by_draco = all(is_for_operator(claim, fleet.classes) for claim in waiting)
+    why = "and Draco allocates" if by_draco else "so it bypasses kube-scheduler, which allocates"
     return (
-        f"the pod sets spec.nodeName: {node}, so it bypasses kube-scheduler, and only kube-scheduler allocates claims; "
+        f"the pod sets spec.nodeName: {node}, {why} devices only to pods that have no node yet; "
         f"write nodeSelector: {{kubernetes.io/hostname: {node}}} instead of nodeName"
     )
 
