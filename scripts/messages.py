@@ -22,9 +22,14 @@ PARTS = {
         "operator/draco/controller",
         "operator/draco/maintenance",
         "operator/draco/mig_policy",
-        "operator/draco/allocation/ownership/gangs.py",
+        "operator/draco/health",
+        "operator/draco/limits",
+        "operator/draco/placing",
+        "operator/draco/reservations",
+        "operator/draco/allocation/ownership",
+        "operator/draco/allocation/extended_resources.py",
     ),
-    "Why a claim waits": ("operator/draco/explanation",),
+    "Why a claim waits": ("operator/draco/explanation", "operator/draco/allocation/search/upstream_bugs.py"),
     "Command line": (
         "operator/draco/cli",
         "operator/draco/overview",
@@ -37,26 +42,31 @@ PARTS = {
         "operator/draco/kube",
         "operator/draco/mig",
         "operator/draco/certificates.py",
+        "operator/draco/connections.py",
         "operator/draco/endpoints.py",
+        "operator/draco/logs.py",
         "operator/draco/options.py",
         "operator/draco/resources",
         "operator/draco/selectors",
         "operator/draco/allocation/pod_claims.py",
     ),
 }
-"""The folders of each part of the program. Not here: `cel` and the rest of `allocation`, which speak Kubernetes' own words."""
+"""The folders and modules of each part of the program."""
+NOT_LISTED = {
+    "operator/draco/cel": "the errors of selectors are Kubernetes' own words",
+    "operator/draco/allocation/fleet": "the errors of the allocator are Kubernetes' own words",
+    "operator/draco/allocation/search": "the errors of the allocator are Kubernetes' own words",
+    "operator/draco/allocation/errors.py": "the errors of the allocator are Kubernetes' own words",
+    "operator/draco/maintenance/phases.py": "the table of phases is a page of its own",
+}
+"""What is left out, and why; a module below it that stands in a part is listed all the same."""
 
 _CAMEL = re.compile(r"[A-Z][a-z]+(?:[A-Z][A-Za-z]*)?|[A-Z]{2,}[a-z][A-Za-z]*")
 _WORD = re.compile(r"(?<![\w./{-])[A-Za-z]+(?:'[a-z]+)?(?![\w/}-])")
 _CODE = re.compile(r"\n|^-\w|^\(\?|^[<^%\[]|^(?:case|kubectl|draco|black|text/plain|export) (?!said)|\| None$")
 _FEWEST_WORDS = 3
 _NO_TEXT_FOR = {"click.option", "click.argument", "option", "output_option", "re.compile", "Template"}
-_CONDITIONS_OF = (
-    "operator/draco/agent",
-    "operator/draco/controller",
-    "operator/draco/maintenance",
-    "operator/draco/mig_policy",
-)
+_CONDITIONS_OF = (*PARTS["Agent"], *PARTS["Operator"])
 _NO_TEXT_IN = {"help", "description", "epilog", "short_help", "prefix"}
 
 
@@ -120,7 +130,10 @@ def _cell(text: str) -> str:
 
 def _sources(folder: str) -> Iterator[Path]:
     root = ROOT / folder
-    yield from (path for path in ([root] if root.is_file() else sorted(root.rglob("*.py"))) if "_pb2" not in path.name)
+    left_out = [ROOT / each for each in NOT_LISTED if each.startswith(folder)]
+    for path in [root] if root.is_file() else sorted(root.rglob("*.py")):
+        if "_pb2" not in path.name and not any(path.is_relative_to(each) for each in left_out):
+            yield path
 
 
 # --- texts in Python ---
@@ -172,6 +185,8 @@ def _in(node: ast.AST, place: _Place, constants: dict[str, str]) -> Iterator[Mes
             inner = place
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.keyword) and child.arg in _NO_TEXT_IN:
+            continue
+        if child is getattr(node, "annotation", None) or child is getattr(node, "returns", None):
             continue
         if isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant):
             continue
@@ -251,7 +266,7 @@ def _errors() -> frozenset[str]:
     """The names of all classes of errors, the program's and Python's."""
     bases: dict[str, list[str]] = {}
     for folder in ("operator/draco", "local/draco_local"):
-        for path in _sources(folder):
+        for path in (ROOT / folder).rglob("*.py"):
             for node in nodes_of(path):
                 if isinstance(node, ast.ClassDef):
                     bases[node.name] = [ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases]
@@ -273,8 +288,8 @@ def _constants(tree: ast.Module) -> dict[str, str]:
     return {
         target.id: str(node.value.value)
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
 

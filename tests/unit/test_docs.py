@@ -1,12 +1,13 @@
 """The documents are true where a machine can tell: generated pages are current, and links lead somewhere."""
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from draco.resources.api.health import FaultFamily
-from scripts import check_links, reference
+from scripts import check_links, messages, reference
 
 ROOT = Path(__file__).parents[2]
 ODD_WORDS = re.compile(
@@ -45,6 +46,13 @@ def test_pages_and_messages_are_plain_english() -> None:
         for odd in ODD_WORDS.finditer(line)
     ]
     assert found == [], "say it as kubectl would; what a message says is in the source"
+
+
+def test_the_texts_of_every_package_are_among_the_messages_or_left_out_for_a_reason() -> None:
+    listed = {ROOT / each for each in (*chain.from_iterable(messages.PARTS.values()), *messages.NOT_LISTED)}
+    assert [str(each) for each in listed if not each.exists()] == []
+    modules = [each for each in (ROOT / "operator" / "draco").rglob("*.py") if each.name != "__init__.py"]
+    assert [str(each) for each in modules if listed.isdisjoint((each, *each.parents))] == []
 
 
 def test_every_module_that_a_page_for_contributors_names_is_there() -> None:
