@@ -94,7 +94,7 @@ class CertificateMetrics:
         )
         self._problem = Gauge(
             "draco_certificate_problem",
-            "1 for what is the matter with the certificate of an endpoint; the log says what to do.",
+            "1 for each problem of an endpoint's certificate; the log says what to do.",
             ["use", "problem"],
             registry=registry,
         )

@@ -12,7 +12,8 @@ from scripts import check_links, messages, reference
 ROOT = Path(__file__).parents[2]
 ODD_WORDS = re.compile(
     r"\b(anew|whoever|whomever|whatsoever|as ever|told of|has it that|divided so|kept no more|(is|not) a matter of|goes on so|"
-    r"is no (matter|name|value|key|kind|number|object|manifest|scenario|request|entry|field) of|stays so|can(not)? be had)\b",
+    r"is no (matter|name|value|key|kind|number|object|manifest|scenario|request|entry|field) of|stays so|can(not)? be had|"
+    r"is told|(?<!there )is no (time|taint|effect|text|event|label)|(write it|are) such as|goes on by itself)\b",
     re.IGNORECASE,
 )
 """Words that no user of kubectl, cert-manager or rustc has ever read there: "again", "anyone" and a verb say the same."""

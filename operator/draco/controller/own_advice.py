@@ -73,7 +73,7 @@ def _of_maintenance(raw: bytes, classes: Mapping[str, DeviceClass], now: datetim
         yield said
     start = request.spec.schedule.start
     if start is not None and start < now and not request.status.phase:
-        yield f"spec.schedule.start is past ({start:%Y-%m-%dT%H:%M:%SZ}): it begins as soon as nothing else holds it up."
+        yield f"spec.schedule.start is in the past ({start:%Y-%m-%dT%H:%M:%SZ}): it begins as soon as nothing else holds it up."
 
 
 def _of_budget(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _of_reservation(raw: bytes, classes: Mapping[str, DeviceClass], now: datetim
     if reservation.spec.template and (problem := problem_of(reservation.spec.template.spec, classes)):
         yield problem.message
     if is_expired(reservation, now):
-        yield "spec.expiresAt is past, so nothing is reserved: set a later time."
+        yield "spec.expiresAt is in the past, so nothing is reserved: set a later time."
 
 
 _maintenance: Final = msgspec.json.Decoder(DeviceMaintenance)

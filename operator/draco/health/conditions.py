@@ -153,12 +153,10 @@ def check_condition(expression: str) -> CheckedExpression:
     checked = check(parse(expression), _CONDITIONS)
     validate(checked)
     if checked.result != types.BOOL:
-        raise refusal(
-            expression, [Issue(None, f"a condition is true or false; this is {runtime_name(checked.result)}")]
-        )
+        raise refusal(expression, [Issue(None, f"a condition must be bool, not {runtime_name(checked.result)}")])
     issues = list(_not_plain(checked)) + list(_never(checked))
     if not issues and (steps := _steps(checked.ast.root)) > MOST_STEPS:
-        issues = [Issue(None, f"takes up to {steps} steps; write it with less than {MOST_STEPS}")]
+        issues = [Issue(None, f"takes up to {steps} steps; write it with fewer than {MOST_STEPS}")]
     if issues:
         raise refusal(expression, issues)
     return checked
@@ -182,17 +180,17 @@ def _not_plain(checked: CheckedExpression) -> Iterator[Issue]:
                 name = checked.functions.get(node, node.function.removeprefix("."))
                 if name[0].isalpha() and name not in _FUNCTIONS:
                     known = nearest(name, _FUNCTIONS)
-                    yield Issue(node.position, f"a condition has no function '{name}'{known.rstrip('.')}")
+                    yield Issue(node.position, f"a condition cannot call '{name}'{known.rstrip('.')}")
                 elif name in {"_?._", "_[?_]"}:
                     yield Issue(node.position, "a condition needs no '?': every field has a value")
             case ListExpr() if node.optional:
-                yield Issue(node.position, "a condition has no optional elements")
+                yield Issue(node.position, "a condition cannot have optional elements")
             case MapExpr() if any(entry.is_optional for entry in node.entries):
-                yield Issue(node.position, "a condition has no optional entries")
+                yield Issue(node.position, "a condition cannot have optional entries")
             case Comprehension() if node.macro not in _LOOPS or node.second_variable is not None:
-                yield Issue(node.position, "a condition loops with all, exists and exists_one only")
+                yield Issue(node.position, "a condition can loop only with all, exists and exists_one")
             case Comprehension() if inside:
-                yield Issue(node.position, "a condition has no loop inside of another")
+                yield Issue(node.position, "a condition cannot have a loop inside another")
         is_loop = isinstance(node, Comprehension)
         if not (isinstance(node, Comprehension) and node.macro in _LOOPS):
             looping.extend((part, inside or is_loop) for part in children(node))

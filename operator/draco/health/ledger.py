@@ -283,12 +283,12 @@ def _of_links(before: LinkReading | None, now: LinkReading) -> list[Sign]:
         numbers = ", ".join(str(bit) for bit in range(down.bit_length()) if down >> bit & 1)
         found.append(Sign("NvLinkDown", f"NVLink {numbers} was up and is down; {_RETRAIN}.", down.bit_count()))
     if now.errors > before.errors:
-        sentence = "Errors of NVLinks were counted; if it goes on, run NVIDIA's field diagnostic."
+        sentence = "NVLink errors were counted; if they continue, run NVIDIA's field diagnostic."
         found.append(Sign("NvLinkErrors", sentence, now.errors))
     return found
 
 
-_RETRAIN = "drain and reset the GPU, and look at what is at the other end if that does not help"
+_RETRAIN = "drain and reset the GPU, and check the other end of the link if that does not help"
 
 
 def _baseline(before: LinkReading | None, now: LinkReading) -> LinkReading:

@@ -208,7 +208,7 @@ class _NodeDecision:
         try:
             return all(selector.matches(view) for selector in ready_policy.selectors)
         except EvaluationError as error:
-            self._err(ready_policy, f"Its selectors have no answer for {named(self._node, gpu)}: {_said(error)}.")
+            self._err(ready_policy, f"Its selectors cannot be evaluated for {named(self._node, gpu)}: {_said(error)}.")
             return False
 
     def _ask(self, asked: Sequence[tuple[ReadyPolicy, bool]], fault: GpuFaultStatus, sick: SickGpu) -> None:
@@ -241,7 +241,7 @@ class _NodeDecision:
                     return rule
             except ConditionError as error:
                 about = f"{fault.name} of {named(self._node, sick.gpu)}"
-                self._err(ready_policy, f"Rule {rule.name} has no answer for {about}: {str(error).rstrip('.')}.")
+                self._err(ready_policy, f"Rule {rule.name} cannot be evaluated for {about}: {str(error).rstrip('.')}.")
         return None
 
     def _err(self, ready_policy: ReadyPolicy, text: str) -> None:

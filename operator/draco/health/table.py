@@ -57,7 +57,7 @@ _CURES: Final = {
     FaultAction.NEXT_RESET: "the GPU works: reset it at the next opportunity",
     FaultAction.REPLACE: "replace the GPU",
     FaultAction.APPLICATION: "start the program again",
-    FaultAction.INSPECT: "have a look at the node",
+    FaultAction.INSPECT: "look at the node",
     FaultAction.RECORD: "nothing is to be done",
 }
 _EFFECTS: Final = {

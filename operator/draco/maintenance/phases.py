@@ -47,7 +47,7 @@ PHASES: Final = (
     # not begun
     _row(_P.PENDING, "NoDeviceClass", "deviceClassName names no DeviceClass"),
     _row(_P.PENDING, "InvalidSelector", "an expression does not compile"),
-    _row(_P.PENDING, "SelectorFails", "an expression has no answer for a device"),
+    _row(_P.PENDING, "SelectorFails", "an expression cannot be evaluated for a device"),
     _row(_P.PENDING, "TooManyDevices", "node, class and CEL select more than 256 devices"),
     _row(_P.PENDING, "MostOfClass", "more than half of a DeviceClass is selected, and allowMostOfClass is false"),
     _row(

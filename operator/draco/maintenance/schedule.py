@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.texts import listed
+from draco.resources.texts import agreeing, listed
 from draco.resources.windows import lasting, openness, unknown_zones
 
 _FAR = timedelta(days=366)
@@ -40,12 +40,13 @@ def schedule_problem(request: DeviceMaintenance) -> str:
     """What of the schedule or the deadline cannot be meant, in a sentence; "" if nothing."""
     windows = request.spec.schedule.windows
     if zones := unknown_zones(windows):
-        return f"spec.schedule.windows: {listed(zones)} is not a time zone; names are such as UTC or Europe/Berlin."
+        no_zones = agreeing(len(zones), "is not a time zone", "are not time zones")
+        return f"spec.schedule.windows: {listed(zones)} {no_zones}; use a name such as UTC or Europe/Berlin."
     if empty := [index for index, window in enumerate(windows) if not lasting(window.duration)]:
-        return f"spec.schedule.windows[{empty[0]}] is open for no time; give a duration such as 2h30m."
+        return f"spec.schedule.windows[{empty[0]}] has no duration; give one such as 2h30m."
     deadline = request.spec.deadline
     if deadline is not None and not lasting(deadline.after):
-        return "spec.deadline.after is no time; give a duration such as 4h, or leave spec.deadline out."
+        return "spec.deadline.after is zero; give a duration such as 4h, or leave spec.deadline out."
     return ""
 
 

@@ -40,7 +40,7 @@ def incomplete(pools: Sequence[PoolKey]) -> str:
     """Drivers are replacing slices: which devices there are is not known."""
     return (
         f"Not all ResourceSlices of {listed([f'pool {pool.pool} ({pool.driver})' for pool in pools])} are published; "
-        "this goes on when they are. If that takes long, look at the driver's pods."
+        "this continues when they are. If that takes long, look at the driver's pods."
     )
 
 

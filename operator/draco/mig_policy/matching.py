@@ -45,7 +45,7 @@ def rules_of(policy: MigPolicy) -> Rules:
             return Rules(policy=policy, problem=f"spec.deviceSelectors[{index}] is invalid: {compiled}.")
         selectors.append(compiled)
     if zones := unknown_zones(policy.spec.reset.windows):
-        named = f"{zones[0]} is not a time zone; names are such as UTC or Europe/Berlin"
+        named = f"{zones[0]} is not a time zone; use a name such as UTC or Europe/Berlin"
         return Rules(policy=policy, selectors=tuple(selectors), problem=f"spec.reset.windows: {named}.")
     return Rules(policy=policy, selectors=tuple(selectors))
 

@@ -133,7 +133,10 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
             waits = request.status.in_use and spec.drain.policy is DrainPolicy.WAIT
             steps = [f"Evict the pods that hold the devices: {patch}", cancel] if waits else [cancel]
         case MaintenancePhase.IN_MAINTENANCE if spec.work:
-            steps = [f"It goes on by itself when the Jobs of CronJob {spec.work.from_cron_job} have succeeded.", cancel]
+            steps = [
+                f"It continues by itself when the Jobs of CronJob {spec.work.from_cron_job} have succeeded.",
+                cancel,
+            ]
         case MaintenancePhase.IN_MAINTENANCE:
             steps = [f"When the work is done: draco maintain finish {name}"]
         case MaintenancePhase.VERIFYING:
@@ -141,12 +144,12 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
             steps = [f"When you have looked at the devices: draco maintain finish {name}"] if person else []
         case MaintenancePhase.FAILED:
             steps = [
-                "Repair what failed (a failed Job: delete it, and it is made again); it goes on by itself then.",
+                "Repair what failed (a failed Job: delete it, and it is made again); it resumes by itself then.",
                 cancel,
             ]
         case _:
             steps = [f"Let it start: draco maintain approve {name}"] if needs_approval(request) else []
-            steps.append(f"Call it off: draco maintain cancel {name}")
+            steps.append(f"Cancel it: draco maintain cancel {name}")
     return steps
 
 

@@ -48,7 +48,7 @@ def problem_of(spec: ResourceClaimSpec, classes: Mapping[str, DeviceClass]) -> R
                 f"(label {LABEL}).",
             )
     if not names:
-        return ReservationProblem("NoRequest", "The template asks for nothing: give it a request.")
+        return ReservationProblem("NoRequest", "The template requests no devices: add a request.")
     return None
 
 

@@ -135,7 +135,7 @@ def refused(name: str, message: str) -> str:
     """What is said of a claim that the API server does not take."""
     _, quota, what = message.partition("exceeded quota: ")
     if quota:
-        return _cut(f"ResourceQuota {shown(what)}: claim {name} is more. Raise the quota, or reserve fewer.")
+        return _cut(f"ResourceQuota {shown(what)}: claim {name} would exceed it. Raise the quota, or reserve fewer.")
     return _cut(f"The API server does not take claim {name}: {shown(message)}")
 
 

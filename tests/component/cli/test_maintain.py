@@ -240,7 +240,7 @@ def test_pause_is_one_switch_and_says_how_to_go_on(api_server: ControlPlane, unp
     assert call(api_server, "GET", f"{BUDGETS}/pause")["spec"]["paused"] is True
     assert maintain(api_server, "pause").exit_code == 0
     assert "MaintenanceBudget pause is paused" in maintain(api_server, "status").stderr
-    assert "goes on" in maintain(api_server, "resume").output
+    assert "is resumed" in maintain(api_server, "resume").output
     assert call(api_server, "GET", f"{BUDGETS}/pause")["spec"]["paused"] is False
     call(api_server, "POST", BUDGETS, {**_own("by-hand"), "spec": {"paused": True}})
     assert "still paused" in refused(maintain(api_server, "resume"))

@@ -91,15 +91,15 @@ async def deleted(lab: Lab, key: ObjectKey) -> None:
             {"device": "gpu-3"},
             {"schedule": {"windows": [NIGHT, {**NIGHT, "timeZone": "Mars/Olympus"}]}},
             "InvalidSchedule",
-            "Mars/Olympus is not a time zone; names are such as UTC",
+            "Mars/Olympus is not a time zone; use a name such as UTC",
         ),
         (
             {"device": "gpu-3"},
             {"schedule": {"windows": [{**NIGHT, "duration": "0m"}]}},
             "InvalidSchedule",
-            "spec.schedule.windows[0] is open for no time",
+            "spec.schedule.windows[0] has no duration",
         ),
-        ({"device": "gpu-3"}, {"deadline": {"after": "0m"}}, "InvalidSchedule", "spec.deadline.after is no time"),
+        ({"device": "gpu-3"}, {"deadline": {"after": "0m"}}, "InvalidSchedule", "spec.deadline.after is zero"),
     ],
 )
 async def test_what_cannot_be_meant_is_said_taints_nothing_and_can_be_deleted(

@@ -266,7 +266,7 @@ async def test_what_a_quota_refuses_is_said(served: ControlPlane, lab: Lab) -> N
         await lab.reserve(count=4)
         said = await lab.not_ready("Refused")
         assert said.status.message.startswith(f"ResourceQuota few, requested: {CLASS}.deviceclass")
-        assert said.status.message.endswith("claim train-2 is more. Raise the quota, or reserve fewer.")
+        assert said.status.message.endswith("claim train-2 would exceed it. Raise the quota, or reserve fewer.")
         assert set(await lab.claims()) == {"train-0", "train-1"}
 
 

@@ -131,7 +131,7 @@ async def test_members_that_want_different_topologies_hold_nothing_until_they_ag
             lab,
             namespace,
             f"Kueue pod group {namespace}/odd is to be in several topologies at once: sameNode, spread. "
-            f"Let all of its pods say one in the annotation {ANNOTATION_TOPOLOGY}.",
+            f"Give all of its pods the same one in the annotation {ANNOTATION_TOPOLOGY}.",
         )
         assert await allocated_claims(lab, namespace) == []
         await lab.patch(PODS, ObjectKey(namespace, "a"), {"metadata": {"annotations": sized(2, "spread")}})
@@ -157,7 +157,7 @@ async def test_a_group_whose_device_classes_differ_in_topology_holds_nothing_unt
                 lab,
                 namespace,
                 f"asks for DeviceClasses of different topologies: {namespace}-a has sameNode, {namespace}-b has spread.",
-                f"Let all of its pods say one in the annotation {ANNOTATION_TOPOLOGY}.",
+                f"Give all of its pods the same one in the annotation {ANNOTATION_TOPOLOGY}.",
             )
             assert await allocated_claims(lab, namespace) == []
             await lab.patch(PODS, ObjectKey(namespace, "a"), {"metadata": {"annotations": sized(2, "spread")}})

@@ -214,8 +214,8 @@ def test_where_the_toolkit_fails_our_own_edits_hold_and_the_reason_is_told(
     [
         (f"libcuda.so.{VERSION}", "libcuda.so.555.42.02", f"left out libcuda.so.{VERSION}"),
         (f"libnvidia-ml.so.{VERSION}", "libnvidia-ml.so.555.42.02", f"left out libnvidia-ml.so.{VERSION}"),
-        ('"/driver/usr/bin/nvidia-smi"', '""', "what no runtime takes (the path '')"),
-        ("NVIDIA_CTK_LIBCUDA_DIR=/", "", "what no runtime takes (the variable 'usr/lib"),
+        ('"/driver/usr/bin/nvidia-smi"', '""', "a CDI spec that no runtime accepts (the path '')"),
+        ("NVIDIA_CTK_LIBCUDA_DIR=/", "", "a CDI spec that no runtime accepts (the variable 'usr/lib"),
         ('"/usr/bin/nvidia-cdi-hook"', '"nvidia-cdi-hook"', "(a hook 'createContainer' without a path)"),
     ],
     ids=["another cuda", "another driver", "no path", "no variable", "no program"],

@@ -108,7 +108,7 @@ async def test_a_call_that_hangs_is_named_and_the_gpu_it_is_about_takes_no_new_w
     assert (view.hang.function, view.hang.gpu) == ("nvmlDeviceGetMemoryInfo", node.uuids[1])
     assert view.fault == (
         f"NVML's nvmlDeviceGetMemoryInfo for GPU {node.uuids[1]} has not answered since 00:00:10 UTC; look for NVRM in the "
-        "node's kernel log, and reboot the node if it goes on."
+        "node's kernel log, and reboot the node if it continues."
     )
     assert node.faults == ["", "DriverHangs"]
     assert node.states == [HealthState.UNKNOWN, HealthState.UNKNOWN]

@@ -451,4 +451,4 @@ def test_a_gpu_whose_name_is_no_text_is_not_identified_and_the_others_are(path: 
     assert [gpu.index for gpu in nvml.gpus()] == [0, *range(2, 8)]
     [odd] = nvml.unidentified()
     assert odd.index == 1
-    assert odd.message.startswith("NVML's nvmlDeviceGetName answered bytes that are no text")
+    assert odd.message.startswith("NVML's nvmlDeviceGetName answered bytes that are not text")

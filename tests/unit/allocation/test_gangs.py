@@ -207,7 +207,7 @@ def test_device_classes_of_different_topologies_are_refused_and_named_whichever_
     for each in (claims, claims[::-1]):
         terms = default_topology(GROUP, each, CLASSES)
         assert isinstance(terms, UnknownTerms)
-        assert terms.why == said + "Let all of its pods say one in the annotation draco.dev/topology."
+        assert terms.why == said + "Give all of its pods the same one in the annotation draco.dev/topology."
 
 
 @pytest.mark.parametrize("source", GangSource)

@@ -31,7 +31,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "DeviceMaintenance",
         {"deviceSelector": DEVICE, "schedule": {"start": "2020-01-01T00:00:00Z"}},
-        "spec.schedule.start is past (2020-01-01T00:00:00Z)",
+        "spec.schedule.start is in the past (2020-01-01T00:00:00Z)",
     ),
     ("MaintenanceBudget", {"maxDevices": 2, "deviceClassName": "known"}, ""),
     ("MaintenanceBudget", {"maxDevices": 0}, "Nothing can be taken out of service"),

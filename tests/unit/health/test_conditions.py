@@ -80,17 +80,17 @@ def test_what_a_fault_lacks_has_a_value_too() -> None:
     [
         ("fault.xidd == 63", "at 1:6: undefined field 'xidd' (did you mean xid?)"),
         ('fault.xid == "63"', "at 1:11: found no matching overload for '_==_' applied to '(int, string)'"),
-        ("fault.xid", "a condition is true or false; this is int"),
+        ("fault.xid", "a condition must be bool, not int"),
         ("fault.xid ==", "at 1:13: Syntax error"),
         ('device.driver == "x"', "at 1:1: undeclared reference to 'device'"),
         ('fault.family == "XID"', "fault.family is never 'XID'; it is one of driver, ecc"),
         ('fault.scope in ["GPU"]', "fault.scope is never 'GPU'"),
-        ('gpu.product.lowerAscii() == "x"', "a condition has no function 'lowerAscii'"),
+        ('gpu.product.lowerAscii() == "x"', "a condition cannot call 'lowerAscii'"),
         ("fault.effect == 'Record'", "undefined field 'effect'"),
         ("fault.?xid.orValue(1) == 1", "a condition"),
-        ("[1, 2].map(i, i * 2) == [2, 4]", "loops with all, exists and exists_one only"),
-        ("[1].exists(i, [2].exists(j, i == j))", "no loop inside of another"),
-        ("[[1].exists(i, true)].exists(j, j)", "no loop inside of another"),
+        ("[1, 2].map(i, i * 2) == [2, 4]", "can loop only with all, exists and exists_one"),
+        ("[1].exists(i, [2].exists(j, i == j))", "cannot have a loop inside another"),
+        ("[[1].exists(i, true)].exists(j, j)", "cannot have a loop inside another"),
         ("(" * 60 + "true" + ")" * 60, "nested too deeply"),
         ("fault == gpu", "overload"),
     ],
@@ -100,7 +100,7 @@ def test_a_mistake_is_found_when_the_condition_is_written(expression: str, said:
 
 
 def test_what_is_wrong_with_all_of_it_has_no_place() -> None:
-    assert refused("fault.xid") == "a condition is true or false; this is int"
+    assert refused("fault.xid") == "a condition must be bool, not int"
 
 
 def test_what_has_no_answer_for_a_fault_says_so() -> None:

@@ -156,7 +156,7 @@ def test_a_rule_without_an_answer_matches_nothing_and_is_said() -> None:
 
     assert said(health) == [("Hot", "Announce", "p")]
     assert status(policy, health).message.startswith(
-        "Rule odd has no answer for Hot of gpu-0 of n: modulus or divide by zero."
+        "Rule odd cannot be evaluated for Hot of gpu-0 of n: modulus or divide by zero."
     )
 
 

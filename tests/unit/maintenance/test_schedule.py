@@ -63,10 +63,14 @@ def test_who_looks_when_it_was_said_to_change_may_begin() -> None:
         (scheduled(NIGHT, deadline=MaintenanceDeadline(after="4h")), ""),
         (scheduled(msgspec.structs.replace(NIGHT, time_zone="Mars/Olympus")), "Mars/Olympus is not a time zone"),
         (
-            scheduled(NIGHT, msgspec.structs.replace(NIGHT, duration="0m")),
-            "spec.schedule.windows[1] is open for no time",
+            scheduled(*(msgspec.structs.replace(NIGHT, time_zone=zone) for zone in ("Mars/A", "Mars/B"))),
+            "Mars/A, Mars/B are not time zones; use a name",
         ),
-        (scheduled(deadline=MaintenanceDeadline(after="0s")), "spec.deadline.after is no time"),
+        (
+            scheduled(NIGHT, msgspec.structs.replace(NIGHT, duration="0m")),
+            "spec.schedule.windows[1] has no duration",
+        ),
+        (scheduled(deadline=MaintenanceDeadline(after="0s")), "spec.deadline.after is zero"),
     ],
 )
 def test_what_cannot_be_meant_is_said(request_: DeviceMaintenance, said: str) -> None:

@@ -78,7 +78,7 @@ def test_all_that_is_asked_must_be_so(selector: MaintenanceSelector, names: list
             "InvalidSelector",
             "selectors[0] does not compile: expression recursion",
         ),
-        (asked(IS_A100), "SelectorFails", "have no answer for gpu-0 of node-2"),
+        (asked(IS_A100), "SelectorFails", "cannot be evaluated for gpu-0 of node-2"),
         (asked(node_name="node-9"), "NoDevices", "node node-9"),
     ],
 )

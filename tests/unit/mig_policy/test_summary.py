@@ -230,7 +230,7 @@ def test_a_time_zone_that_does_not_exist_is_named() -> None:
     window = TimeWindow(start="22:00", duration="1h", time_zone="Europe/Atlantis")
     policy = a_mig_policy(reset=MigReset(permit=ResetPermit.IN_WINDOWS, windows=[window]))
     assert status(policy, nodes()).message.startswith(
-        "spec.reset.windows: Europe/Atlantis is not a time zone; names are such as UTC or Europe/Berlin."
+        "spec.reset.windows: Europe/Atlantis is not a time zone; use a name such as UTC or Europe/Berlin."
     )
 
 

@@ -79,7 +79,7 @@ def test_a_group_of_which_one_finds_no_card_gets_nothing_and_what_was_foreseen_f
     (whole, alone) = place(a_placed_fleet(fleet), [group, ClaimGroup([sender("c")])], [])
     assert whole.results == []
     assert whole.why_not.endswith(
-        "No node with devices of Draco's has any for default/b-card, too, which kube-scheduler allocates."
+        "No node with Draco's devices also has devices for default/b-card, which kube-scheduler allocates."
     )
     assert not whole.is_hopeless
     assert [each.device for one in alone.results[0] for each in one.devices.results] == ["gpu-2"]
@@ -90,7 +90,7 @@ def test_the_card_that_is_missing_is_named() -> None:
     (found,) = place(a_placed_fleet(a_fleet()), [ClaimGroup([sender("a")])], [])
     assert (found.results, found.why_not) == (
         [],
-        "No node with devices of Draco's has any for default/a-card, too, which kube-scheduler allocates.",
+        "No node with Draco's devices also has devices for default/a-card, which kube-scheduler allocates.",
     )
 
 

@@ -1,6 +1,7 @@
 """Where groups of claims go, one after the other."""
 
 import msgspec
+import pytest
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
@@ -94,6 +95,13 @@ def test_a_group_without_a_place_is_counted_in_what_it_has_pods_or_claims_of_a_r
         "may use."
         for name, noun in (("PodGroup train", "pods"), ("DeviceReservation night", "claims"))
     ]
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(1, "1 of 3 gets some, on 1 node"), (2, "2 of 3 get some, on 2 nodes")])
+def test_what_a_group_would_get_agrees_with_its_number(nodes: int, said: str) -> None:
+    members = [GroupMember([a_claim(name, device_class=CLASS)]) for name in "abc"]
+    (found,) = place(PlacedFleet(a_fleet(nodes=nodes)), [ClaimGroup(members, 3, name="PodGroup train")], [])
+    assert said in found.why_not
 
 
 def test_nodes_that_are_out_are_passed_by() -> None:

@@ -140,7 +140,7 @@ def _read(answer: bytes, seen: Path, driver: InstalledDriver) -> ContainerEdits:
     if not generated.mounts:
         raise ToolkitFailed(f"{CTK} found no files of the driver")
     for wrong in _unusable(generated):
-        raise ToolkitFailed(f"{CTK} wrote what no runtime takes ({wrong})")
+        raise ToolkitFailed(f"{CTK} wrote a CDI spec that no runtime accepts ({wrong})")
     if lacking := _needed(driver) - {Path(each.host_path).name for each in generated.mounts}:
         raise ToolkitFailed(f"{CTK} left out {', '.join(sorted(lacking))}")
     return ContainerEdits(

@@ -252,7 +252,7 @@ class HardwareMonitor:
     def _sentence(self, hang: NvmlCall) -> str:
         since = self._clock.now() - timedelta(seconds=self._clock.monotonic() - hang.since_s)
         what = f"{hang} has not answered" if hang.function else "The GPUs have not been read"
-        return f"{what} since {since:%H:%M:%S} UTC; look for NVRM in the node's kernel log, and reboot the node if it goes on."
+        return f"{what} since {since:%H:%M:%S} UTC; look for NVRM in the node's kernel log, and reboot the node if it continues."
 
     def _read(self) -> HardwareView:
         with self._nvml.lock:

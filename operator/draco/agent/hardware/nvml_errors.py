@@ -125,7 +125,7 @@ def translated(error: Any, function: str, *, gpu: str = "") -> NvmlError:
 def not_text(function: str) -> NvmlError:
     """The error for an answer that should be text and is not UTF-8: pynvml cannot hand it on."""
     sentence = (
-        f"NVML's {function} answered bytes that are no text; reload the driver, or replace the GPU if they come back."
+        f"NVML's {function} answered bytes that are not text; reload the driver, or replace the GPU if they come back."
     )
     return Unreadable(sentence, int(pynvml.NVML_ERROR_UNKNOWN))
 

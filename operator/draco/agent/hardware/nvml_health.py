@@ -136,7 +136,7 @@ class HealthReader:
             unasked.add(FaultFamily.THERMAL)
             return
         if reasons & _HOT or (slowdown is not None and celsius >= slowdown):
-            sentence = f"The GPU has {celsius} °C and lowers its clocks; check its cooling."
+            sentence = f"The GPU is at {celsius} °C and lowers its clocks; check its cooling."
             signs.append(Sign(faults.THERMAL_SLOWDOWN, sentence))
         elif slowdown is not None and celsius > slowdown - THERMAL_MARGIN_C:
             unasked.add(FaultFamily.THERMAL)
@@ -148,7 +148,7 @@ class HealthReader:
             return None
 
 
-_AT_NEXT_RESET = "a board that contains such errors works on: reset the GPU at the next opportunity"
+_AT_NEXT_RESET = "a board that contains such errors keeps working: reset the GPU at the next opportunity"
 
 
 def _recovery(action: int | None, signs: list[Sign], unasked: set[FaultFamily]) -> None:

@@ -36,7 +36,7 @@ class CreationAttempt(Enum):
 
     MADE = "NVML was asked, and may have made it"
     REFUSED = "NVML made nothing, or was never asked"
-    LEFT_OVER = "an earlier run put it on record"
+    LEFT_OVER = "an earlier run recorded it"
 
 
 class Ownership(Enum):

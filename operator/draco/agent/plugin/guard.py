@@ -174,8 +174,8 @@ class ProcessLock:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SettingsError(
-                f"The agent's folder {self._path.parent} cannot be written: {advice(error)}. It is to be a folder of the "
-                "node, where it survives reboots; --state-dir names another one."
+                f"The agent's folder {self._path.parent} cannot be written: {advice(error)}. It must be a folder of the "
+                "node that survives reboots; --state-dir names another one."
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +184,7 @@ class ProcessLock:
             os.close(descriptor)
             raise AnotherPlugin(
                 f"Another Draco agent (process {holder}) uses {self._path.parent}; stop it, or give this agent its own "
-                "state folder. An agent that is to follow another one waits for it with --take-over.",
+                "state folder. To have an agent wait for another and follow it, use --take-over.",
                 ours=True,
             ) from None
         self._descriptor = descriptor

@@ -28,7 +28,7 @@ JOBSET_JOBS: Final = "jobset.sigs.k8s.io/global-replicas"
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _SIZE: Final = re.compile("[1-9][0-9]{0,5}")
 _SHOWN: Final = 40
-_ONE_TOPOLOGY: Final = f"Let all of its pods say one in the annotation {ANNOTATION_TOPOLOGY}."
+_ONE_TOPOLOGY: Final = f"Give all of its pods the same one in the annotation {ANNOTATION_TOPOLOGY}."
 
 
 class GangSource(StrEnum):

@@ -35,7 +35,7 @@ def limit_s(text: str) -> float | None:
         return None
     if not text or not (found := _LIMIT.fullmatch(text)):
         raise DurationError(
-            f"'{text}' is not a duration for --timeout: write such as 90s, 45m or 2h30m; 0 is no limit."
+            f"'{text}' is not a duration for --timeout: write for example 90s, 45m or 2h30m; 0 is no limit."
         )
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return 3600.0 * hours + 60.0 * minutes + seconds or None

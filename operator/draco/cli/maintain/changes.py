@@ -38,7 +38,7 @@ def finish(request: DeviceMaintenance) -> Changes:
         return {}
     if phase in BEFORE_ISOLATION:
         raise MaintainError(
-            f"{name} has not begun (phase {phase}), so there is no work to finish: call it off with {cancel}."
+            f"{name} has not begun (phase {phase}), so there is no work to finish: cancel it with {cancel}."
         )
     if phase in {MaintenancePhase.ISOLATED, MaintenancePhase.DRAINING}:
         in_use = request.status.in_use or 0
@@ -48,7 +48,7 @@ def finish(request: DeviceMaintenance) -> Changes:
         )
     if phase is MaintenancePhase.FAILED:
         raise MaintainError(
-            f"{name} has failed: {request.status.message or 'its conditions say why.'} Repair that and it goes on by itself, or "
+            f"{name} has failed: {request.status.message or 'its conditions say why.'} Repair that and it resumes by itself, or "
             f"give the devices back as they are: {cancel}."
         )
     return {"finished": True}

@@ -178,7 +178,7 @@ def start(
         await create(cluster.client, DEVICE_MAINTENANCES, name, spec, dry_run=dry_run)
         echo(f"devicemaintenance/{name} created{' (server dry run)' if dry_run else ''}")
         if not dry_run:
-            echo(f"How far it is: draco maintain status {name} --watch")
+            echo(f"See its progress: draco maintain status {name} --watch")
 
     run(work, kubeconfig, context)
 
@@ -199,7 +199,7 @@ def approve(*, name: str, yes: bool, kubeconfig: Path | None, context: str | Non
             lines, pods = screen.preview(request, found, ()), found.summary.pods
         else:
             lines = [
-                f"{counted(rehearsal.devices, 'device')}, what is the same hardware included.",
+                f"{counted(rehearsal.devices, 'device')}, the same hardware included.",
                 *screen.numbers(rehearsal, request.spec.drain.policy),
             ]
             pods = rehearsal.pods
@@ -300,7 +300,7 @@ def pause(kubeconfig: Path | None, context: str | None) -> None:
         elif not budget.spec.paused:
             generation = budget.metadata.generation
             await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": True}, generation)
-        echo("Maintenance is paused. Go on with: draco maintain resume")
+        echo("Maintenance is paused. Resume with: draco maintain resume")
         _warn(cluster)
 
     run(work, kubeconfig, context)
@@ -319,7 +319,7 @@ def resume(kubeconfig: Path | None, context: str | None) -> None:
             await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": False}, generation)
         if others := pause_warning(each for each in budgets if each.metadata.name != PAUSE):
             raise MaintainError(f"maintenance is still paused. {others}")
-        echo("Maintenance goes on.")
+        echo("Maintenance is resumed.")
         _warn(cluster)
 
     run(work, kubeconfig, context)

@@ -159,4 +159,4 @@ def age(since: str, now: datetime) -> str:
 def _devices(devices: Sequence[DeviceKey]) -> str:
     """The devices, with partitions counted where they go with their GPU."""
     names = listed([f"{key.pool}/{key.device}" for key in devices], _SHOWN)
-    return f"{counted(len(devices), 'device')}, what is the same hardware included: {names}"
+    return f"{counted(len(devices), 'device')}, the same hardware included: {names}"

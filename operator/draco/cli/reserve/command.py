@@ -107,7 +107,7 @@ def command(
             if wait:
                 await cluster.wait(client, made, timeout)
             elif not dry_run:
-                echo(f"How it stands: draco reserve --namespace {here}")
+                echo(f"See its status: draco reserve --namespace {here}")
 
     asyncio.run(work())
 

@@ -70,9 +70,9 @@ def _time(text: str, now: datetime) -> str:
         end = datetime.fromisoformat(text)
     except ValueError:
         raise ReserveError(
-            f"'{text}' is no time: write it such as 2030-01-31T18:00, or with a zone, 2030-01-31T18:00Z."
+            f"'{text}' is not a time: write for example 2030-01-31T18:00, or 2030-01-31T18:00Z with a zone."
         ) from None
     end = end.astimezone(UTC)  # without a zone, that of this machine
     if end <= now:
-        raise ReserveError(f"--until {text} is past: set a later time.")
+        raise ReserveError(f"--until {text} is in the past: set a later time.")
     return f"{end:%Y-%m-%dT%H:%M:%SZ}"

@@ -341,7 +341,7 @@ def _notes(status: ClusterStatus, console: Console) -> None:
         for item in status.missing:
             console.print(f"- {item.name}: {item.consequence} {item.remedy}".rstrip())
         console.print(
-            "The operator and the agents notice a change within five minutes; nothing is to be restarted.", style="dim"
+            "The operator and the agents notice a change within five minutes; nothing needs a restart.", style="dim"
         )
 
 

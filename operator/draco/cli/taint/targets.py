@@ -37,10 +37,10 @@ def taint_of(text: str) -> DeviceTaint:
     key, _, value = said.partition("=")
     if not colon or not key:
         raise TaintTargetError(
-            f"'{text}' is no taint: write KEY[=VALUE]:EFFECT, such as example.com/broken:NoSchedule, with one of {_effects()}."
+            f"'{text}' is not a taint: write KEY[=VALUE]:EFFECT, such as example.com/broken:NoSchedule, with one of {_effects()}."
         )
     if effect not in EFFECTS:
-        raise TaintTargetError(f"'{effect}' is no effect of a taint on a device: write one of {_effects()}.")
+        raise TaintTargetError(f"'{effect}' is not an effect of a device taint: write one of {_effects()}.")
     taint = DeviceTaint(key=key, value=value, effect=effect)
     if said := refusal(DeviceTaintRule(metadata=ObjectMeta(), spec=DeviceTaintRuleSpec(taint=taint))):
         raise TaintTargetError(said)

@@ -222,7 +222,7 @@ class RemediationReconciler:
                 meta = request.metadata
                 log.warning("health.remediation_left", request=meta.name, policy=policy.metadata.name)
                 note = (
-                    f"HealthPolicy {policy.metadata.name}, which opened this, was deleted. It goes on; finish, cancel or "
+                    f"HealthPolicy {policy.metadata.name}, which opened this, was deleted. It continues; finish, cancel or "
                     "delete it yourself."
                 )
                 kind = DEVICE_MAINTENANCES

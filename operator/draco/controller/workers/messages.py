@@ -278,7 +278,7 @@ def inward(body: bytes) -> Inward:
     try:
         message: Inward = _inward.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise NotAMessage(f"what came is no message ({error})") from error
+        raise NotAMessage(f"this is not a message ({error})") from error
     return message
 
 
@@ -287,7 +287,7 @@ def outward(body: bytes) -> Outward:
     try:
         message: Outward = _outward.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise NotAMessage(f"what came is no message ({error})") from error
+        raise NotAMessage(f"this is not a message ({error})") from error
     return message
 
 

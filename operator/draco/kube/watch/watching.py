@@ -202,7 +202,7 @@ def _step(kind: Kind[T], line: bytes) -> WatchStep[T]:
             case other:
                 raise StreamBroken(f"an event of the unknown type {other!r}")
     except msgspec.MsgspecError as error:
-        raise StreamBroken(f"a line that is no event: {error}") from error
+        raise StreamBroken(f"a line that is not an event: {error}") from error
 
 
 def upsert(kind: Kind[T], raw: bytes | msgspec.Raw) -> WatchStep[T]:

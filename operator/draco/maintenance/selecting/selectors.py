@@ -122,7 +122,7 @@ def test_of(selector: MaintenanceSelector, classes: Mapping[str, DeviceClass]) -
 
 def selector_fails(device: DeviceKey, error: str) -> SelectionProblem:
     """An expression has no answer for a device: as for claims, then nothing is selected."""
-    said = f"The selectors have no answer for {device.device} of {device.pool}: {error}. Test with has() or orValue()."
+    said = f"The selectors cannot be evaluated for {device.device} of {device.pool}: {error}. Test with has() or orValue()."
     return SelectionProblem("SelectorFails", said)
 
 

@@ -18,7 +18,7 @@ from draco.placing.search.as_if import PlacedFleet, PlacerAsIf
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey
-from draco.resources.texts import counted, listed
+from draco.resources.texts import agreeing, counted, listed
 
 _KEPT: Final = "draco-kept"
 _NOW: Final = "now"
@@ -87,7 +87,7 @@ def own_results(group: ClaimGroup, fit: GroupFit) -> list[list[AllocationResult]
 
 def _too_few(group: ClaimGroup, fit: GroupFit, when: str) -> str:
     names = listed(dict.fromkeys(str(each.metadata.key) for each in fit.lacking))
-    lacking = f"No node with devices of Draco's has any for {names}, too, which kube-scheduler allocates."
+    lacking = f"No node with Draco's devices also has devices for {names}, which kube-scheduler allocates."
     if not group.name:
         return (
             lacking
@@ -98,6 +98,6 @@ def _too_few(group: ClaimGroup, fit: GroupFit, when: str) -> str:
     where = f" within one {group.topology}" if group.topology not in {"", SPREAD} else ""
     return (
         f"{group.name} needs devices for {counted(group.needed, noun)} at once{where}; {when} {fit.found} of "
-        f"{len(group.members)} get some, on {counted(fit.nodes, 'node')} that they may use."
+        f"{len(group.members)} {agreeing(fit.found, 'gets', 'get')} some, on {counted(fit.nodes, 'node')} that they may use."
         f"{f' {lacking}' if names else ''}"
     )

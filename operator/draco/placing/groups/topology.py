@@ -39,7 +39,7 @@ def domains_of(
         if (value := _value(topology, fleet, node)) is not None:
             by_value.setdefault(value, {})[name] = node
     if topology not in {SAME_NODE, SAME_NVLINK_DOMAIN} and not by_value:
-        raise TopologyError(f"No node that the group may run on has the label {topology}, which is its topology.")
+        raise TopologyError(f"No node that the group may run on has the label {topology}, which its topology needs.")
     homes = [home for claim in placed for name in nodes_of(claim) if (home := fleet.nodes.get(name)) is not None]
     taken = {value for home in homes if (value := _value(topology, fleet, home)) is not None}
     if len(taken) > 1:

@@ -76,7 +76,7 @@ _WORSE: Final[Mapping[str, Callable[[int, int], str]]] = {
     ),
     "crowding": lambda there, here: f"Its node is emptier: {counted(there, 'GPU')} would stay idle instead of {here}.",
     "cut_links": lambda there, here: (
-        f"There {counted(there, 'NVLink')} to free GPUs would be of no use any more, instead of {here}."
+        f"There {counted(there, 'NVLink')} to free GPUs would go unused, instead of {here}."
     ),
 }
 """What is to be said where this is the first thing that differs."""

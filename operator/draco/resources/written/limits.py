@@ -153,9 +153,9 @@ def _taint(taint: DeviceTaint, where: str) -> Iterator[str]:
     if not taint.key:
         yield f"{where}.key is empty: name the taint"
     elif not _TAINT_KEY.fullmatch(taint.key):
-        yield f'{where}.key "{_short(taint.key)}" is no label\'s key: write a name such as example.com/broken'
+        yield f'{where}.key "{_short(taint.key)}" is not a label key: write a name such as example.com/broken'
     if taint.value and not _TAINT_VALUE.fullmatch(taint.value):
-        yield f'{where}.value "{_short(taint.value)}" is no label\'s value: use at most 63 letters, digits, -, _ and .'
+        yield f'{where}.value "{_short(taint.value)}" is not a label value: use at most 63 letters, digits, -, _ and .'
     if taint.effect not in EFFECTS:
         yield f'{where}.effect "{_short(taint.effect)}" is unknown: write None, NoSchedule or NoExecute'
 

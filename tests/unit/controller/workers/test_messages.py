@@ -47,9 +47,9 @@ def test_a_message_that_says_that_it_is_too_long_is_not_waited_for() -> None:
 
 
 def test_what_is_no_message_is_said_to_be_none() -> None:
-    with pytest.raises(NotAMessage, match="what came is no message"):
+    with pytest.raises(NotAMessage, match="this is not a message"):
         inward(b"\xc1")
-    with pytest.raises(NotAMessage, match="what came is no message"):
+    with pytest.raises(NotAMessage, match="this is not a message"):
         outward(frame(ASK)[4:])
 
 
@@ -93,7 +93,7 @@ def worker() -> Iterator[Worker]:
     ("words", "why"),
     [
         ((MOST_ANSWER_BYTES + 1).to_bytes(4, "big"), "bytes is announced"),
-        ((3).to_bytes(4, "big") + b"abc", "no message"),
+        ((3).to_bytes(4, "big") + b"abc", "is not a message"),
         (frame(Reply(8, ClaimProblems([]), 3, 0.0)), "it answers what it was not asked"),
         (frame(SkippedObject("Node", ObjectKey("", "n"), "e")), "it answers what it was not asked"),
     ],

@@ -252,5 +252,5 @@ class LeakedClaims:
             type="Normal",
             reason=RELEASED_REASON,
             action=EVENT_ACTION,
-            note=f"Draco took back {devices}, as the MigPolicy says: PodGroup {group} has no pod. Its next gets devices again.",
+            note=f"Draco took back {devices}, as the MigPolicy says: PodGroup {group} has no pod. Its next pods get devices.",
         )
