@@ -177,9 +177,12 @@ async def test_after_a_refusal_the_claim_is_left_alone_for_a_while_longer_each_t
     await lab.write(claim, "", code)
     assert (key in lab.writes, lab.writes.is_refused(key)) == (False, True)
     assert f"does not let Draco allocate claim {key}: " in lab.writes.trouble
-    lab.writes._refusals[ObjectKey("", "")] = lab.writes._refusals[key]._replace(until_s=0)
+    refused = lab.writes._refused.by_key
+    ((one, pause),) = refused.items()
+    other = one._replace(key=ObjectKey("", ""))
+    refused[other] = pause._replace(until_s=0)
     assert f"does not let Draco allocate claims {key} and 1 more: " in lab.writes.trouble
-    del lab.writes._refusals[ObjectKey("", "")]
+    del refused[other]
     first_s = lab.writes.next_s()
     await lab.write(claim, code)
     assert first_s < lab.writes.next_s() < 2 * first_s + 1

@@ -179,7 +179,7 @@ async def test_two_budgets_for_one_pod_are_both_named(served: ControlPlane, lab:
         await lab.budget(name, "web", allows=1, healthy=2)
     async with an_operator(served):
         key = await lab.drain()
-        await lab.says(key, f"{lab.namespace}/one, {lab.namespace}/two both cover it")
+        await lab.says(key, f"{lab.namespace}/one, {lab.namespace}/two cover it")
         assert await lab.exists("web")
 
 

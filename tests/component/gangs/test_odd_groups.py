@@ -79,7 +79,7 @@ async def test_of_two_groups_whose_pods_name_one_claim_one_keeps_it_and_the_othe
 
     await until(made, what="the claims")
     async with an_operator(guarded, ALLOCATING):
-        await until_said(lab, namespace, "needs devices for 2 pods at once; now 1 of 2 get some")
+        await until_said(lab, namespace, "needs devices for 2 pods at once; now 1 of 2 gets some")
         held = {each.metadata.name[:3] for each in await allocated_claims(lab, namespace)}
         assert held in ({"one", "sha"}, {"two", "sha"})
         assert len(await allocated_claims(lab, namespace)) == 3

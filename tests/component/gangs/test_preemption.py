@@ -91,7 +91,7 @@ async def test_nobody_leaves_for_a_group_that_would_not_fit_all_the_same(
             )
 
         async def told() -> bool:
-            return "1 of 3 get some" in str(await events_of(all_dracos, namespace, "GroupWaiting"))
+            return "1 of 3 gets some" in str(await events_of(all_dracos, namespace, "GroupWaiting"))
 
         await until(told, what="why the group waits")
         assert {"low", "equal"} <= await staying(all_dracos, namespace)

@@ -255,11 +255,11 @@ def test_devices_can_be_tainted(tmp_path: Path, taint: str) -> None:
 @pytest.mark.parametrize(
     ("taint", "said"),
     [
-        ("suspect", "is no taint: write KEY[=VALUE]:EFFECT"),
-        ("suspect:NoSchedul", "is no effect of a taint on a device: write one of"),
-        (":NoSchedule", "is no taint"),
-        ("a b:NoSchedule", "is no label's key"),
-        ("a=b c:NoSchedule", "is no label's value"),
+        ("suspect", "is not a taint: write KEY[=VALUE]:EFFECT"),
+        ("suspect:NoSchedul", "is not an effect of a device taint: write one of"),
+        (":NoSchedule", "is not a taint"),
+        ("a b:NoSchedule", "is not a label key"),
+        ("a=b c:NoSchedule", "is not a label value"),
         ("a:NoSchedule@node-0", "names no devices; write DRIVER/POOL/DEVICE"),
         ("a:NoSchedule@node=node-0", "'node' selects no devices; use driver, pool, device"),
     ],

@@ -61,8 +61,8 @@ def test_each_group_gets_what_those_before_it_have_left_and_only_what_is_dracos(
     assert found == [["node-0/gpu-0"], ["node-1/gpu-0"], []]
     for number, searched in enumerate(("(1 node searched)", "(2 nodes searched)"), start=1):
         groups = [group(name) for name in "abc"[: number + 1]]
-        found = place(a_placed_fleet(a_fleet(nodes=number)), groups, [])
-        assert found[number].why_not.endswith(f"for it {searched}.")
+        placed = place(a_placed_fleet(a_fleet(nodes=number)), groups, [])
+        assert placed[number].why_not.endswith(f"for it {searched}.")
 
 
 def test_afterwards_the_fleet_is_as_it_was() -> None:
@@ -100,7 +100,7 @@ def test_a_group_without_a_place_is_counted_in_what_it_has_pods_or_claims_of_a_r
 @pytest.mark.parametrize(("nodes", "said"), [(1, "1 of 3 gets some, on 1 node"), (2, "2 of 3 get some, on 2 nodes")])
 def test_what_a_group_would_get_agrees_with_its_number(nodes: int, said: str) -> None:
     members = [GroupMember([a_claim(name, device_class=CLASS)]) for name in "abc"]
-    (found,) = place(PlacedFleet(a_fleet(nodes=nodes)), [ClaimGroup(members, 3, name="PodGroup train")], [])
+    (found,) = place(a_placed_fleet(a_fleet(nodes=nodes)), [ClaimGroup(members, 3, name="PodGroup train")], [])
     assert said in found.why_not
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draco.placing.score import PlacementScore, why_worse
+from draco.placing.scoring.score import PlacementScore, why_worse
 
 
 @pytest.mark.parametrize(
