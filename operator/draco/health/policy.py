@@ -204,8 +204,8 @@ class _NodeDecision:
         device = self._seen.devices.get(gpu.uuid)
         if device is None:
             return None
-        view = device_view(self._seen.gpu_node.status.driver, device)
         try:
+            view = device_view(self._seen.gpu_node.status.driver, device)
             return all(selector.matches(view) for selector in ready_policy.selectors)
         except EvaluationError as error:
             self._err(ready_policy, f"Its selectors cannot be evaluated for {named(self._node, gpu)}: {_said(error)}.")

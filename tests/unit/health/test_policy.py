@@ -119,6 +119,17 @@ def test_policies_select_by_node_device_and_class() -> None:
     assert ready(by_class, a_device_class("big", selector="false")).selectors[0].expression == "false"
 
 
+def test_a_device_that_no_selector_can_be_asked_about_is_not_selected_which_is_said() -> None:
+    policy = a_health_policy("p", a_health_rule(XID, "Record"), device_selectors=[a_selector("true")])
+    node = a_sick_node("n", [a_fault()])
+    odd = Device(name="gpu-0", attributes={"driverVersion": DeviceAttribute(version="580")})
+
+    health = decide_node(SeenGpus(gpu_node=node, devices={a_gpu_uuid("n", 0): odd}), made_ready(policy))
+
+    assert health.overrides == ()
+    assert "Its selectors have no answer for gpu-0 of n: attribute driverVersion" in status(policy, health).message
+
+
 @pytest.mark.parametrize(
     ("spec", "reason", "text"),
     [

@@ -108,3 +108,11 @@ def test_devices_that_agree_in_all_that_is_read_are_asked_once_and_others_each_f
     listing = Device(name="gpu-9", attributes={"productName": DeviceAttribute(strings=["NVIDIA A100"])})
     assert test.says(NVIDIA_DRIVER, listing) is not True
     assert test.says("gpu.example.com", A100) is False
+
+
+def test_a_device_that_no_selector_can_be_asked_about_fails_alone() -> None:
+    test = class_test(CLASSES["nvidia"])
+    assert isinstance(test, DeviceTest)
+    odd = Device(name="gpu-9", attributes={"driverVersion": DeviceAttribute(version="580")})
+    assert "parse semantic version" in str(test.says(NVIDIA_DRIVER, odd))
+    assert test.says(NVIDIA_DRIVER, A100) is True

@@ -104,7 +104,7 @@ class MaintenanceFleet:
         known = self._view.classes.store.get(ObjectKey("", name))
         if known is None:
             return frozenset()
-        test = self._test(name)
+        test = self.test(name)
         work = CooperativeWork(self._clock)
         found: set[PhysicalGpu] = set()
         for pool in await self.pools():
@@ -118,7 +118,7 @@ class MaintenanceFleet:
         found = []
         for device_class in self._view.classes.store.values():
             name = device_class.metadata.name
-            test = self._test(name)
+            test = self.test(name)
             if isinstance(test, str):
                 continue
             if any(not self._members(name, test, self.pool(pool)).isdisjoint(gpus) for pool in concerned):
@@ -130,7 +130,8 @@ class MaintenanceFleet:
         """The labels of nodes."""
         return {node.metadata.name: node.metadata.labels for node in self._view.nodes.store.values()}
 
-    def _test(self, name: str) -> DeviceTest | str:
+    def test(self, name: str) -> DeviceTest | str:
+        """Whether devices are of a class; what is wrong with it, if nobody can tell."""
         known = self._view.classes.store.get(ObjectKey("", name))
         if known is None:
             return "it does not exist"

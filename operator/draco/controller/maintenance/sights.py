@@ -6,10 +6,8 @@ reconciler.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import lru_cache
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.cel import CompileError, EvaluationError, compile_selector, device_view
 from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.parts import Drains, RunsJobs
@@ -31,7 +29,7 @@ from draco.maintenance.selecting.matching import (
     vanished,
 )
 from draco.maintenance.working.verification import AgentVerdict, agents_say
-from draco.resources.api.claims import DeviceClass, ResourceClaim
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
@@ -41,8 +39,6 @@ from draco.resources.names import DeviceKey, PoolKey
 
 _MOST_ASKED = 64
 """Of more devices than this some are taken to belong to any class."""
-
-_compiled = lru_cache(maxsize=256)(compile_selector)
 
 
 class MaintenanceSights:
@@ -174,10 +170,13 @@ class MaintenanceSights:
         ]
         may_fit = set()
         for name in names:
-            known = self._view.classes.store.get(ObjectKey("", name))
-            if known is None:
+            if ObjectKey("", name) not in self._view.classes.store:
                 continue  # nothing is allocated for a class that does not exist; one that is made wakes us
-            if len(asked) > _MOST_ASKED or any(_may_belong(known, *each) for each in asked):
+            test = self._fleet.test(name)
+            # If its selectors fail, nobody knows.
+            if len(asked) > _MOST_ASKED or (
+                bool(asked) if isinstance(test, str) else any(test.says(*each) is not False for each in asked)
+            ):
                 may_fit.add(name)
         return may_fit
 
@@ -212,16 +211,3 @@ def publishes(gpu_node: GpuNode) -> bool:
     """Whether the agent has devices to publish, and does."""
     published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
     return published and bool(gpu_node.status.driver_version)
-
-
-def _may_belong(device_class: DeviceClass, driver: str, device: Device) -> bool:
-    """Whether the class selects the device. If its selectors fail, nobody knows."""
-    try:
-        view = device_view(driver, device)
-        return all(
-            _compiled(selector.cel.expression).matches(view)
-            for selector in device_class.spec.selectors
-            if selector.cel is not None
-        )
-    except (CompileError, EvaluationError):
-        return True

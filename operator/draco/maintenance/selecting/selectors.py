@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view, one_line
+from draco.cel import CompileError, DeviceVariable, EvaluationError, Selector, compile_selector, device_view, one_line
 from draco.maintenance.gate import SelectionProblem
 from draco.resources.api.claims import DeviceClass, DeviceSelector
 from draco.resources.api.maintenance import MaintenanceSelector
@@ -44,15 +44,18 @@ class DeviceTest:
         except TypeError:  # an attribute that is a list
             key = known = None
         if known is None:
-            known = self._asked(driver, device)
+            try:
+                view = device_view(driver, device)
+            except EvaluationError as error:  # whatever is asked of it: nothing to know of others that agree with it
+                return _short(str(error))
+            known = self._asked(view)
             if key is not None:
                 if len(self._known) >= _REMEMBERED:
                     self._known.clear()
                 self._known[key] = known
         return known
 
-    def _asked(self, driver: str, device: Device) -> bool | str:
-        view = device_view(driver, device)
+    def _asked(self, view: DeviceVariable) -> bool | str:
         try:
             return all(selector.matches(view) for selector in self._selectors)
         except EvaluationError as error:
