@@ -17,6 +17,7 @@ import msgspec
 from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view, one_line
 from draco.resources.api.draco import Allocator, GpuStatus, MigMode, MigPolicy, MigPolicySpec
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID
 from draco.resources.windows import unknown_zones
 
 _LAST = datetime.max.replace(tzinfo=UTC)
@@ -147,9 +148,9 @@ def whole_gpus(devices: Iterable[Device], gpus: Iterable[GpuStatus], *, driver: 
     whole: dict[str, Device] = {}
     partition: dict[str, Device] = {}
     for device in devices:
-        if parent := _text(device, "parentUUID", driver):
+        if parent := device.text(ATTRIBUTE_PARENT_UUID, driver):
             partition.setdefault(parent, device)
-        elif uuid := _text(device, "uuid", driver):
+        elif uuid := device.text(ATTRIBUTE_UUID, driver):
             whole.setdefault(uuid, device)
     for gpu in gpus:
         if gpu.uuid not in whole and gpu.uuid in partition:
@@ -167,8 +168,3 @@ def _joined(partition: Device, gpu: GpuStatus, driver: str) -> Device:
     attributes["uuid"] = DeviceAttribute(string=gpu.uuid)
     capacity = {"memory": DeviceCapacity(value=gpu.memory)} if gpu.memory else {}
     return Device(name=gpu.device, attributes=attributes, capacity=capacity)
-
-
-def _text(device: Device, name: str, driver: str) -> str:
-    attribute = device.attributes.get(name) or device.attributes.get(f"{driver}/{name}")
-    return attribute.string or "" if attribute else ""

@@ -10,13 +10,13 @@ from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, adm
 from draco.maintenance.gate import POOL_INCOMPLETE
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu, PublishedDevice, nvlink_domain
 from draco.maintenance.selecting.matching import MaintenanceSelection, incomplete_pools, scope_of
 from draco.maintenance.selecting.rehearsal import PoolSelection
 from draco.maintenance.selecting.selectors import test_of as asked_by
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.maintenance import BudgetScope, MaintenanceBudgetSpec, MaintenancePhase, MaintenanceSelector
-from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
 from tests.builders import MOMENT, a_maintenance, a_slice
 
@@ -115,3 +115,18 @@ def test_a_budget_of_a_class_does_not_count_what_is_known_not_to_be_of_it() -> N
 def test_an_unknown_gpu_counts_in_the_nvlink_domain_of_its_node() -> None:
     limit = a_limit([], BudgetScope.NVLINK_DOMAIN, pool_places={"node-1": "rack", "node-2": "rack"})
     assert limit.counted([GPUS[0], PhysicalGpu(NVIDIA_DRIVER, "node-2", "gpu-0")]) == {"rack": 2}
+
+
+@pytest.mark.parametrize("driver", [NVIDIA_DRIVER, "gpu.example.com"])
+@pytest.mark.parametrize("domain", ["", f"{NVIDIA_DRIVER}/"])
+def test_an_nvlink_domain_is_the_fabric_that_placement_knows(driver: str, domain: str) -> None:
+    def within(cluster: str) -> str:
+        attributes = {
+            f"{domain}clusterUUID": DeviceAttribute(string=cluster),
+            f"{domain}cliqueID": DeviceAttribute(int_=7),
+        }
+        gpu = Device(name="gpu-0", attributes=attributes)
+        return nvlink_domain(PublishedDevice(gpu, "node-1", PhysicalGpu(driver, "node-1", "gpu-0")), {})
+
+    assert within("6f1c-2") == "6f1c-2.7"
+    assert within("00000000-0000-0000-0000-000000000000") == "node-1"

@@ -21,7 +21,13 @@ from draco.resources.api.slices import (
     ResourceSlice,
     ResourceSliceSpec,
 )
-from draco.resources.names import STANDARD_NUMA_NODE, STANDARD_PCI_BUS_ID, STANDARD_PCIE_ROOT
+from draco.resources.names import (
+    ATTRIBUTE_CLIQUE_ID,
+    ATTRIBUTE_CLUSTER_UUID,
+    STANDARD_NUMA_NODE,
+    STANDARD_PCI_BUS_ID,
+    STANDARD_PCIE_ROOT,
+)
 from draco.resources.quantity import Format, Quantity
 from draco.resources.semver import SemVer
 
@@ -58,7 +64,7 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
         "addressingMode": gpu.addressing_mode,
         STANDARD_PCI_BUS_ID: gpu.pci_bus_id,
         STANDARD_PCIE_ROOT: located.pcie_root,
-        "clusterUUID": gpu.fabric and gpu.fabric.cluster,
+        ATTRIBUTE_CLUSTER_UUID: gpu.fabric and gpu.fabric.cluster,
     }
     versions = {
         "cudaComputeCapability": version(gpu.cuda_compute_capability),
@@ -70,7 +76,7 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
     if located.numa_node is not None:
         attributes[STANDARD_NUMA_NODE] = DeviceAttribute(int_=located.numa_node)
     if gpu.fabric is not None:
-        attributes["cliqueID"] = DeviceAttribute(int_=gpu.fabric.clique)
+        attributes[ATTRIBUTE_CLIQUE_ID] = DeviceAttribute(int_=gpu.fabric.clique)
     return Device(name=device_name(gpu), attributes=attributes, capacity={"memory": DeviceCapacity(value=memory(gpu))})
 
 

@@ -168,11 +168,9 @@ class PoolHardware:
 
     def _text(self, device: str, name: str) -> str:
         known = self._devices.get(device)
-        if known is None:
-            return ""
-        # The domain may be left out where it is the driver's; all slices of a pool are of one driver.
-        attribute = known.attributes.get(name) or known.attributes.get(f"{self._slices[0].spec.driver}/{name}")
-        return (attribute.string or "") if attribute else ""
+        return (
+            known.text(name, self._slices[0].spec.driver) if known is not None else ""
+        )  # all slices are of one driver
 
     def _draws(self, device: str) -> Draws:
         known = self._devices.get(device)

@@ -17,11 +17,17 @@ from draco.mig_policy.decide import wanted_of
 from draco.resources.api.draco import Allocator, GpuMig, MigMode, MigPolicy, WantedGpu
 from draco.resources.api.slices import CounterSet, Device, DeviceAttribute, ResourceSlice
 from draco.resources.errors import DracoError
-from draco.resources.names import NVIDIA_DRIVER, GpuUuid, read_partition_name
+from draco.resources.names import (
+    ATTRIBUTE_CLIQUE_ID,
+    ATTRIBUTE_CLUSTER_UUID,
+    NVIDIA_DRIVER,
+    GpuUuid,
+    read_partition_name,
+)
 
 POOL: Final = "node"
 """A node's pool has the node's name, which nobody knows yet."""
-_OWN: Final = frozenset({"clusterUUID", "cliqueID"})
+_OWN: Final = frozenset({ATTRIBUTE_CLUSTER_UUID, ATTRIBUTE_CLIQUE_ID})
 """Attributes that say where a node is, which a new one is not."""
 _UUIDS: Final = frozenset({"uuid", "parentUUID"})
 """Attributes of which only counts which devices share them."""

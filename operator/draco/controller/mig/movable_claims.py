@@ -12,7 +12,7 @@ from draco.reservations.claims import reservation_key, reserved_by
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, IdleClaims, MigMode
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import DeviceKey
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, DeviceKey
 
 
 class Movable(NamedTuple):
@@ -79,6 +79,4 @@ class MovableClaims:
         if found is None:
             return _Home("", "")
         published, node = found
-        attributes = published.attributes
-        parent = attributes.get("parentUUID") or attributes.get(f"{device.driver}/parentUUID")
-        return _Home(parent.string or "" if parent else "", node)
+        return _Home(published.text(ATTRIBUTE_PARENT_UUID, device.driver), node)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.selecting.selectors import DeviceTest
-from draco.resources.api.slices import Device, ResourceSlice
+from draco.resources.api.slices import Device, ResourceSlice, fabric_of
 from draco.resources.names import PoolKey, read_partition_name
 
 
@@ -75,10 +75,8 @@ def _gpu_of(hardware: PoolHardware, device: str) -> str:
 
 def nvlink_domain(published: PublishedDevice, node_labels: Mapping[str, str]) -> str:
     """The NVLink domain of a GPU; one that is in none is alone with its node."""
-    attributes = published.device.attributes
-    cluster, clique = (_text(attributes, name) for name in ("clusterUUID", "cliqueID"))
-    if cluster and clique:
-        return f"{cluster}.{clique}"
+    if fabric := fabric_of(published.gpu.driver, published.device):
+        return ".".join(fabric)
     return node_labels.get(CLIQUE_LABEL) or place(published)
 
 
@@ -89,11 +87,3 @@ def place(published: PublishedDevice) -> str:
 
 CLIQUE_LABEL = "nvidia.com/gpu.clique"
 """On a node, by NVIDIA's feature discovery: the cluster and the clique of its GPUs."""
-
-
-def _text(attributes: Mapping[str, object], name: str) -> str:
-    for key, attribute in attributes.items():
-        if key.rpartition("/")[2] == name:
-            value = getattr(attribute, "value", None)
-            return "" if value is None else str(value)
-    return ""

@@ -8,9 +8,9 @@ from typing import Final
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.ownership.claims import nodes_of
-from draco.placing.scoring.distance import fabric_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
+from draco.resources.api.slices import fabric_of
 from draco.resources.errors import DracoError
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from draco.resources.texts import listed

@@ -4,16 +4,11 @@ Owns the reading of the attributes that say so, no matter which driver publishes
 not there, two devices are as far from each other as can be.
 """
 
-from typing import Final
-
 import msgspec
 
-from draco.resources.api.slices import Device
+from draco.resources.api.slices import Device, fabric_of
 from draco.resources.names import ATTRIBUTE_NVLINK_PEERS, NVIDIA_DRIVER, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT
 
-CLUSTER_UUID: Final = "clusterUUID"
-CLIQUE_ID: Final = "cliqueID"
-"""Of a GPU behind NVSwitches: with the same values on both, any two GPUs are linked."""
 SAME_ROOT, SAME_NUMA, FAR = 0, 1, 2
 
 
@@ -57,20 +52,6 @@ def position_of(driver: str, pool: str, name: str, device: Device) -> DevicePosi
     )
 
 
-def fabric_of(driver: str, device: Device) -> tuple[str, str] | None:
-    """The NVLink fabric that a GPU is in: cluster and clique. None if it is in none, as one without a cluster's UUID."""
-    cluster, clique = _value(device, driver, CLUSTER_UUID), _value(device, driver, CLIQUE_ID)
-    return (cluster, clique) if cluster and clique is not None and cluster.strip("0-") else None
-
-
 def _value(device: Device, driver: str, name: str) -> str | None:
     """An attribute as text, by its full name or, in the driver's or NVIDIA's own domain, without it."""
-    names = (name,) if "/" in name else (name, f"{driver}/{name}", f"{NVIDIA_DRIVER}/{name}")
-    for each in names:
-        found = device.attributes.get(each)
-        if found is not None:
-            value = found.value
-            if isinstance(value, list):
-                return " ".join(map(str, value)) or None
-            return None if value is None else str(value)
-    return None
+    return device.text(name, driver) or device.text(name, NVIDIA_DRIVER) or None

@@ -15,17 +15,23 @@ from draco.allocation.fleet.rowwise import Codes, combine, number, packed, unpac
 from draco.allocation.search.candidates import tolerated
 from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError
-from draco.placing.scoring.distance import CLIQUE_ID, CLUSTER_UUID
 from draco.placing.scoring.judging import NodeJudge
 from draco.resources.api.core import Node
-from draco.resources.names import ATTRIBUTE_NVLINK_PEERS, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT, PoolKey
+from draco.resources.names import (
+    ATTRIBUTE_CLIQUE_ID,
+    ATTRIBUTE_CLUSTER_UUID,
+    ATTRIBUTE_NVLINK_PEERS,
+    STANDARD_NUMA_NODE,
+    STANDARD_PCIE_ROOT,
+    PoolKey,
+)
 
 NOT_USABLE, USABLE, FAILS = 0, 1, 2
 """Of a row: whether a request selects and tolerates the device, or a selector fails on it."""
 _IDS: Final = frozenset(
     each.rpartition("/")[2] for each in (ATTRIBUTE_NVLINK_PEERS, STANDARD_NUMA_NODE, STANDARD_PCIE_ROOT)
 )
-_PATTERNS: Final = frozenset({CLUSTER_UUID, CLIQUE_ID})
+_PATTERNS: Final = frozenset({ATTRIBUTE_CLUSTER_UUID, ATTRIBUTE_CLIQUE_ID})
 
 
 class NodeKinds:

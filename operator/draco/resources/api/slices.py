@@ -11,7 +11,7 @@ import msgspec
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import NodeSelector, ObjectMeta
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import ATTRIBUTE_CLIQUE_ID, ATTRIBUTE_CLUSTER_UUID, NVIDIA_DRIVER, DeviceKey, PoolKey
 
 
 class DeviceAttribute(ApiStruct, frozen=True, kw_only=True):
@@ -96,6 +96,26 @@ class Device(ApiStruct, frozen=True, kw_only=True):
     binding_conditions: list[str] = []
     binding_failure_conditions: list[str] = []
     allow_multiple_allocations: bool | None = None
+
+    def text(self, name: str, driver: str) -> str:
+        """An attribute as text, with its driver's domain or without it; "" if it has none of the name."""
+        found = self.attributes.get(name) or self.attributes.get(f"{driver}/{name}")
+        value = found.value if found is not None else None
+        if isinstance(value, list):
+            return " ".join(map(str, value))
+        return "" if value is None else str(value)
+
+
+def fabric_of(driver: str, device: Device) -> tuple[str, str] | None:
+    """The NVLink fabric that a GPU is in: cluster and clique. None if it is in none, as one without a cluster's UUID.
+
+    Other drivers may say so by the names of NVIDIA's.
+    """
+    cluster, clique = (
+        device.text(name, driver) or device.text(name, NVIDIA_DRIVER)
+        for name in (ATTRIBUTE_CLUSTER_UUID, ATTRIBUTE_CLIQUE_ID)
+    )
+    return (cluster, clique) if cluster.strip("0-") and clique else None
 
 
 class ResourcePool(ApiStruct, frozen=True, kw_only=True):
