@@ -9,12 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.controller.evictions import PodEvictions
+from draco.controller.maintenance.budgets import MaintenanceAdmission
+from draco.controller.maintenance.draining import PodDrains
+from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.reconciler import MaintenanceReconciler
+from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Conflict, NotFound
-from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE
+from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE, EventRecorder
 from draco.maintenance.rules import maintenance_uid, rule_for
 from draco.resources.api.core import Event
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
@@ -246,13 +252,31 @@ async def was_current_a_moment_ago(_: Any) -> bool:
     return True
 
 
+def a_reconciler(client: Client, view: ClusterView) -> MaintenanceReconciler:
+    clock = SystemClock()
+    fleet = MaintenanceFleet(view, clock)
+    events = EventRecorder(client, controller="draco", instance="test", clock=clock)
+    evictions, count = PodEvictions(client, clock=clock), OperatorMetrics().evictions
+    return MaintenanceReconciler(
+        client,
+        view,
+        clock=clock,
+        settle_s=0.1,
+        fleet=fleet,
+        admission=MaintenanceAdmission(client, view, fleet, clock=clock),
+        drains=PodDrains(client, view, events, evictions=evictions, clock=clock, count=count),
+        jobs=MaintenanceJobs(client, view, namespace="draco-system", permitted=False, clock=clock),
+        events=events,
+    )
+
+
 async def test_a_replica_that_lives_in_the_past_does_not_overwrite_a_newer_status(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a leader does that was suspended, lost its lease, and has not noticed yet."""
     key = await lab.request(device="gpu-3")
     view = ClusterView(lab.client, RULES, clock=SystemClock())
-    reconciler = MaintenanceReconciler(lab.client, view, clock=SystemClock(), settle_s=0.1)
+    reconciler = a_reconciler(lab.client, view)
     past = await lab.client.get(DEVICE_MAINTENANCES, key)
     view.maintenances.store.put(past)
     newer = {"status": {"phase": "InMaintenance", "message": "said by the new leader"}}
@@ -275,8 +299,7 @@ async def test_a_rule_made_anew_under_its_name_is_not_deleted_for_the_one_before
     past = msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, uid="an-earlier-one"))
     view.rule_store.put(past)
     try:
-        reconciler = MaintenanceReconciler(lab.client, view, clock=SystemClock(), settle_s=0.1)
-        await reconciler.reconcile(maintenance_uid(past))
+        await a_reconciler(lab.client, view).reconcile(maintenance_uid(past))
         assert (await lab.client.get(RULES, made.metadata.key)).metadata.uid == made.metadata.uid
     finally:
         await lab.client.delete(RULES, made.metadata.key)

@@ -14,7 +14,6 @@ from prometheus_client import Counter
 
 from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, Eviction, PodEvictions
 from draco.controller.maintenance.eviction_requests import EvictionRequests
-from draco.controller.maintenance.parts import request_reference
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -30,7 +29,7 @@ from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import PODS
+from draco.resources.kinds import DEVICE_MAINTENANCES, PODS
 from draco.resources.names import DeviceKey
 from draco.resources.texts import listed
 
@@ -203,7 +202,8 @@ class PodDrains:
         self._record(
             PODS.reference(pod.metadata), "Normal", f"Evicted, because it holds {held}, in maintenance for {meta.name}."
         )
-        self._record(request_reference(request), "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
+        regarding = DEVICE_MAINTENANCES.reference(meta)
+        self._record(regarding, "Normal", f"Evicted pod {pod.metadata.key}, which holds {held}.")
 
     def _what_it_holds(self, request: DeviceMaintenance, pod: Pod) -> str:
         devices = sorted(self._view.devices_held(pod.claims).intersection(each.key for each in request.status.devices))

@@ -8,7 +8,7 @@ tenant can pass a Job or a claim of its own off as ours.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
@@ -82,9 +82,8 @@ class MaintenanceJobs:
         for informer in (self._jobs, self._pods):
             informer.subscribe(lambda change: _wake(change, wake))
 
-    def look(self, request: DeviceMaintenance, purpose: Purpose, *, now: datetime) -> JobsState | None:
+    def look(self, request: DeviceMaintenance, purpose: Purpose) -> JobsState | None:
         """How the Jobs of this purpose stand; None where the request asks for none."""
-        del now
         if not cron_job_of(request, purpose):
             return None
         uid = request.metadata.uid

@@ -11,8 +11,9 @@ import msgspec
 import structlog
 
 from draco.controller.maintenance.budgets import COUNTING, MaintenanceAdmission
+from draco.controller.maintenance.draining import PodDrains
 from draco.controller.maintenance.fleet import MaintenanceFleet
-from draco.controller.maintenance.parts import Drains, RunsJobs, request_reference
+from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.rehearsals import Rehearsals, Rehearsed
 from draco.controller.maintenance.sights import MaintenanceSights, publishes
 from draco.controller.own_status import OwnStatus
@@ -62,28 +63,22 @@ class MaintenanceReconciler:
         *,
         clock: Clock,
         settle_s: float,
-        fleet: MaintenanceFleet | None = None,
-        admission: MaintenanceAdmission | None = None,
-        drains: Drains | None = None,
-        jobs: RunsJobs | None = None,
-        events: EventRecorder | None = None,
+        fleet: MaintenanceFleet,
+        admission: MaintenanceAdmission,
+        drains: PodDrains,
+        jobs: MaintenanceJobs,
+        events: EventRecorder,
     ) -> None:
         self._client = client
         self._view = view
         self._clock = clock
-        self._fleet = fleet or MaintenanceFleet(view, clock)
-        self._admission = admission or MaintenanceAdmission(client, view, self._fleet, clock=clock)
-        self._rehearsals = Rehearsals(client, view, self._fleet, clock=clock)
+        self._fleet = fleet
+        self._admission = admission
+        self._rehearsals = Rehearsals(client, view, fleet, clock=clock)
         self._drains = drains
         self._jobs = jobs
         self._sights = MaintenanceSights(
-            view,
-            clock=clock,
-            settle_s=settle_s,
-            fleet=self._fleet,
-            admission=self._admission,
-            drains=drains,
-            jobs=jobs,
+            view, clock=clock, settle_s=settle_s, fleet=fleet, admission=admission, drains=drains, jobs=jobs
         )
         self._events = events
         self._statuses = OwnStatus(client, DEVICE_MAINTENANCES)
@@ -100,9 +95,8 @@ class MaintenanceReconciler:
             self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
         self._view.budgets.subscribe(lambda _: self._wake_all(wake), reads=lambda budget: budget.spec)
         self._admission.listeners.add(wake)
-        for part in (self._drains, self._jobs):
-            if part is not None:
-                part.subscribe(wake)
+        self._drains.subscribe(wake)
+        self._jobs.subscribe(wake)
 
     def all_keys(self) -> set[str]:
         """Every request there is, and every one that left a rule behind."""
@@ -141,8 +135,7 @@ class MaintenanceReconciler:
     async def _clean_up_after(self, uid: str) -> None:
         """Take away what a request that is gone has left."""
         self._statuses.forget(uid)
-        if self._drains:
-            self._drains.forget(uid)
+        self._drains.forget(uid)
         await self._carry_out(await self._plan_for_missing(uid), None)
         self._admission.withdraw(uid)  # only now: a rule that was just being written counts no less
 
@@ -177,11 +170,11 @@ class MaintenanceReconciler:
 
     async def _work(self, request: DeviceMaintenance, plan: MaintenancePlan, seen: PlanInput) -> float | None:
         """What the status as it stands says that is done to others: pods are evicted, Jobs are made."""
-        if plan.drain and self._drains and seen.drain:
+        if plan.drain and seen.drain:
             return await self._drains.carry_out(request, seen.drain)
-        if plan.work and self._jobs and seen.work:
+        if plan.work and seen.work:
             await self._jobs.make(request, Purpose.WORK, seen.work)
-        if plan.verify and self._jobs and seen.verification:
+        if plan.verify and seen.verification:
             await self._jobs.make(request, Purpose.VERIFICATION, seen.verification)
         return None
 
@@ -211,7 +204,7 @@ class MaintenanceReconciler:
         for rule in plan.apply:
             if kind:
                 await self._client.apply(kind, rule.metadata.key, rule, manager=FIELD_MANAGER_OPERATOR)
-        if plan.stop_jobs and request and self._jobs:
+        if plan.stop_jobs and request:
             await self._jobs.stop(request)
         for rule in plan.delete:
             if kind:
@@ -234,10 +227,10 @@ class MaintenanceReconciler:
 
     def _announce(self, request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> None:
         """Say that the phase has changed: once, by who has written it."""
-        if self._events is None or status.phase is None:
+        if status.phase is None:
             return
         self._events.record(
-            request_reference(request),
+            DEVICE_MAINTENANCES.reference(request.metadata),
             type="Warning" if status.phase is MaintenancePhase.FAILED else "Normal",
             reason=status.phase.value,
             action=EVENT_ACTION,

@@ -9,8 +9,9 @@ from datetime import timedelta
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.controller.maintenance.budgets import MaintenanceAdmission
+from draco.controller.maintenance.draining import PodDrains
 from draco.controller.maintenance.fleet import MaintenanceFleet
-from draco.controller.maintenance.parts import Drains, RunsJobs
+from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.rehearsals import Rehearsed
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -52,8 +53,8 @@ class MaintenanceSights:
         settle_s: float,
         fleet: MaintenanceFleet,
         admission: MaintenanceAdmission,
-        drains: Drains | None,
-        jobs: RunsJobs | None,
+        drains: PodDrains,
+        jobs: MaintenanceJobs,
     ) -> None:
         self._view = view
         self._clock = clock
@@ -86,7 +87,7 @@ class MaintenanceSights:
         }
         served = self._view.taint_rules is not None
         idle = self._idle(nodes)
-        own = self._jobs.own_claims(request) if self._jobs else frozenset()
+        own = self._jobs.own_claims(request)
         return PlanInput(
             now=now,
             scope=scope,
@@ -116,8 +117,8 @@ class MaintenanceSights:
             ),
             settle=self._settle,
             drain=self._draining(request, scope, claims.values(), rules, own=own) if has_begun(request) else None,
-            work=self._jobs.look(request, Purpose.WORK, now=now) if self._jobs else None,
-            verification=self._jobs.look(request, Purpose.VERIFICATION, now=now) if self._jobs else None,
+            work=self._jobs.look(request, Purpose.WORK),
+            verification=self._jobs.look(request, Purpose.VERIFICATION),
             agents=_agents_say(scope, isolated, nodes, idle),
         )
 
@@ -130,8 +131,6 @@ class MaintenanceSights:
         *,
         own: Collection[ObjectKey],
     ) -> DrainState | None:
-        if self._drains is None:
-            return None
         devices = {*scope.named, *scope.overlapping, *scope.doubtful}
         holding = [
             claim for claim in claims if claim.metadata.key not in own and not devices.isdisjoint(claim.devices_held)
