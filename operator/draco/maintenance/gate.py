@@ -26,10 +26,6 @@ class SelectionProblem(msgspec.Struct, frozen=True):
     message: str
 
 
-class Admitted(msgspec.Struct, frozen=True):
-    """Budgets let the request begin."""
-
-
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request does not begin. `rehearsed`: it could, were it not for time, a person or other requests."""
 
@@ -46,11 +42,12 @@ def what_holds_up(
     problem: SelectionProblem | None,
     found: Collection[DeviceKey],
     beyond: Sequence[DeviceKey],
-    admission: Admitted | Waiting,
+    admission: Waiting | None = None,
     incomplete: Sequence[PoolKey] = (),
 ) -> Waiting | None:
     """What is in the way of isolating the devices; None if nothing is. `found` are the devices that are selected.
 
+    `admission` is what budgets make it wait for, None if they let it begin.
     `incomplete` are pools of which slices are still to come: what would be selected now is not all that is meant.
     """
     if problem is None and incomplete and request.spec.taint.effect in BLOCKING_EFFECTS:
@@ -65,7 +62,7 @@ def what_holds_up(
     if not start.is_now:
         left = start.changes_at - now if start.changes_at else None
         return Waiting(reason="NotYet", message=wording.not_yet(start.changes_at), look_again=left)
-    return admission if isinstance(admission, Waiting) else None
+    return admission
 
 
 def _what_is_wrong(

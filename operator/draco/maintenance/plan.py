@@ -103,18 +103,23 @@ def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> Maintenance
     if request.spec.finished and not (begun and not announces):
         return _plan_return(request, seen)
     if not begun:
-        held_up = what_holds_up(
-            request,
-            seen.now,
-            problem=seen.problem,
-            found=seen.scope.named,
-            beyond=seen.beyond,
-            admission=seen.admission,
-            incomplete=seen.incomplete,
-        )
-        if held_up is not None and not (announces and held_up.reason == "EffectNone"):
-            return _plan_waiting(request, seen, held_up)
+        waiting = held_up(request, seen)
+        if waiting is not None and not (announces and waiting.reason == "EffectNone"):
+            return _plan_waiting(request, seen, waiting)
     return _plan_isolation(request, seen)
+
+
+def held_up(request: DeviceMaintenance, seen: PlanInput) -> Waiting | None:
+    """What is in the way of isolating the request's devices; None if nothing is."""
+    return what_holds_up(
+        request,
+        seen.now,
+        problem=seen.problem,
+        found=seen.scope.named,
+        beyond=seen.beyond,
+        admission=seen.admission,
+        incomplete=seen.incomplete,
+    )
 
 
 def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> MaintenancePlan:
@@ -129,20 +134,20 @@ def _isolates_already(seen: PlanInput) -> bool:
     return any(rule.spec.taint.effect in BLOCKING_EFFECTS and maintained_device(rule) for rule in seen.rules)
 
 
-def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, held_up: Waiting) -> MaintenancePlan:
+def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, waiting: Waiting) -> MaintenancePlan:
     """Nothing is tainted. What was, of a request that only announces something, is taken back."""
     selection = seen.selected(request)
     standing = standing_of(request, selection, seen.scope, (), seen.claims, rules_served=seen.rules_served)
-    message = held_up.message
+    message = waiting.message
     status = DeviceMaintenanceStatus(
-        phase=MaintenancePhase.REHEARSED if held_up.rehearsed else MaintenancePhase.PENDING,
+        phase=MaintenancePhase.REHEARSED if waiting.rehearsed else MaintenancePhase.PENDING,
         observed_generation=request.metadata.generation,
         message=message,
         rehearsal=seen.rehearsal,
         device_count=len(standing.devices),
         in_use=len(standing.held),
         conditions=[
-            condition(request, CONDITION_ISOLATED, "False", held_up.reason, message, now=seen.now),
+            condition(request, CONDITION_ISOLATED, "False", waiting.reason, message, now=seen.now),
             condition(request, CONDITION_READY_FOR_WORK, "False", "NotIsolated", wording.NOT_ISOLATED, now=seen.now),
         ],
     )
@@ -151,7 +156,7 @@ def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, held_up: Waiting)
         status_first=says(request, CONDITION_ISOLATED),
         delete=seen.rules,
         status=_if_changed(request, status),
-        look_again=_soonest(held_up.look_again),
+        look_again=_soonest(waiting.look_again),
     )
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from draco.maintenance.gate import Admitted, SelectionProblem, Waiting
+from draco.maintenance.gate import SelectionProblem, Waiting
 from draco.maintenance.progress import DrainState, JobsState
 from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, fixed_selection
 from draco.maintenance.working.verification import AgentVerdict
@@ -30,7 +30,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
 
     `incomplete` are the pools of its devices of which slices are still to come: nothing is begun with then.
 
-    `rehearsal` is what isolating would do, `admission` whether budgets let the request begin. `drain`, `work` and `verification`
+    `rehearsal` is what isolating would do, `admission` what budgets make the request wait for. `drain`, `work` and `verification`
     say how these go; None where there is nothing of the kind. `agents` is what the agents of its nodes say of the devices, None
     where no agent knows them; they are believed once they have said so for `verify_settle`, and what is bad
     once the work has been done for `verify_grace`: an agent reads from time to time, and reports figures later than news.
@@ -56,7 +56,7 @@ class PlanInput(msgspec.Struct, frozen=True, kw_only=True):
     informed: tuple[str, ...] = ()
     settle: timedelta = timedelta(seconds=2)
     rehearsal: MaintenanceRehearsal | None = None
-    admission: Admitted | Waiting = Admitted()
+    admission: Waiting | None = None
     drain: DrainState | None = None
     work: JobsState | None = None
     verification: JobsState | None = None

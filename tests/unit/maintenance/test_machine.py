@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 
 from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
-from draco.maintenance.gate import Admitted, Waiting, what_holds_up
-from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
+from draco.maintenance.gate import Waiting
+from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
@@ -362,17 +362,17 @@ class Maintenance(RuleBasedStateMachine):
         )
         return plan_maintenance(request, msgspec.structs.replace(found, admission=self.admission(request, found, seen)))
 
-    def admission(self, request: DeviceMaintenance, found: PlanInput, seen: World) -> Admitted | Waiting:
+    def admission(self, request: DeviceMaintenance, found: PlanInput, seen: World) -> Waiting | None:
         """What the operator knows of budgets, and what it has let begin without having heard of that yet."""
         uid = request.metadata.uid
         for begun in [each for each, there in seen.requests.items() if has_begun(there)]:
             self.reserved.pop(begun, None)
-        if has_begun(request) or self.holds_up(request, found, Admitted()):
-            return Admitted()
+        if has_begun(request) or held_up(request, found):
+            return None
         pool = fleet_of(seen.devices)
         gpus = frozenset(gpus_of(pool, scope_devices(found.scope)))
         spec = MaintenanceBudgetSpec(max_devices=seen.limit, max_percent=seen.percent, paused=seen.paused)
-        places = dict.fromkeys({*pool.gpus, *gpus}, "")
+        places = dict.fromkeys(pool.gpus, "")  # what nobody publishes counts, but not towards a share
         budget = BudgetLimit(name="only", spec=spec, places=places, totals={"": len(places)})
         out = out_of_service(seen)
         before = dict(self.reserved)
@@ -385,14 +385,7 @@ class Maintenance(RuleBasedStateMachine):
             before={uid for uid in before if before[uid] == asking[uid]},
         )
         self.reserved = {each: asking[each] for each in decided.admitted}
-        if uid in decided.waiting:
-            return decided.waiting[uid]
-        return Admitted()
-
-    def holds_up(self, request: DeviceMaintenance, found: PlanInput, admission: Admitted | Waiting) -> Waiting | None:
-        return what_holds_up(
-            request, found.now, problem=found.problem, found=found.scope.named, beyond=(), admission=admission
-        )
+        return decided.waiting.get(uid)
 
     def carry_out(self, plan: MaintenancePlan, request: DeviceMaintenance | None, seen: World) -> Iterator[None]:
         if plan.status_first:

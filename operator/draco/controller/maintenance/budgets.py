@@ -29,7 +29,7 @@ from draco.maintenance.budgets.admission import (
 )
 from draco.maintenance.budgets.status import budget_status
 from draco.maintenance.conditions import is_returning
-from draco.maintenance.gate import Admitted, Waiting
+from draco.maintenance.gate import Waiting
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
@@ -76,17 +76,17 @@ class MaintenanceAdmission:
 
     # -- for the reconciler of requests
 
-    def ask(self, candidate: StartCandidate) -> Admitted | Waiting:
-        """Whether a request may begin now; if not, it is in the list from now on."""
+    def ask(self, candidate: StartCandidate) -> Waiting | None:
+        """What a request waits for, None if it may begin now; if it waits, it is in the list from now on."""
         uid = candidate.uid
         if not len(self._view.budgets.store):
-            return Admitted()
+            return None
         if paused := self.paused(candidate.gpus):
             self._put(candidate)
             return Waiting(reason="Paused", message=paused_by(paused))
         admitted = self._admitted.get(uid)
         if admitted is not None and candidate.gpus <= admitted:
-            return Admitted()
+            return None
         self._put(candidate)
         return self._waiting.get(uid, COUNTING)
 

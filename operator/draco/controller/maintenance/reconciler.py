@@ -25,8 +25,8 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
-from draco.maintenance.gate import POOL_INCOMPLETE, Admitted, Waiting, what_holds_up
-from draco.maintenance.plan import MaintenancePlan, plan_abandoned, plan_maintenance
+from draco.maintenance.gate import POOL_INCOMPLETE, Waiting
+from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
@@ -149,23 +149,13 @@ class MaintenanceReconciler:
             return None  # an older operator has begun with it
         return await self._rehearsals.of(request)
 
-    def _admits(self, request: DeviceMaintenance, seen: PlanInput, gpus: frozenset[PhysicalGpu]) -> Admitted | Waiting:
-        """Whether budgets let it begin, asked only if nothing else is in the way."""
+    def _admits(self, request: DeviceMaintenance, seen: PlanInput, gpus: frozenset[PhysicalGpu]) -> Waiting | None:
+        """What budgets make it wait for, asked only if nothing else is in the way."""
         uid = request.metadata.uid
-        held_up = what_holds_up(
-            request,
-            seen.now,
-            problem=seen.problem,
-            found=seen.scope.named,
-            beyond=seen.beyond,
-            admission=Admitted(),
-            incomplete=seen.incomplete,
-        )
-        if held_up is not None and held_up.reason == POOL_INCOMPLETE:
-            return Admitted()  # it is held up all the same, and keeps its place in the queue
-        if held_up is not None:
-            self._admission.withdraw(uid)
-            return Admitted()
+        if (waiting := held_up(request, seen)) is not None:
+            if waiting.reason != POOL_INCOMPLETE:  # then it is held up all the same, but keeps its place in the queue
+                self._admission.withdraw(uid)
+            return None
         return self._admission.ask(StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus))
 
     async def _work(self, request: DeviceMaintenance, plan: MaintenancePlan, seen: PlanInput) -> float | None:
