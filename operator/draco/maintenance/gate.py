@@ -59,9 +59,9 @@ def what_holds_up(
     if request.spec.approval is Approval.REQUIRED and not request.spec.approved:
         return Waiting(reason="NotApproved", message=wording.not_approved(request))
     start = start_time(request, now)
-    if not start.is_now:
-        left = start.changes_at - now if start.changes_at else None
-        return Waiting(reason="NotYet", message=wording.not_yet(start.changes_at), look_again=left)
+    if not start.is_open:
+        left = start.until - now if start.until else None
+        return Waiting(reason="NotYet", message=wording.not_yet(start.until), look_again=left)
     return admission
 
 

@@ -5,35 +5,25 @@ Owns what its schedule and its deadline mean at a moment, and what is wrong with
 
 from datetime import datetime, timedelta
 
-import msgspec
-
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.texts import agreeing, listed
-from draco.resources.windows import lasting, openness, unknown_zones
+from draco.resources.windows import Openness, lasting, openness, unknown_zones
 
 _FAR = timedelta(days=366)
 """Nobody needs to know today in which window a request of the year 9999 begins, and calendars end there."""
 
 
-class StartTime(msgspec.Struct, frozen=True):
-    """Whether a request may begin now, and if not, when that changes. None: never."""
-
-    is_now: bool
-    changes_at: datetime | None = None
-
-
-def start_time(request: DeviceMaintenance, now: datetime) -> StartTime:
+def start_time(request: DeviceMaintenance, now: datetime) -> Openness:
     """Whether the schedule lets a request begin at `now`. A start that is past lets it."""
     schedule = request.spec.schedule
     if schedule.start is not None and schedule.start > now:
         if not schedule.windows or schedule.start - now > _FAR:
-            return StartTime(False, schedule.start)
+            return Openness(False, schedule.start)
         there = openness(schedule.windows, schedule.start)
-        return StartTime(False, schedule.start if there.is_open else there.until)
+        return Openness(False, schedule.start if there.is_open else there.until)
     if not schedule.windows:
-        return StartTime(True)
-    found = openness(schedule.windows, now)
-    return StartTime(found.is_open, found.until)
+        return Openness(True)
+    return openness(schedule.windows, now)
 
 
 def schedule_problem(request: DeviceMaintenance) -> str:

@@ -2,7 +2,8 @@
 
 Owns the choice: the oldest policy that selects a GPU has it. A GPU that cannot be judged now, because its agent or its driver is
 down, or because a selector is broken, stays with the policy that has it. Owns also the way from a policy's words, which are for
-any board, to what is wanted of a GPU with a certain board: the layout with its starts, and the profiles that the board has.
+any board, to what is wanted of a GPU with a certain board: the layout with its starts, and the profiles that the board has. Says
+also which pools are filled evenly when Draco allocates.
 
 Decisions of tens of thousands of GPUs are remembered, and hold no cycles: the garbage collector need not walk them each time.
 """
@@ -17,7 +18,16 @@ from draco.mig.board import Board, Placement
 from draco.mig.layouts import LayoutError, LayoutItem, resolve
 from draco.mig_policy.boards import boards_of, profile_names
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
-from draco.mig_policy.matching import MatchVerdict, PolicyMatch, Rules, verdict, whole_gpus
+from draco.mig_policy.matching import (
+    MatchVerdict,
+    PolicyMatch,
+    Rules,
+    oldest_first,
+    rules_of,
+    spreading_policies,
+    verdict,
+    whole_gpus,
+)
 from draco.resources.api.core import Node
 from draco.resources.api.draco import (
     Allocator,
@@ -33,6 +43,7 @@ from draco.resources.api.draco import (
     WantedInstance,
 )
 from draco.resources.api.slices import Device, ResourceSlice, own_slices
+from draco.resources.names import NVIDIA_DRIVER, PoolKey
 
 _KEPT = frozenset({InstanceUse.CLAIM, InstanceUse.LAYOUT, InstanceUse.WARM})
 
@@ -103,6 +114,29 @@ def decide(
     gpus = [*node.status.gpus, *_unreported(node, current)]
     decided = tuple(_gpu(seen, gpu, boards, rules, permits, ahead=ahead) for gpu in gpus)
     return NodeDecision(node=node.metadata.name, gpus=decided, boards=boards)
+
+
+def spread_pools(
+    decisions: Iterable[NodeDecision], policies: Iterable[MigPolicy], drivers: Mapping[str, str]
+) -> frozenset[PoolKey]:
+    """The pools, each named after its node, on which claims are to be spread. `drivers` has the driver of each node.
+
+    Where the GPUs of one node belong to several policies, one that spreads is enough, as it is about nodes and not about GPUs.
+    """
+    spreading = {each.metadata.name for each in spreading_policies(policies)}
+    return frozenset(
+        PoolKey(drivers.get(each.node, NVIDIA_DRIVER), each.node)
+        for each in decisions
+        if any(gpu.policy in spreading for gpu in each.gpus)
+    )
+
+
+def spread_pools_of(nodes: Iterable[SeenNode], policies: Iterable[MigPolicy]) -> frozenset[PoolKey]:
+    """The same of a cluster that was read once, where nothing is decided yet."""
+    seen, known = list(nodes), oldest_first(policies)
+    rules = [rules_of(each) for each in known]
+    drivers = {each.gpu_node.metadata.name: each.gpu_node.status.driver for each in seen}
+    return spread_pools((decide(each, rules, {}) for each in seen), known, drivers)
 
 
 def _gpu(

@@ -3,8 +3,8 @@
 Owns the tests in their order: node, exclusion, whether the GPU can be what the policy asks, selectors. A GPU without MIG is only
 a policy's that hands whole GPUs over to Draco: for the others there is nothing to do about it. A test that has no answer leaves
 the GPU where it is: neither a broken selector nor an agent that is down moves a GPU from one policy to another. Owns also the
-policy made ready to be asked about many GPUs (`Rules`): its compiled selectors, what is wrong with them, and the order of
-policies.
+policy made ready to be asked about many GPUs (`Rules`): its compiled selectors, what is wrong with them, the order of
+policies, and what they permit: resets, evictions, spreading.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +15,20 @@ from functools import lru_cache
 import msgspec
 
 from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view, one_line
-from draco.resources.api.draco import Allocator, GpuStatus, MigMode, MigPolicy, MigPolicySpec
+from draco.resources.api.draco import (
+    Allocator,
+    GpuStatus,
+    MigMode,
+    MigPolicy,
+    MigPolicySpec,
+    MigReset,
+    PlacementStrategy,
+    PreemptionPermit,
+    ResetPermit,
+)
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID
-from draco.resources.windows import unknown_zones
+from draco.resources.windows import Openness, openness, unknown_zones
 
 _LAST = datetime.max.replace(tzinfo=UTC)
 
@@ -49,6 +59,27 @@ def rules_of(policy: MigPolicy) -> Rules:
         named = f"{zones[0]} is not a time zone; use a name such as UTC or Europe/Berlin"
         return Rules(policy=policy, selectors=tuple(selectors), problem=f"spec.reset.windows: {named}.")
     return Rules(policy=policy, selectors=tuple(selectors))
+
+
+def permit(reset: MigReset, now: datetime) -> Openness:
+    """Whether a GPU may be reset at `now`. A window in an unknown time zone never opens."""
+    if reset.permit is not ResetPermit.IN_WINDOWS:
+        return Openness(reset.permit is ResetPermit.ALWAYS)
+    return openness(reset.windows, now)
+
+
+def preempting_policies(policies: Iterable[MigPolicy]) -> frozenset[str]:
+    """The names of those that let Draco evict pods for others of higher priority. Where kube-scheduler allocates, none does."""
+    return frozenset(
+        each.metadata.name
+        for each in policies
+        if each.spec.allocator is Allocator.OPERATOR and each.spec.preemption is PreemptionPermit.LOWER_PRIORITY
+    )
+
+
+def spreading_policies(policies: Iterable[MigPolicy]) -> list[MigPolicy]:
+    """Those that have claims spread."""
+    return [each for each in policies if each.spec.placement is PlacementStrategy.SPREAD]
 
 
 def oldest_first(policies: Iterable[MigPolicy]) -> list[MigPolicy]:

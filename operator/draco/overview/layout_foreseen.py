@@ -14,9 +14,9 @@ from draco.mig_policy.boards import at_last
 from draco.mig_policy.decide import GpuDecision, wanted_of
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
 from draco.mig_policy.matching import Rules
-from draco.mig_policy.windows import Permit
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlaceView, WaitView
 from draco.resources.api.draco import GpuNode, GpuStatus, InstanceUse, MigMode, MigPolicy, ResetPermit, WantedGpu
+from draco.resources.windows import Openness
 
 _WHOLE = "the whole GPU"
 
@@ -30,7 +30,13 @@ class ForeseenGpu(NamedTuple):
 
 
 def planned(
-    plain: GpuPlanView, what: ForeseenGpu, decision: GpuDecision, then: GpuNode, *, rules: Rules | None, allowed: Permit
+    plain: GpuPlanView,
+    what: ForeseenGpu,
+    decision: GpuDecision,
+    then: GpuNode,
+    *,
+    rules: Rules | None,
+    allowed: Openness,
 ) -> GpuPlanView:
     """Return what becomes of a GPU; `then` is its node once that is decided, `rules` are those of the policy that has the GPU."""
     gpu, made = what.gpu, what.plan
@@ -48,7 +54,7 @@ def planned(
         at_end = condition_of(then, at_last(gpu, board, made), decision.wanted, rules.policy.spec.reset.permit)
         if at_end.state is LayoutState.FAILED:
             outcome, message = LayoutOutcome.CANNOT, at_end.message
-    if resets and not allowed.granted:
+    if resets and not allowed.is_open:
         shown = msgspec.structs.replace(shown, makes=[], makes_later=[*shown.makes, *shown.makes_later])
     return msgspec.structs.replace(shown, outcome=outcome, message=message)
 
@@ -125,9 +131,9 @@ def _remark(board: Board, made: GpuPlan) -> str:
     return f"there is no room now to keep {lacking} warm" if lacking else ""
 
 
-def _reset(made: GpuPlan, rules: Rules, allowed: Permit) -> tuple[LayoutOutcome, str]:
+def _reset(made: GpuPlan, rules: Rules, allowed: Openness) -> tuple[LayoutOutcome, str]:
     what = f"turning MIG {made.mode_change} needs a reset of the GPU" if made.mode_change else "the GPU needs a reset"
-    if allowed.granted:
+    if allowed.is_open:
         return LayoutOutcome.RESET, f"{what}, which the policy permits now"
     if rules.policy.spec.reset.permit is ResetPermit.NEVER:
         by_hand = f"switch it {made.mode_change} with nvidia-smi -mig and " if made.mode_change else ""

@@ -16,11 +16,10 @@ from draco.mig.board import Board
 from draco.mig.gpu_plan import plan_gpu
 from draco.mig_policy.boards import observed
 from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, decide
-from draco.mig_policy.matching import PolicyMatch, Rules, oldest_first, rules_of
+from draco.mig_policy.matching import PolicyMatch, Rules, oldest_first, permit, rules_of
 from draco.mig_policy.promises import promises
 from draco.mig_policy.summary import CONDITION_APPLIED, CONDITION_CONFLICTING, CONDITION_VALID, summary
 from draco.mig_policy.warm_ahead import within_limits
-from draco.mig_policy.windows import Permit, permit
 from draco.overview.layout_foreseen import ForeseenGpu, planned, without_policy
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlanView, PolicyPlanView
 from draco.overview.layouts import Holders, ObservedNodes, holders_of
@@ -29,6 +28,7 @@ from draco.resources.api.draco import GpuNode, GpuStatus, MigPolicy, MigPolicySt
 from draco.resources.api.meta import LabelSelector, ObjectMeta
 from draco.resources.api.slices import ResourceSlice, by_pool
 from draco.resources.names import PoolKey
+from draco.resources.windows import Openness
 
 _NONE_OF_ITS_OWN = frozenset({"NotUnderstood", "NothingMatches", "OlderPolicy"})
 
@@ -38,7 +38,7 @@ class _Policies(NamedTuple):
 
     before: Sequence[Rules]
     after: Sequence[Rules]
-    permits: Mapping[str, Permit]
+    permits: Mapping[str, Openness]
     asked: frozenset[str]
     deleted: Sequence[MigPolicy]
 
@@ -49,7 +49,7 @@ class _Policies(NamedTuple):
 
     @property
     def granted(self) -> dict[str, bool]:
-        return {name: each.granted for name, each in self.permits.items()}
+        return {name: each.is_open for name, each in self.permits.items()}
 
     @property
     def understood(self) -> list[str]:
@@ -180,7 +180,7 @@ def _gpus(node: _Node, policies: _Policies) -> Iterable[GpuPlanView]:
             seen = observed(gpu, node.taken_up.boards.get(decision.board, Board(())), node.held)
             made = plan_gpu(seen, decision.wanted, [each for each in node.promised if each.uuid == uuid])
             what = ForeseenGpu(gpu, seen, made)
-            rules, allowed = policies.named(decision.policy), policies.permits.get(decision.policy, Permit(False))
+            rules, allowed = policies.named(decision.policy), policies.permits.get(decision.policy, Openness(False))
             view = planned(plain, what, decision, node.then, rules=rules, allowed=allowed)
             yield view if decision.policy else without_policy(view, what, node.had.get(uuid))
         elif (said := _said(decision, policies.understood)) is not None:

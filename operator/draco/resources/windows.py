@@ -20,7 +20,7 @@ _AHEAD = 8
 
 
 class Openness(msgspec.Struct, frozen=True):
-    """Whether any of some windows is open, and when that changes (None: it does not)."""
+    """Whether something may be done now, as in a window that is open, and when that changes (None: it does not)."""
 
     is_open: bool
     until: datetime | None = None

@@ -32,7 +32,7 @@ def judge_at_rest(
         assert not any(rule.spec.taint.effect in BLOCKING_EFFECTS for rule in devices.values())
         waits = request.spec.approval is Approval.REQUIRED and not request.spec.approved
         waits = waits or world.paused or world.limit is not None or world.percent is not None
-        assert phase is not MaintenancePhase.REHEARSED or waits or not start_time(request, now).is_now
+        assert phase is not MaintenancePhase.REHEARSED or waits or not start_time(request, now).is_open
         return
     if request.spec.finished or says(request, CONDITION_WORKED):
         # Only what is not verified stays: a GPU is sick, or a Job goes on or has failed.

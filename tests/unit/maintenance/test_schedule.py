@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.schedule import StartTime, schedule_problem, start_time, time_left
+from draco.maintenance.schedule import schedule_problem, start_time, time_left
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceDeadline, MaintenanceSchedule
 from draco.resources.api.schedule import TimeWindow
+from draco.resources.windows import Openness
 from tests.builders import MOMENT, a_maintenance
 
 HOUR = timedelta(hours=1)
@@ -26,34 +27,32 @@ def scheduled(*windows: TimeWindow, start: datetime | None = None, **spec: Any) 
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
-        (scheduled(), StartTime(True)),
-        (scheduled(start=MOMENT), StartTime(True)),
-        (scheduled(start=MOMENT - HOUR), StartTime(True)),
-        (scheduled(start=MOMENT + HOUR), StartTime(False, MOMENT + HOUR)),
-        (scheduled(NIGHT), StartTime(True, MOMENT + HOUR)),
-        (scheduled(LATER), StartTime(False, MOMENT + HOUR)),
-        (scheduled(NIGHT, start=MOMENT - HOUR), StartTime(True, MOMENT + HOUR)),
-        (scheduled(LATER, start=MOMENT + 2 * HOUR), StartTime(False, MOMENT + 2 * HOUR)),
-        (scheduled(NIGHT, start=MOMENT + 2 * HOUR), StartTime(False, MOMENT + 23 * HOUR)),
+        (scheduled(), Openness(True)),
+        (scheduled(start=MOMENT), Openness(True)),
+        (scheduled(start=MOMENT - HOUR), Openness(True)),
+        (scheduled(start=MOMENT + HOUR), Openness(False, MOMENT + HOUR)),
+        (scheduled(NIGHT), Openness(True, MOMENT + HOUR)),
+        (scheduled(LATER), Openness(False, MOMENT + HOUR)),
+        (scheduled(NIGHT, start=MOMENT - HOUR), Openness(True, MOMENT + HOUR)),
+        (scheduled(LATER, start=MOMENT + 2 * HOUR), Openness(False, MOMENT + 2 * HOUR)),
+        (scheduled(NIGHT, start=MOMENT + 2 * HOUR), Openness(False, MOMENT + 23 * HOUR)),
     ],
 )
-def test_a_request_begins_in_a_window_and_not_before_its_start(
-    request_: DeviceMaintenance, expected: StartTime
-) -> None:
+def test_a_request_begins_in_a_window_and_not_before_its_start(request_: DeviceMaintenance, expected: Openness) -> None:
     assert start_time(request_, MOMENT) == expected
 
 
 def test_a_start_in_the_year_9999_is_simply_later() -> None:
     far = MOMENT.replace(year=9999, month=12, day=31)
-    assert start_time(scheduled(NIGHT, start=far), MOMENT) == StartTime(False, far)
+    assert start_time(scheduled(NIGHT, start=far), MOMENT) == Openness(False, far)
 
 
 def test_who_looks_when_it_was_said_to_change_may_begin() -> None:
     for request in (scheduled(LATER), scheduled(NIGHT, start=MOMENT + 2 * HOUR), scheduled(start=MOMENT + HOUR)):
-        changes_at = start_time(request, MOMENT).changes_at
-        assert changes_at is not None
-        assert start_time(request, changes_at).is_now
-        assert not start_time(request, changes_at - timedelta(seconds=1)).is_now
+        until = start_time(request, MOMENT).until
+        assert until is not None
+        assert start_time(request, until).is_open
+        assert not start_time(request, until - timedelta(seconds=1)).is_open
 
 
 @pytest.mark.parametrize(

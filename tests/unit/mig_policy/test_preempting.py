@@ -1,6 +1,6 @@
 """Which policies permit preemption."""
 
-from draco.mig_policy.preempting import preempting_policies
+from draco.mig_policy.matching import preempting_policies
 from draco.resources.api.draco import Allocator, PreemptionPermit
 from tests.builders import a_mig_policy
 

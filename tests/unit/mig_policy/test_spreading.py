@@ -2,8 +2,7 @@
 
 import msgspec
 
-from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode
-from draco.mig_policy.spreading import spread_pools, spread_pools_of
+from draco.mig_policy.decide import GpuDecision, NodeDecision, SeenNode, spread_pools, spread_pools_of
 from draco.resources.api.core import Node
 from draco.resources.api.draco import Allocator, GpuMig, GpuNode, MigMode, MigPolicy, PlacementStrategy
 from draco.resources.api.meta import LabelSelector, ObjectMeta

@@ -17,7 +17,7 @@ from draco.cli.explain.subjects import ExplainSubject
 from draco.explanation.model import Cause, Explanation
 from draco.explanation.preempting import PreemptionFacts, preemption_text
 from draco.maintenance.draining.disruption import covering
-from draco.mig_policy.preempting import preempting_policies
+from draco.mig_policy.matching import preempting_policies
 from draco.placing.preempting.victims import Evictable, VictimInput, evictable
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

@@ -11,9 +11,8 @@ from draco.cli.input.reading import Reader
 from draco.explanation.refused_creation import EVENT_REASON
 from draco.kube.connect.client import Client
 from draco.kube.discovery import kubernetes_minor
-from draco.mig_policy.decide import SeenNode
-from draco.mig_policy.preempting import preempting_policies
-from draco.mig_policy.spreading import spread_pools_of, spreading_policies
+from draco.mig_policy.decide import SeenNode, spread_pools_of
+from draco.mig_policy.matching import preempting_policies, spreading_policies
 from draco.resources.api.core import Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.limits import DeviceLimit

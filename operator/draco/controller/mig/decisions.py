@@ -20,8 +20,7 @@ from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.mig_policy.decide import Ahead, NodeDecision, SeenNode, decide
 from draco.mig_policy.gpu_state import LayoutState
-from draco.mig_policy.matching import Rules, oldest_first, rules_of
-from draco.mig_policy.windows import permit
+from draco.mig_policy.matching import Rules, oldest_first, permit, rules_of
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice, own_slices
@@ -145,7 +144,7 @@ class MigDecisions:
         now = self._clock.now()
         if now >= self._permits_end:
             permits = {each.name: permit(each.policy.spec.reset, now) for each in rules}
-            granted = {name: each.granted for name, each in permits.items()}
+            granted = {name: each.is_open for name, each in permits.items()}
             if granted != self._permits:
                 self._permits = granted
             self._permits_end = min((each.until for each in permits.values() if each.until), default=_NEVER)

@@ -27,8 +27,8 @@ from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.mig_policy.preempting import preempting_policies
-from draco.mig_policy.spreading import spread_pools
+from draco.mig_policy.decide import spread_pools
+from draco.mig_policy.matching import preempting_policies
 from draco.resources.api.allocation import AllocationRegister, RegisteredLeader
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import Allocator, GpuNode
