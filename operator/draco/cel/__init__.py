@@ -10,7 +10,7 @@ and their charges) beside `checking` (types, literals, estimated cost), `functio
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment, new_expressions
 from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError, one_line
 from draco.cel.paths import AttributePath
-from draco.cel.selector import Selector, compile_selector
+from draco.cel.selector import Selector, compile_selector, ready_selector
 from draco.cel.values.device import DeviceVariable, device_view
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "device_view",
     "new_expressions",
     "one_line",
+    "ready_selector",
 ]

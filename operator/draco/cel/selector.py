@@ -4,13 +4,14 @@ Owns the way from text to answer: parse, check, compile, and what is known of th
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from draco.cel.checking.check import CheckedExpression, check, check_result
 from draco.cel.checking.cost import estimated_cost, is_surely_cheap
 from draco.cel.checking.environment import STORED_EXPRESSIONS, Environment
 from draco.cel.checking.validate import validate
-from draco.cel.errors import EvaluationAborted, EvaluationError
+from draco.cel.errors import CompileError, EvaluationAborted, EvaluationError, one_line
 from draco.cel.evaluation.charges import Meter, Metered, Unmetered
 from draco.cel.evaluation.code import Run, Slots
 from draco.cel.evaluation.compile import Compiler
@@ -83,3 +84,12 @@ def compile_selector(expression: str, *, environment: Environment = STORED_EXPRE
     validate(checked)
     check_result(checked, environment)
     return Selector(checked, environment)
+
+
+@lru_cache(maxsize=1024)
+def ready_selector(expression: str) -> Selector | str:
+    """The selector, compiled once however often it is asked for; what is wrong with it, on one line, if it does not compile."""
+    try:
+        return compile_selector(expression)
+    except CompileError as error:
+        return one_line(error)

@@ -11,13 +11,12 @@ the agent or the driver is down, stays as it was.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 
 import msgspec
 
-from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view
+from draco.cel import CompileError, EvaluationError, Selector, device_view, ready_selector
 from draco.health.conditions import ConditionError, FaultCondition, SickGpu, condition_of, one_line
-from draco.resources.api.claims import DeviceClass, DeviceSelector
+from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import FaultOverride, GpuFaultStatus, HealthPolicy, HealthRule
 from draco.resources.api.slices import Device
@@ -119,7 +118,7 @@ def ready(policy: HealthPolicy, device_class: DeviceClass | None) -> ReadyPolicy
         wanted += [(f"selectors[{i}] of DeviceClass {spec.device_class_name}", each) for i, each in enumerate(of_class)]
     selectors = []
     for place, selector in wanted:
-        compiled = _selector(selector)
+        compiled = ready_selector(selector.cel.expression if selector.cel else "")
         if isinstance(compiled, str):
             return ReadyPolicy(policy=policy, problem=f"{place} is invalid: {compiled}.", reason="InvalidSelector")
         selectors.append(compiled)
@@ -277,18 +276,6 @@ def _place(override: FaultOverride) -> tuple[str, str, int]:
 
 def _instance(instance: int | None) -> int:
     return -1 if instance is None else instance
-
-
-@lru_cache(maxsize=1024)
-def _compiled(expression: str) -> Selector | str:
-    try:
-        return compile_selector(expression)
-    except CompileError as error:
-        return one_line(error)
-
-
-def _selector(selector: DeviceSelector) -> Selector | str:
-    return _compiled(selector.cel.expression if selector.cel else "")
 
 
 def _said(error: Exception) -> str:

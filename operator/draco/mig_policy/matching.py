@@ -10,11 +10,10 @@ policies, and what they permit: resets, evictions, spreading.
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import Enum
-from functools import lru_cache
 
 import msgspec
 
-from draco.cel import CompileError, EvaluationError, Selector, compile_selector, device_view, one_line
+from draco.cel import EvaluationError, Selector, device_view, ready_selector
 from draco.resources.api.draco import (
     Allocator,
     GpuStatus,
@@ -50,8 +49,7 @@ def rules_of(policy: MigPolicy) -> Rules:
     """The policy made ready."""
     selectors = []
     for index, selector in enumerate(policy.spec.device_selectors):
-        expression = selector.cel.expression if selector.cel else ""
-        compiled = _compiled(expression)
+        compiled = ready_selector(selector.cel.expression if selector.cel else "")
         if isinstance(compiled, str):
             return Rules(policy=policy, problem=f"spec.deviceSelectors[{index}] is invalid: {compiled}.")
         selectors.append(compiled)
@@ -88,14 +86,6 @@ def oldest_first(policies: Iterable[MigPolicy]) -> list[MigPolicy]:
         (policy for policy in policies if policy.metadata.deletion_timestamp is None),
         key=lambda policy: (policy.metadata.creation_timestamp or _LAST, policy.metadata.name),
     )
-
-
-@lru_cache(maxsize=1024)
-def _compiled(expression: str) -> Selector | str:
-    try:
-        return compile_selector(expression)
-    except CompileError as error:
-        return one_line(error)
 
 
 _OF_PARTITIONS = frozenset({"type", "uuid", "parentUUID", "profile"})

@@ -139,6 +139,7 @@ def test_a_device_that_no_selector_can_be_asked_about_is_not_selected_which_is_s
             "rule rule is invalid: at 1:6: undefined field",
         ),
         ({"device_selectors": [a_selector("device.")]}, "InvalidSelector", "spec.deviceSelectors[0] is invalid: at"),
+        ({"device_selectors": [a_selector("device.uuid == '1'")]}, "InvalidSelector", "undefined field 'uuid'."),
         ({"device_class_name": "none"}, "ClassNotFound", "There is no DeviceClass none."),
     ],
 )

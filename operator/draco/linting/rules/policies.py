@@ -5,7 +5,7 @@ Owns what is said of them in place, in the words of `health.conditions`, which t
 
 from collections.abc import Iterator, Sequence
 
-from draco.cel import CompileError, compile_selector
+from draco.cel import CompileError, ready_selector
 from draco.health.conditions import check_condition, one_line
 from draco.linting.model import Finding, Manifest, TreePath, finding
 from draco.linting.objects import at, kind_of, listed, mapping, text
@@ -25,10 +25,8 @@ def check_health_policies(manifests: Sequence[Manifest], _kubernetes: int) -> It
         for number, selector in enumerate(map(mapping, listed(at(manifest.tree, ("spec", "deviceSelectors"))))):
             path = ("spec", "deviceSelectors", number, "cel", "expression")
             expression = text(mapping(selector.get("cel")).get("expression"))
-            try:
-                compile_selector(expression)
-            except CompileError as error:
-                yield finding("health-selector", f"the selector is invalid: {one_line(error)}", index, path)
+            if isinstance(said := ready_selector(expression), str):
+                yield finding("health-selector", f"the selector is invalid: {said}", index, path)
 
 
 def _wrong_condition(expression: str) -> str | None:

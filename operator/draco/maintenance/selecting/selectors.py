@@ -5,11 +5,10 @@ others work in between. What administrators write is evaluated within Kubernetes
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
 
 import msgspec
 
-from draco.cel import CompileError, DeviceVariable, EvaluationError, Selector, compile_selector, device_view, one_line
+from draco.cel import DeviceVariable, EvaluationError, Selector, device_view, ready_selector
 from draco.maintenance.gate import SelectionProblem
 from draco.resources.api.claims import DeviceClass, DeviceSelector
 from draco.resources.api.maintenance import MaintenanceSelector
@@ -148,19 +147,11 @@ def _compiled(selectors: Iterable[DeviceSelector]) -> Sequence[Selector] | str:
     found = []
     for selector in selectors:
         if selector.cel is not None:
-            compiled = _compile(selector.cel.expression)
+            compiled = ready_selector(selector.cel.expression)
             if isinstance(compiled, str):
-                return compiled
+                return _short(compiled)
             found.append(compiled)
     return found
-
-
-@lru_cache(maxsize=256)
-def _compile(expression: str) -> Selector | str:
-    try:
-        return compile_selector(expression)
-    except CompileError as error:
-        return _short(one_line(error))
 
 
 def _short(text: str) -> str:
