@@ -31,7 +31,6 @@ from draco.resources.api.claims import (
 from draco.resources.api.core import (
     Container,
     Node,
-    NodeCondition,
     NodeSpec,
     NodeStatus,
     Pod,
@@ -106,7 +105,7 @@ def a_node(name: str = "node-0", *, ready: bool = True, unschedulable: bool = Fa
     return Node(
         metadata=ObjectMeta(name=name, uid=a_uid("node", name)),
         spec=NodeSpec(unschedulable=unschedulable),
-        status=NodeStatus(conditions=[NodeCondition(type="Ready", status="True" if ready else "False")]),
+        status=NodeStatus(conditions=[Condition(type="Ready", status="True" if ready else "False")]),
     )
 
 

@@ -19,6 +19,7 @@ from draco.health.conditions import ConditionError, FaultCondition, SickGpu, con
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import FaultOverride, GpuFaultStatus, HealthPolicy, HealthRule
+from draco.resources.api.meta import is_true
 from draco.resources.api.slices import Device
 
 MOST_OVERRIDES = 1024
@@ -57,8 +58,7 @@ class SeenGpus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def readable(self) -> bool:
         """Whether the agent can say which GPUs there are."""
-        said = next((each for each in self.gpu_node.status.conditions if each.type == "Readable"), None)
-        return said is not None and said.status == "True"
+        return is_true(self.gpu_node.status.conditions, "Readable")
 
 
 class RuleMatch(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -30,7 +30,7 @@ from draco.resources.api.maintenance import (
     MaintenanceWork,
     VerificationMode,
 )
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.meta import ObjectMeta, find_condition
 from draco.resources.names import (
     ANNOTATION_FAULT,
     ANNOTATION_OUTCOME,
@@ -248,7 +248,8 @@ def _plan_failed(
     wish = next((each for each in of_gpu if each.fault.name == fault), next(iter(of_gpu), None))
     if wish is None:
         return _GpuPlan()
-    failed_at = next((each.last_transition_time for each in request.status.conditions if each.type == _FAILED), None)
+    failed = find_condition(request.status.conditions, _FAILED)
+    failed_at = failed.last_transition_time if failed is not None else None
     if failed_at is not None and (heals_in := failed_at + _HEALS - seen.now) > timedelta():
         return _GpuPlan(look_again=heals_in)
     failures = _failures(newest_first, policy, seen.now, None)

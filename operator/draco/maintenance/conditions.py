@@ -6,7 +6,7 @@ Owns the names. When a condition holds is `plan`'s to say.
 from typing import Final
 
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.meta import Condition
+from draco.resources.api.meta import Condition, find_condition, is_true
 
 CONDITION_ISOLATED: Final = "Isolated"
 CONDITION_READY_FOR_WORK: Final = "ReadyForWork"
@@ -21,13 +21,12 @@ REASON_RETURNING: Final = "Returning"
 
 def condition_of(request: DeviceMaintenance, type_: str) -> Condition | None:
     """The condition of that name, if the status has it."""
-    return next((each for each in request.status.conditions if each.type == type_), None)
+    return find_condition(request.status.conditions, type_)
 
 
 def says(request: DeviceMaintenance, type_: str) -> bool:
     """Whether the status has this condition as true."""
-    found = condition_of(request, type_)
-    return found is not None and found.status == "True"
+    return is_true(request.status.conditions, type_)
 
 
 def is_returning(request: DeviceMaintenance) -> bool:

@@ -42,6 +42,7 @@ from draco.resources.api.draco import (
     WantedGpu,
     WantedInstance,
 )
+from draco.resources.api.meta import find_condition
 from draco.resources.api.slices import Device, ResourceSlice, own_slices
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 
@@ -185,7 +186,7 @@ def _takes(said: MatchVerdict, has_it: bool) -> bool:
 
 def _unreported(node: GpuNode, current: Mapping[str, WantedGpu]) -> list[GpuStatus]:
     """GPUs that are spoken for and not reported while the node's driver does not answer. Otherwise they are gone."""
-    readable = next((each for each in node.status.conditions if each.type == "Readable"), None)
+    readable = find_condition(node.status.conditions, "Readable")
     if readable is None or readable.status == "True":
         return []
     reported = {each.uuid for each in node.status.gpus}

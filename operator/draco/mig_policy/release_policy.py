@@ -12,10 +12,8 @@ from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.draco import GpuNode, IdleClaims, InstanceUse
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, is_true
 from draco.resources.texts import agreeing, them
-
-_ENDED = frozenset({"Succeeded", "Failed"})
 
 
 class IdleClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +77,7 @@ def _obstacles(idle: IdleClaim, patience: ReleaseDelays) -> Iterator[ReleaseObst
 
 def users(pods: Iterable[Pod]) -> tuple[ObjectKey, ...]:
     """Those of a claim's pods that have not ended: also one that waits for something else may be given the claim next."""
-    return tuple(sorted(pod.metadata.key for pod in pods if pod.status.phase not in _ENDED))
+    return tuple(sorted(pod.metadata.key for pod in pods if not pod.has_ended))
 
 
 def prepared_on(claim: ResourceClaim, nodes: Iterable[GpuNode]) -> str:
@@ -95,7 +93,7 @@ def prepared_on(claim: ResourceClaim, nodes: Iterable[GpuNode]) -> str:
                 if each.use is InstanceUse.CLAIM and (each.claim == name or each.device in places):
                     return node.metadata.name
     for device in claim.status.devices:
-        if any(each.type == "Ready" and each.status == "True" for each in device.conditions):
+        if is_true(device.conditions, "Ready"):
             return device.pool
     return ""
 

@@ -16,7 +16,7 @@ from draco.resources.api.base import ApiStruct, OutputStruct
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.meta import ObjectMeta, find_condition
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import ANNOTATION_TROUBLES, CONDITION_CERTIFICATE, OPERATOR_LEASE
 from draco.resources.texts import agreeing, are, counted, listed
@@ -273,7 +273,7 @@ def _devices(found: Installation) -> list[CheckFinding]:
             )
         ]
     for node in found.gpu_nodes:
-        ready = next((one for one in node.status.conditions if one.type == "Ready"), None)
+        ready = find_condition(node.status.conditions, "Ready")
         if ready is None or ready.status != "True":
             said = ready.message if ready else "its agent has not reported yet."
             findings.append(

@@ -23,8 +23,8 @@ from draco.controller.workers.messages import (
     Question,
 )
 from draco.controller.workers.pool import Answered
-from draco.resources.api.core import Pod, PodCondition
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import Condition, ObjectKey
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import UnaskedWorkers
@@ -334,8 +334,8 @@ async def test_a_pod_of_which_something_else_is_known_is_explained_at_once() -> 
 
 def test_the_scheduler_speaks_in_one_condition_of_a_pod_and_in_no_other() -> None:
     said = [
-        PodCondition(type="Ready", status="False", message="containers are not ready"),
-        PodCondition(type="PodScheduled", status="False", message="0/1 nodes are available"),
+        Condition(type="Ready", status="False", message="containers are not ready"),
+        Condition(type="PodScheduled", status="False", message="0/1 nodes are available"),
     ]
     pod = a_pod("train")
     assert scheduler_says(pod) == ""

@@ -15,8 +15,8 @@ from draco.kube.watch.informer import Informer
 from draco.kube.watch.watching import ListedCollection
 from draco.placing.groups.group import ClaimGroup, GroupMember
 from draco.placing.groups.place import place
-from draco.resources.api.core import Node, NodeCondition
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.core import Node
+from draco.resources.api.meta import Condition, ObjectKey
 from draco.resources.kinds import TAINT_RULES
 from tests.builders import MOMENT, a_claim, a_device_class, a_device_key, a_node, a_rule, a_slice
 from tests.doubles.clock import ManualClock
@@ -147,7 +147,7 @@ def test_only_changes_that_can_alter_an_explanation_count(view: ClusterView) -> 
         return len(woken) > before
 
     def heartbeat(node: Node) -> Node:
-        conditions = [NodeCondition(type=c.type, status=c.status, message="again") for c in node.status.conditions]
+        conditions = [Condition(type=c.type, status=c.status, message="again") for c in node.status.conditions]
         status = msgspec.structs.replace(node.status, conditions=conditions)
         return msgspec.structs.replace(node, status=status)
 

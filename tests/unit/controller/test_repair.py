@@ -23,9 +23,9 @@ from draco.mig_policy import release_policy
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.mig_policy.releases import ClaimRelease
 from draco.resources.api.claims import ResourceClaim, ResourceClaimStatus
-from draco.resources.api.core import Event, ObjectReference, PodCondition, PodStatus
+from draco.resources.api.core import Event, ObjectReference, PodStatus
 from draco.resources.api.draco import GpuMig, GpuNode, IdleClaims, InstanceUse, MigInstance, MigRepair
-from draco.resources.api.meta import ObjectKey, micro_time
+from draco.resources.api.meta import Condition, ObjectKey, micro_time
 from draco.resources.kinds import Kind
 from tests.builders import a_gpu_uuid, a_mig_instance, a_mig_node, a_mig_policy, a_node, a_pod
 from tests.doubles.clock import ManualClock
@@ -33,7 +33,7 @@ from tests.doubles.workers import PromptWorkers
 from tests.mig_claims import H100, MIG_CLASS, a_mig_claim, a_mig_pool
 from tests.unit.controller.watching import tell
 
-REFUSED = PodStatus(conditions=[PodCondition(type="PodScheduled", status="False", reason="Unschedulable")])
+REFUSED = PodStatus(conditions=[Condition(type="PodScheduled", status="False", reason="Unschedulable")])
 
 
 class Said:

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.isolating.node_conditions import node_conditions, timed_conditions
+from draco.maintenance.isolating.node_conditions import node_conditions
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.meta import all_timed
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import MOMENT, a_maintenance, a_slice
 
@@ -78,10 +79,12 @@ def test_another_drivers_devices_do_not_count() -> None:
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
     def written(phase: MaintenancePhase, before: list, minutes: int) -> list:  # type: ignore[type-arg]
         now = node_conditions(pools("gpu-0"), [request("one", "node-0/gpu-0", phase=phase)])
-        return timed_conditions(now, before, MOMENT + timedelta(minutes=minutes))
+        return all_timed(now, before, MOMENT + timedelta(minutes=minutes))
 
     first = written(MaintenancePhase.DRAINING, [], 0)
     assert written(MaintenancePhase.DRAINING, first, 1) == first
     times = {each.type: each.last_transition_time for each in written(MaintenancePhase.IN_MAINTENANCE, first, 1)}
     assert times["MaintenanceInProgress"] == MOMENT
     assert times["Drained"] == MOMENT + timedelta(minutes=1)
+    late = [msgspec.structs.replace(each, last_transition_time=MOMENT + timedelta(hours=1)) for each in first]
+    assert written(MaintenancePhase.DRAINING, late, 0) == first  # another clock's

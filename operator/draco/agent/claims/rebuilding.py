@@ -33,6 +33,7 @@ from draco.agent.record.checkpoint import (
 )
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.draco import GpuNode, InstanceUse
+from draco.resources.api.meta import is_true
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 _MIG_UUID = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -210,8 +211,7 @@ def _made(gpu: GpuUuid, one: Instance | Partition, uuid: str, boot_id: str) -> O
 
 def _reported_ready(claim: ResourceClaim, driver: str, pool: str) -> bool:
     return any(
-        condition.type == "Ready" and condition.status == "True"
+        is_true(device.conditions, "Ready")
         for device in claim.status.devices
         if device.driver == driver and device.pool == pool
-        for condition in device.conditions
     )

@@ -20,7 +20,6 @@ from draco.resources.windows import lasting
 
 _GROUP: Final = "scheduling.k8s.io"
 _RESOURCE: Final = "podgroups"
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 class Keeper(NamedTuple):
@@ -52,7 +51,7 @@ def group_made_for(claim: ResourceClaim) -> tuple[Keeper, ...]:
 
 def is_there(pod: Pod) -> bool:
     """Whether it may have devices in use, or use for them: one that is being deleted runs on until it has ended."""
-    return pod.status.phase not in _ENDED
+    return not pod.has_ended
 
 
 def ended_users(claim: ResourceClaim, pods: Iterable[Pod]) -> list[Pod]:

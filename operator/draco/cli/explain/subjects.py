@@ -130,10 +130,8 @@ def _with_claims(world: World, pod: Pod) -> tuple[Pod, list[ResourceClaim]]:
 
 
 def _scheduler(pod: Pod) -> str:
-    for condition in pod.status.conditions:
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.message
-    return ""
+    said = pod.scheduled
+    return said.message if said is not None and said.status == "False" else ""
 
 
 def _absent(kind: str, key: ObjectKey, known: Mapping[ObjectKey, object]) -> str:

@@ -14,7 +14,7 @@ from draco.cli.output import echo
 from draco.cli.reserve.requests import ReserveError
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, NotFound, Unreachable
-from draco.resources.api.meta import Condition, ObjectKey
+from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.texts import shown
@@ -77,5 +77,5 @@ async def wait(client: Client, reservation: DeviceReservation, limit: str) -> No
 
 
 def _holds(reservation: DeviceReservation, condition: str) -> bool:
-    found: Condition | None = next((each for each in reservation.status.conditions if each.type == condition), None)
+    found = find_condition(reservation.status.conditions, condition)
     return found is not None and found.status == "True" and found.observed_generation == reservation.metadata.generation

@@ -261,7 +261,7 @@ class _Young(NamedTuple):
 
 def scheduler_says(pod: Pod) -> str:
     """What kube-scheduler last said of the pod."""
-    return next((each.message for each in pod.status.conditions if each.type == "PodScheduled"), "")
+    return pod.scheduled.message if pod.scheduled else ""
 
 
 def _question(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:

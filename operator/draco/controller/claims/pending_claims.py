@@ -202,9 +202,9 @@ class PendingClaims:
             return None
         if pod.is_gated_by_others:
             return None  # nobody looks at it
-        scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
-        if scheduled is not None and scheduled.status == "False" and scheduled.reason != "SchedulingGated":
-            return 0.0  # the scheduler refused it
+        if pod.is_refused:
+            return 0.0
+        scheduled = pod.scheduled
         times = [pod.metadata.creation_timestamp, scheduled.last_transition_time if scheduled else None]
         since = max((each for each in times if each is not None), default=None)
         return self._to_wait_s(since) if since else 0.0
@@ -265,7 +265,8 @@ def _subjects(pod: Pod) -> list[PendingSubject]:
 
 def _of_pod(pod: Pod) -> tuple[object, ...]:
     """What of it matters for its claims: its status changes often."""
-    scheduled = [(c.status, c.reason, c.message) for c in pod.status.conditions if c.type == "PodScheduled"]
+    said = pod.scheduled
+    scheduled = said and (said.status, said.reason, said.message)
     return (pod.spec.node_name, pod.claims, pod.metadata.deletion_timestamp, pod.status.phase, scheduled, pod.spec)
 
 

@@ -345,10 +345,7 @@ class _Go:
 
 def _is_refused(pod: Pod) -> bool:
     """Whether the scheduler has looked at the pod and found no node."""
-    if not pod.waits or not pod.claims:
-        return False
-    scheduled = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
-    return scheduled is not None and scheduled.status == "False" and scheduled.reason != "SchedulingGated"
+    return pod.waits and bool(pod.claims) and pod.is_refused
 
 
 def _concerns(before: Pod | None, after: Pod | None) -> bool:

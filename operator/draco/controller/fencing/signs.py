@@ -24,7 +24,7 @@ from draco.kube.watch.store import Change
 from draco.maintenance.isolating.fences import fence_name, is_fence
 from draco.resources.api.core import Lease, LeaseSpec, Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, is_true
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import LEASES
 from draco.resources.names import AGENT_LEASE_PREFIX, LABEL_AGENT_LEASE, NodeName, PoolKey
@@ -164,5 +164,5 @@ class AgentLeases:
 
 def _is_current(gpu_node: GpuNode, parts: list[ResourceSlice]) -> bool:
     """Whether the agent's report is of what is published."""
-    published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
+    published = is_true(gpu_node.status.conditions, "Published")
     return published and all(each.spec.pool.generation == gpu_node.status.pool_generation for each in parts)

@@ -34,7 +34,7 @@ from draco.resources.api.claims import DeviceClass
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, is_true
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import DEVICE_MAINTENANCES, HEALTH_POLICIES
 from draco.resources.names import ANNOTATION_OUTCOME
@@ -152,14 +152,13 @@ class RemediationReconciler:
             policy = policies.get(uid)
             if policy is not None and not policy.spec.dry_run:
                 matches += share.matches
-        said = next((each for each in gpu_node.status.conditions if each.type == "Readable"), None)
         return plan_remediation(
             SeenRemedies(
                 now=self._clock.now(),
                 pool=gpu_node.pool,
                 gpus=gpu_node.status.gpus,
                 published=self._decisions.whole_gpus(gpu_node).keys() if matches else (),
-                readable=said is not None and said.status == "True",
+                readable=is_true(gpu_node.status.conditions, "Readable"),
                 matches=matches,
                 policies=policies,
                 requests=requests if matches else [each for each in requests if remediates(each)],

@@ -13,10 +13,10 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
-from draco.maintenance.isolating.node_conditions import REASON, TYPES, node_conditions, timed_conditions
-from draco.resources.api.core import Node, NodeCondition
+from draco.maintenance.isolating.node_conditions import REASON, TYPES, node_conditions
+from draco.resources.api.core import Node
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import Condition, ObjectKey, all_timed
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import NODES
 from draco.resources.names import FIELD_MANAGER_OPERATOR
@@ -57,9 +57,7 @@ class NodeConditionReconciler:
         before = _own(node)
         slices = self._view.slices.store.by_index(BY_NODE, name)
         pools = {item.pool: self._view.hardware(item.pool) for item in slices}
-        wanted = timed_conditions(
-            node_conditions(pools, self._view.maintenances.store.values()), before, self._clock.now()
-        )
+        wanted = all_timed(node_conditions(pools, self._view.maintenances.store.values()), before, self._clock.now())
         if wanted == before:
             return None
         wait_s = self._forbidden_until_s - self._clock.monotonic()
@@ -91,7 +89,7 @@ class NodeConditionReconciler:
         return {item.spec.node_name for item in slices if item.spec.node_name}
 
 
-def _own(node: Node) -> list[NodeCondition]:
+def _own(node: Node) -> list[Condition]:
     """What Draco says of the node, in the order in which it is written."""
     said = {each.type: each for each in node.status.conditions if each.reason == REASON}
     return [said[type_] for type_ in TYPES if type_ in said]

@@ -33,7 +33,7 @@ from draco.maintenance.working.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, is_true
 from draco.resources.api.slices import Device
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
@@ -208,5 +208,5 @@ def _agents_say(
 
 def publishes(gpu_node: GpuNode) -> bool:
     """Whether the agent has devices to publish, and does."""
-    published = any(each.type == "Published" and each.status == "True" for each in gpu_node.status.conditions)
+    published = is_true(gpu_node.status.conditions, "Published")
     return published and bool(gpu_node.status.driver_version)

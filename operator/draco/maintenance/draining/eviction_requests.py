@@ -21,7 +21,7 @@ from draco.resources.api.core import Pod
 from draco.resources.api.evictions import INTENT_EVICTION, EvictionRequest, EvictionRequestSpec, EvictionRequestTarget
 from draco.resources.api.evictions import EvictionRequestPodReference as PodReference
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
-from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference, is_true
 from draco.resources.names import DRACO_DOMAIN, LABEL_MANAGED_BY, DeviceKey
 
 REQUESTER = f"{DRACO_DOMAIN}/maintenance"
@@ -89,7 +89,7 @@ def standing_of(request: EvictionRequest, pod: Pod) -> RequestStanding:
     if request.spec != _asked_for(pod) or request.metadata.deletion_timestamp is not None:
         return RequestStanding.GIVEN_UP
     status = request.status
-    if any(each.type == "Failed" and each.status == "True" for each in status.conditions):
+    if is_true(status.conditions, "Failed"):
         return RequestStanding.GIVEN_UP
     # It writes both; which comes first is not said.
     if status.observed_generation or status.conditions:
@@ -125,6 +125,6 @@ def is_wanted(
     paused: Callable[[DeviceMaintenance], bool],
 ) -> bool:
     """Whether a request for this pod (None: it is gone), which holds these devices, is to stay."""
-    if pod is None or pod.status.phase in {"Succeeded", "Failed"}:
+    if pod is None or pod.has_ended:
         return False
     return any(wants_gone(each, held, paused) for each in maintenances)

@@ -4,14 +4,11 @@ Owns that rule and the conditions, by the names that Kubernetes 1.37 gives them 
 under maintenance, and no condition here keeps a pod off: the node is never cordoned.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-
-import msgspec
+from collections.abc import Iterable, Mapping
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.resources.api.core import NodeCondition
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.meta import Condition
 from draco.resources.names import PoolKey
 from draco.resources.texts import listed
 
@@ -35,9 +32,7 @@ _PROGRESS: Mapping[MaintenancePhase, str] = {
 _ORDER = (PLANNED, DRAINING, DRAINED)
 
 
-def node_conditions(
-    pools: Mapping[PoolKey, PoolHardware], requests: Iterable[DeviceMaintenance]
-) -> list[NodeCondition]:
+def node_conditions(pools: Mapping[PoolKey, PoolHardware], requests: Iterable[DeviceMaintenance]) -> list[Condition]:
     """The conditions of a node with these pools; none unless every device of a driver is concerned by one of the requests."""
     requests = list(requests)
     by_driver: dict[str, list[PoolKey]] = {}
@@ -56,24 +51,8 @@ def node_conditions(
     true = {PLANNED: {PLANNED}, DRAINING: {IN_PROGRESS, DRAINING}, DRAINED: {IN_PROGRESS, DRAINED}}[now]
     message = f"All its devices are in maintenance: {listed(sorted(names))}."
     return [
-        NodeCondition(type=each, status="True" if each in true else "False", reason=REASON, message=message)
+        Condition(type=each, status="True" if each in true else "False", reason=REASON, message=message)
         for each in TYPES
-    ]
-
-
-def timed_conditions(
-    wanted: Sequence[NodeCondition], before: Iterable[NodeCondition], now: datetime
-) -> list[NodeCondition]:
-    """The same with the times at which their status became what it is."""
-    known = {each.type: each for each in before}
-    return [
-        msgspec.structs.replace(
-            each,
-            last_transition_time=known[each.type].last_transition_time
-            if each.type in known and known[each.type].status == each.status
-            else now.replace(microsecond=0),
-        )
-        for each in wanted
     ]
 
 

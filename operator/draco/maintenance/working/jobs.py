@@ -14,7 +14,7 @@ from draco.maintenance.progress import FailedJob, JobsState, Purpose
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.jobs import ContainerStatus, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance, VerificationMode
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.meta import ObjectMeta, find_condition, is_true
 from draco.resources.names import LABEL_MAINTENANCE, LABEL_PURPOSE, DeviceKey
 from draco.resources.texts import sentence, shown
 
@@ -100,9 +100,9 @@ def jobs_state(
             missing.append(name)
         elif job.metadata.deletion_timestamp is not None:
             running.append(name)  # its pods may still be at work, and its name is taken
-        elif _has(job, "Complete"):
+        elif is_true(job.status.conditions, "Complete"):
             succeeded.append(name)
-        elif _has(job, "Failed"):
+        elif is_true(job.status.conditions, "Failed"):
             failed.append(FailedJob(name, _failure(job, own)))
         else:
             running.append(name)
@@ -120,10 +120,6 @@ def jobs_state(
 def labels_of(request: DeviceMaintenance, purpose: Purpose) -> dict[str, str]:
     """By what the request's Jobs, pods and claims are found."""
     return {LABEL_MAINTENANCE: request.metadata.uid, LABEL_PURPOSE: str(purpose)}
-
-
-def _has(job: Job, type_: str) -> bool:
-    return any(each.type == type_ and each.status == "True" for each in job.status.conditions)
 
 
 def _failure(job: Job, pods: Sequence[JobPod]) -> str:
@@ -155,9 +151,9 @@ def _hindered(pod: JobPod) -> str:
         if each.state.waiting is not None and each.state.waiting.reason not in _ORDINARY:
             waiting = each.state.waiting
             return f"container {each.name} waits ({waiting.reason}){_colon(waiting.message)}"
-    for condition in pod.status.conditions:
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return f"no node takes its pod ({condition.reason}){_colon(condition.message)}"
+    said = find_condition(pod.status.conditions, "PodScheduled")
+    if said is not None and said.status == "False":
+        return f"no node takes its pod ({said.reason}){_colon(said.message)}"
     return ""
 
 

@@ -8,7 +8,16 @@ events.k8s.io/v1 serves the same Events under other names of fields.
 from datetime import datetime
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.meta import LabelSelector, NodeSelector, NodeSelectorTerm, ObjectKey, ObjectMeta
+from draco.resources.api.meta import (
+    Condition,
+    LabelSelector,
+    NodeSelector,
+    NodeSelectorTerm,
+    ObjectKey,
+    ObjectMeta,
+    find_condition,
+    is_true,
+)
 from draco.resources.names import SCHEDULING_GATE
 
 
@@ -111,16 +120,6 @@ class PodSpec(ApiStruct, frozen=True, kw_only=True):
     scheduling_group: PodSchedulingGroup | None = None
 
 
-class PodCondition(ApiStruct, frozen=True, kw_only=True):
-    """A pod condition, such as PodScheduled."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_transition_time: datetime | None = None
-
-
 class PodResourceClaimStatus(ApiStruct, frozen=True, kw_only=True):
     """The claim made for a pod from a template."""
 
@@ -139,7 +138,7 @@ class PodStatus(ApiStruct, frozen=True, kw_only=True):
 
     phase: str = ""
     start_time: datetime | None = None
-    conditions: list[PodCondition] = []
+    conditions: list[Condition] = []
     resource_claim_statuses: list[PodResourceClaimStatus] = []
     extended_resource_claim_status: PodExtendedResourceClaimStatus | None = None
 
@@ -170,7 +169,23 @@ class Pod(ApiStruct, frozen=True, kw_only=True):
     @property
     def is_over(self) -> bool:
         """Whether it is being deleted, or all its containers have ended for good."""
-        return self.metadata.deletion_timestamp is not None or self.status.phase in {"Succeeded", "Failed"}
+        return self.metadata.deletion_timestamp is not None or self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its containers have ended for good. One that is being deleted runs on until then."""
+        return self.status.phase in {"Succeeded", "Failed"}
+
+    @property
+    def scheduled(self) -> Condition | None:
+        """What kube-scheduler last said of it."""
+        return find_condition(self.status.conditions, "PodScheduled")
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether kube-scheduler has looked at it and found no node."""
+        said = self.scheduled
+        return said is not None and said.status == "False" and said.reason != "SchedulingGated"
 
     @property
     def pending(self) -> bool:
@@ -228,20 +243,10 @@ class NodeSpec(ApiStruct, frozen=True, kw_only=True):
     taints: list[NodeTaint] = []
 
 
-class NodeCondition(ApiStruct, frozen=True, kw_only=True):
-    """A node condition, such as Ready."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_transition_time: datetime | None = None
-
-
 class NodeStatus(ApiStruct, frozen=True, kw_only=True):
     """Conditions only: allocatable resources are the scheduler's business."""
 
-    conditions: list[NodeCondition] = []
+    conditions: list[Condition] = []
 
 
 class Node(ApiStruct, frozen=True, kw_only=True):
@@ -254,7 +259,7 @@ class Node(ApiStruct, frozen=True, kw_only=True):
     @property
     def ready(self) -> bool:
         """Whether the Ready condition is True."""
-        return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions)
+        return is_true(self.status.conditions, "Ready")
 
 
 class ObjectReference(ApiStruct, frozen=True, kw_only=True):

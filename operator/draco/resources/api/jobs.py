@@ -6,7 +6,6 @@ Owns the structs: batch/v1, and of core/v1 what is read of a Job's pods alone. T
 from typing import Any
 
 from draco.resources.api.base import ApiStruct
-from draco.resources.api.core import PodCondition
 from draco.resources.api.meta import Condition, ObjectMeta
 
 
@@ -86,7 +85,7 @@ class JobPodStatus(ApiStruct, frozen=True, kw_only=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
-    conditions: list[PodCondition] = []
+    conditions: list[Condition] = []
     init_container_statuses: list[ContainerStatus] = []
     container_statuses: list[ContainerStatus] = []
 

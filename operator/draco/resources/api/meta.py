@@ -4,7 +4,7 @@ Owns the shared structs, the keys that name an object, and the rule that a condi
 `status`. Knows no kind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -82,6 +82,17 @@ class Condition(ApiStruct, frozen=True, kw_only=True):
     last_transition_time: datetime | None = None
 
 
+def find_condition(conditions: Iterable[Condition], type_: str) -> Condition | None:
+    """The condition of this type, if it is among them."""
+    return next((each for each in conditions if each.type == type_), None)
+
+
+def is_true(conditions: Iterable[Condition], type_: str) -> bool:
+    """Whether the condition of this type is there and true."""
+    found = find_condition(conditions, type_)
+    return found is not None and found.status == "True"
+
+
 class NodeSelectorRequirement(ApiStruct, frozen=True, kw_only=True):
     """One comparison of a node's label or field. Operators: In, NotIn, Exists, DoesNotExist, Gt, Lt."""
 
@@ -134,7 +145,7 @@ def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, gene
     `generation` is that of the spec which it is about, where it says one. A time that is yet to come is that of another clock,
     or of this one before it was set: one who waits from it on would wait for as long as they differ, so it is put right.
     """
-    known = next((each for each in before if each.type == wanted.type), None)
+    known = find_condition(before, wanted.type)
     since = known.last_transition_time if known is not None and known.status == wanted.status else None
     if since is not None and since > now:
         since = None
@@ -146,5 +157,5 @@ def timed(wanted: Condition, before: Sequence[Condition], now: datetime, *, gene
 
 
 def all_timed(wanted: Sequence[Condition], before: Sequence[Condition], now: datetime) -> list[Condition]:
-    """Return the same of several, by the second: the API server keeps no more of the conditions of claims."""
+    """Return the same of several, by the second: the API server keeps no more of them."""
     return [timed(each, before, now.replace(microsecond=0)) for each in wanted]
