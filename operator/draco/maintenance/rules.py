@@ -17,7 +17,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceTaint
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
-from draco.resources.kinds import DEVICE_MAINTENANCES
+from draco.resources.kinds import DEVICE_MAINTENANCES, Kind
 from draco.resources.names import (
     ANNOTATION_EXTEND,
     ANNOTATION_OVERLAPS,
@@ -55,7 +55,7 @@ def rule_for(
         msgspec.structs.replace(taint, effect=effect or taint.effect),
         labels={LABEL_MAINTENANCE: request.metadata.uid},
         annotations={name: text for name, text in said.items() if text},
-        owner=_owner(DEVICE_MAINTENANCES.api_version, DEVICE_MAINTENANCES.kind, request.metadata),
+        owner=DEVICE_MAINTENANCES.owner(request.metadata),
     )
 
 
@@ -80,10 +80,6 @@ def _rule(
             taint=DeviceTaint(key=taint.key, value=taint.value, effect=taint.effect),
         ),
     )
-
-
-def _owner(api_version: str, kind: str, owner: ObjectMeta) -> OwnerReference:
-    return OwnerReference(api_version=api_version, kind=kind, name=owner.name, uid=owner.uid, controller=True)
 
 
 def maintenance_uid(rule: DeviceTaintRule) -> str:
@@ -181,7 +177,7 @@ def extends(rule: DeviceTaintRule) -> str:
     return rule.metadata.labels.get(LABEL_EXTENDS, "") if rule.metadata.name.startswith(EXTENSION_PREFIX) else ""
 
 
-def extension_for(original: DeviceTaintRule, device: DeviceKey, *, api_version: str) -> DeviceTaintRule:
+def extension_for(original: DeviceTaintRule, device: DeviceKey, *, kind: Kind[DeviceTaintRule]) -> DeviceTaintRule:
     """The rule that puts the taint of `original` on `device`."""
     return _rule(
         rule_name(original.metadata.uid, device, prefix=EXTENSION_PREFIX),
@@ -189,12 +185,16 @@ def extension_for(original: DeviceTaintRule, device: DeviceKey, *, api_version: 
         original.spec.taint,
         labels={LABEL_EXTENDS: original.metadata.uid},
         annotations={ANNOTATION_OVERLAPS: str(extended_device(original) or "")},
-        owner=_owner(api_version, "DeviceTaintRule", original.metadata),
+        owner=kind.owner(original.metadata),
     )
 
 
 def plan_extensions(
-    original: DeviceTaintRule, in_place: Iterable[DeviceTaintRule], hardware: PoolHardware, *, api_version: str
+    original: DeviceTaintRule,
+    in_place: Iterable[DeviceTaintRule],
+    hardware: PoolHardware,
+    *,
+    kind: Kind[DeviceTaintRule],
 ) -> ExtensionPlan:
     """What to write so that exactly what is the same hardware has the taint of `original`.
 
@@ -220,7 +220,7 @@ def plan_extensions(
             existing[device] = rule
         else:
             surplus.append(rule)
-    wanted = [extension_for(original, device, api_version=api_version) for device in sorted(devices | existing.keys())]
+    wanted = [extension_for(original, device, kind=kind) for device in sorted(devices | existing.keys())]
     right = {rule.metadata.name: rule for rule in existing.values()}
     missing = [
         rule for rule in wanted if rule.metadata.name not in right or not isolates_as(right[rule.metadata.name], rule)

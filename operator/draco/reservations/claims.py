@@ -4,17 +4,15 @@ Owns the rule: a claim is a reservation's if that is its controller. The label i
 claims that belong together; anybody can write it, so it proves nothing.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec
 from draco.resources.api.meta import ObjectKey, OwnerReference
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.names import ANNOTATION_TOPOLOGY, DRACO_DOMAIN, LABEL_RESERVATION
-
-KIND: Final = "DeviceReservation"
-API_VERSION: Final = f"{DRACO_DOMAIN}/v1alpha1"
 
 
 def claim_name(reservation: DeviceReservation, index: int) -> str:
@@ -44,7 +42,11 @@ def reservation_key(claim: ResourceClaim) -> ObjectKey | None:
 
 def _reservation(claim: ResourceClaim) -> OwnerReference | None:
     owner = claim.metadata.controller
-    is_one = owner is not None and owner.kind == KIND and owner.api_version.startswith(f"{DRACO_DOMAIN}/")
+    is_one = (
+        owner is not None
+        and owner.kind == DEVICE_RESERVATIONS.kind
+        and owner.api_version.startswith(f"{DRACO_DOMAIN}/")
+    )
     return owner if is_one else None
 
 
@@ -61,12 +63,11 @@ def is_in_use(claim: ResourceClaim) -> bool:
 def manifest_of(reservation: DeviceReservation, index: int, spec: ResourceClaimSpec) -> dict[str, Any]:
     """The claim of this number."""
     meta = reservation.metadata
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": meta.name, "uid": meta.uid, "controller": True}
     metadata: dict[str, Any] = {
         "name": claim_name(reservation, index),
         "namespace": meta.namespace,
         "labels": {LABEL_RESERVATION: meta.name},
-        "ownerReferences": [owner],
+        "ownerReferences": [msgspec.to_builtins(DEVICE_RESERVATIONS.owner(meta))],
     }
     if reservation.spec.topology:
         metadata["annotations"] = {ANNOTATION_TOPOLOGY: reservation.spec.topology}

@@ -16,7 +16,7 @@ from draco.resources.api.health import HealthPolicy
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.limits import DeviceLimit, Namespace
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
-from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.reviews import SelfSubjectReview, SubjectAccessReview, TokenReview
 from draco.resources.api.scheduling import PodGroup
@@ -45,6 +45,12 @@ class Kind(msgspec.Struct, Generic[T], frozen=True):
         """An object of this kind, as Events name it."""
         return ObjectReference(
             api_version=self.api_version, kind=self.kind, name=meta.name, namespace=meta.namespace, uid=meta.uid
+        )
+
+    def owner(self, meta: ObjectMeta, *, controller: bool | None = True) -> OwnerReference:
+        """An object of this kind, as what it owns names it."""
+        return OwnerReference(
+            api_version=self.api_version, kind=self.kind, name=meta.name, uid=meta.uid, controller=controller
         )
 
     def path(self, key: ObjectKey | None = None, *, namespace: str = "", subresource: str = "") -> str:

@@ -21,6 +21,7 @@ from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import DeviceTaintRule, taint_text
 from draco.resources.errors import DracoError
+from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import DeviceKey, PoolKey
 from draco.resources.texts import are, counted, nearest
 from draco.resources.written.manifests import Object, note_place
@@ -214,7 +215,7 @@ def _extend(world: World, rule: DeviceTaintRule) -> int:
     if named is None or pool is None:
         return 0
     slices = [ResourceSlice(metadata=ObjectMeta(name=entry.name), spec=entry.spec) for entry in pool.entries]
-    plan = plan_extensions(rule, (), PoolHardware(slices), api_version="")
+    plan = plan_extensions(rule, (), PoolHardware(slices), kind=TAINT_RULES[0])
     for extension in plan.apply:
         world.fleet.put_rule(extension)
     return len(plan.apply)

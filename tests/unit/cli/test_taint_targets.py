@@ -15,6 +15,7 @@ from draco.cli.taint.targets import (
 )
 from draco.maintenance.rules import extension_for, rule_for
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
+from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import a_device_key, a_maintenance, a_rule
 
@@ -111,7 +112,7 @@ def test_rules_that_draco_would_write_again_are_not_removed() -> None:
     request = a_maintenance("swap-fan", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0")
     requests = [(request.metadata.uid, "swap-fan")]
     of_request = rule_for(request, GPU)
-    extension = extension_for(exact(), a_device_key("node-0/gpu-0-mig-1g.10gb-19-0"), api_version="resource.k8s.io/v1")
+    extension = extension_for(exact(), a_device_key("node-0/gpu-0-mig-1g.10gb-19-0"), kind=TAINT_RULES[0])
     assert "finished" in kept_by(of_request, [of_request], requests)
     assert "swap-fan" in kept_by(of_request, [of_request], requests)
     assert "remove that one" in kept_by(extension, [exact(), extension], requests)

@@ -18,6 +18,7 @@ from draco.kube.watch.informer import Informer
 from draco.maintenance.rules import plan_extensions, rule_for
 from draco.maintenance.selecting.impact import TaintAmounts
 from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
 from tests.builders import a_claim, a_device_key, a_maintenance, a_pod, a_rule, a_slice
 from tests.doubles.clock import ManualClock
@@ -69,7 +70,7 @@ async def test_a_rule_on_a_gpu_reaches_the_claims_on_its_partitions_and_its_exte
     put(view.slices, a_slice("node-0", ["gpu-0", "gpu-1", *PARTS[:4]]))
     put(view.claims, *(a_claim(f"on-{number}", on=[f"node-0/{PARTS[number]}"]) for number in range(7)))
     rule = a_rule("broken", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0")
-    made = plan_extensions(rule, (), view.hardware(PoolKey(NVIDIA_DRIVER, "node-0")), api_version="v1").apply
+    made = plan_extensions(rule, (), view.hardware(PoolKey(NVIDIA_DRIVER, "node-0")), kind=TAINT_RULES[0]).apply
     put(view.rules, rule, *made)
     assert await rows(reach) == {"broken": (5, 7, 0)}  # claims on what is published no more included
 

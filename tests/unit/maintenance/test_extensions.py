@@ -6,11 +6,12 @@ import pytest
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.rules import extended_device, extends, extension_for, plan_extensions, plan_orphans, rule_for
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
+from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import ANNOTATION_EXTEND, LABEL_EXTENDS, NVIDIA_DRIVER
 from tests.builders import MOMENT, a_device_key, a_maintenance, a_rule, a_slice
 from tests.unit.maintenance.test_scope import DIVIDED, PARTS, a_whole, hardware
 
-V = "resource.k8s.io/v1beta2"
+V1BETA2 = TAINT_RULES[1]
 ADMINS = a_rule("broken", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-0", effect="NoExecute")
 
 
@@ -25,12 +26,12 @@ def with_meta(rule: DeviceTaintRule, **fields: object) -> DeviceTaintRule:
 def plan(
     *in_place: DeviceTaintRule, rule: DeviceTaintRule = ADMINS, pool: PoolHardware = DIVIDED
 ) -> tuple[set[str], set[str]]:
-    made = plan_extensions(rule, in_place, pool, api_version=V)
+    made = plan_extensions(rule, in_place, pool, kind=V1BETA2)
     return tainted(made.apply), tainted(made.delete)
 
 
 def extensions(rule: DeviceTaintRule = ADMINS) -> tuple[DeviceTaintRule, ...]:
-    return plan_extensions(rule, (), DIVIDED, api_version=V).apply
+    return plan_extensions(rule, (), DIVIDED, kind=V1BETA2).apply
 
 
 def test_a_rule_on_a_whole_gpu_taints_its_partitions_alike() -> None:
@@ -40,7 +41,7 @@ def test_a_rule_on_a_whole_gpu_taints_its_partitions_alike() -> None:
         assert (rule.spec.taint.key, rule.spec.taint.effect) == ("example.com/broken", "NoExecute")
         (owner,) = rule.metadata.owner_references
         assert (owner.api_version, owner.kind, owner.name, owner.uid) == (
-            V,
+            V1BETA2.api_version,
             "DeviceTaintRule",
             "broken",
             ADMINS.metadata.uid,
@@ -64,8 +65,8 @@ def test_a_rule_on_a_partition_taints_the_whole_and_not_its_neighbours() -> None
         a_rule(pool="node-1", device="gpu-0"),
         with_meta(ADMINS, annotations={ANNOTATION_EXTEND: "false"}),
         rule_for(a_maintenance(), a_device_key("node-1/gpu-0")),
-        extension_for(ADMINS, a_device_key("node-1/gpu-0"), api_version=V),
-        with_meta(extension_for(ADMINS, a_device_key("node-1/gpu-0"), api_version=V), labels={}),
+        extension_for(ADMINS, a_device_key("node-1/gpu-0"), kind=V1BETA2),
+        with_meta(extension_for(ADMINS, a_device_key("node-1/gpu-0"), kind=V1BETA2), labels={}),
     ],
 )
 def test_rules_that_are_ours_or_name_no_single_device_are_not_extended(rule: DeviceTaintRule) -> None:

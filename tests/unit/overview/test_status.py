@@ -16,6 +16,7 @@ from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
 from draco.resources.api.taints import DeviceTaint
+from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import NVIDIA_DRIVER, Autoscaler, PoolKey
 from tests.builders import (
     MOMENT,
@@ -413,7 +414,7 @@ def test_a_partition_of_a_gpu_that_is_held_whole_is_blocked_without_any_counter(
 def test_a_rule_on_a_gpu_hits_its_partitions_and_their_claims_and_says_which_rules_are_its_own() -> None:
     rule = a_rule("broken", driver=NVIDIA_DRIVER, pool="node-0", device="gpu-0")
     slices = [a_slice(devices=["gpu-0", "gpu-1", *PARTS])]
-    made = plan_extensions(rule, (), PoolHardware(slices), api_version="v1").apply
+    made = plan_extensions(rule, (), PoolHardware(slices), kind=TAINT_RULES[0]).apply
     claims = [a_claim("tenant", on=[f"node-0/{PARTS[3]}"])]
     status = status_of(Snapshot(nodes=[a_node()], slices=slices, claims=claims, rules=[rule, *made]))
     views = {view.name: view for view in status.taint_rules}

@@ -9,10 +9,10 @@ import pytest
 
 from draco.allocation.ownership.gangs import gang_of
 from draco.placing.preempting.victims import Evictable, VictimInput, evictable
-from draco.reservations.claims import API_VERSION, KIND
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodStatus
-from draco.resources.api.meta import ObjectKey, OwnerReference
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.kinds import DEVICE_RESERVATIONS
 from tests.builders import MOMENT, a_budget, a_claim, a_pod, a_uid
 
 JOB = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
@@ -96,7 +96,7 @@ TRAIN = {"kueue.x-k8s.io/pod-group-name": "train"}
 
 
 def of_a_reservation(claim: ResourceClaim) -> ResourceClaim:
-    owner = OwnerReference(api_version=API_VERSION, kind=KIND, name="r", uid="r", controller=True)
+    owner = DEVICE_RESERVATIONS.owner(ObjectMeta(name="r", uid="r"))
     return msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, owner_references=[owner]))
 
 

@@ -61,7 +61,7 @@ class TaintExtensionReconciler:
             return plan_orphans(uid, in_place)
         named = extended_device(original)
         pool = named.pool_key if named else PoolKey("", "")
-        return plan_extensions(original, in_place, self._view.hardware(pool), api_version=kind.api_version)
+        return plan_extensions(original, in_place, self._view.hardware(pool), kind=kind)
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
         for pool in {item.pool for item in change.versions}:

@@ -21,7 +21,8 @@ from draco.resources.api.core import Pod
 from draco.resources.api.evictions import INTENT_EVICTION, EvictionRequest, EvictionRequestSpec, EvictionRequestTarget
 from draco.resources.api.evictions import EvictionRequestPodReference as PodReference
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenancePhase
-from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference, is_true
+from draco.resources.api.meta import ObjectKey, ObjectMeta, is_true
+from draco.resources.kinds import PODS
 from draco.resources.names import DRACO_DOMAIN, LABEL_MANAGED_BY, DeviceKey
 
 REQUESTER = f"{DRACO_DOMAIN}/maintenance"
@@ -60,8 +61,7 @@ def pod_uid(request: EvictionRequest) -> str:
 
 def eviction_request_for(pod: Pod) -> EvictionRequest:
     """What is made to have the pod leave."""
-    key, meta = request_key(pod), pod.metadata
-    owner = OwnerReference(api_version="v1", kind="Pod", name=meta.name, uid=meta.uid)
+    key, owner = request_key(pod), PODS.owner(pod.metadata, controller=None)
     return EvictionRequest(
         metadata=ObjectMeta(
             name=key.name, namespace=key.namespace, labels={LABEL_MANAGED_BY: MANAGED_BY}, owner_references=[owner]

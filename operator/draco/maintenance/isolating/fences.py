@@ -8,7 +8,7 @@ import hashlib
 
 from draco.maintenance.rules import FENCE_PREFIX, MANAGED_BY
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.meta import ObjectMeta, OwnerReference
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import LABEL_FENCES, LABEL_MANAGED_BY, TAINT_AGENT_LOST, PoolKey
@@ -23,19 +23,12 @@ def fence_name(pool: PoolKey) -> str:
 
 def fence_for(gpu_node: GpuNode, pool: PoolKey) -> DeviceTaintRule:
     """The rule that keeps new claims off the node's devices."""
-    owner = OwnerReference(
-        api_version=GPU_NODES.api_version,
-        kind=GPU_NODES.kind,
-        name=gpu_node.metadata.name,
-        uid=gpu_node.metadata.uid,
-        controller=True,
-    )
     node = pool.pool if len(pool.pool) <= _LONGEST_LABEL else _digest(pool)
     return DeviceTaintRule(
         metadata=ObjectMeta(
             name=fence_name(pool),
             labels={LABEL_FENCES: node, LABEL_MANAGED_BY: MANAGED_BY},
-            owner_references=[owner],
+            owner_references=[GPU_NODES.owner(gpu_node.metadata)],
         ),
         spec=DeviceTaintRuleSpec(
             device_selector=DeviceTaintSelector(driver=pool.driver, pool=pool.pool),

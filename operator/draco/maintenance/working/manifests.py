@@ -13,7 +13,7 @@ from draco.maintenance.progress import Purpose
 from draco.maintenance.working.jobs import JobTarget, job_name, labels_of
 from draco.resources.api.jobs import CronJob
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.meta import OwnerReference
+from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import (
     ANNOTATION_DEVICE_CLASS,
     ATTRIBUTE_PARENT_UUID,
@@ -56,7 +56,7 @@ def job_manifest(
             "namespace": namespace,
             "labels": {**made_from.metadata.labels, **labels},
             "annotations": {**made_from.metadata.annotations, "cronjob.kubernetes.io/instantiate": "manual"},
-            "ownerReferences": [_owner(request)],
+            "ownerReferences": [DEVICE_MAINTENANCES.owner(request.metadata)],
         },
         "spec": spec,
     }
@@ -77,7 +77,7 @@ def claim_manifest(
             "name": job_name(request, Purpose.VERIFICATION, target),
             "namespace": namespace,
             "labels": {**labels_of(request, Purpose.VERIFICATION), LABEL_MANAGED_BY: "draco"},
-            "ownerReferences": [_owner(request)],
+            "ownerReferences": [DEVICE_MAINTENANCES.owner(request.metadata)],
         },
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
     }
@@ -140,10 +140,3 @@ def _container(container: Mapping[str, Any], target: JobTarget, *, node: str, cl
         others = [each for each in resources.get("claims") or [] if each.get("name") != CLAIM_NAME]
         resources["claims"] = [*others, {"name": CLAIM_NAME}]
     return made
-
-
-def _owner(request: DeviceMaintenance) -> OwnerReference:
-    meta = request.metadata
-    return OwnerReference(
-        api_version="draco.dev/v1alpha1", kind="DeviceMaintenance", name=meta.name, uid=meta.uid, controller=True
-    )
