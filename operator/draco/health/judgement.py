@@ -9,8 +9,15 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from draco.health.ledger import LedgerEntry
-from draco.health.table import BLOCKING, FaultAction, KnownHealth, severity
-from draco.resources.api.health import FaultFamily, FaultOverride, FaultScope, GpuFaultStatus, HealthEffect
+from draco.health.table import FaultAction, KnownHealth, severity
+from draco.resources.api.health import (
+    BLOCKING_FAULTS,
+    FaultFamily,
+    FaultOverride,
+    FaultScope,
+    GpuFaultStatus,
+    HealthEffect,
+)
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import TAINT_FAMILIES, GpuUuid
 
@@ -32,7 +39,7 @@ class JudgedFault(msgspec.Struct, frozen=True):
     @property
     def blocking(self) -> bool:
         """Whether it keeps new work away from what it concerns."""
-        return self.status.effect in BLOCKING
+        return self.status.effect in BLOCKING_FAULTS
 
     def concerns(self, mask: int | None) -> bool:
         """Whether it concerns a partition with these units. None is the whole GPU, which anything wrong with a part concerns."""

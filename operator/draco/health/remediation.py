@@ -20,6 +20,7 @@ from draco.health.policy import RuleMatch, named
 from draco.resources.api.draco import GpuStatus
 from draco.resources.api.health import FaultScope, GpuFaultStatus, HealthEffect, HealthPolicy
 from draco.resources.api.maintenance import (
+    OVER,
     DeviceMaintenance,
     DeviceMaintenanceSpec,
     DrainPolicy,
@@ -45,7 +46,6 @@ from draco.resources.texts import agreeing, counted, listed
 
 OUTCOME_FAILED = "failed"
 OUTCOME_WITHDRAWN = "withdrawn"
-_OVER = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
 _WAITING = frozenset({None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
 _FAILED = "Failed"
 """The condition that says since when a request has failed."""
@@ -154,7 +154,7 @@ def remediates(request: DeviceMaintenance) -> str:
 
 def is_over(request: DeviceMaintenance) -> bool:
     """Whether the request has given everything back."""
-    return request.status.phase in _OVER
+    return request.status.phase in OVER
 
 
 def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:

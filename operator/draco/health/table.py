@@ -15,8 +15,6 @@ from draco.resources.api.health import FaultFamily, FaultScope, HealthEffect
 
 LADDER: Final = tuple(HealthEffect)
 """The effects, the mildest first."""
-BLOCKING = frozenset({HealthEffect.NO_SCHEDULE, HealthEffect.EVICT, HealthEffect.NO_EXECUTE})
-"""Those that keep new work away."""
 UNKNOWN_XID = "XidUnknown"
 """What an XID that stands in no row is called where there must not be too many names."""
 

@@ -38,9 +38,15 @@ from draco.maintenance.readiness import (
 )
 from draco.maintenance.rules import maintained_device
 from draco.maintenance.schedule import time_left
-from draco.maintenance.selecting.matching import OVER, has_begun
+from draco.maintenance.selecting.matching import has_begun
 from draco.maintenance.working.verification import VerificationVerdict, verdict_of
-from draco.resources.api.maintenance import DeadlineAction, DeviceMaintenance, DeviceMaintenanceStatus, MaintenancePhase
+from draco.resources.api.maintenance import (
+    OVER,
+    DeadlineAction,
+    DeviceMaintenance,
+    DeviceMaintenanceStatus,
+    MaintenancePhase,
+)
 from draco.resources.api.meta import Condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.texts import listed

@@ -119,16 +119,16 @@ _LISTED_CONFLICTS = 64
 _NAMED = 8
 
 
-def summary(rules: Rules, decisions: Iterable[NodeDecision], now: datetime, advice: str = "") -> MigPolicyStatus:
-    """The policy's status by every node's decision, with the times of its conditions, and advice that it should pass on."""
+def summary(rules: Rules, decisions: Iterable[NodeDecision], now: datetime) -> MigPolicyStatus:
+    """The policy's status by every node's decision, with the times of its conditions."""
     counts = PolicyCounts(rules.name)
     for decision in decisions:
         counts.add(decision)
-    return status_of(rules, counts, now, advice)
+    return status_of(rules, counts, now)
 
 
 def status_of(rules: Rules, counts: PolicyCounts, now: datetime, advice: str = "") -> MigPolicyStatus:
-    """The same from what was counted."""
+    """The same from what was counted, with advice that it should pass on."""
     policy = rules.policy
     valid = _valid(rules, counts)
     conflicting = _conflicting(counts.lost)

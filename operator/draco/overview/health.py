@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from draco.maintenance.selecting.matching import OVER
+from draco.health.table import LADDER
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.maintenances import phase_of, pods_using
 from draco.overview.status import natural
@@ -19,16 +19,14 @@ from draco.resources.api.base import OutputStruct
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.draco import GpuNode, GpuStatus
-from draco.resources.api.health import FaultFamily, GpuFaultStatus, HealthEffect
-from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.health import HEALTHY, FaultFamily, GpuFaultStatus
+from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import DeviceKey
 
 SCHEMA = "draco.dev/health/v1"
 """Name of the JSON document. Fields are only ever added under one name."""
-HEALTHY: Final = "Healthy"
-_LADDER: Final = list(HealthEffect)
 
 WHAT_TO_DO: Final[Mapping[FaultFamily, str]] = MappingProxyType(
     {
@@ -157,7 +155,7 @@ def _view(node: GpuNode, gpu: GpuStatus, claims: list[str], pods: list[str], mai
         product=gpu.product_name,
         health=gpu.health,
         message=gpu.message,
-        faults=[_fault(each) for each in sorted(gpu.faults, key=lambda each: -_LADDER.index(each.effect))],
+        faults=[_fault(each) for each in sorted(gpu.faults, key=lambda each: -LADDER.index(each.effect))],
         claims=claims,
         pods=pods,
         maintenances=maintenances,

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from draco.maintenance.selecting.impact import named_and_members
-from draco.maintenance.selecting.matching import OVER
 from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.maintenance import (
+    OVER,
     Approval,
     DeviceMaintenance,
     DrainPolicy,

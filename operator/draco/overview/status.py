@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from draco.maintenance.isolating.fences import fenced_node
-from draco.maintenance.selecting.matching import OVER
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
 from draco.overview.installation import troubles
@@ -29,7 +28,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
 from draco.resources.api.limits import DeviceLimit
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import (

@@ -23,8 +23,8 @@ from draco.health.ledger import (
     looked,
     reloaded,
 )
-from draco.health.table import BLOCKING, KINDS, TABLE, FaultEnd, kind_of, metric_name, severity
-from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
+from draco.health.table import KINDS, TABLE, FaultEnd, kind_of, metric_name, severity
+from draco.resources.api.health import BLOCKING_FAULTS, FaultFamily, FaultOverride, HealthEffect
 from draco.resources.names import GpuUuid
 from tests.builders import MOMENT
 
@@ -92,7 +92,7 @@ def test_the_worst_of_all_faults_wins(history: list[Any]) -> None:
     faults = judge(after(history).of(GPU))
     effects = [severity(one.status.effect) for one in faults]
     assert effects == sorted(effects, reverse=True)
-    whole = [one for one in faults if one.mask is None and one.status.effect in BLOCKING]
+    whole = [one for one in faults if one.mask is None and one.status.effect in BLOCKING_FAULTS]
     assert whole_blocking(faults) == (whole[0] if whole else None)
     by_family = {taint.key: taint for taint in taints(faults)}
     for one in faults:

@@ -47,9 +47,9 @@ def applied(node: GpuNode, *policies: MigPolicy) -> NodeDecision:
     return decide(SeenNode(gpu_node=node, devices=devices), rules, {})
 
 
-def status(policy: MigPolicy, nodes: Sequence[GpuNode] = (), *others: MigPolicy, advice: str = "") -> MigPolicyStatus:
+def status(policy: MigPolicy, nodes: Sequence[GpuNode] = (), *others: MigPolicy) -> MigPolicyStatus:
     decisions = [applied(node, policy, *others) for node in nodes]
-    return summary(rules_of(policy), decisions, LATER, advice)
+    return summary(rules_of(policy), decisions, LATER)
 
 
 def nodes(*gpus: GpuMig, count: int = 2, board: Board = H100) -> list[GpuNode]:
@@ -286,9 +286,12 @@ def test_nodes_without_gpus_are_no_nodes_with_gpus() -> None:
 
 
 def test_advice_is_passed_on() -> None:
-    assert status(a_mig_policy(), nodes(), advice="Release claim a/b.").message.endswith(
-        "set up as the policy asks. Release claim a/b."
-    )
+    policy = a_mig_policy()
+    tally = PolicyCounts(policy.metadata.name)
+    for node in nodes():
+        tally.add(applied(node, policy))
+    found = status_of(rules_of(policy), tally, LATER, "Release claim a/b.")
+    assert found.message.endswith("set up as the policy asks. Release claim a/b.")
 
 
 def test_a_disabled_policy_does_not_speak_of_profiles() -> None:

@@ -30,7 +30,7 @@ class Constraint:
 
     def join(self, driver: str, device: Device) -> bool:
         """Take a device in, if the constraint then still holds."""
-        attribute = _find(device, driver, self._attribute)
+        attribute = attribute_of(device, driver, self._attribute)
         if attribute is None:
             return False
         value = attribute_key(attribute)
@@ -59,7 +59,8 @@ def constraints_of(claim: str, constraints: Sequence[DeviceConstraint]) -> list[
     return made
 
 
-def _find(device: Device, driver: str, name: str) -> DeviceAttribute | None:
+def attribute_of(device: Device, driver: str, name: str) -> DeviceAttribute | None:
+    """The attribute that a constraint means, whose name is without its domain where that is the driver's."""
     found = device.attributes.get(name)
     if found is None:
         domain, slash, identifier = name.partition("/")

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from draco.cli.maintain.requests import MaintainError
-from draco.maintenance.selecting.matching import OVER
 from draco.overview.maintenances import BEFORE_ISOLATION, needs_approval, phase_of
-from draco.resources.api.maintenance import Approval, DeviceMaintenance, MaintenancePhase
+from draco.resources.api.maintenance import OVER, Approval, DeviceMaintenance, MaintenancePhase
 from draco.resources.texts import counted
 
 Changes = Mapping[str, Any]

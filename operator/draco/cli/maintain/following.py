@@ -13,9 +13,8 @@ from draco.cli.output import echo, visible
 from draco.kube.connect.client import Client
 from draco.kube.errors import Expired, NotFound
 from draco.kube.watch.watching import Removal, StreamBroken, Upsert, watch
-from draco.maintenance.selecting.matching import OVER
 from draco.overview.maintenances import maintenance_view
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenancePhase
 from draco.resources.kinds import DEVICE_MAINTENANCES
 
 _ENDS: Final = OVER | {MaintenancePhase.FAILED}

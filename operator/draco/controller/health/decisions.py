@@ -17,7 +17,7 @@ from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.mig_policy.matching import whole_gpus
 from draco.resources.api.claims import DeviceClass
-from draco.resources.api.draco import GpuNode
+from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, own_slices
@@ -108,6 +108,6 @@ class HealthDecisions:
             self._known.pop(change.key.name, None)
 
 
-def said_by(policy: HealthPolicy) -> tuple[object, ...]:
+def said_by(policy: HealthPolicy | MigPolicy) -> tuple[object, ...]:
     """What of a policy decisions rest on."""
     return policy.spec, policy.metadata.uid, policy.metadata.deletion_timestamp

@@ -7,7 +7,6 @@ Owns what is counted for the status of HealthPolicies, and when, and nothing els
 from collections.abc import Callable
 
 import msgspec
-import structlog
 
 from draco.controller.health.decisions import HealthDecisions
 from draco.controller.health.remediation import RemediationReconciler
@@ -22,8 +21,6 @@ from draco.kube.connect.client import Client
 from draco.kube.watch.store import Change
 from draco.resources.api.health import HealthPolicy, HealthPolicyStatus
 from draco.resources.api.maintenance import DeviceMaintenance
-
-log = structlog.get_logger(__name__)
 
 _NOTHING = PolicyShare()
 

@@ -33,8 +33,9 @@ from draco.maintenance.gate import Waiting
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
-from draco.maintenance.selecting.matching import OVER, has_begun
+from draco.maintenance.selecting.matching import has_begun
 from draco.resources.api.maintenance import (
+    OVER,
     BudgetScope,
     DeviceMaintenance,
     MaintainedDevice,

@@ -14,7 +14,8 @@ import structlog
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
-from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unreachable
+from draco.kube.connect.retry import TRANSIENT
+from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.eviction_requests import (
@@ -36,9 +37,6 @@ from draco.resources.kinds import DEVICE_MAINTENANCES, Kind
 from draco.resources.names import LABEL_MANAGED_BY, DeviceKey
 
 log = structlog.get_logger(__name__)
-
-_TRANSIENT = (TooManyRequests, ServerError, Unreachable)
-"""Worth asking again for: everything else is an answer, and the pod is evicted."""
 
 
 class EvictionRequests:
@@ -110,7 +108,7 @@ class EvictionRequests:
             await self._client.create(self._kind, eviction_request_for(pod))
         except AlreadyExists:
             made = False  # by the process before this one, and on its way to the store
-        except _TRANSIENT:
+        except TRANSIENT:
             raise
         except ApiError as error:
             # Not served any more, not permitted, a quota, a webhook: the pod is evicted as it is elsewhere.

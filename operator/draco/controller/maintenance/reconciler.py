@@ -32,12 +32,12 @@ from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import maintenance_uid
 from draco.maintenance.selecting.fleet import PhysicalGpu
-from draco.maintenance.selecting.matching import OVER, fixed_selection, has_begun
+from draco.maintenance.selecting.matching import fixed_selection, has_begun
 from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import DeviceMaintenance, DeviceMaintenanceStatus, MaintenancePhase
+from draco.resources.api.maintenance import OVER, DeviceMaintenance, DeviceMaintenanceStatus, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule

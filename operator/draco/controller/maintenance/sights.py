@@ -20,7 +20,6 @@ from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, Purpose
 from draco.maintenance.rules import isolated_boards
 from draco.maintenance.selecting.matching import (
-    OVER,
     MaintenanceScope,
     MaintenanceSelection,
     fixed_selection,
@@ -32,7 +31,7 @@ from draco.maintenance.selecting.matching import (
 from draco.maintenance.working.verification import AgentVerdict, agents_say
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey, is_true
 from draco.resources.api.slices import Device
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule

@@ -12,6 +12,7 @@ from operator import is_
 from types import MappingProxyType
 from typing import NamedTuple
 
+from draco.controller.health.decisions import said_by
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.view import BY_POOL, ClusterView
@@ -58,7 +59,7 @@ class MigDecisions:
         """Called when something else is said of what is kept ahead of claims."""
         self.ahead = AheadReport()
         """What is kept ahead of claims, and why."""
-        view.mig_policies.subscribe(self._forget_rules, reads=_of_policy)
+        view.mig_policies.subscribe(self._forget_rules, reads=said_by)
         view.gpu_nodes.subscribe(self._forget_node)
 
     @property
@@ -188,7 +189,3 @@ def register_mig(metrics: OperatorMetrics, decisions: MigDecisions) -> None:
 
 def _gpu_counts(decision: NodeDecision) -> Iterable[tuple[str, str]]:
     return ((gpu.policy, gpu.condition.state.value) for gpu in decision.gpus if gpu.policy)
-
-
-def _of_policy(policy: MigPolicy) -> tuple[object, ...]:
-    return policy.spec, policy.metadata.deletion_timestamp

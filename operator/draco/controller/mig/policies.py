@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-import structlog
 
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.mig.decisions import MigDecisions
@@ -19,8 +18,6 @@ from draco.kube.connect.client import Client
 from draco.kube.listeners import Listeners
 from draco.mig_policy.summary import PolicyCounts, status_of
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
-
-log = structlog.get_logger(__name__)
 
 
 class StatusAdviser(Protocol):

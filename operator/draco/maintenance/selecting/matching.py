@@ -12,16 +12,12 @@ import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.rules import maintained_device, overlapped
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
+from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey, read_partition_name
 
 _NO_BOARDS: Mapping[DeviceKey, str] = MappingProxyType({})
 _NOTHING: Final = PoolHardware(())
-
-
-OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
-"""A request in one of these has given everything back, and takes nothing any more."""
 _BEGUN: Final = frozenset(MaintenancePhase) - OVER - {MaintenancePhase.PENDING, MaintenancePhase.REHEARSED}
 
 

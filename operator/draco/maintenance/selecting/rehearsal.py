@@ -26,7 +26,7 @@ from draco.maintenance.wording import no_devices
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal, RehearsedClass
-from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.slices import ResourceSlice, by_pool
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 
@@ -238,10 +238,7 @@ def scope_devices(scope: MaintenanceScope) -> tuple[DeviceKey, ...]:
 
 def pools_of(slices: Iterable[ResourceSlice]) -> Mapping[PoolKey, FleetPool]:
     """The pools of a cluster."""
-    found: dict[PoolKey, list[ResourceSlice]] = {}
-    for item in slices:
-        found.setdefault(item.pool, []).append(item)
-    return {key: FleetPool(key, items) for key, items in sorted(found.items())}
+    return {key: FleetPool(key, items) for key, items in sorted(by_pool(slices).items())}
 
 
 def tainted(pools: Iterable[FleetPool]) -> frozenset[PhysicalGpu]:

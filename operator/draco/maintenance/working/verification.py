@@ -12,12 +12,9 @@ import msgspec
 from draco.maintenance import wording
 from draco.maintenance.progress import JobsState
 from draco.resources.api.draco import GpuNode, GpuStatus
-from draco.resources.api.health import HealthEffect
+from draco.resources.api.health import BLOCKING_FAULTS, HEALTHY
 from draco.resources.api.maintenance import DeviceMaintenance, VerificationMode
 from draco.resources.names import DeviceKey, PoolKey, read_partition_name
-
-BLOCKING_FAULTS = frozenset({HealthEffect.NO_SCHEDULE, HealthEffect.EVICT, HealthEffect.NO_EXECUTE})
-HEALTHY = "Healthy"
 
 
 class AgentVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from draco.allocation.fleet.node_rows import SHARED, NodeProfile
 from draco.allocation.fleet.pools import Candidate, is_device_for
 from draco.allocation.fleet.rowwise import Codes, combine, number, packed, unpacked
 from draco.allocation.search.candidates import tolerated
+from draco.allocation.search.constraints import attribute_of
 from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError
 from draco.placing.scoring.judging import NodeJudge
@@ -224,11 +225,7 @@ def _compared(claims: Sequence[ExpandedClaim]) -> list[str]:
 
 def _attribute(candidate: Candidate, name: str) -> Hashable | None:
     """The value that a constraint compares; a list is like nothing else."""
-    found = candidate.device.attributes.get(name)
-    if found is None:
-        domain, slash, identifier = name.partition("/")
-        if slash and domain == candidate.key.driver:
-            found = candidate.device.attributes.get(identifier)
+    found = attribute_of(candidate.device, candidate.key.driver, name)
     if found is None:
         return None
     key = attribute_key(found)

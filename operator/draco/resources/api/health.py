@@ -5,6 +5,7 @@ Owns the structs; the schemas people meet are in `crds/`, and a test holds the t
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
@@ -57,6 +58,12 @@ class HealthEffect(StrEnum):
     NO_SCHEDULE = "NoSchedule"
     EVICT = "Evict"
     NO_EXECUTE = "NoExecute"
+
+
+HEALTHY: Final = "Healthy"
+"""What a GPU's `health` says where nothing is wrong with it."""
+BLOCKING_FAULTS: Final = frozenset({HealthEffect.NO_SCHEDULE, HealthEffect.EVICT, HealthEffect.NO_EXECUTE})
+"""What keeps new work away."""
 
 
 class GpuFaultStatus(ApiStruct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Owns the structs; the schemas people meet are in `crds/`, and a test holds the t
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
@@ -25,6 +26,10 @@ class MaintenancePhase(StrEnum):
     COMPLETED = "Completed"
     FAILED = "Failed"
     CANCELLED = "Cancelled"
+
+
+OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED})
+"""A request in one of these has given everything back, and takes nothing any more."""
 
 
 class Approval(StrEnum):
