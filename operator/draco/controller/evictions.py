@@ -6,6 +6,7 @@ was seen, so that one of the same name that came since is not touched. Whom to e
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -36,7 +37,6 @@ NOT_PERMITTED: Final = (
 )
 _FORBIDDEN_S: Final = 60.0
 """How long nobody is asked after the API server refused the right: a role is mended by a person."""
-_BUDGETS_EVERY_S: Final = 10.0
 _LONGEST_REFUSAL: Final = 160
 _AT_ONCE: Final = 4
 
@@ -126,11 +126,12 @@ class PodEvictions:
 
 
 class DisruptionBudgets:
-    """Budgets by namespace. They are not watched: those of a namespace are read again at most every ten seconds."""
+    """Budgets by namespace. They are not watched: those of a namespace are read again after `every_s` at the earliest."""
 
-    def __init__(self, client: Client, *, clock: Clock) -> None:
+    def __init__(self, client: Client, *, clock: Clock, every_s: float = 10.0) -> None:
         self._client = client
         self._clock = clock
+        self._every_s = every_s
         self._read: dict[str, tuple[float, list[PodDisruptionBudget]]] = {}
 
     def of(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
@@ -139,20 +140,39 @@ class DisruptionBudgets:
 
     async def read(self, namespaces: Iterable[str]) -> bool:
         """Read those that were not read lately. Returns whether any was."""
-        now_s, found = self._clock.monotonic(), False
-        for namespace in sorted(namespaces):
-            read_s, _ = self._read.get(namespace, (float("-inf"), []))
-            if now_s - read_s < _BUDGETS_EVERY_S:
-                continue
+        found = False
+        for namespace in self._due(namespaces):
             try:
-                budgets = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
+                await self._read_again(namespace)
             except (ApiError, msgspec.ValidationError) as error:
                 # The API server goes by them whatever is known here.
                 log.info("eviction.budgets_not_read", namespace=namespace, error=str(error))
                 continue
-            self._read[namespace] = (now_s, budgets)
             found = True
         return found
+
+    async def current(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
+        """Those of these namespaces, of which none was read long ago; none where they may not be read. Raises ApiError.
+
+        For who tells of them: one that is not known must not pass for one that is not there.
+        """
+        names = sorted(namespaces)
+        with suppress(Forbidden):  # the rights of an older chart
+            for namespace in self._due(names):
+                await self._read_again(namespace)
+        return self.of(names)
+
+    def _due(self, namespaces: Iterable[str]) -> list[str]:
+        now_s = self._clock.monotonic()
+        return [
+            each
+            for each in sorted(namespaces)
+            if each not in self._read or now_s - self._read[each][0] >= self._every_s
+        ]
+
+    async def _read_again(self, namespace: str) -> None:
+        budgets = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
+        self._read[namespace] = (self._clock.monotonic(), budgets)
 
 
 def refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tuple[Pod, EvictionAnswer]]:

@@ -127,7 +127,7 @@ def test_a_device_that_no_selector_can_be_asked_about_is_not_selected_which_is_s
     health = decide_node(SeenGpus(gpu_node=node, devices={a_gpu_uuid("n", 0): odd}), made_ready(policy))
 
     assert health.overrides == ()
-    assert "Its selectors have no answer for gpu-0 of n: attribute driverVersion" in status(policy, health).message
+    assert "Its selectors cannot be evaluated for gpu-0 of n: attribute driverVersion" in status(policy, health).message
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from draco.maintenance.conditions import (
     REASON_RETURNING,
 )
 from draco.maintenance.phases import PHASES, PhaseRow
-from draco.resources.api.maintenance import OVER
-from draco.resources.api.maintenance import DeviceMaintenanceStatus
+from draco.resources.api.maintenance import OVER, DeviceMaintenanceStatus
 
 _BY_REASON: Final = {row.reason: row for row in PHASES}
 

@@ -1,29 +1,22 @@
 """Rehearses requests that have not begun: what they select, what that would do, and what speaks against it.
 
-Owns the reading for that: of the fleet, which lets others work in between, and of disruption budgets, which are not watched.
+Owns the reading for that, which lets others work in between.
 """
 
-from collections.abc import Iterable
-from contextlib import suppress
-
 import msgspec
-from cachetools import TTLCache
 
+from draco.controller.evictions import DisruptionBudgets
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import Forbidden
 from draco.maintenance.gate import SelectionProblem
 from draco.maintenance.selecting.matching import MaintenanceSelection, is_exact, scope_of
 from draco.maintenance.selecting.rehearsal import rehearsal_of, scope_devices, takes_most
-from draco.resources.api.core import PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal
-from draco.resources.kinds import POD_DISRUPTION_BUDGETS
 from draco.resources.names import DeviceKey, PoolKey
 
 _BUDGETS_FOR_S = 30.0
-_NAMESPACES = 512
 
 
 class Rehearsed(msgspec.Struct, frozen=True):
@@ -38,12 +31,9 @@ class Rehearsals:
     """One request at a time."""
 
     def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
-        self._client = client
         self._view = view
         self._fleet = fleet
-        self._budgets: TTLCache[str, list[PodDisruptionBudget]] = TTLCache(
-            _NAMESPACES, _BUDGETS_FOR_S, timer=clock.monotonic
-        )
+        self._budgets = DisruptionBudgets(client, clock=clock, every_s=_BUDGETS_FOR_S)
 
     async def of(self, request: DeviceMaintenance) -> Rehearsed:
         """Rehearse the request with what is known now."""
@@ -70,7 +60,7 @@ class Rehearsals:
             gpus,
             claims=claims.values(),
             pods=pods.values(),
-            disruption_budgets=await self._disruption_budgets({key.namespace for key in pods}),
+            disruption_budgets=await self._budgets.current({key.namespace for key in pods}),
             classes=classes,
         )
         problem = takes_most(request, gpus, classes)
@@ -86,16 +76,6 @@ class Rehearsals:
         else:
             keys = {item.pool for item in self._view.slices.store.values() if selection.may_match(item.pool)}
         return frozenset(scope_devices(scope_of(selection, {key: self._fleet.pool(key).hardware for key in keys})))
-
-    async def _disruption_budgets(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
-        found: list[PodDisruptionBudget] = []
-        with suppress(Forbidden):  # the rights of an older chart: then no budget is spoken of
-            for namespace in sorted(namespaces):
-                if namespace not in self._budgets:
-                    listed = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
-                    self._budgets[namespace] = list(listed)
-                found += self._budgets[namespace]
-        return found
 
 
 def _steady(before: MaintenanceRehearsal | None, now: MaintenanceRehearsal) -> MaintenanceRehearsal:

@@ -5,16 +5,15 @@ they serve. Of a rule that names one pool it says names; of one that may reach a
 without holding up the loop. Writes no rule. Keys are UIDs of rules, also of those that are gone.
 """
 
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Hashable
 from functools import partial
 
+from draco.controller.evictions import DisruptionBudgets
 from draco.controller.taints.reach import RuleReach
 from draco.controller.view import BY_TAINTED_POOL, BY_UID, WIDE, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import attempted
-from draco.kube.errors import Forbidden
 from draco.kube.events.notes import Notes, NotesByKey
 from draco.kube.watch.store import Change
 from draco.maintenance.rules import is_draco_own, means
@@ -26,10 +25,9 @@ from draco.maintenance.selecting.impact import (
     with_budgets,
 )
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.core import Pod
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
-from draco.resources.kinds import POD_DISRUPTION_BUDGETS
 from draco.resources.names import DeviceKey, PoolKey
 
 EVENT_REASON = "TaintImpact"
@@ -42,7 +40,7 @@ class TaintRuleReports:
     """One rule at a time."""
 
     def __init__(self, client: Client, view: ClusterView, reach: RuleReach, notes: Notes, *, clock: Clock) -> None:
-        self._client = client
+        self._budgets = DisruptionBudgets(client, clock=clock, every_s=0.0)
         self._view = view
         self._reach = reach
         self._notes = NotesByKey(notes, lambda each: each.uid)
@@ -104,15 +102,8 @@ class TaintRuleReports:
         )
         if rule.spec.taint.effect == "NoSchedule" or not impact.evicted:
             return impact
-        namespaces = sorted({each.key.namespace for each in impact.evicted})
-        return with_budgets(impact, await self._budgets(namespaces), pods.values())
-
-    async def _budgets(self, namespaces: Iterable[str]) -> list[PodDisruptionBudget]:
-        found: list[PodDisruptionBudget] = []
-        with suppress(Forbidden):  # the rights of an older chart: then no budget is spoken of
-            for namespace in namespaces:
-                found += await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
-        return found
+        budgets = await self._budgets.current({each.key.namespace for each in impact.evicted})
+        return with_budgets(impact, budgets, pods.values())
 
     def _wake_for_slice(self, change: Change[ResourceSlice], wake: Callable[[str], None]) -> None:
         self._wake_for_pools({item.pool for item in change.versions}, wake)
