@@ -100,16 +100,6 @@ def isolated_board(rule: DeviceTaintRule) -> str:
     return rule.metadata.annotations.get(ANNOTATION_UUID, "")
 
 
-def isolated_boards(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]) -> dict[DeviceKey, str]:
-    """The devices that the request has isolated, each with the UUID of the GPU that it was then.
-
-    `rules` are the request's. Its status remembers those that have none any more.
-    """
-    boards = {each.key: each.uuid for each in request.status.devices if each.uuid}
-    found = {device: isolated_board(rule) for rule in rules if (device := maintained_device(rule))}
-    return boards | {device: board or boards.get(device, "") for device, board in found.items()}
-
-
 def overlapped(rule: DeviceTaintRule) -> str:
     """The device that was asked for, if the rule's own one is merely the same hardware; else ""."""
     return rule.metadata.annotations.get(ANNOTATION_OVERLAPS, "")

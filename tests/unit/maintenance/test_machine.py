@@ -32,8 +32,15 @@ from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, pla
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
-from draco.maintenance.rules import isolated_boards, maintained_device, maintenance_uid
-from draco.maintenance.selecting.matching import MaintenanceSelection, fixed_selection, has_begun, scope_of, vanished
+from draco.maintenance.rules import maintained_device, maintenance_uid
+from draco.maintenance.selecting.matching import (
+    MaintenanceSelection,
+    fixed_selection,
+    has_begun,
+    isolated_boards,
+    scope_of,
+    vanished,
+)
 from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.maintenance import (
     DeviceMaintenance,

@@ -10,8 +10,7 @@ from draco.maintenance.conditions import CONDITION_ISOLATED
 from draco.maintenance.isolating.entries import isolated_gpus, not_heeded, not_reached
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.rules import isolated_boards
-from draco.maintenance.selecting.matching import scope_of
+from draco.maintenance.selecting.matching import isolated_boards, scope_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint

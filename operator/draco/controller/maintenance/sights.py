@@ -18,13 +18,13 @@ from draco.kube.clock import Clock
 from draco.maintenance.isolating.entries import not_heeded, not_reached
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, Purpose
-from draco.maintenance.rules import isolated_boards
 from draco.maintenance.selecting.matching import (
     MaintenanceScope,
     MaintenanceSelection,
     fixed_selection,
     has_begun,
     incomplete_pools,
+    isolated_boards,
     scope_of,
     vanished,
 )

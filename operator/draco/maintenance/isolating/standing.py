@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from draco.maintenance.rules import isolated_board, isolates_as, maintained_device, overlapped, rule_for
-from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection
+from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, has_begun, keeps_isolated
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintainedDevice
 from draco.resources.api.meta import ObjectKey
@@ -70,23 +70,26 @@ def standing_of(
     """Compare what is there with what is wanted. `effect` is that of the taint, where it is not what the request says."""
     # Users take annotations off rules, and rules away: the status knows as well what was isolated.
     rules = tuple(rules)
-    known = {each.key: each for each in request.status.devices if each.uuid or each.rule}
+    listed = request.status.devices if has_begun(request) else ()
+    known = {each.key: each for each in listed if each.uuid or each.rule}
     in_place: dict[DeviceKey, DeviceTaintRule] = {}
     for rule in rules if rules_served else _as_rules(request, scope, known, effect):
         device = maintained_device(rule)
-        if device is not None:
+        if device is None:
+            continue
+        in_place[device] = rule
+        if keeps_isolated(request, rule):
             before = known.get(device) or MaintainedDevice(**device._asdict())
             noted = {"overlaps": overlapped(rule) or before.overlaps, "uuid": isolated_board(rule) or before.uuid}
             known[device] = msgspec.structs.replace(before, **noted)
-            in_place[device] = rule
     # A device whose slice is gone (its agent is down, its node reboots) is no less under maintenance: its rule stays.
     known = {device: each for device, each in known.items() if _concerns(selection, scope, each)}
-    in_place = {device: rule for device, rule in in_place.items() if device in known}
     fixed = selection.devices or frozenset()
     wanted = {
         device: _wanted(request, device, known.get(device), scope, effect)
         for device in sorted(scope.named | scope.overlapping.keys() | known.keys() | fixed)
     }
+    in_place = {device: rule for device, rule in in_place.items() if device in wanted}
     names = {rule.metadata.name for rule in wanted.values()}
     others = [claim for claim in claims if claim.metadata.key not in own_claims]
     return Standing(

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.rules import maintained_device, overlapped
+from draco.maintenance.rules import isolated_board, maintained_device, overlapped
 from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey, read_partition_name
@@ -60,6 +60,25 @@ def has_begun(request: DeviceMaintenance) -> bool:
     """Whether its devices are to be isolated, or are; what an older operator left counts as well."""
     status = request.status
     return status.phase not in OVER and (status.isolated_at is not None or status.phase in _BEGUN)
+
+
+def keeps_isolated(request: DeviceMaintenance, rule: DeviceTaintRule) -> bool:
+    """Whether a rule of the request's isolates its device, or did so until somebody weakened it: one may merely announce.
+
+    What is only announced is not under maintenance. Should it be gone when the request begins, no budget was asked for it.
+    """
+    return has_begun(request) or rule.spec.taint.effect in BLOCKING_EFFECTS
+
+
+def isolated_boards(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule]) -> dict[DeviceKey, str]:
+    """The devices that the request has isolated, each with the UUID of the GPU that it was then.
+
+    `rules` are the request's. Its status remembers those that have none any more.
+    """
+    boards = {each.key: each.uuid for each in request.status.devices if each.uuid} if has_begun(request) else {}
+    isolating = (rule for rule in rules if keeps_isolated(request, rule))
+    found = {device: isolated_board(rule) for rule in isolating if (device := maintained_device(rule))}
+    return boards | {device: board or boards.get(device, "") for device, board in found.items()}
 
 
 def fixed_selection(request: DeviceMaintenance, rules: Iterable[DeviceTaintRule] = ()) -> MaintenanceSelection | None:
