@@ -203,8 +203,11 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         settled_in=settled_in,
     )
     ready = finished_condition(request, seen) if finished else ready_condition(request, isolated, findings, seen)
-    isolated_at = None if announces else (before.isolated_at or seen.now)
-    left = None if before.started_at or finished or isolated_at is None else time_left(request, isolated_at, seen.now)
+    # What is to be given back is out of service as long as a taint is left, and is taken again as what it was.
+    isolated_at = (before.isolated_at or seen.now) if not announces or _isolates_already(seen) else None
+    left = None
+    if isolated_at is not None and not (announces or before.started_at or finished):
+        left = time_left(request, isolated_at, seen.now)
     verdict = None
     if finished:
         verified = condition_of(request, CONDITION_VERIFIED)

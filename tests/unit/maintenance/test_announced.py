@@ -1,5 +1,6 @@
 """A request that only announces something has isolated nothing: when it begins, it begins with what is there then."""
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -11,8 +12,11 @@ from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import isolated_board, maintained_device
 from draco.maintenance.selecting.matching import isolated_boards, scope_of
 from draco.resources.api.maintenance import (
+    DeadlineAction,
     DeviceMaintenance,
     DeviceMaintenanceStatus,
+    MaintenanceDeadline,
+    MaintenancePhase,
     MaintenanceSelector,
     MaintenanceTaint,
 )
@@ -43,10 +47,10 @@ class Announced:
         spec = msgspec.structs.replace(self.request.spec, taint=MaintenanceTaint(effect=effect))
         self.request = msgspec.structs.replace(self.request, spec=spec)
 
-    def sees(self, here: PoolHardware) -> MaintenancePlan:
+    def sees(self, here: PoolHardware, *, after: timedelta = timedelta(0)) -> MaintenancePlan:
         pools, rules = {POOL: here}, tuple(self.rules.values())
         scope = scope_of(self.request.spec.device_selector, pools, (), isolated_boards(self.request, rules))
-        seen = PlanInput(now=MOMENT, scope=scope, rules=rules, rules_served=self.rules_served)
+        seen = PlanInput(now=MOMENT + after, scope=scope, rules=rules, rules_served=self.rules_served)
         plan = plan_maintenance(self.request, seen)
         self.rules |= {each.metadata.name: each for each in plan.apply}
         for each in plan.delete:
@@ -108,6 +112,34 @@ def test_what_has_begun_keeps_what_vanishes() -> None:
     assert announced.tainted == {("gpu-0", "GPU-a"), ("gpu-1", "GPU-b")}
 
 
+def test_what_becomes_an_announcement_counts_as_begun_until_no_taint_is_left() -> None:
+    here = hardware(gpu_0="GPU-a")
+    announced = Announced("", here, rules_served=True)
+    announced.becomes("NoSchedule")
+    announced.sees(here)
+    announced.becomes("None")
+    plan = announced.sees(here)
+    assert plan.status
+    assert (plan.status.phase, plan.status.isolated_at) == (MaintenancePhase.PENDING, MOMENT)
+    announced.sees(here)
+    assert announced.request.status.isolated_at is None
+    assert announced.sees(here).empty
+
+
+def test_a_deadline_is_none_for_what_becomes_an_announcement() -> None:
+    here = hardware(gpu_0="GPU-a")
+    announced = Announced("", here, rules_served=True)
+    announced.becomes("NoSchedule")
+    announced.sees(here)
+    deadline = MaintenanceDeadline(after="1m", action=DeadlineAction.CANCEL)
+    spec = msgspec.structs.replace(announced.request.spec, deadline=deadline)
+    announced.request = msgspec.structs.replace(announced.request, spec=spec)
+    announced.becomes("None")
+    for _ in range(3):
+        announced.sees(here, after=timedelta(hours=1))
+        assert announced.request.status.phase is MaintenancePhase.PENDING
+
+
 def test_an_announcement_stands_for_what_is_there() -> None:
     announced = Announced("", hardware(gpu_0="GPU-a", gpu_1="GPU-b"), rules_served=True)
     announced.sees(hardware(gpu_1="GPU-new"))
@@ -152,4 +184,20 @@ def test_a_second_request_gets_the_room_that_a_vanished_gpu_does_not_take() -> N
     state.make_progress(name="first", seconds=3.0)
     state.divide("gpu-0", True)
     state.die()
+    state.teardown()
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3])
+def test_a_budget_holds_when_an_operator_dies_while_a_request_becomes_an_announcement(writes: int) -> None:
+    state = Maintenance()
+    state.begin(divided=False, asked="")
+    state.make_progress(name="first", seconds=3.0)
+    state.ask(**ANNOUNCE)
+    state.hear("operator")
+    state.plan("first")
+    state.write(writes)
+    state.die()
+    state.set_the_budget(limit=1, percent=None, paused=False)
+    state.wait(2.1)
+    state.ask(**BEGIN)
     state.teardown()
