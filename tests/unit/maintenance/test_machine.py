@@ -108,7 +108,7 @@ class Maintenance(RuleBasedStateMachine):
         self.reserved: dict[str, StartCandidate] = {}
         """What the operator has admitted since it lives."""
         self.limited_s = -1e9
-        """When the budget last changed, of which the operator may not have heard."""
+        """When the budget last changed, or a request was deleted, of which the operator may not have heard."""
 
     # -- what happens to the cluster
 
@@ -258,6 +258,7 @@ class Maintenance(RuleBasedStateMachine):
         else:
             uid = request.metadata.uid
             self.change(requests={each: kept for each, kept in self.world.requests.items() if each != uid})
+            self.limited_s = self.true_s
 
     @precondition(lambda self: self.ours())
     @rule(data=st.data(), how=st.sampled_from(["delete", "effect", "elsewhere", "strip"]))
@@ -464,7 +465,10 @@ class Maintenance(RuleBasedStateMachine):
         return self.world.jobs.get(f"{request.metadata.uid} {Purpose.WORK}")
 
     def judge_begin(self, request: DeviceMaintenance) -> None:
-        """No more goes out of service than the budget allows."""
+        """No more goes out of service than the budget allows, by what the operator can have heard.
+
+        What another request keeps out adds nothing. Until the operator hears that the other is deleted, it does not ask for that.
+        """
         if self.true_s - self.limited_s <= LAG:
             return
         if self.world.percent is not None and self.true_s - self.disturbed_s <= LAG:
