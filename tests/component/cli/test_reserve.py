@@ -143,6 +143,7 @@ def test_a_namespace_that_is_not_there_is_said(api_server: ControlPlane) -> None
         (["train", "--until", "2030-01-01", "--for", "1h"], "give one of them"),
         (["train", "--template", "a", "--class", "b"], "leave --class, --selector and --devices out"),
         (["train", "--wait", "--timeout", "soon"], "'soon' is not a duration for --timeout"),
+        (["train", "--timeout", "1m"], "--timeout limits --wait: add --wait, or leave it out."),
         (["train", "--wait", "--dry-run"], "there is nothing to wait for"),
         (["train", "--topology", "samenode"], "write sameNode, sameNVLinkDomain or spread"),
     ],

@@ -90,6 +90,8 @@ def command(
         raise ReserveError("a reservation needs a name: draco reserve NAME, with these options.")
     if wait and (dry_run or output == "yaml"):
         raise ReserveError("there is nothing to wait for: leave --wait out, or create the reservation.")
+    if not wait and timeout != NO_LIMIT:
+        raise ReserveError("--timeout limits --wait: add --wait, or leave it out.")
     limit_s(timeout)  # before anything is created
 
     async def work() -> None:

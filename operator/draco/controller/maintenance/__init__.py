@@ -1,4 +1,5 @@
 """Reconcilers of DeviceMaintenance and MaintenanceBudget: what they read, and what they write.
 
-Rooms: `reconciler` (one request at a time), and what it asks: `sights`, `rehearsals`, `budgets`, `draining`, `jobs`.
+Rooms: `reconciler` (one request at a time), and what it asks: `sights` (what is there), `fleet` (GPUs by pool), `rehearsals`,
+`budgets`, `draining` with `eviction_requests`, `jobs`. Beside it: `nodes` (conditions of nodes all of whose devices are out).
 """

@@ -25,7 +25,7 @@ _REST: Final = 4
 """How soon a group that found no place is asked about again after something has changed: after so many times what that took of
 processor time, within these bounds."""
 _LONGEST_S: Final = 60.0
-"""How long a group that got no answer is left alone: a second at first, then twice as long each time, up to this."""
+"""The longest for which a group is left alone that got no answer: each time twice as long as before."""
 
 
 class Basis(NamedTuple):
