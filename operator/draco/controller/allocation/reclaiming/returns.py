@@ -61,7 +61,7 @@ class AllocationReturns:
         self._replaced[meta.key] = (meta.resource_version, self._clock.monotonic() + _UNANSWERED_S)
         try:
             if not await self._takebacks.take_back(claim):
-                del self._replaced[meta.key]  # nothing of ours is on its way
+                self._replaced.pop(meta.key, None)  # nothing of ours is on its way
                 return
         except ApiError as error:
             log.warning("allocation.not_given_back", claim=str(meta.key), error=str(error), again_in_s=_UNANSWERED_S)
