@@ -97,7 +97,8 @@ class BestPlacer:
         if question is None:
             if len(self._questions) >= _MAX_QUESTIONS:
                 self._questions.clear()
-            question = _Question(self._fleet, self._gpus, claims, beside, self._spread)
+            search = NodeSearch(self._fleet, self._gpus, claims, beside, self._spread)
+            question = _Question(self._fleet, search, self._spread)
         self._questions[asked] = question  # what was asked last is last
         return question.best(claims, nodes, self._share_ids, rest)
 
@@ -127,17 +128,10 @@ class BestPlacer:
 class _Question:
     """What is asked for, and the answers of all nodes that were asked."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        gpus: PublishedGpus,
-        claims: Sequence[ResourceClaim],
-        beside: Sequence[ResourceClaim],
-        spread: frozenset[PoolKey],
-    ) -> None:
+    def __init__(self, fleet: Fleet, search: NodeSearch, spread: frozenset[PoolKey]) -> None:
         self._fleet = fleet
+        self._search = search
         self._spread = spread
-        self._search = NodeSearch(fleet, gpus, claims, beside, spread)
         self._answers: dict[object, NodeAnswer | AllocationError | None] = {}
         self._known: dict[str, NodeAnswer | AllocationError | None] = {}
         self._ranking = NodeRanking()
