@@ -36,7 +36,9 @@ async def node(client: Client, namespace: str) -> AsyncIterator[SimulatedNode]:
 
 
 def upgrade_packages(root: Path) -> None:
-    for path in [path for path in root.rglob("*") if VERSION in path.name and not path.is_dir()]:
+    """NVML goes first: it tells which driver there is, so that no spec is made of what is left meanwhile."""
+    found = [path for path in root.rglob("*") if VERSION in path.name and not path.is_dir()]
+    for path in sorted(found, key=lambda path: "libnvidia-ml" not in path.name):
         path.unlink()
     a_driver(root, version=NEW)
 

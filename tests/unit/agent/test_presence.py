@@ -10,17 +10,22 @@ import msgspec
 import pytest
 
 from draco.agent.claims import recovery
+from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.presence import NodeHardware, as_it_is, located, moved
+from draco.agent.containers.common_edits import CommonEdits
+from draco.agent.containers.edits import ContainerEdits
 from draco.agent.errors import DeviceMissing, PrepareError
+from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu, GpuFault, Instance
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.startup import Startup
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.names import ClaimUid
+from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
 from tests.builders import a_claim, a_gpu
+from tests.unit.agent.driver_on_disk import FOLDER, VERSION, a_driver
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 # The rule
@@ -171,6 +176,30 @@ def reopened(node: MigNode) -> MigNode:
     node.nvml.close()
     node.nvml.open()
     return node
+
+
+def test_a_spec_whose_driver_is_replaced_while_it_is_judged_stays_until_it_can_be_written_again(
+    node: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = DriverRoot(Path("/driver"), node.folder / "driver")
+    a_driver(root.view)
+    common = CommonEdits(root, hook_folder=node.folder, loaded=lambda: VERSION)
+    files = NodeFiles(proc=node.folder / "proc")
+    node.cdi = CdiFolder(node.folder / "cdi", node.files, driver=NVIDIA_DRIVER, node=files, common=common)
+    node.cdi.write(node.prepare(WHOLE))
+    all_there = common.all_there
+
+    def and_then_the_packages_are_upgraded(edits: ContainerEdits) -> bool:
+        there = all_there(edits)
+        a_driver(root.view, version="595.58.03")
+        return there
+
+    monkeypatch.setattr(common, "all_there", and_then_the_packages_are_upgraded)
+    (root.view / FOLDER / f"libcuda.so.{VERSION}").unlink()
+    done = look(node)
+    assert "Reload the driver or reboot the node." in node.cdi.lacking()
+    assert opened(node, WHOLE) == ["/dev/nvidia0"]
+    assert (done.swept, done.rewritten) == ([], [])
 
 
 def absent(gpu: Gpu) -> Gpu:

@@ -220,14 +220,21 @@ class CdiFolder:
         downgrade, is for claims to come, so that no container of a pod is restarted with less than it was started with. While
         no driver that works can be given, a spec keeps the files that it names: the runtime says which of them is gone.
         """
+        return self._says(claim, complete=not self.lacking())
+
+    def opens_its_devices(self, claim: PreparedClaim) -> bool:
+        """Whether the claim's spec is there and opens its devices, and no others; files of the driver may be gone."""
+        return self._says(claim, complete=False)
+
+    def _says(self, claim: PreparedClaim, *, complete: bool) -> bool:
         try:
             found = self._files.read(self.path(claim.uid))
             wanted = self._spec(claim)
         except (OSError, CapabilityUnknown):
             return False
-        return found == _encoded(wanted) or self._good_still(found, wanted)
+        return found == _encoded(wanted) or self._good_still(found, wanted, complete=complete)
 
-    def _good_still(self, content: bytes, wanted: CdiSpec) -> bool:
+    def _good_still(self, content: bytes, wanted: CdiSpec, *, complete: bool) -> bool:
         """Whether a spec for the claim as it is differs from the wanted one only in what need not be, and can be had still."""
         try:
             found = msgspec.json.decode(content, type=CdiSpec)
@@ -236,7 +243,7 @@ class CdiFolder:
         edits = found.container_edits
         if VOID not in edits.env:
             return False
-        if not self.lacking():
+        if complete:
             if not self._common.all_there(edits):
                 return False
             if _gives_cuda(wanted.container_edits) and not _gives_cuda(edits):

@@ -153,8 +153,11 @@ def _judged(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, gpus:
 
 
 def _retract(record: Checkpoint, cdi: CdiFolder, judged: _Judged) -> list[ClaimUid]:
-    """Take away every spec that is not what its claim's devices are now."""
-    right = (uid for uid, now in judged.there.items() if now == record.claims[uid] and cdi.is_current(now))
+    """Take away every spec that opens anything but what its claim's devices are now.
+
+    One that names files of a driver that is being replaced stays: while there is no other it could not be written again.
+    """
+    right = (uid for uid, now in judged.there.items() if now == record.claims[uid] and cdi.opens_its_devices(now))
     return cdi.sweep(right)
 
 
