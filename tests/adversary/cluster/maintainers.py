@@ -12,6 +12,7 @@ from tests.adversary.cluster.tenants import NODES, Action, Tenants
 GPUS = 4
 XIDS = (13, 31, 43, 45, 48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140)
 EFFECTS = ("NoSchedule", "NoSchedule", "NoSchedule", "NoSchedule", "NoExecute", "None")
+CHANGED_EFFECTS = ("NoSchedule", "None", "NoSchedule", "None", "NoExecute")
 BUDGETS = ("adv-all", "adv-node", "adv-share")
 POLICIES = ("adv-mild", "adv-strict")
 BY_PLACE = 'device.attributes["resource.kubernetes.io"].pciBusID == "{}"'
@@ -89,10 +90,12 @@ class Maintainers(Tenants):
         )
 
     def end_maintenance(self) -> Action:
-        """Go on with one of those that were asked for, or take it back."""
+        """Go on with one of those that were asked for, have it begin or announce only, or take it back."""
         if not self._requests:
             return self.maintain()
         title = self._random.choice(self._requests)
+        if self._random.random() < 0.2:
+            return Action("maintenance: other effect", {"title": title, "effect": self._random.choice(CHANGED_EFFECTS)})
         how = self._random.choice(["finished", "finished", "finished", "approved", "cancelled", "deleted"])
         if how == "deleted":
             self._requests.remove(title)

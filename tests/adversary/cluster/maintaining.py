@@ -34,6 +34,9 @@ class Maintaining:
         self.kinds: dict[str, Callable[[Document], Awaitable[None]]] = {
             "maintenance: approved": lambda arguments: self._set(arguments, {"approved": True}),
             "maintenance: finished": lambda arguments: self._set(arguments, {"finished": True}),
+            "maintenance: other effect": lambda arguments: self._set(
+                arguments, {"taint": {"effect": arguments["effect"]}}
+            ),
             "maintenance: cancelled": lambda arguments: self._set(arguments, {"cancelled": True}),
             "maintenance: deleted": lambda arguments: self._delete(REQUESTS, arguments),
             "maintenance: all deleted": self._delete_all,

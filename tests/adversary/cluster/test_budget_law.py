@@ -148,3 +148,15 @@ def test_a_rule_that_comes_back_after_somebody_deleted_it_starts_nothing() -> No
     judged.returns(first)
     assert not judged.takes(isolates("gpu-1", "b")), "its rule was away"
     assert not judged.takes(first)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_request_that_goes_back_to_announcing_asks_the_budgets_again(in_place: bool) -> None:
+    judged = Judged(maxDevices=1)
+    first = isolates("gpu-0", "a")
+    judged.takes(first)
+    if not in_place:
+        judged.returns(first)
+    judged.law.rule_changed(first if in_place else None, isolates("gpu-0", "a", effect="None"), 10.0)
+    assert not judged.takes(isolates("gpu-1", "b")), "the first is in service again"
+    assert judged.takes(first)

@@ -127,6 +127,9 @@ class BudgetLaw:
     def rule_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A rule was written or is gone."""
         gpu = self.out.changed(before, after)
+        if after is not None and after["spec"]["taint"]["effect"] not in BLOCKING:
+            # A request that has gone back to announcing asks the budgets again before it goes on.
+            self._started = {each for each in self._started if each[0] != owner_of(after)}
         if gpu is None or after is None or (owner_of(after), gpu) in self._started:
             return  # one that was deleted by hand and comes back was started long ago
         self._started.add((owner_of(after), gpu))
