@@ -57,7 +57,7 @@ class Chooser(Maintainers, Rivals):
             (5, self.maintain), (8, self.end_maintenance), (2, self.set_budget), (1, self.end_budget),
             (1.5, self.set_health_policy), (1, self.end_health_policy),
             (4, self._set_policy), (2, self._end_policy), (4, self._hand_over),
-            (5, self._dracos), (3, self._dracos_alone), (2, self._of_both), (0.7, self._sneaks),
+            (5, self._dracos), (3, self._dracos_alone), (2, self._of_both), (0.7, self._sneaks), (0.8, self.refuse),
             (5, self.group), (1.5, self.late_member), (1, self.lose_member), (0.7, self.odd_group), (3, self.same_again),
             (4, self.pod_group), (2, self.pod_group_of_both), (1, self.late_pod_group), (2.5, self.end_pod_group),
             (0.7, self.odd_pod_group),

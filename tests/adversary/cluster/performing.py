@@ -17,7 +17,7 @@ from draco_local.cluster.controlplane import APISERVER, CONTROLLER_MANAGER, ETCD
 from draco_local.simulator.accidents import faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.state import StateError
-from tests.adversary.cluster import drivers, evicting, maintaining
+from tests.adversary.cluster import drivers, evicting, maintaining, refusing
 from tests.adversary.cluster.breaking import BREAK
 from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
 from tests.adversary.cluster.doubling import Doubling
@@ -29,6 +29,7 @@ from tests.adversary.cluster.observer.api import Answer, Api
 from tests.adversary.cluster.observer.laws import READY
 from tests.adversary.cluster.observer.watching import RESOURCE, RULE_VERSIONS
 from tests.adversary.cluster.probing import Probing
+from tests.adversary.cluster.refusing import Refusing
 from tests.adversary.cluster.reserving import POD_GROUPS, RESERVATIONS, Reserving
 from tests.adversary.cluster.tenants import Action
 from tests.adversary.cluster.upgrading import Upgrades
@@ -98,6 +99,7 @@ class Performer:
             **Reserving(api, self._write).kinds,
             **Evicting(api, self._write, self._delete_pod).kinds,
             **Doubling(self._create).kinds,
+            **Refusing(self._write, self._soon).kinds,
         }
 
     async def prepare(self) -> None:
@@ -108,6 +110,7 @@ class Performer:
             await self._api.call("POST", "/api/v1/namespaces", body)
         await maintaining.prepare(self._api)
         await evicting.prepare(self._api)
+        await refusing.prepare(self._api)
         for version in RULE_VERSIONS:
             if (await self._api.call("GET", f"{RESOURCE}/{version}/devicetaintrules?limit=1")).ok:
                 self._rules = f"{RESOURCE}/{version}/devicetaintrules"

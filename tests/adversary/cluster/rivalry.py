@@ -41,7 +41,7 @@ class Rivalry(Chooser):
             (12, self.urgent), (4, self.urgent_group), (1.5, self.claimed_twice),
             (4, self._end_pod), (2, self._end_claim),
             (1, self.reserve), (1, self.use_reserved), (1, self.end_reservation), (0.2, self.set_limit), (1, self.end_limit),
-            (1.5, self._permit), (1, self.guard), (1.5, self.end_guard),
+            (1.5, self._permit), (1, self.guard), (1.5, self.end_guard), (0.5, self.refuse),
             (0.7, self.maintain), (2, self.end_maintenance), (0.3, self._exact_rule), (1, self._end_rule),
             (0.5, self.sickness), (2, self._heal),
             (0.5, self._kill_operator), (0.1, self._kill_both), (0.15, self._stop_for_a_while), (0.3, self._kill_agent),

@@ -70,6 +70,12 @@ class Tenants:
     def _tenant(self) -> str:
         return self._random.choice(TENANTS)
 
+    def refuse(self) -> Action:
+        """Nobody may allocate anything in one namespace for a while."""
+        return Action(
+            "allocations refused", {"namespace": self._tenant(), "seconds": self._random.choice([2.0, 10.0, 20.0])}
+        )
+
     def _claimed(self, kind: str, requests: list[Document], *, priority: str = "", **devices: Any) -> Action:
         """A claim and a pod that uses it."""
         namespace, title = self._tenant(), self._name("p")
