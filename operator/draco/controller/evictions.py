@@ -15,6 +15,7 @@ import structlog
 
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import Pauses
 from draco.kube.errors import (
     ApiError,
     Conflict,
@@ -35,8 +36,9 @@ log = structlog.get_logger(__name__)
 NOT_PERMITTED: Final = (
     "Draco may not evict pods: set the chart's value operator.evictPods to true, or delete them yourself."
 )
-_FORBIDDEN_S: Final = 60.0
-"""How long nobody is asked after the API server refused the right: a role is mended by a person."""
+_FORBIDDEN_S, _FORBIDDEN_LONGEST_S = 5.0, 60.0
+"""How long nobody is asked after the API server refused the right, longer each time: one that has just started refuses
+everything, and a role is mended by a person."""
 _LONGEST_REFUSAL: Final = 160
 _AT_ONCE: Final = 4
 
@@ -66,13 +68,12 @@ class PodEvictions:
 
     def __init__(self, client: Client, *, clock: Clock) -> None:
         self._client = client
-        self._clock = clock
-        self._forbidden_until_s = float("-inf")
+        self._forbidden: Pauses[None] = Pauses(clock, first_s=_FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
 
     @property
     def forbidden(self) -> bool:
         """Whether the right was missing a moment ago."""
-        return self._clock.monotonic() < self._forbidden_until_s
+        return self._forbidden.left_s(None) > 0
 
     async def evict(
         self, pod: Pod, *, grace_s: int | None = None, dry_run: bool = False, leader_only: bool = False
@@ -90,12 +91,14 @@ class PodEvictions:
             return EvictionAnswer(Eviction.CHANGED, str(error))
         except ApiError as error:
             if isinstance(error, Forbidden) and _lacks_the_right(error):
-                self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
+                if not self.forbidden:  # others were asked at the same time
+                    self._forbidden.begin(None, str(error))
                 log.warning("eviction.forbidden", pod=str(pod.metadata.key), error=str(error), remedy=NOT_PERMITTED)
                 return EvictionAnswer(Eviction.FORBIDDEN, str(error), NOT_PERMITTED)
             # A pod that two budgets cover is refused with 500.
             by_budget = isinstance(error, DisruptionRefused) or "PodDisruptionBudget" in error.message
             return EvictionAnswer(Eviction.REFUSED, str(error), _words(error), by_budget)
+        self._forbidden.forget(None)
         return EvictionAnswer(Eviction.ACCEPTED)
 
     async def evict_in_turn(self, pods: Sequence[Pod]) -> tuple[list[Pod], list[tuple[Pod, EvictionAnswer]]]:

@@ -148,8 +148,8 @@ async def test_an_event_that_the_server_refuses_is_said_in_the_log_and_does_not_
     notes = some_notes(client, ManualClock())
     nowhere = ObjectReference(api_version="v1", kind="Pod", name="any", namespace="no-such-namespace", uid="some-uid")
     with capture_logs() as logs:
-        assert await notes.say(nowhere, "anything") == 300.0
-        assert await notes.say(nowhere, "anything else") == 300.0
+        assert await notes.say(nowhere, "anything") == 5.0
+        assert await notes.say(nowhere, "anything else") == 5.0
     (said,) = logs
     assert (said["event"], said["log_level"]) == ("events.refused", "warning")
     await notes.withdraw(nowhere)
@@ -161,7 +161,7 @@ async def test_nobody_is_alarmed_by_a_namespace_that_takes_no_events_any_more(cl
     await client.delete(NAMESPACES, ObjectKey("", namespace))
     pod = ObjectReference(api_version="v1", kind="Pod", name="any", namespace=namespace, uid="some-uid")
     with capture_logs() as logs:
-        assert await some_notes(client, ManualClock()).say(pod, "anything") == 300.0
+        assert await some_notes(client, ManualClock()).say(pod, "anything") == 5.0
     await client.patch(CONFIG_MAPS, ObjectKey(namespace, "kept"), {"metadata": {"finalizers": None}})
     (said,) = logs
     assert (said["event"], said["log_level"]) == ("events.refused", "debug")

@@ -11,6 +11,7 @@ import structlog
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import Pauses
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance.isolating.node_conditions import REASON, TYPES, node_conditions
@@ -23,8 +24,9 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
 
-_FORBIDDEN_S = 300.0
-"""How long nothing is tried after the API server refused: a role is mended by a person."""
+_FORBIDDEN_S, _FORBIDDEN_LONGEST_S = 5.0, 300.0
+"""How long nothing is tried after the API server refused, longer each time: one that has just started refuses everything, and a
+role is mended by a person."""
 BY_NODE = "maintained node"
 
 
@@ -35,7 +37,7 @@ class NodeConditionReconciler:
         self._client = client
         self._view = view
         self._clock = clock
-        self._forbidden_until_s = float("-inf")
+        self._forbidden: Pauses[None] = Pauses(clock, first_s=_FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
         view.slices.store.add_index(BY_NODE, lambda item: [item.spec.node_name] if item.spec.node_name else [])
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -60,8 +62,7 @@ class NodeConditionReconciler:
         wanted = all_timed(node_conditions(pools, self._view.maintenances.store.values()), before, self._clock.now())
         if wanted == before:
             return None
-        wait_s = self._forbidden_until_s - self._clock.monotonic()
-        if wait_s > 0:
+        if (wait_s := self._forbidden.left_s(None)) > 0:
             return wait_s
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
         seen = node.metadata.as_seen
@@ -73,9 +74,9 @@ class NodeConditionReconciler:
         except NotFound:
             return None
         except Forbidden as error:
-            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
             log.warning("node_conditions.forbidden", node=name, error=str(error))
-            return _FORBIDDEN_S
+            return self._forbidden.begin(None, str(error))
+        self._forbidden.forget(None)
         log.info("node_conditions.written", node=name, true=[each.type for each in wanted if each.status == "True"])
         return None
 

@@ -19,6 +19,7 @@ import structlog
 
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import Pauses
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import EventContent, EventSubject, EventType, EventWriter, cut, event_name
 from draco.kube.rate_limit import Budget, RateLimit
@@ -34,8 +35,8 @@ _CHANGES = RateLimit(burst=3, refill_s=30.0)
 """So many changes of one note are written as they come; after them, one in so many seconds."""
 _KEEP_ALIVE_S = 1200.0
 """A note that stays is written again after this, well before the API server forgets Events (an hour)."""
-_REFUSED_S = 300.0
-"""How long a note that the API server refused is not tried again."""
+_REFUSED_S, _REFUSED_LONGEST_S = 5.0, 300.0
+"""How long a note that the API server refused is not tried again, longer each time: one that has just started refuses all."""
 _PACE_S = 0.02
 """At least so long between any two notes: a thousand claims that wait must not drown the API server."""
 
@@ -61,7 +62,7 @@ class Notes:
         self._reason = reason
         self._action = action
         self._said: dict[str, _Note] = {}  # by UID, as below
-        self._refused: dict[str, float] = {}  # until when not to try again
+        self._refused: Pauses[str] = Pauses(clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
         self._next_write_s = 0.0
 
     async def adopt(self) -> list[ObjectReference]:
@@ -85,8 +86,8 @@ class Notes:
         """Make the object's Event say `note`, now or when it is due. Returns in how many seconds to say it again."""
         note = cut(shown(note))
         now_s = self._clock.monotonic()
-        if (until_s := self._refused.get(regarding.uid, now_s)) > now_s:
-            return until_s - now_s
+        if (wait_s := self._refused.left_s(regarding.uid)) > 0:
+            return wait_s
         before = self._said.get(regarding.uid)
         wait_s = _wait_s(before, note, now_s)
         if wait_s > 0:
@@ -106,13 +107,13 @@ class Notes:
             else:
                 log.warning("events.refused", regarding=regarding.name, reason=self._reason, error=str(error))
             # Whatever it is, saying it again at once will not help.
-            self._refused[regarding.uid] = self._clock.monotonic() + _REFUSED_S
-            return _REFUSED_S
+            return self._refused.begin(regarding.uid, str(error))
         except ApiError:
             # The write may have arrived though its answer was lost: the next note is written in any case.
             if before:
                 self._said[regarding.uid] = msgspec.structs.replace(before, is_known=False)
             raise
+        self._refused.forget(regarding.uid)
         budget = before.budget if before else _CHANGES.unspent(now_s)
         self._said[regarding.uid] = _Note(said, self._clock.monotonic(), budget.spent(now_s))
         return _KEEP_ALIVE_S
@@ -121,7 +122,7 @@ class Notes:
         """Delete what was said of the object: it is no longer so."""
         # Forgotten first: should only the answer be lost, the same text must be written again when it is so again.
         self._said.pop(regarding.uid, None)
-        self._refused.pop(regarding.uid, None)
+        self._refused.forget(regarding.uid)
         await self._writer.delete(self._subject(regarding), self._name(regarding))
 
     def _subject(self, regarding: ObjectReference, type_: EventType = "Warning") -> EventSubject:

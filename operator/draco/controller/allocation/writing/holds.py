@@ -13,6 +13,7 @@ from draco.allocation.ownership.holds import holding, releasing, unattended_node
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import Pauses
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
@@ -24,8 +25,9 @@ log = structlog.get_logger(__name__)
 
 HOLD_AFTER_S = 2.0
 RELEASE_AFTER_S = 30.0
-_FORBIDDEN_S = 300.0
-"""How long nothing is tried after the API server refused: a role is mended by a person."""
+_FORBIDDEN_S, _FORBIDDEN_LONGEST_S = 5.0, 300.0
+"""How long nothing is tried after the API server refused, longer each time: one that has just started refuses everything, and a
+role is mended by a person."""
 _BY_POOL = "pool of a claim without a pod"
 
 
@@ -37,7 +39,7 @@ class ScaleDownHolds:
         self._view = view
         self._clock = clock
         self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether it is needed, and since when
-        self._forbidden_until_s = float("-inf")
+        self._forbidden: Pauses[None] = Pauses(clock, first_s=_FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
         view.claims.store.add_index(_BY_POOL, _pools)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -70,7 +72,7 @@ class ScaleDownHolds:
         if before is None or before[0] is not needed:
             before = self._since_s[name] = (needed, now_s)
         due_s = before[1] + (HOLD_AFTER_S if needed else RELEASE_AFTER_S)
-        wait_s = max(due_s, self._forbidden_until_s) - now_s
+        wait_s = max(due_s - now_s, self._forbidden.left_s(None))
         if wait_s > 0:
             return wait_s
         # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
@@ -80,9 +82,9 @@ class ScaleDownHolds:
         except NotFound:
             return None
         except Forbidden as error:
-            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_S
             log.warning("scale_down_hold.forbidden", node=name, error=str(error))
-            return _FORBIDDEN_S
+            return self._forbidden.begin(None, str(error))
+        self._forbidden.forget(None)
         log.info("scale_down_hold.written", node=name, held=needed)
         return None
 
