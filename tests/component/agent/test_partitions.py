@@ -374,6 +374,24 @@ async def test_mig_mode_that_a_reload_of_the_driver_turned_off_comes_back(node: 
         await eventually(lambda: len(places(node)) == 1)
 
 
+async def test_a_layout_is_made_where_the_driver_is_loaded_after_the_agent_was_started(node: SimulatedNode) -> None:
+    async with node.running():
+        await want(node, MigMode.STATIC, layout=[{"profile": "3g.40gb", "start": 4}])
+        await eventually(lambda: places(node) == [(9, 4)])
+    faults.reboot(node.gpus)
+    faults.break_driver(node.gpus)
+    async with node.running():
+        await node.register()
+        await eventually(lambda: unreadable(node))
+        faults.reload_driver(node.gpus)
+        await eventually(lambda: places(node) == [(9, 4)])
+
+
+async def unreadable(node: SimulatedNode) -> bool:
+    found: GpuNode = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+    return {one.type: one.status for one in found.status.conditions}.get("Readable") == "False"
+
+
 @pytest.mark.parametrize("lost", ["driver reload", "reboot"])
 async def test_lost_instances_are_made_again_for_claims_and_containers_get_the_new_ones(
     node: SimulatedNode, lost: str

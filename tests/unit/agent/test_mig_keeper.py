@@ -8,17 +8,19 @@ import msgspec
 import pytest
 import structlog
 
-from draco.agent.hardware.gpus import GpuMigView, PlacementKey
+from draco.agent.hardware.gpus import GpuMigView, LocatedGpu, PlacementKey
+from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.mig.layout import LayoutApplier
 from draco.kube.connect.client import Client
 from draco.kube.queue import run_workers
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
-from tests.builders import a_mig_node
+from tests.builders import a_gpu, a_mig_node
 from tests.doubles.clock import ManualClock
 
 ONE, TWO = GpuUuid("GPU-1"), GpuUuid("GPU-2")
+VIEW = HardwareView(gpus=tuple(LocatedGpu(a_gpu(uuid=uuid)) for uuid in (ONE, TWO)))
 
 
 class Node:
@@ -145,3 +147,26 @@ async def test_a_gpu_that_left_the_node_is_not_tried_again(node: Node) -> None:
     await node.work()
     node.divisions = {}
     assert await node.work(600.0) == []
+
+
+async def test_a_gpu_that_comes_when_it_is_known_what_is_wanted_of_it_is_worked_on_once(node: Node) -> None:
+    """As after a reboot, where the driver is loaded later than the agent is started."""
+    there, node.divisions = node.divisions, {}
+    node.keeper.touch_all()
+    node.want(ONE)
+    assert await node.work() == []
+    node.divisions = there
+    for expected in ([(ONE, "Dynamic"), (TWO, "")], []):
+        node.keeper.seen(VIEW)
+        assert await node.work() == expected
+
+
+async def test_a_gpu_that_was_away_is_worked_on_as_if_it_were_new(node: Node) -> None:
+    node.note = "NVML refuses."
+    node.want(ONE)
+    await node.work()
+    there, node.divisions = node.divisions, {}
+    await node.work(600.0)
+    node.note, node.divisions = "", there
+    node.keeper.seen(VIEW)
+    assert await node.work() == [(ONE, "Dynamic"), (TWO, "")]

@@ -87,16 +87,17 @@ class MigKeeper:
             await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
     def seen(self, view: HardwareView) -> None:
-        """The GPUs were read. Work on those on which something is open, or that are not as the last work left them.
+        """The GPUs were read. Work on those on which something is open, that are new, or not as the last work left them.
 
-        A reset, a reload of the driver and a person with nvidia-smi take instances and the MIG mode without telling anybody.
+        A reset, a reload of the driver and a person with nvidia-smi take instances and the MIG mode without telling anybody, and
+        a driver that is loaded late shows its GPUs when it has long been known what is wanted of them.
         """
         for located in view.gpus:
             uuid = located.gpu.uuid
             division = self._divisions().get(uuid)
             if division is None:
                 continue
-            if uuid in self._left and self._left[uuid] != _facts(division):
+            if self._left.get(uuid) != _facts(division):  # or nobody has worked on it since it came
                 self._left[uuid] = _facts(division)
                 self.touch(uuid)
             elif division.missing or division.state is MigState.DIRTY:
@@ -151,16 +152,9 @@ class MigKeeper:
             self._queue.add(uuid)
 
     async def _reconcile(self, uuid: GpuUuid) -> float | None:
-        if uuid not in self._divisions():
-            return None
-        if self.wanted is None:
-            note = await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))
-        else:
-            wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
-            note = await self._on_gpu(uuid, lambda: self._layouts.apply(uuid, wanted, promised))
-        await self._changed(uuid)
+        note = await self._worked_on(uuid) if uuid in self._divisions() else ""
         division = self._divisions().get(uuid)
-        if division is None:  # it has left the node meanwhile
+        if division is None:  # it has left the node, perhaps meanwhile
             self._backoffs.pop(uuid, None)
             self._left.pop(uuid, None)
             return None
@@ -170,6 +164,16 @@ class MigKeeper:
             return None
         backoff = self._backoffs.setdefault(uuid, Backoff(self._clock, base_s=1.0, cap_s=30.0))
         return backoff.next()
+
+    async def _worked_on(self, uuid: GpuUuid) -> str:
+        """What is still to be done on a GPU, after the work on it."""
+        if self.wanted is None:
+            note = await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))
+        else:
+            wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
+            note = await self._on_gpu(uuid, lambda: self._layouts.apply(uuid, wanted, promised))
+        await self._changed(uuid)
+        return note
 
 
 def _facts(division: GpuMigView) -> _Facts:
