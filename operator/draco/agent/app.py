@@ -178,7 +178,7 @@ class Agent:
             tasks.create_task(self.parts.claim_reporter.run(), name="claim status")
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers(self._give_up).run(), name="leftovers")
-            self.parts.claim_reporter.touch_all()
+            self.parts.claims_known()
 
     async def _keep_edits(self) -> None:
         """Find out what containers get of the driver, whenever another was read.

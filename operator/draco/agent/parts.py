@@ -290,6 +290,11 @@ class AgentParts:
         self.gpus_read.set()
         self.report_changed()
 
+    def claims_known(self) -> None:
+        """The record has been read: report its claims, as their devices are now."""
+        self._take_health()
+        self.claim_reporter.touch_all()
+
     def _take_health(self) -> None:
         before = self.health.reports
         self.health.update(self.hardware.view, self.checkpoint.claims.values(), self.dividing.divisions)

@@ -195,6 +195,22 @@ async def test_a_restart_does_not_move_the_times_of_a_claims_conditions(node: Si
     assert times[0]["Ready"] == times[1]["Ready"]
 
 
+async def test_while_the_driver_is_not_loaded_a_claims_gpu_is_unknown_and_not_gone(node: SimulatedNode) -> None:
+    claim = await node.claim("gpu-0")
+
+    async def health(status: str) -> str:
+        devices = (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
+        said = {one.type: one for device in devices for one in device.conditions}.get("Healthy")
+        return (said.message or status) if said is not None and said.status == status else ""
+
+    async with node.running():
+        await node.prepare(claim)
+        await eventually(lambda: health("True"))
+    faults.break_driver(node.gpus)
+    async with node.running():
+        assert "kernel module" in await eventually(lambda: health("Unknown"))
+
+
 async def test_endpoints_tell_liveness_readiness_and_metrics(node: SimulatedNode, unused_tcp_port: int) -> None:
     claim = await node.claim("gpu-0")
     base = f"http://127.0.0.1:{unused_tcp_port}"

@@ -85,6 +85,20 @@ def test_kubelet_is_told_of_a_gpu_under_the_name_that_its_claim_has() -> None:
     assert found == {"gpu-5": HealthState.UNHEALTHY, "gpu-0": HealthState.UNHEALTHY, "gpu-1": HealthState.HEALTHY}
 
 
+def test_before_the_gpus_have_been_read_a_claims_devices_are_unknown_and_not_gone() -> None:
+    view = HardwareView(fault="The kernel module is not loaded.")
+    claim = a_claim(a_device(), a_device(device=PART_NAME, partition=PART))
+    found = claimed_reports(reports(view), view, [claim, claim], {})
+    assert [(one.device, one.state) for one in found] == [
+        ("gpu-0", HealthState.UNKNOWN),
+        (PART_NAME, HealthState.UNKNOWN),
+    ]
+    said = [
+        one for entry in wanted(claim, "gpu.nvidia.com", found) for one in entry.conditions if one.type == "Healthy"
+    ]
+    assert [(one.status, one.message) for one in said] == [("Unknown", view.fault)] * 2
+
+
 def test_an_absent_gpu_stays_in_the_slices_with_all_that_claims_have_of_it_and_with_the_taint() -> None:
     board = BOARDS["H100-80GB"]
     whole = msgspec.structs.replace(A, board=board)

@@ -15,7 +15,7 @@ import msgspec
 from draco.agent.hardware.gpus import Gpu, GpuMigView, HealthState, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.api.health_v1_pb2 import DeviceHealth, DeviceIdentifier, NodeWatchResourcesResponse
-from draco.agent.record.checkpoint import PreparedClaim
+from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
 from draco.health.judgement import blocking
 from draco.resources.names import GpuUuid
 
@@ -49,13 +49,17 @@ def claimed_reports(
 ) -> list[DeviceReport]:
     """Health of what claims have under other names than those of whole GPUs: partitions, and GPUs that were called otherwise.
 
-    It is that of their GPU, unless the instance itself is gone, or has a fault of its own.
+    It is that of their GPU, unless the instance itself is gone, or has a fault of its own. Before the GPUs have been read nobody
+    knows how any is, and whether it is there.
     """
+    devices = [device for claim in claims for device in claim.devices]
+    if view.driver is None:
+        return list({device.device: _unread(device, view.fault) for device in devices}.values())
     gpus = {one.gpu.uuid: one.gpu for one in view.gpus}
     names = {one.gpu.uuid: device_name(one.gpu) for one in view.gpus}
     parents = {one.device: one for one in whole}
     found: dict[str, DeviceReport] = {}
-    for device in (device for claim in claims for device in claim.devices):
+    for device in devices:
         parent = parents.get(names.get(device.gpu, ""))
         if parent is None or device.device in parents:
             continue
@@ -78,6 +82,10 @@ def reports(view: HardwareView) -> list[DeviceReport]:
     """
     at = int(view.read_at.timestamp()) if view.read_at else 0
     return [msgspec.structs.replace(_report(one.gpu, view.fault, at), gpu=one.gpu.uuid) for one in view.gpus]
+
+
+def _unread(device: PreparedDevice, why: str) -> DeviceReport:
+    return DeviceReport(device.device, HealthState.UNKNOWN, why, 0, gpu=device.gpu, part=device.partition is not None)
 
 
 def _report(gpu: Gpu, unread: str, at: int) -> DeviceReport:
