@@ -237,6 +237,21 @@ def test_configuration_that_would_be_ignored_is_refused(desk: Desk) -> None:
     assert desk.prepare(configured({"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}})) == ["gpu-0"]
 
 
+@pytest.mark.parametrize(
+    "sharing", ["TimeSlicing", ["TimeSlicing"], {"strategy": "TimeSlicing", "timeSlicingConfig": "Default"}]
+)
+def test_configuration_of_another_shape_than_nvidias_is_refused_like_any_other(desk: Desk, sharing: Any) -> None:
+    with pytest.raises(PrepareError, match=r"GpuConfig .*TimeSlicing.* which this agent does not support"):
+        desk.prepare(configured({"kind": "GpuConfig", "sharing": sharing}))
+    assert desk.record.claims == {}
+
+
+def test_what_a_claim_says_in_its_configuration_forges_no_line(desk: Desk) -> None:
+    with pytest.raises(PrepareError) as refused:
+        desk.prepare(configured({"kind": "Gpu\n\x1b[2JConfig"}))
+    assert str(refused.value).isprintable()
+
+
 # Giving up
 
 

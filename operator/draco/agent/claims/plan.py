@@ -17,6 +17,7 @@ from draco.agent.record.checkpoint import Partition, PreparationState, PreparedC
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
+from draco.resources.texts import shown
 
 
 class FirstPrepare(msgspec.Struct, frozen=True):
@@ -143,15 +144,21 @@ def _check_parameters(name: str, parameters: Any) -> None:
     """Accept a configuration that asks for what a device does anyway; refuse what would be ignored silently."""
     content = parameters if isinstance(parameters, dict) else {}
     sharing = content.get("sharing") or {}
-    interval = (sharing.get("timeSlicingConfig") or {}).get("interval", "Default")
-    plain = not sharing or (sharing.get("strategy") == "TimeSlicing" and interval == "Default")
-    if content.get("kind") in ("GpuConfig", "MigDeviceConfig") and plain:
+    if content.get("kind") in ("GpuConfig", "MigDeviceConfig") and (not sharing or _shares_by_default(sharing)):
         return
-    what = f"{content.get('kind', 'parameters without a kind')} {sharing or ''}".strip()
+    what = shown(f"{content.get('kind', 'parameters without a kind')} {sharing or ''}".strip())
     raise PrepareError(
         f"Claim {name} configures its devices with {what}, which this agent does not support; remove that configuration "
         "from the claim or its DeviceClass."
     )
+
+
+def _shares_by_default(sharing: Any) -> bool:
+    """Whether that is how devices are shared anyway. Whoever writes claims may write anything there."""
+    if not isinstance(sharing, dict) or sharing.get("strategy") != "TimeSlicing":
+        return False
+    slicing = sharing.get("timeSlicingConfig") or {}
+    return isinstance(slicing, dict) and slicing.get("interval", "Default") == "Default"
 
 
 def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
