@@ -1,13 +1,21 @@
 """GPU instances through simulated NVML: tables, lists, modes, and the traps of pynvml."""
 
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 
 from draco.agent.hardware.gpus import Instance
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.hardware.nvml_errors import InsufficientResources, InUse, NotSupported, NvmlError, ResetRequired
+from draco.agent.hardware.nvml_errors import (
+    InsufficientResources,
+    InUse,
+    NotSupported,
+    NvmlError,
+    ResetRequired,
+    Unreadable,
+)
 from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
 from draco.mig.board import Placement
 from draco.resources.names import GpuUuid
@@ -171,3 +179,16 @@ def test_tables_are_read_once_a_session(edge: Edge) -> None:
     edge.nvml.open()
     assert edge.board(edge.uuid) == first
     assert edge.board(edge.uuid) is not first
+
+
+def test_a_profile_whose_name_is_no_text_is_told_in_a_sentence(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = edge.nvml._library.nvmlDeviceGetGpuInstanceProfileInfo
+
+    def garbled(*asked: Any, **how: Any) -> Any:
+        info = told(*asked, **how)
+        info.name = b"MIG \xff"
+        return info
+
+    monkeypatch.setattr(edge.nvml._library, "nvmlDeviceGetGpuInstanceProfileInfo", garbled)
+    with pytest.raises(Unreadable, match="answered bytes that are not text"):
+        edge.board(edge.uuid)

@@ -14,7 +14,7 @@ import pynvml
 
 from draco.agent.hardware.gpus import Instance
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.hardware.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, NvmlError, translated
+from draco.agent.hardware.nvml_errors import GpuUnknown, InvalidArgument, NotSupported, NvmlError, not_text, translated
 from draco.mig.board import Board, Placement, Profile
 from draco.resources.names import GpuUuid
 
@@ -234,10 +234,13 @@ class NvmlInstances:
 
 
 def _profile(info: Any, starts: list[Any]) -> Profile:
-    name = info.name.decode() if isinstance(info.name, bytes) else str(info.name)
+    try:
+        name = info.name  # decoded by pynvml
+    except UnicodeDecodeError as error:
+        raise not_text("nvmlDeviceGetGpuInstanceProfileInfo") from error
     return Profile(
         id=int(info.id),
-        name=name.removeprefix("MIG ").strip(),
+        name=str(name).removeprefix("MIG ").strip(),
         slices=int(info.sliceCount),
         size=int(starts[0].size),
         starts=tuple(sorted(int(one.start) for one in starts)),
