@@ -317,8 +317,8 @@ class ClaimInstances:
         for key, place in needed.items():
             if key.gpu == uuid and place.id not in there:
                 hindrance = self._make_again(key, place) or hindrance
-        current = {claim.uid: self.filled(claim) for claim in self._record.claims.values()}
-        moved = [claim for claim in current.values() if claim != self._record.claims[claim.uid]]
+        # Claims of whole GPUs come and go meanwhile, in another thread: what was read of them is not written again.
+        moved = [now for claim in self._record.claims.values() if (now := self.filled(claim)) != claim]
         if moved:
             self._record.change(put=moved)
             self._inventory.show()
