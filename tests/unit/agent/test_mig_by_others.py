@@ -1,6 +1,7 @@
 """What people do by hand to GPUs that the agent divides, on simulated NVML: kept, told, and never taken for the agent's own."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Instance, Use
 from draco.agent.hardware.nvml_errors import NvmlError
+from draco.agent.mig import claim_instances
 from draco.agent.mig.inventory import DOUBT_S
 from draco.mig.board import Placement
+from draco.mig.claim_plan import plan_whole
+from draco.mig.gpu_plan import GpuPlan
+from draco.mig.observed import ObservedGpu
 from draco.resources.api.draco import MigMode, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state
@@ -54,6 +59,34 @@ def test_an_instance_of_somebody_else_in_the_whole_gpu_is_left_alone_too(node: M
         node.prepare(WHOLE)
     assert node.real() == [(9, 4, 1)]
     assert not node.record.claims
+
+
+def test_while_a_gpu_is_made_whole_nobody_looks_at_it_between_two_steps(
+    node: MigNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step is to name may be gone by then: somebody destroys it at that moment, and NVML's event makes the agent look."""
+    by_hand.create_instance(node.path, 0, "3g.40gb", start=4)
+    looked: list[bool] = []
+
+    def look() -> bool:
+        if free := node.nvml.lock.acquire(blocking=False):
+            by_hand.destroy_instance(node.path, 0, node.hardware().instances[0].id)
+            node.scan()
+            node.nvml.lock.release()
+        return free
+
+    def meanwhile(gpu: ObservedGpu) -> GpuPlan:
+        planned = plan_whole(gpu)
+        looked.append(other.submit(look).result())
+        return planned
+
+    monkeypatch.setattr(claim_instances, "plan_whole", meanwhile)
+    with (
+        ThreadPoolExecutor(1) as other,
+        pytest.raises(PrepareError, match=r"cannot get the whole of gpu-0: .* was made by somebody else"),
+    ):
+        node.desk.clear(WHOLE, node.named)
+    assert looked == [False]
 
 
 def test_what_somebody_makes_where_an_instance_was_planned_and_never_tried_is_not_taken_for_ours(

@@ -136,9 +136,10 @@ class ClaimInstances:
             if device.partition is not None or device.admin or seen is None or seen.mode is None:
                 continue
             try:
-                if self._inventory.divided(device.gpu) or seen.mode.enabled:
-                    self._manager.settle(device.gpu)
-                    self._undivide(intent, device)
+                with self._inventory.lock:  # a look between plan and step may no longer find what the plan speaks of
+                    if self._inventory.divided(device.gpu) or seen.mode.enabled:
+                        self._manager.settle(device.gpu)
+                        self._undivide(intent, device)
             except (NvmlError, StillHeld, OSError) as error:
                 who = self._who(error, [device.gpu]) or "Kubelet tries again."
                 why = _refusal(error) if isinstance(error, OSError) else f"{error} {who}"
