@@ -60,6 +60,15 @@ def test_a_process_names_itself_without_control_characters(tmp_path: Path) -> No
     assert sentence(Holders(tmp_path).named([7])) == "process 7 (a\\u001b[2J b)"
 
 
+def test_a_host_name_that_no_pod_can_have_is_not_told(tmp_path: Path) -> None:
+    """A process writes its environment itself, and what is told of it goes into the GpuNode, of which there is one for all."""
+    a_process(tmp_path, 7, cgroup=f"0::/kubepods/pod{POD}/{CONTAINER}", env=f"HOSTNAME={'a' * 100_000}\0")
+    assert (
+        sentence(Holders(tmp_path).named([7]))
+        == f"process 7 (python3) in container {CONTAINER[:12]} of pod with uid {POD}"
+    )
+
+
 def test_a_process_that_is_gone_is_named_by_its_number(tmp_path: Path) -> None:
     assert sentence(Holders(tmp_path).named([7])) == "process 7"
 

@@ -21,6 +21,8 @@ MOST = 3
 
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 _CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?$")
+_HOSTNAME = re.compile(r"(?:^|\0)HOSTNAME=([a-z0-9.-]{1,253})(?:\0|$)")
+"""Longer names of pods there are not; the process may have written anything."""
 
 
 class HoldingProcess(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -87,7 +89,7 @@ class Holders:
         cgroup = _text(folder / "cgroup")
         pod = _POD.search(cgroup)
         container = next((found[1] for line in cgroup.splitlines() if (found := _CONTAINER.search(line))), "")
-        hostname = re.search(r"(?:^|\0)HOSTNAME=([a-z0-9.-]+)", _text(folder / "environ")) if pod else None
+        hostname = _HOSTNAME.search(_text(folder / "environ")) if pod else None
         return HoldingProcess(
             pid=pid,
             command=shown(_text(folder / "comm").strip()),
