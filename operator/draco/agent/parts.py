@@ -277,6 +277,7 @@ class AgentParts:
         """Work on a GPU's instances has ended, for now; and what is wanted may be new."""
         self.offers.touch()
         await self.startup.instances_changed(uuid)
+        self.report_changed()
 
     def hardware_read(self, view: HardwareView) -> None:
         """The GPUs were read."""
@@ -398,6 +399,7 @@ class AgentParts:
             conflict=self.plugin.conflict,
             claims=sum(claim.state == "prepared" for claim in self.checkpoint.claims.values()),
             divisions=self.dividing.divisions if self.startup.recovered.is_set() else {},
+            generation=self.dividing.keeper.generation,
             features=self.features,
             folders_problem=self.folders_problem(),
             edits_problem=self.common_edits.problem,

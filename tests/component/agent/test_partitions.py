@@ -387,6 +387,22 @@ async def test_a_layout_is_made_where_the_driver_is_loaded_after_the_agent_was_s
         await eventually(lambda: places(node) == [(9, 4)])
 
 
+async def test_a_wish_that_changes_nothing_is_reported_as_seen(node: SimulatedNode) -> None:
+    """Else a policy would say for minutes that the agent has not processed it."""
+    layout = [{"profile": "3g.40gb", "start": 4}]
+    async with node.running():
+        await want(node, MigMode.STATIC, layout=layout)
+        await eventually(lambda: is_used(node, [("3g.40gb", 4, InstanceUse.LAYOUT)]))
+        await eventually(lambda: all_seen(node))
+        await want(node, MigMode.STATIC, layout=layout, resetPermitted=True)
+        await eventually(lambda: all_seen(node))
+
+
+async def all_seen(node: SimulatedNode) -> bool:
+    found: GpuNode = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+    return found.status.observed_generation == found.metadata.generation
+
+
 async def unreadable(node: SimulatedNode) -> bool:
     found: GpuNode = await node.client.get(GPU_NODES, ObjectKey("", node.name))
     return {one.type: one.status for one in found.status.conditions}.get("Readable") == "False"

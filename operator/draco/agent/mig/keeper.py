@@ -38,7 +38,8 @@ _Facts = tuple[bool, bool, frozenset[PlacementKey]]
 class MigKeeper:
     """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
 
-    `promised` is what claims have been allocated beside that, `forgotten` are GPUs that a person says are gone for good.
+    `promised` is what claims have been allocated beside that, `forgotten` are GPUs that a person says are gone for good;
+    `generation` is that of the GpuNode that says so.
     `divisions` tells how the GPUs stand; `changed` is called after every work on one, `gone` when somebody deleted the GpuNode,
     `isolation` when `isolated`, what is under maintenance, or `operator_allocated`, which GPUs Draco allocates, has changed.
     """
@@ -62,6 +63,7 @@ class MigKeeper:
         self.operator_allocated: Sequence[str] = []
         self.health: Sequence[FaultOverride] = []
         self.forgotten: frozenset[GpuUuid] = frozenset()
+        self.generation = 0
         self.known = asyncio.Event()
         self._client = client
         self._clock = clock
@@ -130,6 +132,7 @@ class MigKeeper:
         found = self._informer.store.get(ObjectKey("", self._node))
         if change is not None and found is None:
             self._gone()
+        self.generation = found.metadata.generation if found else 0
         said = found.metadata.annotations.get(FORGET_GPU, "") if found else ""
         self.forgotten = frozenset(GpuUuid(one.strip()) for one in said.split(",") if one.strip())
         fresh = {GpuUuid(one.uuid): one for one in found.spec.gpus} if found else {}
@@ -153,6 +156,7 @@ class MigKeeper:
 
     async def _reconcile(self, uuid: GpuUuid) -> float | None:
         note = await self._worked_on(uuid) if uuid in self._divisions() else ""
+        await self._changed(uuid)
         division = self._divisions().get(uuid)
         if division is None:  # it has left the node, perhaps meanwhile
             self._backoffs.pop(uuid, None)
@@ -168,12 +172,9 @@ class MigKeeper:
     async def _worked_on(self, uuid: GpuUuid) -> str:
         """What is still to be done on a GPU, after the work on it."""
         if self.wanted is None:
-            note = await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))
-        else:
-            wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
-            note = await self._on_gpu(uuid, lambda: self._layouts.apply(uuid, wanted, promised))
-        await self._changed(uuid)
-        return note
+            return await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))
+        wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
+        return await self._on_gpu(uuid, lambda: self._layouts.apply(uuid, wanted, promised))
 
 
 def _facts(division: GpuMigView) -> _Facts:

@@ -48,6 +48,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     claims: int
     conflict: PluginConflict | None = None
     divisions: Mapping[GpuUuid, GpuMigView] = {}
+    generation: int = 0
+    """Of the spec that was seen last: that it was is worth a report, though nothing else may have changed by it."""
     features: Features | None = None
     """What the cluster can do, once that is known."""
     folders_problem: str = ""
@@ -183,7 +185,8 @@ class NodeReporter:
 
     def touch(self) -> None:
         """Look again soon if there is something new to say. Several reasons at once make one write."""
-        fresh = status(self._node_report(), generation=0)
+        node_report = self._node_report()
+        fresh = status(node_report, generation=node_report.generation)
         if fresh == self._said:
             return
         figures = self._said is not None and without_figures(fresh) == without_figures(self._said)
