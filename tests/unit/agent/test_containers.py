@@ -278,6 +278,20 @@ def test_another_driver_is_asked_about_once(root: DriverRoot, tmp_path: Path) ->
     assert not [path for path in mounts(common.current()) if path.endswith(VERSION)]
 
 
+def test_a_toolkit_that_is_installed_or_repaired_later_is_asked_once(root: DriverRoot, tmp_path: Path) -> None:
+    common = CommonEdits(root, hook_folder=tmp_path)
+    common.refresh(VERSION)
+    for name in ("nvidia-cdi-hook", "nvidia-ctk"):
+        a_program(root.view / "usr/bin", name, "")
+        assert common.outdated(VERSION), name
+        common.refresh(VERSION)
+        assert not common.outdated(VERSION)
+    assert "update-ldcache" in str(common.current().hooks)
+    (root.view / "usr/bin/nvidia-ctk").unlink()
+    a_program(root.view / "usr/bin", "nvidia-ctk", "exit 0")
+    assert common.outdated(VERSION)
+
+
 def test_a_socket_that_is_gone_keeps_no_container_from_starting(root: DriverRoot, tmp_path: Path) -> None:
     common = CommonEdits(root, hook_folder=tmp_path)
     common.refresh(VERSION)

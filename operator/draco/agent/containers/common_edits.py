@@ -1,7 +1,7 @@
 """The edits that every container gets now: the toolkit's, or our own and the reason for that.
 
-Owns which of both hold, and when they are found out again: at start, and when another driver is installed. The toolkit is never
-asked while kubelet waits: until its first answer, ours hold. All methods block; `current` on a few files only.
+Owns which of both hold, and when they are found out again: at start, and when another driver or toolkit is installed. The
+toolkit is never asked while kubelet waits: until its first answer, ours hold. All methods block; `current` on a few files only.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import structlog
 
 from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.edits import ContainerEdits
-from draco.agent.containers.toolkit import ToolkitFailed
+from draco.agent.containers.toolkit import Program, ToolkitFailed
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
 
 log = structlog.get_logger()
@@ -22,10 +22,11 @@ VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 
 
 class _Found(NamedTuple):
-    """The edits that were found for an installed driver of a version."""
+    """The edits that were found for an installed driver of a version, by the programs of the toolkit that there were."""
 
     driver: InstalledDriver
     version: str
+    programs: tuple[Program, ...]
     edits: ContainerEdits
 
 
@@ -75,17 +76,18 @@ class CommonEdits:
         return "" if driver is None else driver.mismatch(loaded)
 
     def outdated(self, driver_version: str) -> bool:
-        """Whether they have to be found out again, now that the driver has this version."""
+        """Whether they have to be found out again, now that the driver has this version, and the node these programs."""
         if self._root is None or self.mismatch(driver_version):
             return False
-        return self._found is None or (self._found.driver, self._found.version) != (self._driver(), driver_version)
+        now = (self._driver(), driver_version, toolkit.programs(self._root))
+        return self._found is None or (self._found.driver, self._found.version, self._found.programs) != now
 
     def refresh(self, driver_version: str) -> None:
         """Find them out again."""
         driver = self._driver()
         if self._root is None or driver is None:
             return
-        hook = self._hook()
+        programs, hook = toolkit.programs(self._root), self._hook()
         try:
             found, why = toolkit.edits(self._root, driver, hook=hook), ""
         except ToolkitFailed as error:
@@ -94,7 +96,7 @@ class CommonEdits:
             f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
             "driver by itself; install the NVIDIA Container Toolkit on the node, or repair it."
         )
-        self._found = _Found(driver, driver_version, found)  # one write: `current` reads it in other threads
+        self._found = _Found(driver, driver_version, programs, found)  # one write: `current` reads it in other threads
         log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)
 
     def _own(self, driver: InstalledDriver | None) -> ContainerEdits:

@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -37,6 +38,25 @@ class ToolkitFailed(DracoError):
 
 class _Generated(msgspec.Struct, rename="camel"):
     container_edits: ContainerEdits = ContainerEdits()
+
+
+class Program(NamedTuple):
+    """A program that the node has: one that is repaired is another file under the same name."""
+
+    path: str
+    inode: int
+    modified_ns: int
+
+
+def programs(root: DriverRoot) -> tuple[Program, ...]:
+    """The toolkit's programs that the node has now."""
+    found = []
+    for folder in FOLDERS:
+        for name in (CTK, HOOK):
+            with suppress(OSError):
+                status = (root.view / folder / name).stat()
+                found.append(Program(f"{folder}/{name}", status.st_ino, status.st_mtime_ns))
+    return tuple(found)
 
 
 def hook(root: DriverRoot, *, keep_in: Path) -> Path | None:
