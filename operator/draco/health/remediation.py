@@ -6,7 +6,8 @@ nothing more is opened and a person has to look. How a request takes its course,
 concern: these are requests like any other.
 
 A request that is isolated goes on, whatever becomes of its policy or its fault: work may be at it. One that waits is cancelled
-when nothing asks for it any more, and one that only evicts is finished when the fault is over. What a person cancelled is not
+when its policy does not ask for it any more, or its GPU is not on the node any more, whose name another board may get; one that
+only evicts is finished when the fault is over. What a person cancelled is not
 opened again for the same fault.
 """
 
@@ -125,9 +126,31 @@ def plan_remediation(seen: SeenRemedies) -> RemediationPlan:
     return RemediationPlan(
         node=seen.pool.pool,
         create=tuple(each.create for each in plans if each.create),
-        change=tuple(each.change for each in plans if each.change),
+        change=(
+            *(each.change for each in plans if each.change),
+            *(left_behind(seen.requests, seen.policies, seen.pool.pool, seen.gpus) if seen.readable else ()),
+        ),
         notes=tuple(each.note for each in plans if each.note),
         look_again=min((each.look_again for each in plans if each.look_again), default=None),
+    )
+
+
+def left_behind(
+    requests: Iterable[DeviceMaintenance],
+    policies: Collection[str],
+    node: str,
+    gpus: Iterable[GpuStatus] = (),
+) -> tuple[RequestChange, ...]:
+    """Withdraw what waits for GPUs that were on a node and are not among `gpus`. `policies` are the UIDs of those that exist."""
+    here = {gpu.uuid for gpu in gpus}
+    return tuple(
+        RequestChange(request=each, outcome=OUTCOME_WITHDRAWN)
+        for each in requests
+        if each.spec.device_selector.pool == node
+        and remediates(each) in policies
+        and _about(each)[0] not in here
+        and _waits(each)
+        and not _ends(each)
     )
 
 
@@ -207,9 +230,9 @@ def _plan_gpu(seen: SeenRemedies, gpu: GpuStatus) -> _GpuPlan:
     return _plan_next(seen, wish, device, _newest_first(ours))
 
 
-def _wish(seen: SeenRemedies, gpu: GpuStatus) -> RuleMatch | None:
-    """What is asked for: work before mere eviction, and of several the first, which is about the worst fault."""
-    matches = [each for each in seen.matches if each.gpu.uuid == gpu.uuid]
+def _wish(seen: SeenRemedies, gpu: GpuStatus, policy: str = "") -> RuleMatch | None:
+    """What is asked for, by one policy or by any: work before mere eviction, and of several the first, about the worst fault."""
+    matches = [each for each in seen.matches if each.gpu.uuid == gpu.uuid and policy in {"", each.policy}]
     working = [each for each in matches if each.rule.remediation]
     whole = [each for each in working if each.fault.scope is not FaultScope.NODE]
     evicting = [each for each in matches if each.rule.effect is HealthEffect.EVICT]
@@ -222,17 +245,26 @@ def _plan_open(
     """A request of ours is under way."""
     policy = seen.policies.get(remediates(request))
     spec = request.spec
-    if policy is None or spec.cancelled or request.metadata.deletion_timestamp is not None:
+    if policy is None or _ends(request):
         return _GpuPlan()  # its policy was deleted: it is a person's now
     if request.status.phase is MaintenancePhase.FAILED:
         return _plan_failed(seen, gpu, request, policy, _newest_first(ours))
     is_over_now = seen.readable and not any(each.name == _about(request)[1] for each in gpu.faults)
-    if request.status.phase in _WAITING and request.status.isolated_at is None:
-        if is_over_now or _wish(seen, gpu) is None:
+    if _waits(request):
+        if is_over_now or _wish(seen, gpu, policy.metadata.name) is None:
             return _GpuPlan(change=RequestChange(request=request, outcome=OUTCOME_WITHDRAWN))
     elif is_over_now and spec.work is None and not spec.finished:
         return _GpuPlan(change=RequestChange(request=request))
     return _GpuPlan()
+
+
+def _waits(request: DeviceMaintenance) -> bool:
+    """Whether nothing was isolated for it."""
+    return request.status.phase in _WAITING and request.status.isolated_at is None
+
+
+def _ends(request: DeviceMaintenance) -> bool:
+    return request.spec.cancelled or request.metadata.deletion_timestamp is not None
 
 
 def _plan_failed(
@@ -250,7 +282,8 @@ def _plan_failed(
         return _GpuPlan()
     failed = find_condition(request.status.conditions, _FAILED)
     failed_at = failed.last_transition_time if failed is not None else None
-    if failed_at is not None and (heals_in := failed_at + _HEALS - seen.now) > timedelta():
+    # A clock that was set back must not make anybody wait for hours, here and below.
+    if failed_at is not None and timedelta() < (heals_in := failed_at + _HEALS - seen.now) <= _HEALS:
         return _GpuPlan(look_again=heals_in)
     failures = _failures(newest_first, policy, seen.now, None)
     if failures < _most_failures(wish):
@@ -273,7 +306,7 @@ def _plan_next(seen: SeenRemedies, wish: RuleMatch, device: DeviceKey, past: Seq
         )
     if past and past[0].status.completed_at is not None:
         settled_in = past[0].status.completed_at + _SETTLES - seen.now
-        if settled_in > timedelta():
+        if timedelta() < settled_in <= _SETTLES:
             return _GpuPlan(look_again=settled_in)
     failures = _failures(past, policy, seen.now, wish.fault)
     if failures >= _most_failures(wish):

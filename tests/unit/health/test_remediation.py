@@ -1,6 +1,6 @@
 """Requests that HealthPolicies open by themselves: when, for how long, how often, and when a person has to look."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from draco.health.policy import SeenGpus, decide_node, ready
-from draco.health.remediation import RemediationPlan, SeenRemedies, concerns, expired, plan_remediation
+from draco.health.remediation import RemediationPlan, SeenRemedies, concerns, expired, left_behind, plan_remediation
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import FaultScope, HealthPolicy, Remediation
 from draco.resources.api.maintenance import (
@@ -36,6 +36,7 @@ RESET = Remediation(from_cron_job="reset-gpu")
 LATER = MOMENT + timedelta(minutes=30)
 SICK = a_sick_node("n", [a_fault()], [])
 HEALTHY = a_sick_node("n", [], [])
+EMPTY = msgspec.structs.replace(HEALTHY, status=msgspec.structs.replace(HEALTHY.status, gpus=[]))
 POLICY = a_health_policy("p", a_health_rule("fault.xid == 79", "NoSchedule", name="fatal", remediation=RESET))
 EVICTING = a_health_policy("p", a_health_rule("fault.xid == 79", "Evict", name="fatal"))
 
@@ -44,20 +45,23 @@ def planned(
     node: GpuNode,
     *requests: DeviceMaintenance,
     policy: HealthPolicy | None = POLICY,
+    others: Sequence[HealthPolicy] = (),
     now: datetime = LATER,
     published: bool = True,
+    readable: bool = True,
 ) -> RemediationPlan:
-    policies = [policy] if policy else []
+    policies = [*([policy] if policy else []), *others]
     decided = decide_node(SeenGpus(gpu_node=node), [ready(each, None) for each in policies])
-    matches = [match for each in policies for match in decided.shares[each.metadata.uid].matches]
+    in_force = [each for each in policies if not each.spec.dry_run]
+    matches = [match for each in in_force for match in decided.shares[each.metadata.uid].matches]
     return plan_remediation(
         SeenRemedies(
             now=now,
             pool=PoolKey(NVIDIA_DRIVER, "n"),
             gpus=node.status.gpus,
             published={gpu.uuid for gpu in node.status.gpus} if published else (),
-            readable=True,
-            matches=[] if policy and policy.spec.dry_run else matches,
+            readable=readable,
+            matches=matches,
             policies={each.metadata.uid: each for each in policies},
             requests=requests,
         )
@@ -75,7 +79,7 @@ def opened(*before: DeviceMaintenance, policy: HealthPolicy = POLICY, node: GpuN
 
 def moved(
     request: DeviceMaintenance,
-    phase: MaintenancePhase,
+    phase: MaintenancePhase | None,
     *,
     made: datetime | None = None,
     outcome: str = "",
@@ -153,6 +157,36 @@ def test_a_request_that_waits_is_withdrawn_when_its_fault_is_over(phase: Mainten
     assert steps(planned(HEALTHY, request)) == [f"cancel {request.metadata.name} (withdrawn)"]
     dry = msgspec.structs.replace(POLICY, spec=msgspec.structs.replace(POLICY.spec, dry_run=True))
     assert steps(planned(SICK, request, policy=dry)) == [f"cancel {request.metadata.name} (withdrawn)"]
+
+
+def test_a_request_that_waits_is_withdrawn_when_its_own_policy_asks_for_nothing_though_another_does() -> None:
+    dry = msgspec.structs.replace(POLICY, spec=msgspec.structs.replace(POLICY.spec, dry_run=True))
+    other = a_health_policy("q", a_health_rule("true", "Evict"))
+    request = moved(opened(), MaintenancePhase.REHEARSED)
+
+    assert steps(planned(SICK, request, policy=dry, others=[other])) == [f"cancel {request.metadata.name} (withdrawn)"]
+    assert steps(planned(SICK, request, others=[other])) == []
+
+
+@pytest.mark.parametrize("phase", [None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED])
+def test_a_request_that_waits_is_withdrawn_when_its_gpu_has_left_the_node(phase: MaintenancePhase | None) -> None:
+    """The name that it was opened for may be given to another board, which nothing is wrong with."""
+    request = moved(opened(), phase)
+    withdrawn = [f"cancel {request.metadata.name} (withdrawn)"]
+
+    assert steps(planned(EMPTY, request)) == withdrawn
+    assert [str(each) for each in left_behind([request], {POLICY.metadata.uid}, "n")] == withdrawn
+    assert steps(planned(EMPTY, request, readable=False)) == []
+    assert steps(planned(EMPTY, request, policy=None)) == []
+    assert left_behind([request], {POLICY.metadata.uid}, "another") == ()
+
+
+def test_a_request_at_work_goes_on_when_its_gpu_has_left_the_node() -> None:
+    at_work = moved(opened(), MaintenancePhase.IN_MAINTENANCE, isolated_at=MOMENT)
+    over = moved(opened(), MaintenancePhase.CANCELLED, outcome="withdrawn")
+    cancelled = msgspec.structs.replace(opened(), spec=msgspec.structs.replace(opened().spec, cancelled=True))
+
+    assert steps(planned(EMPTY, at_work, over, cancelled)) == []
 
 
 @pytest.mark.parametrize(
@@ -251,6 +285,15 @@ def test_a_fault_that_never_went_away_is_given_a_minute_after_the_work() -> None
     plan = planned(SICK, done)
     assert (plan.create, plan.look_again) == ((), timedelta(seconds=40))
     assert planned(SICK, done, now=LATER + timedelta(minutes=1)).create
+
+
+def test_nobody_waits_because_a_clock_was_ahead() -> None:
+    tomorrow = LATER + timedelta(days=1)
+    since = Condition(type="Failed", status="True", last_transition_time=tomorrow)
+    failed = moved(opened(), MaintenancePhase.FAILED, isolated_at=MOMENT, conditions=[since])
+
+    assert planned(SICK, moved(opened(), MaintenancePhase.COMPLETED, completed_at=tomorrow)).create
+    assert steps(planned(SICK, failed)) == [f"cancel {failed.metadata.name} (failed)"]
 
 
 def test_success_in_between_ends_the_row() -> None:

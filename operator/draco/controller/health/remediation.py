@@ -21,6 +21,7 @@ from draco.health.remediation import (
     SeenRemedies,
     expired,
     is_over,
+    left_behind,
     plan_remediation,
     remediates,
 )
@@ -120,8 +121,10 @@ class RemediationReconciler:
         self._view.maintenances.subscribe(on_request)
 
     def all_keys(self) -> set[str]:
-        """Every node that has a GpuNode, and the key for clearing away."""
-        return {_CLEARING, *(each.metadata.name for each in self._view.gpu_nodes.store.values())}
+        """Every node that has a GpuNode or a request, and the key for clearing away."""
+        ours = (each for each in self._view.maintenances.store.values() if remediates(each) and not is_over(each))
+        pools = {each.spec.device_selector.pool or "" for each in ours}
+        return {_CLEARING, *pools, *(each.metadata.name for each in self._view.gpu_nodes.store.values())}
 
     async def reconcile(self, node: str) -> float | None:
         """See to the faults of one node, or clear away what is long over."""
@@ -131,6 +134,10 @@ class RemediationReconciler:
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         if health is None or gpu_node is None:
             self._note(node, ())
+            requests, policies = self._view.maintenances.store.values(), self._view.health_policies.store.values()
+            for change in left_behind(requests, {each.metadata.uid for each in policies}, node):
+                log.info("health.remediation_planned", node=node, plan=str(change))
+                await self._change(change)
             return None
         plan = self._plan(gpu_node, health, self._view.maintenances.store.values())
         if plan.create:
