@@ -204,7 +204,9 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     )
     ready = finished_condition(request, seen) if finished else ready_condition(request, isolated, findings, seen)
     # What is to be given back is out of service as long as a taint is left, and is taken again as what it was.
-    isolated_at = (before.isolated_at or seen.now) if not announces or _isolates_already(seen) else None
+    # A time that is yet to come is of a clock that was set back since: wait and deadline would begin only then.
+    begun_at = min(before.isolated_at or seen.now, seen.now)
+    isolated_at = begun_at if not announces or _isolates_already(seen) else None
     left = None
     if isolated_at is not None and not (announces or before.started_at or finished):
         left = time_left(request, isolated_at, seen.now)
@@ -241,7 +243,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         device_count=len(standing.devices),
         in_use=len(standing.held),
         isolated_at=isolated_at,
-        draining_at=before.draining_at or (seen.now if draining else None),
+        draining_at=min(before.draining_at, seen.now) if before.draining_at else seen.now if draining else None,
         started_at=started_at,
         conditions=conditions,
     )

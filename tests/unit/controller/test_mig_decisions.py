@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from draco.controller.health.decisions import HealthDecisions
 from draco.controller.loop_watch import TURN_S
@@ -131,7 +132,23 @@ async def test_a_window_opens_and_closes_by_the_clock() -> None:
     assert world.decisions.seconds_to_next_window() == 3600
     await world.clock.advance(3600)
     assert permitted() == {False}
-    assert world.decisions.seconds_to_next_window() == 23 * 3600
+    assert world.decisions.seconds_to_next_window() == 3600  # clocks are set: it is looked again until it opens
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=70), timedelta(days=400, minutes=70)])
+def test_a_window_that_was_open_by_a_clock_that_was_ahead_permits_nothing_once_that_is_put_right(
+    ahead: timedelta,
+) -> None:
+    window = TimeWindow(start="13:00", duration="1h")
+    world = a_world(reset=MigReset(permit=ResetPermit.IN_WINDOWS, windows=[window]))
+    seen = []
+    for step in (ahead, -ahead, timedelta(minutes=70)):
+        world.clock.put_right(step)
+        decision = world.decisions.of("node-0")
+        assert decision is not None
+        seen.append({each.reset_permitted for each in decision.wanted})
+    assert seen == [{True}, {False}, {True}]
+    assert world.decisions.seconds_to_next_window() == 3000
 
 
 def test_without_windows_no_time_is_waited_for() -> None:

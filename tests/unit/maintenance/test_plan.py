@@ -73,6 +73,21 @@ def test_where_nobody_is_left_to_delete_that_is_held_is_said() -> None:
     assert (ready.reason, ready.message) == ("Draining", said)
 
 
+def test_wait_and_deadline_count_from_no_time_that_is_yet_to_come() -> None:
+    """The clock was ahead when the device was isolated, and was put right."""
+    request, rules = in_maintenance(a_request())
+    status = msgspec.structs.replace(
+        request.status, isolated_at=MOMENT + timedelta(days=1), draining_at=MOMENT + timedelta(days=1)
+    )
+    request = msgspec.structs.replace(request, status=status)
+    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
+    request = carried_out(request, plan_maintenance(request, seen))
+    assert (request.status.isolated_at, request.status.draining_at) == (MOMENT, MOMENT)
+    later = msgspec.structs.replace(seen, now=MOMENT + LATER)
+    request = carried_out(request, plan_maintenance(request, later))
+    assert (request.status.isolated_at, request.status.draining_at) == (MOMENT, MOMENT)
+
+
 def test_a_rule_is_owned_and_labelled_by_its_request() -> None:
     request = a_request()
     made = rule_for(request, GPU_3)

@@ -28,6 +28,8 @@ from draco.resources.api.slices import ResourceSlice, own_slices
 
 _NONE_AHEAD: Ahead = {}
 _NEVER = datetime.max.replace(tzinfo=UTC)
+_LONGEST_WAIT_S = 3600.0
+"""Clocks are set: however far away a window is, it is looked again after this."""
 
 
 class AheadReport(NamedTuple):
@@ -48,7 +50,7 @@ class MigDecisions:
         self._clock = clock
         self._rules: tuple[Rules, ...] | None = None
         self._permits: dict[str, bool] = {}
-        self._permits_end: datetime = _NEVER
+        self._permits_hold: tuple[datetime, datetime] = (_NEVER, _NEVER)  # from when to when
         self._known: dict[str, tuple[tuple[object, ...], NodeDecision]] = {}
         self._gpu_counts: Counter[tuple[str, str]] = Counter()  # of the GPUs in what is known
         self._all_decided = False  # once at least
@@ -67,7 +69,7 @@ class MigDecisions:
         """The policies made ready, oldest first. Their status may be an older one."""
         if self._rules is None:
             self._rules = tuple(rules_of(policy) for policy in oldest_first(self._view.mig_policies.store.values()))
-            self._permits_end = datetime.min.replace(tzinfo=UTC)
+            self._permits_hold = (_NEVER, _NEVER)
         return self._rules
 
     def of(self, node: str) -> NodeDecision | None:
@@ -117,9 +119,8 @@ class MigDecisions:
     def seconds_to_next_window(self) -> float | None:
         """In how many seconds a window for resets opens or closes; None if there is none."""
         self._permitted(self.rules)
-        if self._permits_end == _NEVER:
-            return None
-        return max(0.0, (self._permits_end - self._clock.now()).total_seconds())
+        end = self._permits_hold[1]
+        return None if end == _NEVER else min(max(0.0, (end - self._clock.now()).total_seconds()), _LONGEST_WAIT_S)
 
     def _decided(self, gpu_node: GpuNode, rules: Sequence[Rules], permits: Mapping[str, bool]) -> NodeDecision:
         name = gpu_node.metadata.name
@@ -143,12 +144,13 @@ class MigDecisions:
     def _permitted(self, rules: Sequence[Rules]) -> Mapping[str, bool]:
         """Whether each policy may reset now; the same object as long as that is the same."""
         now = self._clock.now()
-        if now >= self._permits_end:
+        since, end = self._permits_hold
+        if not since <= now < end:  # also where the clock was set back
             permits = {each.name: permit(each.policy.spec.reset, now) for each in rules}
             granted = {name: each.is_open for name, each in permits.items()}
             if granted != self._permits:
                 self._permits = granted
-            self._permits_end = min((each.until for each in permits.values() if each.until), default=_NEVER)
+            self._permits_hold = now, min((each.until for each in permits.values() if each.until), default=_NEVER)
         return self._permits
 
     def _forget_rules(self, _: Change[MigPolicy]) -> None:
