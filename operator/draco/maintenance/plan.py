@@ -53,6 +53,7 @@ from draco.resources.texts import listed
 
 _LONGEST_WAIT = timedelta(hours=1)
 """Clocks are set: however far away a moment is, it is looked again after this."""
+_SOON = timedelta(seconds=1)
 
 
 class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,15 +101,16 @@ def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> Maintenance
     """What the request needs now."""
     if request.metadata.deletion_timestamp is not None:
         return plan_abandoned(request.metadata.name, seen.rules)
-    if request.status.phase in OVER or is_returning(request):
+    if request.status.phase in OVER or is_returning(request) or request.spec.cancelled:
         return _plan_return(request, seen)
-    if request.spec.cancelled:
-        return _plan_return(request, seen)
-    begun = has_begun(request) or _isolates_already(seen)
+    begun = has_begun(request) or _isolates_already(request, seen)
     announces = request.spec.taint.effect not in BLOCKING_EFFECTS
     if request.spec.finished and not (begun and not announces):
         return _plan_return(request, seen)
     if not begun:
+        if seen.informed and not seen.rules_served:
+            # Of one that was deleted and had its name. Agents are told by names, so they hear of that one's end first.
+            return MaintenancePlan(request=request.metadata.name, look_again=_SOON)
         waiting = held_up(request, seen)
         if waiting is not None and not (announces and waiting.reason == "EffectNone"):
             return _plan_waiting(request, seen, waiting)
@@ -133,10 +135,10 @@ def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> Maintenanc
     return MaintenancePlan(request=request, delete=tuple(rules))
 
 
-def _isolates_already(seen: PlanInput) -> bool:
+def _isolates_already(request: DeviceMaintenance, seen: PlanInput) -> bool:
     """Whether devices are isolated though the status does not say so: an older operator did that, or somebody changed it."""
     if not seen.rules_served:
-        return bool(seen.informed)
+        return bool(seen.informed) and request.status.phase is not None
     return any(rule.spec.taint.effect in BLOCKING_EFFECTS and maintained_device(rule) for rule in seen.rules)
 
 
@@ -206,7 +208,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     # What is to be given back is out of service as long as a taint is left, and is taken again as what it was.
     # A time that is yet to come is of a clock that was set back since: wait and deadline would begin only then.
     begun_at = min(before.isolated_at or seen.now, seen.now)
-    isolated_at = begun_at if not announces or _isolates_already(seen) else None
+    isolated_at = begun_at if not announces or _isolates_already(request, seen) else None
     left = None
     if isolated_at is not None and not (announces or before.started_at or finished):
         left = time_left(request, isolated_at, seen.now)

@@ -13,7 +13,14 @@ from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.selecting.matching import isolated_boards, scope_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.api.maintenance import (
+    Approval,
+    DeviceMaintenance,
+    DeviceMaintenanceStatus,
+    MaintenancePhase,
+    MaintenanceSelector,
+    MaintenanceTaint,
+)
 from draco.resources.api.meta import Condition, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaint
@@ -137,6 +144,30 @@ def test_a_device_is_isolated_once_its_agent_publishes_it_with_the_taint(cluster
     (device,) = cluster.request.status.devices
     assert (device.key, device.uuid, device.rule) == (GPU_0, "GPU-a", "")
     assert cluster.reconcile().empty
+
+
+def test_a_request_begins_nothing_by_what_agents_were_told_of_another_one_of_its_name(at_work: Cluster) -> None:
+    """As `kubectl replace --force` makes it, before an operator has written the GpuNode."""
+    meta = msgspec.structs.replace(at_work.request.metadata, uid="another")
+    at_work.request = DeviceMaintenance(spec=at_work.request.spec, metadata=meta)
+    at_work.change(approval=Approval.REQUIRED)
+    plan = at_work.reconcile()
+    assert (plan.empty, plan.look_again) == (True, timedelta(seconds=1))
+    at_work.write_node()
+    at_work.reconcile()
+    assert at_work.is_in(MaintenancePhase.REHEARSED)
+    assert at_work.isolated.reason == "NotApproved"
+    at_work.change(approved=True)
+    at_work.settle()
+    assert at_work.is_in(MaintenancePhase.IN_MAINTENANCE)
+
+
+def test_what_agents_were_told_outlasts_a_status_that_somebody_changed(at_work: Cluster) -> None:
+    status = DeviceMaintenanceStatus(phase=MaintenancePhase.PENDING)
+    at_work.request = msgspec.structs.replace(at_work.request, status=status)
+    at_work.change(approval=Approval.REQUIRED)
+    at_work.reconcile()
+    assert at_work.request.status.isolated_at is not None
 
 
 def test_work_waits_for_the_claims_that_hold_the_device(cluster: Cluster) -> None:
