@@ -112,6 +112,12 @@ class MaintenanceAdmission:
                 return budget.metadata.name
         return ""
 
+    @property
+    def knows_what_is_paused(self) -> bool:
+        """Whether it is known which GPUs every paused budget is about: who has just begun to lead has yet to count them."""
+        paused = (each for each in self._view.budgets.store.values() if each.spec.paused)
+        return all(not each.spec.device_class_name or each.metadata.name in self._limits for each in paused)
+
     def _put(self, candidate: StartCandidate) -> None:
         admitted = self._admitted.get(candidate.uid)
         if self._candidates.get(candidate.uid) != candidate or (admitted and not candidate.gpus <= admitted):

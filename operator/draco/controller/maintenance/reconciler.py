@@ -117,8 +117,8 @@ class MaintenanceReconciler:
         finally:
             self._admission.looked_at(uid)
         seen = self._seen(request, rehearsed)
-        if seen.admission is COUNTING:
-            return _COUNTED_WITHIN_S  # the decision wakes us
+        if seen.admission is COUNTING or (seen.drain and not self._admission.knows_what_is_paused):
+            return _COUNTED_WITHIN_S  # the decision wakes those that may begin
         plan = plan_maintenance(request, seen)
         if not plan.empty:
             if not await self._view.maintenances.is_current(request):

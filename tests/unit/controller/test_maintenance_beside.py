@@ -1,0 +1,150 @@
+"""Maintenance where it meets something else: a paused budget under a new leader, a lost agent, a board that was replaced."""
+
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from draco.controller.evictions import PodEvictions
+from draco.controller.maintenance.budgets import KEY, MaintenanceAdmission
+from draco.controller.maintenance.draining import PodDrains
+from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.maintenance.jobs import MaintenanceJobs
+from draco.controller.maintenance.reconciler import MaintenanceReconciler
+from draco.controller.view import ClusterView
+from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
+from draco.maintenance.rules import rule_for
+from draco.resources.api.core import PodStatus
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.maintenance import (
+    DeviceMaintenance,
+    DrainPolicy,
+    MaintenanceBudget,
+    MaintenanceBudgetSpec,
+    MaintenanceDrain,
+    MaintenancePhase,
+)
+from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.kinds import DEVICE_MAINTENANCES, TAINT_RULES, Kind
+from draco.resources.names import NVIDIA_DRIVER
+from tests.builders import (
+    MOMENT,
+    a_claim,
+    a_device_class,
+    a_device_key,
+    a_gpu_node,
+    a_maintenance,
+    a_node,
+    a_pod,
+    a_slice,
+)
+from tests.doubles.clock import ManualClock
+from tests.unit.controller.watching import tell
+
+GPU = a_device_key("node-0/gpu-0")
+
+
+def a_serving_node() -> GpuNode:
+    """What an agent reports that publishes."""
+    node = a_gpu_node("node-0")
+    published = [Condition(type="Published", status="True")]
+    return msgspec.structs.replace(
+        node, status=msgspec.structs.replace(node.status, driver_version="570", conditions=published)
+    )
+
+
+class Server:
+    """An API server that has what the watches told of, and notes how pods are made to leave."""
+
+    def __init__(self, request: DeviceMaintenance) -> None:
+        self.request = request
+        self.made_to_leave: list[str] = []
+
+    async def get(self, _: Any, __: ObjectKey) -> DeviceMaintenance:
+        return self.request
+
+    async def list(self, kind: Kind[Any], **_: Any) -> list[Any]:
+        return [self.request] if kind is DEVICE_MAINTENANCES else []
+
+    async def create_subresource(self, _: Any, key: ObjectKey, *__: Any, dry_run: bool) -> None:
+        assert not dry_run
+        self.made_to_leave.append(f"evicted {key}")
+
+    async def apply(self, _: Any, __: ObjectKey, body: Any, **___: Any) -> Any:
+        if isinstance(body, DeviceTaintRule) and body.spec.taint.effect == "NoExecute":
+            self.made_to_leave.append("NoExecute")
+        return self.request
+
+    def record(self, *_: Any, **__: Any) -> None:
+        """Record an Event."""
+
+
+class Lab:
+    """A request that is draining a GPU of class h100, and an operator that knows of it and has counted nothing yet."""
+
+    def __init__(self, *, paused: bool) -> None:
+        made = a_maintenance(
+            phase=MaintenancePhase.DRAINING,
+            driver=NVIDIA_DRIVER,
+            pool="node-0",
+            device="gpu-0",
+            devices=["node-0/gpu-0"],
+        )
+        spec = msgspec.structs.replace(made.spec, drain=MaintenanceDrain(policy=DrainPolicy.NO_EXECUTE))
+        begun = msgspec.structs.replace(made.status, isolated_at=MOMENT, draining_at=MOMENT)
+        self.request = msgspec.structs.replace(made, spec=spec, status=begun)
+        self.server = Server(self.request)
+        clock = ManualClock(MOMENT + timedelta(hours=1))
+        client, events = cast("Client", self.server), cast("EventRecorder", self.server)
+        view = ClusterView(client, TAINT_RULES[0], clock=clock)
+        self.view = view
+        fleet = MaintenanceFleet(view, clock)
+        self.admission = MaintenanceAdmission(client, view, fleet, clock=clock)
+        self.reconciler = MaintenanceReconciler(
+            client,
+            view,
+            clock=clock,
+            settle_s=0.1,
+            fleet=fleet,
+            admission=self.admission,
+            drains=PodDrains(
+                client,
+                view,
+                events,
+                evictions=PodEvictions(client, clock=clock),
+                clock=clock,
+                count=Counter("evicted", "Evicted.", ["outcome"], registry=CollectorRegistry()),
+            ),
+            jobs=MaintenanceJobs(client, view, namespace="draco-system", permitted=False, clock=clock),
+            events=events,
+        )
+        limits = MaintenanceBudgetSpec(device_class_name="h100", paused=paused)
+        claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["pod"])
+        pod = a_pod("pod", node="node-0", claims=["claim"], status=PodStatus(phase="Running"))
+        view.budgets.store.put(MaintenanceBudget(metadata=ObjectMeta(name="h100", uid="1"), spec=limits))
+        view.rule_store.put(rule_for(self.request, GPU))
+        tell(
+            view,
+            a_serving_node(),
+            a_node("node-0"),
+            self.request,
+            a_slice("node-0", ["gpu-0"]),
+            a_device_class("h100"),
+            claim,
+            pod,
+        )
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_nobody_is_made_to_leave_before_it_is_known_what_paused_budgets_are_about(paused: bool) -> None:
+    lab = Lab(paused=paused)
+    await lab.reconciler.reconcile(lab.request.metadata.uid)
+    assert lab.server.made_to_leave == ([] if paused else ["NoExecute"])
+    await lab.admission.reconcile(KEY)
+    lab.server.made_to_leave.clear()
+    await lab.reconciler.reconcile(lab.request.metadata.uid)
+    assert lab.server.made_to_leave == ([] if paused else ["NoExecute"])
