@@ -16,6 +16,8 @@ from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
+from draco.kube.watch.watching import Removal
+from draco.maintenance.isolating.fences import fence_for
 from draco.maintenance.rules import rule_for
 from draco.resources.api.core import PodStatus
 from draco.resources.api.draco import GpuNode
@@ -148,3 +150,25 @@ async def test_nobody_is_made_to_leave_before_it_is_known_what_paused_budgets_ar
     lab.server.made_to_leave.clear()
     await lab.reconciler.reconcile(lab.request.metadata.uid)
     assert lab.server.made_to_leave == ([] if paused else ["NoExecute"])
+
+
+def said_by_agents(lab: Lab) -> tuple[str, ...]:
+    """The nodes whose agents are not believed."""
+    agents = lab.reconciler._sights.of(lab.request, None).agents
+    assert agents is not None
+    return agents.silent
+
+
+async def test_a_lost_agent_is_not_believed_until_it_is_back() -> None:
+    """What it reported last is from before it was lost, and maybe from before the work."""
+    lab, woken = Lab(paused=False), list[str]()
+    lab.reconciler.subscribe(woken.append)
+    assert said_by_agents(lab) == ()
+    fence = fence_for(a_gpu_node("node-0"), GPU.pool_key)
+    tell(lab.view, fence)
+    assert said_by_agents(lab) == ("node-0",)
+    assert lab.view.rules is not None
+    woken.clear()
+    lab.view.rules.apply(Removal(fence.metadata.key))
+    assert woken == [lab.request.metadata.uid]
+    assert said_by_agents(lab) == ()

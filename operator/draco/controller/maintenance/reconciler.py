@@ -26,6 +26,7 @@ from draco.kube.watch.store import Change
 from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
 from draco.maintenance.gate import POOL_INCOMPLETE, Waiting
+from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import Purpose
@@ -92,7 +93,7 @@ class MaintenanceReconciler:
         self._view.gpu_nodes.subscribe(lambda change: self._wake_for_gpu_node(change, wake), reads=_of_gpu_node)
         self._view.nodes.subscribe(lambda change: self._wake_for_node(change, wake), reads=lambda node: node.ready)
         if self._view.rules:
-            self._view.rules.subscribe(lambda change: _wake_for_rule(change, wake))
+            self._view.rules.subscribe(lambda change: self._wake_for_rule(change, wake))
         self._view.budgets.subscribe(lambda _: self._wake_all(wake), reads=lambda budget: budget.spec)
         self._admission.listeners.add(wake)
         self._drains.subscribe(wake)
@@ -263,6 +264,13 @@ class MaintenanceReconciler:
             if wide if selection is None else any(selection.may_match(pool) for pool in pools):
                 wake(request.metadata.uid)
 
+    def _wake_for_rule(self, change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
+        for rule in change.versions:
+            if uid := maintenance_uid(rule):
+                wake(uid)
+            if is_fence(rule) and (selector := rule.spec.device_selector):
+                self._wake_for_pools({PoolKey(selector.driver or "", selector.pool or "")}, wake)
+
     def _wake_all(self, wake: Callable[[str], None]) -> None:
         for request in self._at_work():
             wake(request.metadata.uid)
@@ -286,9 +294,3 @@ def _of_gpu_node(gpu_node: GpuNode) -> tuple[object, ...]:
     """What of a report says whether GPUs are isolated, published and good."""
     health = [(gpu.uuid, gpu.health, gpu.message, gpu.faults) for gpu in gpu_node.status.gpus]
     return gpu_node.spec.isolated, gpu_node.status.isolates, publishes(gpu_node), health
-
-
-def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
-    for rule in change.versions:
-        if uid := maintenance_uid(rule):
-            wake(uid)

@@ -16,6 +16,7 @@ from draco.controller.maintenance.rehearsals import Rehearsed
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.maintenance.isolating.entries import not_heeded, not_reached
+from draco.maintenance.isolating.fences import fence_name, is_fence
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import DrainState, Purpose
 from draco.maintenance.selecting.matching import (
@@ -118,7 +119,7 @@ class MaintenanceSights:
             drain=self._draining(request, scope, claims.values(), rules, own=own) if has_begun(request) else None,
             work=self._jobs.look(request, Purpose.WORK),
             verification=self._jobs.look(request, Purpose.VERIFICATION),
-            agents=_agents_say(scope, isolated, nodes, idle),
+            agents=_agents_say(scope, isolated, nodes, idle | self._fenced(nodes)),
         )
 
     def _draining(
@@ -149,6 +150,11 @@ class MaintenanceSights:
             for pool, gpu_node in gpu_nodes.items()
             if not ((node := nodes[pool]) and node.ready and publishes(gpu_node))
         }
+
+    def _fenced(self, pools: Iterable[PoolKey]) -> set[PoolKey]:
+        """The pools whose agents are lost: what they reported last may be from before the work."""
+        rules = {pool: self._view.rule_store.get(ObjectKey("", fence_name(pool))) for pool in pools}
+        return {pool for pool, rule in rules.items() if rule is not None and is_fence(rule)}
 
     def _classes_for(
         self, devices: Iterable[DeviceKey], pools: Mapping[PoolKey, PoolHardware], names: Iterable[str]
