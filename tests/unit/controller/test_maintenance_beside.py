@@ -18,7 +18,9 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.watching import Removal
 from draco.maintenance.isolating.fences import fence_for
+from draco.maintenance.progress import Purpose
 from draco.maintenance.rules import rule_for
+from draco.maintenance.working.jobs import JobTarget, job_name
 from draco.resources.api.core import PodStatus
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import (
@@ -28,8 +30,12 @@ from draco.resources.api.maintenance import (
     MaintenanceBudgetSpec,
     MaintenanceDrain,
     MaintenancePhase,
+    MaintenanceVerification,
+    MaintenanceWork,
+    VerificationMode,
 )
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta
+from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import DEVICE_MAINTENANCES, TAINT_RULES, Kind
 from draco.resources.names import NVIDIA_DRIVER
@@ -172,3 +178,37 @@ async def test_a_lost_agent_is_not_believed_until_it_is_back() -> None:
     lab.view.rules.apply(Removal(fence.metadata.key))
     assert woken == [lab.request.metadata.uid]
     assert said_by_agents(lab) == ()
+
+
+@pytest.mark.parametrize(
+    ("published", "verified"),
+    [
+        ({"gpu-0": "GPU-old"}, "GPU-old"),
+        ({"gpu-0": "GPU-new"}, "GPU-new"),
+        ({"gpu-0": "GPU-new", "gpu-1": "GPU-old"}, "GPU-old"),
+        ({}, "GPU-old"),
+    ],
+)
+def test_of_a_board_that_was_replaced_the_new_one_is_verified(published: dict[str, str], verified: str) -> None:
+    """No claim would ever get the old one. The drivers of other vendors give the new one its name."""
+    view = ClusterView(cast("Client", None), None, clock=ManualClock())
+    tell(view, a_slice("node-0", [a_gpu(name, uuid) for name, uuid in published.items()]))
+    jobs = MaintenanceJobs(cast("Client", None), view, namespace="draco-system", permitted=True, clock=ManualClock())
+    for each in (jobs._jobs, jobs._pods):
+        each.synced.set()
+    made = a_maintenance(phase=MaintenancePhase.VERIFYING, devices=["node-0/gpu-0"], pool="node-0", device="gpu-0")
+    device = msgspec.structs.replace(made.status.devices[0], uuid="GPU-old")
+    by_job = MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")
+    request = msgspec.structs.replace(
+        made,
+        spec=msgspec.structs.replace(made.spec, verification=by_job, work=MaintenanceWork(from_cron_job="reset")),
+        status=msgspec.structs.replace(made.status, devices=[device]),
+    )
+    for purpose, uuid in ((Purpose.VERIFICATION, verified), (Purpose.WORK, "GPU-old")):
+        state = jobs.look(request, purpose)
+        assert state is not None
+        assert state.missing == (job_name(request, purpose, JobTarget(GPU, uuid)),)
+
+
+def a_gpu(name: str, uuid: str) -> Device:
+    return Device(name=name, attributes={"uuid": DeviceAttribute(string=uuid)})

@@ -115,6 +115,15 @@ def test_a_name_follows_from_request_purpose_and_gpu_and_is_short_enough_for_its
     assert all(len(job_name(long, purpose, target)) <= 63 - len("-abcde") for purpose in Purpose)
 
 
+def test_a_job_that_was_made_before_the_gpu_was_known_is_its_job() -> None:
+    """Its node was down. Two of them at work on one GPU at once would be one too many."""
+    before, known = asks(uuids=("",)), asks(uuids=("GPU-a",))
+    made = a_job(before)
+    assert state(known, made).running == (made.metadata.name,)
+    assert state(known, a_job(before, "Complete")).done
+    assert state(known).missing == (job_name(known, Purpose.WORK, JobTarget(WHOLE, "GPU-a")),)
+
+
 def test_without_a_cron_job_no_job_is_wanted() -> None:
     request = a_maintenance(devices=["node-0/gpu-0"])
     assert all(jobs_state(request, purpose, NAMESPACE, [], []) is None for purpose in Purpose)

@@ -100,6 +100,7 @@ class MaintenanceJobs:
             self._namespace,
             self._jobs.store.by_index(BY_REQUEST, uid),
             self._pods.store.by_index(BY_REQUEST, uid),
+            targets=self._targets(request, purpose),
             trouble=trouble,
         )
         return msgspec.structs.replace(state, look_again=_AGAIN) if state and state.trouble else state
@@ -109,7 +110,7 @@ class MaintenanceJobs:
         return frozenset(
             key
             for purpose in Purpose
-            for target in targets_of(request)
+            for target in self._targets(request, purpose)
             if (claim := self._view.claims.store.get(key := self._key(request, purpose, target)))
             and is_own_claim(claim, request, self._namespace)
         )
@@ -143,11 +144,21 @@ class MaintenanceJobs:
         template = await self._template(request, purpose)
         if isinstance(template, str):
             return template
-        targets = {job_name(request, purpose, target): target for target in targets_of(request)}
+        targets = {job_name(request, purpose, target): target for target in self._targets(request, purpose)}
         for name in state.missing[:_MADE_AT_ONCE]:
             if trouble := await self._make(request, purpose, targets[name], template):
                 return trouble
         return ""
+
+    def _targets(self, request: DeviceMaintenance, purpose: Purpose) -> list[JobTarget]:
+        """The GPUs that Jobs of this purpose are for: of one that was replaced, what has its name now is verified."""
+        targets = targets_of(request)
+        return list(map(self._as_it_is_now, targets)) if purpose is Purpose.VERIFICATION else targets
+
+    def _as_it_is_now(self, target: JobTarget) -> JobTarget:
+        hardware = self._view.hardware(target.device.pool_key)
+        board = "" if hardware.of_board(target.uuid) else hardware.board(target.device.device)
+        return JobTarget(target.device, board or target.uuid)
 
     async def _template(self, request: DeviceMaintenance, purpose: Purpose) -> CronJob | str:
         """The template, or what is wrong with it."""

@@ -78,9 +78,13 @@ def jobs_state(
     jobs: Iterable[Job],
     pods: Iterable[JobPod],
     *,
+    targets: Sequence[JobTarget] | None = None,
     trouble: str = "",
 ) -> JobsState | None:
-    """How the Jobs of this purpose stand; None if the request asks for none. `trouble` is why none could be made lately."""
+    """How the Jobs of this purpose stand; None if the request asks for none. `trouble` is why none could be made lately.
+
+    `targets` are the GPUs, where they are not those that the request was about when it began.
+    """
     if not cron_job_of(request, purpose):
         return None
     there = {job.metadata.name: job for job in jobs if is_own(job.metadata, request, namespace)}
@@ -89,11 +93,14 @@ def jobs_state(
         for owner in pod.metadata.owner_references:
             if owner.kind == "Job":
                 pods_of.setdefault(owner.uid, []).append(pod)
-    wanted = [job_name(request, purpose, target) for target in targets_of(request)]
+    wanted = targets_of(request) if targets is None else targets
     missing, running, succeeded = [], [], []
     failed: list[FailedJob] = []
     waits = ""
-    for name in wanted:
+    for target in wanted:
+        # One may have been made while the node was down, before it was known which GPU that is.
+        names = [job_name(request, purpose, each) for each in (target, JobTarget(target.device))]
+        name = next((each for each in names if each in there), names[0])
         job = there.get(name)
         own = pods_of.get(job.metadata.uid, []) if job else []
         if job is None:
