@@ -294,6 +294,26 @@ def test_no_execute_comes_for_nobody_and_not_while_a_budget_is_paused() -> None:
     assert drain(request, [], [], after=late, rules=[rule()], paused="freeze").no_execute, "what came stays"
 
 
+def test_where_no_rules_are_served_no_execute_never_comes_and_the_pods_that_stay_are_named() -> None:
+    """Agents publish what the request's taint says from the beginning, and nothing else makes the cluster delete pods."""
+    request, half_an_hour = asks(DrainPolicy.NO_EXECUTE, draining=True), timedelta(minutes=30)
+    said = (
+        "NoExecute deletes no pod, because this cluster serves no DeviceTaintRule: `kubectl delete pod -n default pod`."
+    )
+    for after, served, comes, told in (
+        (half_an_hour - timedelta(seconds=1), False, False, False),
+        (half_an_hour, False, False, True),
+        (half_an_hour, True, True, False),
+    ):
+        state = drain(request, [holds("pod")], [runs()], after=after, rules_served=served)
+        assert (state.no_execute, said in state.message) == (comes, told)
+    taint = msgspec.structs.replace(request.spec.taint, effect="NoExecute")
+    by_taint = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, taint=taint))
+    assert said not in drain(by_taint, [holds("pod")], [runs()], after=half_an_hour, rules_served=False).message
+    going = runs(deletion_timestamp=MOMENT + timedelta(hours=1))
+    assert said not in drain(request, [holds("pod")], [going], after=half_an_hour, rules_served=False).message
+
+
 def test_the_status_of_a_rule_is_trusted_ten_seconds_after_it_was_written() -> None:
     assert not is_eviction_over([rule(over=True)], MOMENT + timedelta(seconds=9))
     assert is_eviction_over([rule(over=True)], MOMENT + timedelta(seconds=10))

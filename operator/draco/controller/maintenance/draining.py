@@ -108,6 +108,7 @@ class PodDrains:
                 paused=paused,
                 forbidden=NOT_PERMITTED if self._evictions.forbidden else "",
                 spares_extended=spares_extended_resources(self._view.taint_rules),
+                rules_served=self._view.taint_rules is not None,
             ),
         )
 

@@ -67,7 +67,7 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
     `claims` hold one of `devices`, `pods` use these claims (others do no harm), `rules` are the request's, `budgets` those of the
     pods' namespaces, `asked` is by UID of pods, and so is `requested`, which is None where the cluster takes no EvictionRequests.
     `paused` names what stops all evictions, `forbidden` says why the operator may not evict. `spares_extended`: NoExecute leaves
-    pods alone that have their GPUs as extended resources.
+    pods alone that have their GPUs as extended resources. `rules_served`: there are rules, which NoExecute needs.
     """
 
     now: datetime
@@ -81,6 +81,7 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
     paused: str = ""
     forbidden: str = ""
     spares_extended: bool = True
+    rules_served: bool = True
 
 
 def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | None:
@@ -96,6 +97,9 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
     for pod, claims in sorted(holders, key=lambda each: (finding.tries(each[0]), each[0].metadata.key)):
         finding.sort(pod, claims)
     no_execute, comes_in = _no_execute(request, seen, anyone=bool(holders))
+    if not seen.rules_served and _is_no_execute_due(request, seen.now) and request.spec.taint.effect != "NoExecute":
+        staying = (pod for pod, _ in holders if not pod.is_over and pod.metadata.deletion_timestamp is None)
+        finding.undeleted = {pod.metadata.key for pod in staying} - finding.stays.keys()
     overlooked = {
         pod.metadata.key
         for pod, claims in holders
@@ -133,6 +137,8 @@ class _Finding:
         self.stays: dict[ObjectKey, str] = {}
         self.kept: dict[ObjectKey, str] = {}
         """Pods that are being deleted and long past their grace period: what keeps them."""
+        self.undeleted: set[ObjectKey] = set()
+        """Pods that are left when NoExecute is due where there is none."""
         self.late: set[ObjectKey] = set()
         """Claims with a pod that was made after the first eviction."""
         self.looks: list[timedelta] = []
@@ -255,6 +261,14 @@ def _holders(seen: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], l
     return [(known[key], claims) for key, claims in holders.items()], unheld
 
 
+def _is_no_execute_due(request: DeviceMaintenance, now: datetime) -> bool:
+    """Whether the pods have had the time that the request grants them before NoExecute."""
+    drain, began = request.spec.drain, request.status.draining_at
+    if drain.policy is not DrainPolicy.NO_EXECUTE or began is None:
+        return False
+    return began + lasting(drain.no_execute_after) <= now
+
+
 def _no_execute(request: DeviceMaintenance, seen: DrainInput, *, anyone: bool) -> tuple[bool, timedelta | None]:
     """Whether the rules have, or get, the effect NoExecute, and in how long they may. What has it keeps it."""
     drain, began = request.spec.drain, request.status.draining_at
@@ -265,7 +279,7 @@ def _no_execute(request: DeviceMaintenance, seen: DrainInput, *, anyone: bool) -
     comes_in = began + lasting(drain.no_execute_after) - seen.now
     if comes_in > timedelta(0):
         return False, comes_in
-    return anyone and not seen.paused, None
+    return anyone and not seen.paused and seen.rules_served, None
 
 
 def _untrusted_for(seen: DrainInput) -> timedelta | None:
@@ -299,6 +313,12 @@ def _message(
         said.append(seen.forbidden)
     elif seen.paused:
         said.append(f"No pod is evicted while MaintenanceBudget {seen.paused} is paused.")
+    if finding.undeleted:
+        first = min(finding.undeleted)
+        said.append(
+            f"NoExecute deletes no pod, because this cluster serves no DeviceTaintRule: `kubectl delete pod -n {first.namespace} "
+            f"{first.name}`{others(len(finding.undeleted) - 1, 'pod')}."
+        )
     if overlooked:
         first = min(overlooked)
         said.append(
