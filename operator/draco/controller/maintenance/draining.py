@@ -71,6 +71,7 @@ class PodDrains:
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that may have to look at a pod."""
+        self._view.pods.subscribe(self._forget_pod)
         self._view.pods.subscribe(
             lambda change: self._wake_for_claims({key for pod in change.versions for key in pod.claims}, wake),
             reads=lambda pod: (pod.claims, pod.is_over, pod.spec.node_name, pod.metadata.finalizers),
@@ -147,6 +148,10 @@ class PodDrains:
         pods = self._asked_by.pop(uid, set())
         for pod in pods - {each for others in self._asked_by.values() for each in others}:
             self._asked.pop(pod, None)
+
+    def _forget_pod(self, change: Change[Pod]) -> None:
+        if change.after is None and change.before is not None:
+            self._asked.pop(change.before.metadata.uid, None)
 
     async def _ask_for(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> ApiError | None:
         """Have the cluster make the pod leave. Returns why it is to be asked again."""
