@@ -25,7 +25,7 @@ from draco.maintenance.conditions import (
     says,
 )
 from draco.maintenance.gate import Waiting, what_holds_up
-from draco.maintenance.isolating.standing import listed_devices, replaced_boards, standing_of
+from draco.maintenance.isolating.standing import held_by, listed_devices, replaced_boards, standing_of
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import JobsState
 from draco.maintenance.readiness import (
@@ -144,16 +144,15 @@ def _isolates_already(request: DeviceMaintenance, seen: PlanInput) -> bool:
 
 def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, waiting: Waiting) -> MaintenancePlan:
     """Nothing is tainted. What was, of a request that only announces something, is taken back."""
-    selection = seen.selected(request)
-    standing = standing_of(request, selection, seen.scope, (), seen.claims, rules_served=seen.rules_served)
+    devices = seen.scope.named | seen.scope.overlapping.keys()
     message = waiting.message
     status = DeviceMaintenanceStatus(
         phase=MaintenancePhase.REHEARSED if waiting.rehearsed else MaintenancePhase.PENDING,
         observed_generation=request.metadata.generation,
         message=message,
         rehearsal=seen.rehearsal,
-        device_count=len(standing.devices),
-        in_use=len(standing.held),
+        device_count=len(devices),
+        in_use=len(held_by((*devices, *seen.scope.doubtful), seen.claims)),
         conditions=[
             condition(request, CONDITION_ISOLATED, "False", waiting.reason, message, now=seen.now),
             condition(request, CONDITION_READY_FOR_WORK, "False", "NotIsolated", wording.NOT_ISOLATED, now=seen.now),

@@ -36,7 +36,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
-from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
 from draco.resources.kinds import DEVICE_MAINTENANCES, TAINT_RULES, Kind
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import (
@@ -156,6 +156,24 @@ async def test_nobody_is_made_to_leave_before_it_is_known_what_paused_budgets_ar
     lab.server.made_to_leave.clear()
     await lab.reconciler.reconcile(lab.request.metadata.uid)
     assert lab.server.made_to_leave == ([] if paused else ["NoExecute"])
+
+
+def test_what_waits_and_names_no_pool_is_not_looked_at_for_every_claim_of_the_fleet() -> None:
+    """Each look goes through all of the fleet, for a second where it is large. From time to time it is looked at anyway."""
+    lab, woken = Lab(paused=False), list[str]()
+    wide = a_maintenance("wide", phase=MaintenancePhase.REHEARSED, device="gpu-0")
+    narrow = a_maintenance("narrow", phase=MaintenancePhase.REHEARSED, pool="node-0", device="gpu-0")
+    tell(lab.view, wide, narrow)
+    lab.reconciler.subscribe(woken.append)
+    woken.clear()
+    tell(lab.view, a_claim("another", on=["node-0/gpu-0"]))
+    assert sorted(woken) == sorted([narrow.metadata.uid, lab.request.metadata.uid])
+    woken.clear()
+    tell(lab.view, a_claim("tolerant", tolerations=[DeviceToleration(operator="Exists")]))
+    assert woken == [lab.request.metadata.uid]
+    woken.clear()
+    tell(lab.view, a_slice("node-1", ["gpu-0"]))
+    assert woken == [wide.metadata.uid]
 
 
 def said_by_agents(lab: Lab) -> tuple[str, ...]:

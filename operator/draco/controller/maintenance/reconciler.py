@@ -250,18 +250,23 @@ class MaintenanceReconciler:
 
     def _wake_for_claim(self, change: Change[ResourceClaim], wake: Callable[[str], None]) -> None:
         claims = change.versions
-        # One that waits and tolerates taints may concern any request, as long as it waits.
+        # One that waits and tolerates taints may concern any request that has begun, as long as it waits.
         if any(claim.waits_tolerantly for claim in claims):
-            self._wake_all(wake)
+            for request in filter(has_begun, self._at_work()):
+                wake(request.metadata.uid)
         devices = {result.key for claim in claims for result in claim.results}
         # Those that would select of the whole fleet would be woken by every claim: they are looked at from time to time.
         self._wake_for_pools({device.pool_key for device in devices}, wake, wide=False)
 
     def _wake_for_pools(self, pools: Collection[PoolKey], wake: Callable[[str], None], *, wide: bool = True) -> None:
         for request in self._at_work() if pools else ():
-            # One that is not fixed yet, and does not go by names alone, may be about anything.
+            # One that is not fixed yet, and does not go by names alone, may be about anything; without a pool, about any pool.
             selection = fixed_selection(request, self._view.rules_for(request.metadata.uid))
-            if wide if selection is None else any(selection.may_match(pool) for pool in pools):
+            if selection is None or not (has_begun(request) or request.spec.device_selector.pool):
+                concerned = wide
+            else:
+                concerned = any(map(selection.may_match, pools))
+            if concerned:
                 wake(request.metadata.uid)
 
     def _wake_for_rule(self, change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:

@@ -6,6 +6,7 @@ Owns the reading for that, which lets others work in between.
 import msgspec
 
 from draco.controller.evictions import DisruptionBudgets
+from draco.controller.loop_watch import CooperativeWork
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
@@ -33,6 +34,7 @@ class Rehearsals:
     def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
         self._view = view
         self._fleet = fleet
+        self._clock = clock
         self._budgets = DisruptionBudgets(client, clock=clock, every_s=_BUDGETS_FOR_S)
 
     async def of(self, request: DeviceMaintenance) -> Rehearsed:
@@ -44,7 +46,7 @@ class Rehearsals:
             selection = MaintenanceSelection(selector=selector, devices=selected.devices)
             if selected.problem is not None:
                 return Rehearsed(selection, problem=selected.problem)
-        devices = self._devices(selection)
+        devices = await self._devices(selection)
         gpus = self._fleet.gpus(devices)
         classes = await self._fleet.classes_of(gpus)
         keys = {device.pool_key for device in devices}
@@ -66,7 +68,7 @@ class Rehearsals:
         problem = takes_most(request, gpus, classes)
         return Rehearsed(selection, _steady(request.status.rehearsal, summary), problem)
 
-    def _devices(self, selection: MaintenanceSelection) -> frozenset[DeviceKey]:
+    async def _devices(self, selection: MaintenanceSelection) -> frozenset[DeviceKey]:
         """All that the selection means now, and what is the same hardware."""
         selector, keys = selection.selector, set[PoolKey]()
         if selection.devices is not None:
@@ -75,7 +77,12 @@ class Rehearsals:
             keys = {PoolKey(selector.driver, selector.pool)}
         else:
             keys = {item.pool for item in self._view.slices.store.values() if selection.may_match(item.pool)}
-        return frozenset(scope_devices(scope_of(selection, {key: self._fleet.pool(key).hardware for key in keys})))
+        found: set[DeviceKey] = set()
+        work = CooperativeWork(self._clock)
+        for key in keys:
+            found.update(scope_devices(scope_of(selection, {key: self._fleet.pool(key).hardware})))
+            await work.pause()
+        return frozenset(found)
 
 
 def _steady(before: MaintenanceRehearsal | None, now: MaintenanceRehearsal) -> MaintenanceRehearsal:

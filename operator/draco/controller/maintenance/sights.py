@@ -197,7 +197,7 @@ class MaintenanceSights:
             held = (device for claim in self._view.claims.store.values() for device in claim.devices_held)
             keys = {item.pool for item in self._view.slices.store.values()}
             keys |= {device.pool_key for device in (*held, *isolated)}
-        return {key: self._view.hardware(key) for key in sorted(keys) if selection.may_match(key)}
+        return {key: self._fleet.pool(key).hardware for key in sorted(keys) if selection.may_match(key)}
 
 
 def _agents_say(

@@ -101,7 +101,7 @@ def standing_of(
         if rules_served
         else (),
         surplus=tuple(rule for rule in rules if rule.metadata.name not in names),
-        held=_claims_by_device((*wanted, *scope.doubtful), others, lambda claim: claim.devices_held),
+        held=held_by((*wanted, *scope.doubtful), others),
         watched=_claims_by_device(wanted, others, lambda claim: claim.devices_watched),
     )
 
@@ -144,18 +144,23 @@ def _doubted(device: DeviceKey, fixed: Collection[DeviceKey]) -> str:
     return str((near or here)[0]) if here else ""
 
 
+def held_by(devices: Iterable[DeviceKey], claims: Iterable[ResourceClaim]) -> dict[DeviceKey, list[str]]:
+    """Those of these devices that claims hold, each with the claims' names."""
+    return _claims_by_device(devices, claims, lambda claim: claim.devices_held)
+
+
 def _claims_by_device(
     devices: Iterable[DeviceKey],
     claims: Iterable[ResourceClaim],
     devices_of: Callable[[ResourceClaim], Iterable[DeviceKey]],
 ) -> dict[DeviceKey, list[str]]:
     """Claims ("namespace/name", sorted) that have each device."""
-    found: dict[DeviceKey, set[str]] = {device: set() for device in devices}
+    asked, found = frozenset(devices), dict[DeviceKey, set[str]]()
     for claim in claims:
         for device in devices_of(claim):
-            if device in found:
-                found[device].add(str(claim.metadata.key))
-    return {device: sorted(names) for device, names in found.items() if names}
+            if device in asked:
+                found.setdefault(device, set()).add(str(claim.metadata.key))
+    return {device: sorted(names) for device, names in found.items()}
 
 
 def _as_rules(
