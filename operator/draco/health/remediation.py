@@ -180,6 +180,12 @@ def is_over(request: DeviceMaintenance) -> bool:
     return request.status.phase in OVER
 
 
+def places_of(request: DeviceMaintenance) -> set[str]:
+    """The node by name, or "" for any, and the GPUs by UUID that a request is about: no other GPU is any concern of it."""
+    gpus = {_about(request)[0], *(each.uuid for each in request.status.devices)} - {""}
+    return {request.spec.device_selector.pool or "", *gpus}
+
+
 def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:
     """Whether a request that is not over is about a GPU, its partitions included, or may yet be.
 

@@ -3,11 +3,13 @@
 from typing import Any, cast
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from draco.controller.health.decisions import HealthDecisions
 from draco.controller.health.remediation import RemediationReconciler
 from draco.controller.view import ClusterView
+from draco.health.remediation import RemediationPlan, SeenRemedies, plan_remediation
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
@@ -68,3 +70,21 @@ async def test_what_waits_for_a_gpu_of_a_node_that_is_there_stays() -> None:
     await made.reconcile("n")
 
     assert server.patches == []
+
+
+async def test_only_what_may_concern_a_node_is_looked_at_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a driver is broken everywhere there are as many requests as GPUs."""
+    looked_at: list[str] = []
+
+    def spied(seen: SeenRemedies) -> RemediationPlan:
+        looked_at.extend(each.metadata.name for each in seen.requests)
+        return plan_remediation(seen)
+
+    monkeypatch.setattr("draco.controller.health.remediation.plan_remediation", spied)
+    elsewhere = [a_maintenance(f"other-{number}", pool=f"m-{number}", device="gpu-0") for number in range(9)]
+    wide = a_maintenance("wide", deviceClassName="big")
+    made, _ = remediation(POLICY, a_request(MaintenancePhase.PENDING), a_sick_node("n", [a_fault()]), *elsewhere, wide)
+
+    await made.reconcile("n")
+
+    assert sorted(looked_at) == ["health-1", "wide"]

@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from draco.health.policy import SeenGpus, decide_node, ready
-from draco.health.remediation import RemediationPlan, SeenRemedies, concerns, expired, left_behind, plan_remediation
+from draco.health.remediation import (
+    RemediationPlan,
+    SeenRemedies,
+    concerns,
+    expired,
+    left_behind,
+    places_of,
+    plan_remediation,
+)
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import FaultScope, HealthPolicy, Remediation
 from draco.resources.api.maintenance import (
@@ -223,6 +231,27 @@ def test_there_is_never_a_second_request_while_any_other_concerns_the_gpu() -> N
         a_maintenance("back", phase=MaintenancePhase.CANCELLED, devices=["n/gpu-0"]),
     ):
         assert len(planned(SICK, other).create) == 1
+
+
+def test_what_concerns_a_gpu_is_found_by_its_node_or_its_uuid() -> None:
+    """Of thousands of requests no others are looked at for a node."""
+    renamed = a_maintenance("renamed", devices=["m/gpu-7"], pool="m")
+    found = [msgspec.structs.replace(each, uuid=UUID) for each in renamed.status.devices]
+    moved_on = msgspec.structs.replace(renamed, status=msgspec.structs.replace(renamed.status, devices=found))
+    for each in (
+        opened(),
+        moved_on,
+        a_maintenance("by-device", driver=NVIDIA_DRIVER, pool="n", device="gpu-0"),
+        a_maintenance("by-part", driver=NVIDIA_DRIVER, pool="n", device="gpu-0-mig-1g10gb-19-4"),
+        a_maintenance("by-node", nodeName="n"),
+        a_maintenance("found", phase=MaintenancePhase.FAILED, devices=["n/gpu-0"], deviceClassName="big"),
+        a_maintenance("yet-unknown", deviceClassName="big"),
+    ):
+        assert concerns(each, a_device_key("n/gpu-0"), UUID)
+        assert places_of(each) & {"", "n", UUID}
+    other = a_maintenance("other", driver=NVIDIA_DRIVER, pool="m", device="gpu-0")
+    assert places_of(other) == {"m"}
+    assert not concerns(other, a_device_key("n/gpu-0"), UUID)
 
 
 def test_a_gpu_is_known_by_its_uuid_too() -> None:

@@ -5,7 +5,7 @@ of nodes, and "" for clearing away. Before it opens anything it asks the API ser
 be a moment late, and two requests for one GPU are one too many.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -22,6 +22,7 @@ from draco.health.remediation import (
     expired,
     is_over,
     left_behind,
+    places_of,
     plan_remediation,
     remediates,
 )
@@ -48,6 +49,7 @@ GIVEN_UP_REASON = "RemediationGivenUp"
 LEFT_REASON = "RemediationLeft"
 _CLEARING = ""
 _CLEAR_EVERY_S = 600.0
+BY_PLACE = "place"
 
 
 class RemediationReconciler:
@@ -74,6 +76,8 @@ class RemediationReconciler:
         self.on_notes = Listeners[[]]()
         """Called when what is to be said of policies has changed."""
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+        # A driver that is broken everywhere has as many requests opened as there are GPUs.
+        view.maintenances.store.add_index(BY_PLACE, places_of)
 
     def notes(self, policy: str) -> Sequence[RemedyNote]:
         """What is to be said of a policy."""
@@ -134,15 +138,17 @@ class RemediationReconciler:
         gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", node))
         if health is None or gpu_node is None:
             self._note(node, ())
-            requests, policies = self._view.maintenances.store.values(), self._view.health_policies.store.values()
-            for change in left_behind(requests, {each.metadata.uid for each in policies}, node):
+            policies = self._view.health_policies.store.values()
+            for change in left_behind(self._about({node}), {each.metadata.uid for each in policies}, node):
                 log.info("health.remediation_planned", node=node, plan=str(change))
                 await self._change(change)
             return None
-        plan = self._plan(gpu_node, health, self._view.maintenances.store.values())
+        places = {"", node, *(gpu.uuid for gpu in gpu_node.status.gpus)}
+        plan = self._plan(gpu_node, health, self._about(places))
         if plan.create:
             # Own writes, and those of a leader before us, may still be on their way to us.
-            plan = self._plan(gpu_node, health, await self._client.list(DEVICE_MAINTENANCES))
+            every = await self._client.list(DEVICE_MAINTENANCES)
+            plan = self._plan(gpu_node, health, [each for each in every if not places.isdisjoint(places_of(each))])
         if plan.create or plan.change:
             log.info("health.remediation_planned", node=node, plan=str(plan))
         for change in plan.change:
@@ -151,6 +157,11 @@ class RemediationReconciler:
             await self._open(request)
         self._note(node, plan.notes)
         return plan.look_again.total_seconds() if plan.look_again else None
+
+    def _about(self, places: Iterable[str]) -> list[DeviceMaintenance]:
+        """The requests that are about any of these."""
+        found = (each for place in places for each in self._view.maintenances.store.by_index(BY_PLACE, place))
+        return list({each.metadata.uid: each for each in found}.values())
 
     def _plan(self, gpu_node: GpuNode, health: NodeHealth, requests: Sequence[DeviceMaintenance]) -> RemediationPlan:
         policies = {each.metadata.uid: each for each in self._view.health_policies.store.values()}
