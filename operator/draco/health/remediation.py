@@ -257,7 +257,9 @@ def _plan_open(
         return _plan_failed(seen, gpu, request, policy, _newest_first(ours))
     is_over_now = seen.readable and not any(each.name == _about(request)[1] for each in gpu.faults)
     if _waits(request):
-        if is_over_now or _wish(seen, gpu, policy.metadata.name) is None:
+        # Of a GPU that is not published, as while its node reboots, nobody knows whether the policy still selects it.
+        known = policy.spec.dry_run or gpu.uuid in seen.published
+        if is_over_now or (known and _wish(seen, gpu, policy.metadata.name) is None):
             return _GpuPlan(change=RequestChange(request=request, outcome=OUTCOME_WITHDRAWN))
     elif is_over_now and spec.work is None and not spec.finished:
         return _GpuPlan(change=RequestChange(request=request))

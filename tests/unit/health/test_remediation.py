@@ -17,6 +17,7 @@ from draco.health.remediation import (
     places_of,
     plan_remediation,
 )
+from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import FaultScope, HealthPolicy, Remediation
 from draco.resources.api.maintenance import (
@@ -174,6 +175,23 @@ def test_a_request_that_waits_is_withdrawn_when_its_own_policy_asks_for_nothing_
 
     assert steps(planned(SICK, request, policy=dry, others=[other])) == [f"cancel {request.metadata.name} (withdrawn)"]
     assert steps(planned(SICK, request, others=[other])) == []
+
+
+def test_a_request_that_waits_keeps_its_turn_while_its_gpu_is_not_published() -> None:
+    """Whether the policy selects it cannot be known then: its node reboots, or its driver is loaded again."""
+    spec = msgspec.structs.replace(
+        POLICY.spec, device_selectors=[DeviceSelector(cel=CelSelector(expression="device.driver != ''"))]
+    )
+    policy = msgspec.structs.replace(POLICY, spec=spec)
+    dry = msgspec.structs.replace(policy, spec=msgspec.structs.replace(spec, dry_run=True))
+    request = moved(opened(), MaintenancePhase.REHEARSED)
+
+    assert steps(planned(SICK, request, policy=policy, published=False)) == []
+    assert steps(planned(SICK, request, policy=policy)) == [f"cancel {request.metadata.name} (withdrawn)"]
+    assert steps(planned(SICK, request, policy=dry, published=False)) == [f"cancel {request.metadata.name} (withdrawn)"]
+    assert steps(planned(HEALTHY, request, policy=policy, published=False)) == [
+        f"cancel {request.metadata.name} (withdrawn)"
+    ]
 
 
 @pytest.mark.parametrize("phase", [None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED])

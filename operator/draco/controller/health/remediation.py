@@ -170,16 +170,17 @@ class RemediationReconciler:
             policy = policies.get(uid)
             if policy is not None and not policy.spec.dry_run:
                 matches += share.matches
+        concerned = requests if matches else [each for each in requests if remediates(each)]
         return plan_remediation(
             SeenRemedies(
                 now=self._clock.now(),
                 pool=gpu_node.pool,
                 gpus=gpu_node.status.gpus,
-                published=self._decisions.whole_gpus(gpu_node).keys() if matches else (),
+                published=self._decisions.whole_gpus(gpu_node).keys() if matches or concerned else (),
                 readable=is_true(gpu_node.status.conditions, "Readable"),
                 matches=matches,
                 policies=policies,
-                requests=requests if matches else [each for each in requests if remediates(each)],
+                requests=concerned,
             )
         )
 
