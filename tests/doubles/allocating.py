@@ -9,6 +9,7 @@ from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
 from draco.kube.listeners import Listeners
 from draco.placing.groups.group import ClaimGroup, GroupPlacement
 from tests.doubles.clock import ManualClock
@@ -24,6 +25,9 @@ class Permissive:
 
     def __init__(self) -> None:
         self.when_owned = self.when_changed = Listeners[[]]()
+
+    def record(self, *_: Any, **__: Any) -> None:
+        """What is said is heard by nobody."""
 
     def not_owned(self) -> list[Any]:
         return []
@@ -41,15 +45,17 @@ class Permissive:
         return placement
 
 
-def permissive_allocations(view: ClusterView, workers: WorkerPool, clock: ManualClock) -> ClaimAllocations:
-    """What allocates the claims of the view, as far as nothing is written."""
+def permissive_allocations(
+    view: ClusterView, workers: WorkerPool, clock: ManualClock, client: object = None, events: object = None
+) -> ClaimAllocations:
+    """What allocates the claims of the view; without a client, as far as nothing is read or written."""
     permissive = cast("Any", Permissive())
     return ClaimAllocations(
-        cast("Client", None),
+        cast("Client", client),
         view,
         permissive,
         workers,
-        permissive,
+        cast("EventRecorder", events or permissive),
         guard=permissive,
         clock=clock,
         count=Counter("allocated", "", registry=CollectorRegistry()),

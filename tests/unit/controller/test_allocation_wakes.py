@@ -8,10 +8,12 @@ import pytest
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
-from tests.builders import a_claim
+from draco.resources.api.core import PodStatus, Toleration
+from tests.builders import a_claim, a_pod
 from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import UnaskedWorkers
+from tests.unit.controller.watching import tell
 
 
 class Woken:
@@ -53,3 +55,14 @@ def test_a_claim_that_goes_on_waiting_is_not_looked_at_for_its_metadata(woken: W
     assert woken.by(claim)
     metadata = msgspec.structs.replace(claim.metadata, finalizers=["one"], resource_version="2")
     assert not woken.by(msgspec.structs.replace(claim, metadata=metadata))
+
+
+def test_a_pod_that_waits_and_tolerates_more_is_looked_at(woken: Woken) -> None:
+    pod = a_pod("waits", claims=["claim"])
+    tell(woken.view, pod)
+    before = woken.times
+    tell(woken.view, msgspec.structs.replace(pod, status=PodStatus(phase="Pending")))
+    assert woken.times == before
+    spec = msgspec.structs.replace(pod.spec, tolerations=[Toleration(key="maintenance", operator="Exists")])
+    tell(woken.view, msgspec.structs.replace(pod, spec=spec))
+    assert woken.times == before + 1

@@ -1,7 +1,7 @@
 """How soon Draco asks again where a claim goes that found no place, without an API server."""
 
-from collections.abc import Collection, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,7 +13,10 @@ from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, clai
 from draco.kube.connect.client import Client
 from draco.placing.groups.group import GroupPlacement
 from draco.resources.api.claims import ResourceClaimConsumerReference
-from draco.resources.api.meta import OwnerReference
+from draco.resources.api.core import PodStatus, Toleration
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
+from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.names import LABEL_ALLOCATOR
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.allocating import permissive_allocations
@@ -61,11 +64,28 @@ class Lab:
         self.view.classes._publish(self.view.classes.store.put(mine))
         self.wait("waits")
 
-    def wait(self, name: str, *, namespace: str = "default") -> None:
+    def wait(self, name: str, *, namespace: str = "default", version: str = "1", **meta: Any) -> None:
         """Another claim waits, too."""
         claim = a_claim(name, namespace=namespace, device_class="gpu.draco.dev")
-        protected = msgspec.structs.replace(claim.metadata, uid=name, finalizers=[FINALIZER])
+        protected = msgspec.structs.replace(
+            claim.metadata, uid=name, finalizers=[FINALIZER], resource_version=version, **meta
+        )
         self.view.claims._publish(self.view.claims.store.put(msgspec.structs.replace(claim, metadata=protected)))
+
+    def begin(self, pod: str, **fields: Any) -> None:
+        """A pod waits with a claim of its name, or is another than before."""
+        self.wait(pod)
+        made = a_pod(pod, claims=[pod], status=PodStatus(phase="Pending"), **fields)
+        self.view.pods._publish(self.view.pods.store.put(made))
+
+    def reserve(self, claims: int) -> None:
+        """Somebody reserves so many, or fewer than before."""
+        meta = ObjectMeta(name="evening", namespace="default", uid="evening")
+        reservation = DeviceReservation(metadata=meta, spec=DeviceReservationSpec(count=claims))
+        self.view.reservations._publish(self.view.reservations.store.put(reservation))
+        for number in range(claims):
+            self.wait(f"evening-{number}", owner_references=[DEVICE_RESERVATIONS.owner(meta)])
+        self.view.claims._publish(self.view.claims.store.remove(ObjectKey("default", f"evening-{claims}")))
 
     def change(self, gpu: int, *, gang: str = "", owners: Sequence[OwnerReference] = (JOB,)) -> None:
         """A pod has another device now: one of a Job's, and of a PodGroup if that is named."""
@@ -129,6 +149,48 @@ async def test_however_often_the_cluster_changes_a_fifth_of_the_time_is_spent_as
         await lab.look()
         lab.clock.pass_without_a_turn(0.01)
     assert 105 <= len(lab.workers.asked) <= 125
+
+
+def tolerate(lab: Lab, more: bool) -> None:
+    """A pod that waits is given a toleration."""
+    lab.begin("pod")
+    pod = lab.view.pods.store.get(ObjectKey("default", "pod"))
+    assert pod is not None
+    if more:
+        spec = msgspec.structs.replace(pod.spec, tolerations=[Toleration(key="maintenance", operator="Exists")])
+        lab.view.pods._publish(lab.view.pods.store.put(msgspec.structs.replace(pod, spec=spec)))
+
+
+def form(lab: Lab, smaller: bool) -> None:
+    """A group of pods, of which fewer are to start together than before."""
+    said = {"draco.dev/group-size": "1" if smaller else "2"}
+    for name in ("one", "other"):
+        lab.begin(name, labels={"kueue.x-k8s.io/pod-group-name": "train"}, annotations=said)
+
+
+def replace(lab: Lab, again: bool) -> None:
+    """A group of pods, one of which is made again with another claim."""
+    form(lab, smaller=False)
+    if again:
+        lab.view.claims._publish(lab.view.claims.store.remove(ObjectKey("default", "one")))
+        lab.wait("one-again")
+        labels, said = {"kueue.x-k8s.io/pod-group-name": "train"}, {"draco.dev/group-size": "2"}
+        pod = a_pod("one", claims=["one-again"], labels=labels, annotations=said, status=PodStatus(phase="Pending"))
+        lab.view.pods._publish(lab.view.pods.store.put(pod))
+
+
+@pytest.mark.parametrize("asks", [lambda lab, less: lab.reserve(2 if less else 3), tolerate, form, replace])
+async def test_who_asks_for_something_else_is_asked_about_again_though_nothing_else_has_changed(
+    lab: Lab, asks: Callable[[Lab, bool], None]
+) -> None:
+    asks(lab, False)
+    await lab.rest()
+    asked = len(lab.workers.asked)
+    asks(lab, True)
+    await lab.rest()
+    assert len(lab.workers.asked) == asked + 1
+    await lab.rest()
+    assert len(lab.workers.asked) == asked + 1
 
 
 async def free_one_by_one(lab: Lab, number: int, *, every_s: float = 0.05, end_first: bool = False) -> list[int]:

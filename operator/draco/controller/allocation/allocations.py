@@ -373,6 +373,6 @@ def _what_waits(claim: ResourceClaim) -> object:
 
 
 def _concern(pod: Pod) -> object:
-    # A pod that waits may be let go by the controller that gated it, and be told what group it is of.
-    terms = (pod.spec.scheduling_gates, pod.metadata.labels, pod.metadata.annotations) if pod.waits else ()
+    # A pod that waits may be let go by the controller that gated it, tolerate more, and be told what group it is of.
+    terms = (pod.spec, pod.metadata.labels, pod.metadata.annotations) if pod.waits else ()
     return pod.waits, pod.claims, *terms

@@ -45,12 +45,13 @@ class Basis(NamedTuple):
 
 
 class _NoPlace(msgspec.Struct, frozen=True):
-    """A group that found no place: what was known then (None: no change of it counts), and when to ask again.
+    """A group that found no place: what was known then (None: no change counts), what it asked for, and when to ask again.
 
-    That is not before `rested_s` where something else is known, and at `again_s` whatever is known.
+    That is not before `rested_s` where something else is known or asked for, and at `again_s` whatever is.
     """
 
     basis: Basis | None
+    wanted: object
     rested_s: float
     again_s: float
     is_hopeless: bool = False
@@ -114,7 +115,7 @@ class Turns:
         known: Basis | None = basis
         if uid in self._unanswered:
             known, again_s = None, now_s + doubling_s(1.0, self._unanswered[uid], _LONGEST_S)
-        self._without_place[uid] = _NoPlace(known, now_s + self._rest_s, again_s, is_hopeless)
+        self._without_place[uid] = _NoPlace(known, _wanted(waiting), now_s + self._rest_s, again_s, is_hopeless)
         return is_new
 
     def waits_s(self, groups: Mapping[str, WaitingGroup], basis: Basis) -> dict[str, float]:
@@ -139,10 +140,21 @@ class Turns:
     ) -> float:
         if asked is None:
             return 0.0
-        changed_s = float("inf") if asked.basis in {None, basis} else asked.rested_s
+        is_same = asked.basis is None or (asked.basis == basis and asked.wanted == _wanted(waiting))
+        changed_s = float("inf") if is_same else asked.rested_s
         if among > 1:  # the oldest may need all that becomes free: it is not given to others bit by bit
             changed_s = max(changed_s, self._releases.over_s(asked.rested_s))
         # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
         is_vain = asked.is_hopeless or waiting.uid in self._unanswered
         preempts_s = float("inf") if is_vain else now_s + self._preemptions.due_s(waiting)
         return max(0.0, min(changed_s, asked.again_s, preempts_s) - now_s)
+
+
+def _wanted(waiting: WaitingGroup) -> object:
+    """What decides about the group's place and is its own: pods come and go, or are changed, and so are its terms."""
+    group = waiting.group
+    members = [
+        ([claim.metadata.uid for claim in (*member.claims, *member.others)], [pod.spec for pod in member.pods])
+        for member in group.members
+    ]
+    return members, group.needed, group.topology
