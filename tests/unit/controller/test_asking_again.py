@@ -11,8 +11,9 @@ from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
 from draco.kube.connect.client import Client
+from draco.kube.errors import Conflict
 from draco.placing.groups.group import GroupPlacement
-from draco.resources.api.claims import ResourceClaimConsumerReference
+from draco.resources.api.claims import AllocationResult, ResourceClaimConsumerReference
 from draco.resources.api.core import PodStatus, Toleration
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
@@ -50,19 +51,24 @@ class NeverPoor(PromptWorkers):
 
 
 class Lab:
-    """One claim that waits, and a cluster that changes when it is told to."""
+    """One claim that waits, and a cluster that changes when it is told to. Its API server answers each write with a conflict."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
+        self.writes = 0
         self.view = ClusterView(cast("Client", None), None, clock=self.clock)
         self.workers = NeverPoor(self.view)
         self.workers.instead = no_place
-        self.allocations = permissive_allocations(self.view, self.workers, self.clock)
+        self.allocations = permissive_allocations(self.view, self.workers, self.clock, self)
         plain = a_device_class("gpu.draco.dev")
         labels = {LABEL_ALLOCATOR: "operator"}
         mine = msgspec.structs.replace(plain, metadata=msgspec.structs.replace(plain.metadata, labels=labels))
         self.view.classes._publish(self.view.classes.store.put(mine))
         self.wait("waits")
+
+    async def patch(self, *_: Any, **__: Any) -> None:
+        self.writes += 1
+        raise Conflict(409, "Conflict", "the object has been modified")
 
     def wait(self, name: str, *, namespace: str = "default", version: str = "1", **meta: Any) -> None:
         """Another claim waits, too."""
@@ -191,6 +197,29 @@ async def test_who_asks_for_something_else_is_asked_about_again_though_nothing_e
     assert len(lab.workers.asked) == asked + 1
     await lab.rest()
     assert len(lab.workers.asked) == asked + 1
+
+
+def a_place(question: object) -> PlacementAnswer:
+    assert isinstance(question, PlaceClaims)
+    return PlacementAnswer([GroupPlacement([[AllocationResult()] for _ in group.members]) for group in question.groups])
+
+
+async def test_a_claim_that_is_another_by_now_is_tried_again_after_a_pause_until_the_watch_tells_of_it(
+    lab: Lab,
+) -> None:
+    lab.workers.instead = a_place
+    for _ in range(100):
+        await lab.allocations.reconcile(KEY)
+    assert (lab.writes, len(lab.workers.asked)) == (1, 1)
+    assert 0 < lab.allocations.writes.next_s() <= 0.05
+    for _ in range(100):
+        lab.clock.pass_without_a_turn(0.1)
+        await lab.allocations.reconcile(KEY)
+    assert 5 <= lab.writes <= 10
+    before = lab.writes
+    lab.wait("waits", version="2")
+    await lab.allocations.reconcile(KEY)
+    assert lab.writes == before + 1
 
 
 async def free_one_by_one(lab: Lab, number: int, *, every_s: float = 0.05, end_first: bool = False) -> list[int]:

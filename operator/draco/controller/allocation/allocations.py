@@ -167,7 +167,7 @@ class ClaimAllocations:
 
     def _is_written(self, key: ObjectKey) -> bool:
         """Whether the claim's allocation is on its way, or is not to be written for now."""
-        return key in self.writes or self.writes.is_refused(key)
+        return key in self.writes or self.writes.is_refused(key) or self.writes.is_outdated(key)
 
     def _may_be_given(self, device: DeviceKey) -> bool:
         """Whether it is Draco's, and nobody is being given it."""

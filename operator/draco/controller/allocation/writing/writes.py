@@ -35,10 +35,19 @@ REMEDY = "set the chart's value operator.allocate to true, which gives it the ri
 _REFUSED_S, _REFUSED_LONGEST_S = 5.0, 60.0
 """How long a claim is left alone after the API server refused its allocation, longer each time: a role is mended by a person, but
 a policy may only be late. What is refused for one claim, such as by a policy for its namespace, says nothing of others."""
+_OUTDATED_S, _OUTDATED_LONGEST_S = 0.05, 5.0
+"""How long a claim is left alone that is another by now, or gone, longer each time: usually the watch tells so in a moment."""
 _LONGEST_S = 10.0
 """Between two tries of a write that is not answered."""
 _IN_TRANSIT_S = 60.0
 """After so long the API server gives up on a request, even if nobody waits for it any more."""
+
+
+class _Version(NamedTuple):
+    """A claim as the watch told of it."""
+
+    key: ObjectKey
+    version: str
 
 
 class _Write:
@@ -59,6 +68,10 @@ class _Write:
     @property
     def key(self) -> ObjectKey:
         return self.planned.metadata.key
+
+    @property
+    def seen_as(self) -> _Version:
+        return _Version(self.key, self.planned.metadata.resource_version)
 
     @property
     def seen(self) -> dict[str, str]:
@@ -87,6 +100,7 @@ class AllocationWrites:
         self._protected: dict[ObjectKey, tuple[str, str]] = {}
         """Claims with the finalizer that the watch has not delivered: the version without it, and the one with it."""
         self._refused: Pauses[_Refused] = Pauses(clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)
+        self._outdated: Pauses[_Version] = Pauses(clock, first_s=_OUTDATED_S, longest_s=_OUTDATED_LONGEST_S)
 
     @property
     def trouble(self) -> str:
@@ -111,11 +125,16 @@ class AllocationWrites:
         claim = self._view.claims.store.get(key)
         return claim is not None and self._refused.left_s(_Refused(key, claim.metadata.uid)) > 0
 
+    def is_outdated(self, key: ObjectKey) -> bool:
+        """Whether the claim is not what the watch told of it last, and that is not to be tried again yet."""
+        claim = self._view.claims.store.get(key)
+        return claim is not None and self._outdated.left_s(_Version(key, claim.metadata.resource_version)) > 0
+
     def next_s(self) -> float:
         """In how many seconds a write is to be made again; infinite where all are answered."""
         now_s = self._clock.monotonic()
         unanswered = [max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None]
-        return min([*unanswered, self._refused.next_s()])
+        return min([*unanswered, self._refused.next_s(), self._outdated.next_s()])
 
     def unanswered(self) -> Iterable[ObjectKey]:
         """What is to be made again now."""
@@ -132,6 +151,8 @@ class AllocationWrites:
         }
         for each in [each for each in self._refused.by_key if not self._waits(each)]:
             self._refused.forget(each)
+        for seen in [each for each in self._outdated.by_key if not self._is_last(each)]:
+            self._outdated.forget(seen)
 
     async def protect(self, claim: ResourceClaim) -> None:
         """Write the finalizer ahead, while it is decided where the claim goes. Raises nothing: `write` meets what is wrong, too.
@@ -165,6 +186,7 @@ class AllocationWrites:
             await self._make(write)
         except NotFound:
             self._drop(write, "it is gone")
+            self._outdated.begin(write.seen_as, "")
         except (Conflict, Forbidden, Invalid) as error:
             await self._hear_refusal(write, error)
         except ApiError as error:
@@ -198,7 +220,9 @@ class AllocationWrites:
                 self._postpone(write, error)
                 return
         self._drop(write, str(error))
-        if not isinstance(error, Conflict):
+        if isinstance(error, Conflict):
+            self._outdated.begin(write.seen_as, "")
+        else:
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
             pause_s = self._refused.begin(_Refused(write.key, write.planned.metadata.uid), str(error))
             log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
@@ -233,6 +257,11 @@ class AllocationWrites:
             action=EVENT_ACTION,
             note=f"Draco allocated {devices}.",
         )
+
+    def _is_last(self, seen: _Version) -> bool:
+        """Whether the watch has told of nothing since."""
+        claim = self._view.claims.store.get(seen.key)
+        return claim is not None and claim.metadata.resource_version == seen.version
 
     def _waits(self, refused: _Refused) -> bool:
         """Whether the claim is still there, and without an allocation."""
