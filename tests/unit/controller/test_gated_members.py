@@ -35,6 +35,7 @@ def test_what_a_group_has_is_of_no_use_while_another_gate_holds_a_member(gate: s
     world = World(GPU)
     gangs = Gangs(Client.__new__(Client), world.view, clock=ManualClock())
     found = UselessAllocations(world.view, gangs, in_flight=lambda _: False, refused=lambda _: False)
+    found.follow()
     claims = [a_claim(name, device_class="gpu", on=[f"node-0/gpu-{name}"], reserved_for=()) for name in "ab"]
     tell(world.view, *claims, member("a", OWN), member("b", gate))
     assert sorted(claim.metadata.name for claim, _ in found.found()) == useless

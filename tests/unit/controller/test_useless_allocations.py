@@ -25,6 +25,7 @@ class Lab:
         self.view = World(GPU).view
         gangs = Gangs(Client.__new__(Client), self.view, clock=ManualClock())
         self.useless = UselessAllocations(self.view, gangs, in_flight=lambda _: False, refused=lambda _: False)
+        self.useless.follow()
 
     def found(self) -> dict[str, str]:
         return {claim.metadata.name: why for claim, why in self.useless.found()}

@@ -110,6 +110,7 @@ class ClaimAllocations:
         self._kept = _Kept()
         self._foresight = Foresight(workers, clock=clock)
         self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
+        self._has_begun = False
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a claim may have to be allocated, or may be by now."""
@@ -129,6 +130,7 @@ class ClaimAllocations:
 
     async def reconcile(self, _: str) -> float | None:
         """Allocate what can be. Returns in how many seconds to look again."""
+        self._begin()
         self.writes.settle()
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
@@ -161,6 +163,13 @@ class ClaimAllocations:
         if placements is not None:
             await self._take_up(batch, placements, basis)
         return 0.0
+
+    def _begin(self) -> None:
+        """Follow what is to be remembered: this replica leads. Another would for ever, and mistake the leader's writes."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._refusals.follow()
+            self._useless.follow()
 
     def _is_in_flight(self, key: ObjectKey) -> bool:
         return self._is_written(key) or key in self._returns or key in self._held

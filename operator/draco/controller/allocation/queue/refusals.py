@@ -42,8 +42,11 @@ class NodeRefusals:
         self._clock = clock
         self._until_s: dict[str, dict[str, float]] = {}
         self._times: dict[str, int] = {}
-        view.claims.subscribe(self._follow)
-        view.pods.subscribe(self._forget)
+
+    def follow(self) -> None:
+        """Remember refusals from now on. On a replica that does not lead, what the leader takes back would count as one."""
+        self._view.claims.subscribe(self._follow)
+        self._view.pods.subscribe(self._forget)
 
     def nodes(self, uid: str) -> list[str]:
         """The nodes that are out for the pod, by name."""
@@ -62,8 +65,10 @@ class NodeRefusals:
         if before.status.allocation is None or after.status.allocation is not None or self._returned(change.key):
             return
         nodes = nodes_of(before)
+        holders = {each.uid for each in before.status.reserved_for if each.is_pod}
         for pod in self._view.pods_of(change.key):
-            if pod.waits and nodes:
+            # kube-scheduler takes back what nobody else has reserved; what others had goes once the last of them has ended.
+            if pod.waits and nodes and holders <= {pod.metadata.uid}:
                 self._refuse(pod, after, nodes)
 
     def _refuse(self, pod: Pod, claim: ResourceClaim, nodes: list[str]) -> None:

@@ -39,6 +39,10 @@ class UselessAllocations:
         self._refused = refused
         self._groups: set[GangKey] = set()
         self._claims: set[ObjectKey] = set()
+
+    def follow(self) -> None:
+        """Remember what is there, and what changes from now on, for `found`: without that it would be remembered for ever."""
+        view = self._view
         view.pods.subscribe(
             self._pod_changed,
             reads=lambda pod: (pod.waits, pod.is_over, pod.claims, pod.status.resource_claim_statuses),
