@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms
+from draco.controller.allocation.queue import gang_terms
 from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
@@ -16,7 +17,7 @@ from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerRefe
 from draco.resources.kinds import JOBS, Kind
 from tests.builders import a_pod
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import collection_of
+from tests.unit.controller.watching import collection_of, tell
 
 SET = GangKey(GangSource.JOB_SET, "default", "set")
 LONGEST_S = 60.0
@@ -274,6 +275,65 @@ async def test_a_set_that_was_made_again_is_read_once_there_are_pods_of_all_its_
     world.put("workers-1", uid="workers-2")
     await world.look()
     assert (world.asked, world.size) == (2, 2)
+
+
+class Many:
+    """JobSets of one Job with one pod each, by namespace so many; the API server knows of none of their Jobs."""
+
+    def __init__(self, **namespaces: int) -> None:
+        self.clock = ManualClock()
+        self.read: list[tuple[str, str]] = []
+        self.view = ClusterView(cast("Client", self), None, clock=self.clock)
+        self.gangs = Gangs(cast("Client", self), self.view, clock=self.clock)
+        self.sets = [
+            GangKey(GangSource.JOB_SET, namespace, f"set-{index}")
+            for namespace, number in namespaces.items()
+            for index in range(number)
+        ]
+        owner = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", controller=True)
+        for each in self.sets:
+            labels = {
+                "jobset.sigs.k8s.io/jobset-name": each.name,
+                "jobset.sigs.k8s.io/global-replicas": "1",
+                "batch.kubernetes.io/job-name": "job",
+            }
+            tell(self.view, a_pod(each.name, namespace=each.namespace, labels=labels, owner_references=[owner]))
+
+    async def list(self, _: Kind[Job], *, namespace: str, label_selector: str) -> list[Job]:
+        self.read.append((namespace, label_selector.rpartition("=")[2]))
+        return []
+
+    async def look(self) -> bool:
+        for each in self.sets:
+            self.gangs.terms(each)
+        return await self.gangs.read()
+
+
+async def test_however_many_job_sets_there_are_some_are_read_at_once_and_of_each_namespace_the_first() -> None:
+    many = Many(hog=100, tenant=1)
+    await many.look()
+    assert len(many.read) == 32
+    assert ("tenant", "set-0") in many.read
+    assert many.gangs.unread == {str(each) for each in many.sets if (each.namespace, each.name) not in many.read}
+    assert many.gangs.next_s() == 0.0
+    while await many.look():
+        pass
+    assert sorted(many.read) == sorted((each.namespace, each.name) for each in many.sets)
+    assert many.gangs.unread == set()
+    assert many.gangs.next_s() > 0.0
+
+
+async def test_however_many_job_sets_there_are_each_is_read_once_and_forgotten_with_its_pods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gang_terms, "_READ_AT_ONCE", 5000)
+    many = Many(hog=4200)
+    assert [await many.look() for _ in range(3)] == [True, False, False]
+    assert len(many.read) == 4200
+    for each in many.sets:
+        pods = many.view.pods
+        pods._publish(pods.store.remove(ObjectKey(each.namespace, each.name)))
+    assert not many.gangs._readings
 
 
 def test_where_no_version_of_pod_groups_is_read_it_is_said_which_would_be() -> None:

@@ -142,9 +142,10 @@ class ClaimAllocations:
         self._held = on_hold(self._view, unallocated, now) | about_to_take_over(self._view, unallocated, now)
         waiting = self._waiting.groups()
         if await self.gangs.read():
-            return 0.0
+            waiting = self._waiting.groups()
+        unread = self.gangs.unread
         self._forget_others({each.uid for each in waiting})
-        groups = {each.uid: each for each in waiting if not each.unready}
+        groups = {each.uid: each for each in waiting if not each.unready and each.uid not in unread}
         pause_s = min(
             self.writes.next_s(), self._returns.next_s(), self.gangs.next_s(), self._notes.tell_unready(waiting)
         )

@@ -2,16 +2,18 @@
 
 Owns the reading of Jobs, which nothing watches: all of a JobSet's, once there are pods of each of them, and again where pods are
 not as many as was read. That is done at once for pods beyond that number, which must not be left behind; for pods that are
-missing, as those of a Job that has none or was made smaller are, it is done after a while, later each time. Whether and how pods
-belong together is `allocation.ownership.gangs`'s.
+missing, as those of a Job that has none or was made smaller are, it is done after a while, later each time. So many are read at
+once, of each namespace in turn: all other groups wait for that. Whether and how pods belong together is
+`allocation.ownership.gangs`'s.
 """
 
+import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import structlog
-from cachetools import LRUCache
 
 from draco.allocation.ownership.gangs import (
     JOB_NAME,
@@ -29,6 +31,7 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
 from draco.kube.errors import ApiError
+from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.jobs import Job
@@ -39,7 +42,7 @@ from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
-_JOB_SETS_REMEMBERED = 4096
+_READ_AT_ONCE = 32
 _AGAIN_S, _LONGEST_S = 10.0, 60.0
 """How soon the Jobs of a JobSet that lacks pods are read again: later each time, until something else is read."""
 _ENDED = frozenset({"Complete", "Failed"})
@@ -107,10 +110,11 @@ class Gangs:
         self._client = client
         self._view = view
         self._clock = clock
-        self._readings: LRUCache[GangKey, _Reading] = LRUCache(_JOB_SETS_REMEMBERED)
+        self._readings: dict[GangKey, _Reading] = {}
         self._wanted: dict[GangKey, tuple[dict[str, int], float]] = {}
-        """The JobSets that were asked for since the last reading: how many pods of each Job are alive, and when to read them."""
+        """JobSets that are to be read, or were asked for since: how many pods of each Job are alive, and when to read them."""
         self._next_s = float("inf")
+        view.pods.subscribe(self._forget, reads=gang_of)
 
     def pods(self, gang: GangKey) -> list[Pod]:
         """The pods of the group that are known, in whatever state."""
@@ -131,19 +135,31 @@ class Gangs:
         return terms_of(gang, pods, pod_group, parallelism)
 
     async def read(self) -> bool:
-        """Read the Jobs that were asked for, as far as it is time. Returns whether something else is known now."""
-        wanted, self._wanted = self._wanted, {}
-        now_s, is_news = self._clock.monotonic(), False
-        for job_set, (alive, due_s) in wanted.items():
+        """Read the Jobs that were asked for, as far as it is time, some of them. Returns whether something else is known now."""
+        now_s, wanted = self._clock.monotonic(), self._wanted
+        served = Counter[str]()
+        turns: list[tuple[int, GangKey]] = []
+        for job_set, (_, due_s) in wanted.items():
             if due_s <= now_s:
-                is_news |= await self._read(job_set, alive)
+                served[job_set.namespace] += 1
+                turns.append((served[job_set.namespace], job_set))
+        due = [job_set for _, job_set in sorted(turns, key=lambda turn: turn[0])]
+        self._wanted = {job_set: wanted[job_set] for job_set in due[_READ_AT_ONCE:]}
+        news = await asyncio.gather(*(self._read(job_set, wanted[job_set][0]) for job_set in due[:_READ_AT_ONCE]))
         dues = [reading.due_s for job_set in wanted if (reading := self._readings.get(job_set)) is not None]
         self._next_s = min(dues, default=float("inf"))
-        return is_news
+        return any(news)
+
+    @property
+    def unread(self) -> set[str]:
+        """The JobSets, as they are called, that are to be read before anything is decided about them."""
+        now_s = self._clock.monotonic()
+        return {str(job_set) for job_set, (_, due_s) in self._wanted.items() if due_s <= now_s}
 
     def next_s(self) -> float:
         """In how many seconds one of those that were asked for last may be read again; infinite where none was."""
-        return max(0.0, self._next_s - self._clock.monotonic())
+        dues = [self._next_s, *(due_s for _, due_s in self._wanted.values())]
+        return max(0.0, min(dues) - self._clock.monotonic())
 
     async def _read(self, job_set: GangKey, alive: dict[str, int]) -> bool:
         reading = self._readings.get(job_set) or self._unread()
@@ -160,6 +176,11 @@ class Gangs:
             reading.backoff.reset()
         reading.due_s = self._clock.monotonic() + reading.backoff.next()
         return is_news
+
+    def _forget(self, change: Change[Pod]) -> None:
+        for gang in filter(None, map(gang_of, change.versions)):
+            if gang in self._readings and not self.pods(gang):
+                del self._readings[gang]
 
     def _unread(self) -> _Reading:
         backoff = Backoff(self._clock, base_s=_AGAIN_S, cap_s=_LONGEST_S)
