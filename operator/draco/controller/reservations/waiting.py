@@ -2,7 +2,8 @@
 
 Owns when that is asked: of one claim of a reservation, after it has waited for a moment and then every so often, as what is least
 urgent and on its namespace's budget. The answer is made by the workers, since selectors are evaluated for it; nobody waits for it
-here, and who is interested is woken when it is there.
+here, and who is interested is woken when it is there. Of a namespace one question is asked at a time, so that one whose budget is
+used up does not keep the others waiting.
 """
 
 import asyncio
@@ -40,7 +41,11 @@ class WaitingReasons:
         self._clock = clock
         self._minor = minor
         self._waiting: dict[ObjectKey, _Waiting] = {}
-        self._questions: asyncio.Queue[tuple[ObjectKey, ResourceClaim]] = asyncio.Queue()
+        self._questions: dict[ObjectKey, ResourceClaim] = {}
+        """Those that nobody asks yet, the oldest first."""
+        self._asking: set[str] = set()
+        """Namespaces of which one is being asked."""
+        self._work = asyncio.Event()
         self.when_known = Listeners[[ObjectKey]]()
         """Called with a reservation of which something else is to be said."""
 
@@ -57,7 +62,8 @@ class WaitingReasons:
         waiting = self._waiting.setdefault(key, _Waiting(now_s))
         if now_s - waiting.since_s >= _AFTER_S and now_s - waiting.asked_s >= _EVERY_S:
             waiting.asked_s = now_s
-            self._questions.put_nowait((key, claim))
+            self._questions[key] = claim
+            self._work.set()
         return waiting.text
 
     async def run(self) -> None:
@@ -68,14 +74,24 @@ class WaitingReasons:
 
     async def _ask(self) -> None:
         while True:
-            key, claim = await self._questions.get()
-            if key not in self._waiting:
+            key = next((each for each in self._questions if each.namespace not in self._asking), None)
+            if key is None:
+                self._work.clear()
+                await self._work.wait()
                 continue
-            text = await self._answer(claim)
-            waiting = self._waiting.get(key)
-            if waiting is not None and text and text != waiting.text:
-                waiting.text = text
-                self.when_known.tell(key)
+            claim = self._questions.pop(key)
+            if key in self._waiting:
+                self._asking.add(key.namespace)
+                text = await self._answer(claim)
+                self._asking.discard(key.namespace)
+                self._work.set()
+                self._heard(key, text)
+
+    def _heard(self, key: ObjectKey, text: str) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None and text and text != waiting.text:
+            waiting.text = text
+            self.when_known.tell(key)
 
     async def _answer(self, claim: ResourceClaim) -> str:
         meta = ObjectMeta(name=claim.metadata.name, namespace=claim.metadata.namespace)
