@@ -20,12 +20,13 @@ from draco.resources.api.reservations import DeviceReservation, Takeover
 class ReservedClaims(msgspec.Struct, frozen=True, kw_only=True):
     """What is there: the reservation's own claims, also those that are being deleted, and what is known of others.
 
-    `takeovers` are claims of pods that count as one of its own each.
+    `takeovers` are claims of pods that count as one of its own each, `bereft` the UIDs of those that lost what they took over.
     `foreign` are names of claims that somebody else made; `awaited` names of own claims that pods wait for.
     """
 
     own: Sequence[ResourceClaim]
     takeovers: Sequence[Takeover] = ()
+    bereft: Collection[str] = frozenset()
     foreign: Collection[str] = frozenset()
     awaited: Collection[str] = frozenset()
 

@@ -48,10 +48,11 @@ def status_of(
     now: datetime,
 ) -> DeviceReservationStatus:
     """The status that the reservation should have."""
+    taken = [each for each in claims.takeovers if each.uid not in claims.bereft]
     counts = _Counts(
         made=len(claims.staying) + len(claims.takeovers),
-        reserved=sum(each.status.allocation is not None for each in claims.staying) + len(claims.takeovers),
-        in_use=sum(map(is_in_use, claims.own)) + sum(each.allocation is None for each in claims.takeovers),
+        reserved=sum(each.status.allocation is not None for each in claims.staying) + len(taken),
+        in_use=sum(map(is_in_use, claims.own)) + sum(each.allocation is None for each in taken),
     )
     if is_expired(reservation, now):
         ready = _not("Expired", _over(reservation, counts.in_use))

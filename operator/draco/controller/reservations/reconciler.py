@@ -34,6 +34,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS
 from draco.resources.names import LABEL_RESERVATION
+from draco.resources.texts import listed
 
 log = structlog.get_logger(__name__)
 
@@ -136,7 +137,9 @@ class ReservationReconciler:
             for each in reservation.status.takeovers
         )
         takers = {each.metadata.uid: each for each in at_names if each is not None}
-        return msgspec.structs.replace(claims, takeovers=kept_up(reservation, claims, takers, now))
+        takeovers = kept_up(reservation, claims, takers, now)
+        bereft = {each.uid for each in takeovers if each.allocation is None and takers[each.uid].waits}
+        return msgspec.structs.replace(claims, takeovers=takeovers, bereft=bereft)
 
     def _as_deleted(self, claim: ResourceClaim) -> ResourceClaim:
         """The claim, which may have been deleted here a moment ago."""
@@ -205,7 +208,8 @@ class ReservationReconciler:
         waiting = [each for each in claims.staying if each.waits]
         if not waiting or is_expired(reservation, now):
             self._waiting.forget(reservation.metadata.key)
-            return ""
+            bereft = [each.claim for each in claims.takeovers if each.uid in claims.bereft]
+            return f"{listed(bereft)} lost what was taken over, and now waits like any other claim." if bereft else ""
         return self._waiting.of(reservation.metadata.key, min(waiting, key=lambda each: each.metadata.key))
 
     async def _say(
