@@ -67,6 +67,8 @@ class ReservationReconciler:
         """Have `wake` called with every reservation that a change may concern."""
 
         def of_claim(change: Change[ResourceClaim]) -> None:
+            if change.before is not None and change.after is None:
+                self._deleted.pop(change.before.metadata.uid, None)
             for claim in change.versions:
                 for key in self._concerned(claim):
                     wake(key)
@@ -80,7 +82,12 @@ class ReservationReconciler:
             for key in self.all_keys():
                 wake(key)
 
-        self._view.reservations.subscribe(lambda change: wake(change.key))
+        def of_reservation(change: Change[DeviceReservation]) -> None:
+            if change.before is not None and change.after is None:
+                self._statuses.forget(change.before.metadata.uid)
+            wake(change.key)
+
+        self._view.reservations.subscribe(of_reservation)
         self._view.claims.subscribe(of_claim)
         self._view.pods.subscribe(of_pod, reads=lambda pod: (pod.waits, pod.claims))
         self._view.classes.subscribe(of_class)
@@ -183,7 +190,8 @@ class ReservationReconciler:
                 pass
             except Conflict:
                 continue
-            self._deleted[meta.uid] = meta.resource_version
+            if self._view.claims.store.get(meta.key) is claim:  # otherwise the watch has told of it already
+                self._deleted[meta.uid] = meta.resource_version
             log.info("reservation.claim_deleted", claim=str(meta.key))
 
     async def _make(self, reservation: DeviceReservation, make: Sequence[int], spec: ResourceClaimSpec) -> str:
