@@ -153,6 +153,18 @@ def test_what_a_limit_forbids_whichever_devices_it_gets_is_foreseen() -> None:
     assert world.guard.begin([]).foreseen(group) == ""
 
 
+def test_nothing_is_foreseen_of_a_group_some_of_whose_unlike_pods_would_do() -> None:
+    world = World(a_limit(devices=1))
+    pair = GroupMember([unallocated(on(0)), unallocated(on(1))], [a_pod("pair")])
+    one = GroupMember([unallocated(on(2))], [a_pod("one")])
+    group = ClaimGroup([pair, one], needed=1)
+    limits = world.guard.begin([])
+    assert limits.foreseen(group) == ""
+    placed = GroupPlacement([[result_of(on(0)), result_of(on(1))], [result_of(on(2))]])
+    assert limits.within(group, placed).results == [[], [result_of(on(2))]]
+    assert world.guard.begin([]).foreseen(msgspec.structs.replace(group, needed=2)) != ""
+
+
 def test_nothing_is_allocated_in_a_namespace_that_is_not_known() -> None:
     world = World(a_limit(devices=9))
     world.delete(a_namespace("default"))

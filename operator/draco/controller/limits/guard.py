@@ -131,8 +131,11 @@ class LimitRound:
         """Why a group cannot be allocated, whatever devices it gets; "" if that is not so."""
         if self._check is None:
             return ""
+        least = [added(map(least_of, member.claims)) for member in group.members]
+        if group.needed < len(least) and any(each != least[0] for each in least):
+            return ""  # which of them it would be is not known
         fewest = [claim for member in group.members[: group.needed] for claim in member.claims]
-        return self._refusal(group.claims, added(map(least_of, fewest)), len(fewest))
+        return self._refusal(group.claims, added(least[: group.needed]), len(fewest))
 
     def within(self, group: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
         """The placement as far as limits permit it, which counts from now on; or none, and why.
