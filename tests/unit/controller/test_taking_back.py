@@ -136,6 +136,19 @@ async def test_a_claim_that_may_not_be_given_back_is_tried_ever_more_rarely_and_
     assert (world.tried[-1], world.events) == ("b", [])
 
 
+@pytest.mark.parametrize("error", CHANGES, ids=str)
+async def test_a_claim_that_had_changed_when_it_was_given_back_is_looked_at_again_though_nothing_wakes_anybody(
+    world: World, error: ApiError
+) -> None:
+    world.answers = [error]
+    await world.returns.give_back(A, "nobody uses it.")
+    assert (A.metadata.key in world.returns, world.returns.next_s()) == (False, 1)
+    await world.clock.advance(1)
+    assert world.returns.next_s() == float("inf")
+    await world.returns.give_back(A, "nobody uses it.")
+    assert len(world.events) == 1
+
+
 @pytest.mark.parametrize("error", OUTAGES, ids=str)
 async def test_what_was_not_answered_is_on_its_way_for_ten_seconds(world: World, error: ApiError) -> None:
     world.answers = [error]

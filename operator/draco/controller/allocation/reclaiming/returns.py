@@ -22,6 +22,8 @@ GIVEN_BACK_REASON = "AllocationGivenBack"
 EVENT_ACTION = "Allocating"
 _UNANSWERED_S = 10.0
 """How long a write whose answer was lost may take to be seen, before it counts as not made."""
+_CHANGED_S = 1.0
+"""How soon to look again at a claim that was another by then: the watch may tell of nothing that wakes anybody."""
 
 
 class AllocationReturns:
@@ -33,14 +35,16 @@ class AllocationReturns:
         self._clock = clock
         self._takebacks = Takebacks(client, view, clock=clock)
         self._replaced: dict[ObjectKey, tuple[str, float]] = {}
+        self._again_s = float("-inf")
 
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._replaced
 
     def next_s(self) -> float:
-        """In how many seconds one that was not answered, or was refused, may be tried again; infinite where there is none."""
+        """In how many seconds one that was not answered, was refused or had changed may be tried again; infinite without any."""
         now_s = self._clock.monotonic()
-        return min([self._takebacks.next_s(), *(max(0.0, until_s - now_s) for _, until_s in self._replaced.values())])
+        waits = [self._takebacks.next_s(), *(max(0.0, until_s - now_s) for _, until_s in self._replaced.values())]
+        return min([*waits, self._again_s - now_s] if self._again_s > now_s else waits)
 
     def settle(self) -> None:
         """Forget what the watch has delivered, or what is not answered for too long."""
@@ -62,6 +66,7 @@ class AllocationReturns:
         try:
             if not await self._takebacks.take_back(claim):
                 self._replaced.pop(meta.key, None)  # nothing of ours is on its way
+                self._again_s = self._clock.monotonic() + _CHANGED_S
                 return
         except ApiError as error:
             log.warning("allocation.not_given_back", claim=str(meta.key), error=str(error), again_in_s=_UNANSWERED_S)
