@@ -9,7 +9,7 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import PodStatus, Toleration
-from tests.builders import a_claim, a_pod
+from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import UnaskedWorkers
@@ -65,4 +65,13 @@ def test_a_pod_that_waits_and_tolerates_more_is_looked_at(woken: Woken) -> None:
     assert woken.times == before
     spec = msgspec.structs.replace(pod.spec, tolerations=[Toleration(key="maintenance", operator="Exists")])
     tell(woken.view, msgspec.structs.replace(pod, spec=spec))
+    assert woken.times == before + 1
+
+
+def test_the_topology_of_a_device_class_is_looked_at(woken: Woken) -> None:
+    plain = a_device_class("gpu.draco.dev")
+    tell(woken.view, plain)
+    before = woken.times
+    meta = msgspec.structs.replace(plain.metadata, annotations={"draco.dev/topology": "spread"})
+    tell(woken.view, msgspec.structs.replace(plain, metadata=meta))
     assert woken.times == before + 1

@@ -17,8 +17,9 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import MAX_PARALLEL_REQUESTS
 from draco.kube.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from draco.resources.api.core import PodStatus
-from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import PODS, Kind
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.scheduling import PodGroup
+from draco.resources.kinds import POD_GROUPS, PODS, Kind
 from draco.resources.names import SCHEDULING_GATE
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.clock import ManualClock
@@ -33,7 +34,7 @@ class World:
     """Claims of a class that is Draco's and of one that is not; what is written is remembered, or answered so."""
 
     def __init__(self) -> None:
-        self.view = ClusterView(cast("Client", self), None, clock=ManualClock())
+        self.view = ClusterView(cast("Client", self), None, clock=ManualClock(), pod_groups=POD_GROUPS[0])
         self.terms: GangTerms | UnknownTerms | None = GangTerms(size=3)
         self.gates = SchedulingGates(cast("Client", self), self.view, lambda _: self.terms)
         self.woken: list[ObjectKey | GangKey] = []
@@ -271,6 +272,32 @@ async def test_pods_that_need_not_start_together_go_one_by_one(terms: UnknownTer
     gang.allocate("b")
     await gang.gates.reconcile(GROUP)
     assert gang.freed == ["b"]
+
+
+async def test_a_group_that_needs_fewer_pods_than_before_is_looked_at() -> None:
+    world = World()
+    world.member("one")
+    await world.gates.reconcile(GROUP)
+    assert world.freed == []
+    world.woken.clear()
+    tell(world.view, PodGroup(metadata=ObjectMeta(name=GROUP.name, namespace=GROUP.namespace, uid="again")))
+    assert world.woken == [GROUP]
+    world.terms = GangTerms(size=1)
+    await world.gates.reconcile(GROUP)
+    assert world.freed == ["one"]
+
+
+async def test_pods_whose_claims_are_dracos_no_more_lose_the_gate() -> None:
+    world = World()
+    world.claim("claim")
+    world.pod(SCHEDULING_GATE, claims=["claim"])
+    await world.gates.reconcile(KEY)
+    assert world.freed == []
+    world.woken.clear()
+    tell(world.view, a_device_class("ours"))
+    assert world.woken == [KEY]
+    await world.gates.reconcile(KEY)
+    assert world.freed == ["pod"]
 
 
 async def test_a_large_group_leaves_connections_to_others() -> None:

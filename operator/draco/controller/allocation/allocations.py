@@ -50,7 +50,7 @@ from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import DeviceKey, PoolKey
+from draco.resources.names import ANNOTATION_TOPOLOGY, DeviceKey, PoolKey
 
 log = structlog.get_logger(__name__)
 
@@ -120,6 +120,9 @@ class ClaimAllocations:
         if self._view.pod_groups is not None:
             self._view.pod_groups.subscribe(lambda _: wake(KEY))
         self._view.reservations.subscribe(lambda _: wake(KEY))
+        self._view.classes.subscribe(
+            lambda _: wake(KEY), reads=lambda each: each.metadata.annotations.get(ANNOTATION_TOPOLOGY)
+        )
         self._handover.when_owned.add(lambda: wake(KEY))
         self._guard.when_changed.add(lambda: wake(KEY))
         self.preemptions.listeners.add(lambda _: wake(KEY))

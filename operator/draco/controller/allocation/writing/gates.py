@@ -10,13 +10,13 @@ from typing import Final
 
 import structlog
 
-from draco.allocation.ownership.claims import is_for_operator
-from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, pod_group_of
+from draco.allocation.ownership.claims import is_for_operator, is_operators
+from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, pod_group_of
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.errors import Forbidden, Invalid, NotFound
 from draco.kube.watch.store import Change
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import PODS
@@ -69,8 +69,15 @@ class SchedulingGates:
             if change.after is not None and (_has_gate(change.after) or change.differs(_gates)):
                 concerned(change.after)
 
+        def class_changed(_: Change[DeviceClass]) -> None:
+            for key in self.all_keys():
+                wake(key)
+
         self._view.claims.subscribe(claim_changed, reads=lambda claim: claim.status.allocation is None)
         self._view.pods.subscribe(pod_changed)
+        self._view.classes.subscribe(class_changed, reads=is_operators)
+        if self._view.pod_groups is not None:
+            self._view.pod_groups.subscribe(lambda change: wake(GangKey(GangSource.POD_GROUP, *change.key)))
 
     def all_keys(self) -> set[ObjectKey | GangKey]:
         """All pods with the gate, or their PodGroups."""
