@@ -87,7 +87,8 @@ def kept_up(
             continue
         if each.allocation is None or taker.status.allocation is not None:
             found.append(msgspec.structs.replace(each, allocation=None))
-        elif each.reserved not in used and not is_expired(reservation, now) and now - each.since < LONGEST:
+        # A clock that was set back must not keep the pod waiting for what nobody gives it.
+        elif each.reserved not in used and not is_expired(reservation, now) and abs(now - each.since) < LONGEST:
             found.append(each)
     return found
 
