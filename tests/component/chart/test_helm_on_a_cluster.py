@@ -1,9 +1,10 @@
 """Helm and the chart on a real API server: what cannot work is refused with its fix, and what people made outlives a release."""
 
+import io
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import urllib3
 import yaml
 
 from draco.allocation.ownership.handover import GpuPlace
+from draco.cli import run
 from draco.controller.mig.register import RegisterStore
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -132,7 +134,33 @@ def test_a_namespace_that_admits_no_privileged_pods_is_refused_before_anything_i
 
 def test_without_definitions_helm_says_how_to_get_them(empty: ControlPlane) -> None:
     said = Release(empty).refused("--set", "crds.enabled=false")
-    assert "the cluster has no CustomResourceDefinition gpunodes.draco.dev: set crds.enabled=true" in said
+    assert "the cluster has no CustomResourceDefinition allocationregisters.draco.dev: set crds.enabled=true" in said
+
+
+def test_an_installation_of_an_older_version_lacks_a_definition_and_helm_says_which(release: Release) -> None:
+    """The operator does nothing before it knows all its kinds."""
+    call(release.plane, "DELETE", f"{CRDS}/devicelimits.draco.dev")
+    code, said = release.helm("upgrade", CHART, "--set", "crds.enabled=false")
+    assert code != 0
+    assert "the cluster has no CustomResourceDefinition devicelimits.draco.dev" in said
+    release.upgrade()
+
+
+def test_helms_test_may_read_all_that_the_check_looks_at(release: Release, tmp_path: Path) -> None:
+    rendered = helm("template", "draco", CHART, "-n", NAMESPACE, "--show-only", "templates/tests/check.yaml").stdout
+    rights = [each for each in yaml.safe_load_all(rendered) if "rbac" in each["apiVersion"]]
+    assert len(rights) == 2
+    for each in rights:
+        call(release.plane, "POST", f"/apis/{each['apiVersion']}/{each['kind'].lower()}s", each)
+    release.plane.write_kubeconfig(tmp_path / "check", f"system:serviceaccount:{NAMESPACE}:draco-check")
+    try:
+        with redirect_stdout(io.StringIO()) as out:
+            run(["check", "--kubeconfig", str(tmp_path / "check")])
+    finally:
+        for each in rights:
+            call(release.plane, "DELETE", f"/apis/{each['apiVersion']}/{each['kind'].lower()}s/draco-check")
+    assert "ok       kinds     Draco's kinds are served." in out.getvalue()
+    assert "may not list" not in out.getvalue()
 
 
 def test_the_certificates_of_metrics_are_kept_on_upgrades(release: Release) -> None:
