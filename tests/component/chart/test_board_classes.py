@@ -72,6 +72,19 @@ def test_a_class_selects_its_profile_of_its_board_and_only_what_draco_allocates(
                    for each in found.values() for plain in samples)  # fmt: skip
 
 
+def test_a_class_selects_what_agents_publish_under_another_name_of_the_driver() -> None:
+    driver = "gpu.example.com"
+    own = ("--set", f"driver={driver},operator.allocate=true,operator.boardClasses={{h100}}")
+    found = [each for each in render(*own) if each["kind"] == "DeviceClass"]
+    assert {"gpu.nvidia.com", "mig.nvidia.com", "gpu.draco.dev", "mig.draco.dev", "gpu.h100.draco.dev"} <= {
+        each["metadata"]["name"] for each in found
+    }
+    for each in found:
+        (selector,) = each["spec"]["selectors"]
+        compiled = compile_selector(selector["cel"]["expression"])
+        assert any(compiled.matches(device_view(driver, one)) for one in handed_over())
+
+
 def test_the_api_server_takes_all_of_them(api_server: ControlPlane) -> None:
     found = classes(*FAMILIES)
     assert len(found) == sum(1 + len(each["profiles"]) for each in FAMILIES.values())
