@@ -6,8 +6,9 @@ not see is `own_kinds`' business; where it runs is `kopf_thread`'s, which alone 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 import kopf
@@ -59,7 +60,9 @@ def kopf_registry(connect: Connect, kinds: Sequence[Kind[Any]], feed: KopfFeed) 
 
     @kopf.on.login(id="draco", registry=registry)
     async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
-        session = memo.connection.lend_session(_watch_listener(kinds, feed))
+        # A server that is reached through another one, such as Rancher's, has a path of its own before all others.
+        before = urlsplit(memo.connection.server).path
+        session = memo.connection.lend_session(_watch_listener({before + kind.path(): kind for kind in kinds}, feed))
         return kopf.AiohttpSession(server=memo.connection.server, aiohttp_session=session)
 
     @kopf.on.cleanup(id="draco", registry=registry)
@@ -90,9 +93,8 @@ def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: KopfFeed) ->
         feed.seen(kind, step.event, step.version)
 
 
-def _watch_listener(kinds: Sequence[Kind[Any]], feed: KopfFeed) -> aiohttp.ClientMiddlewareType:
+def _watch_listener(by_path: Mapping[str, Kind[Any]], feed: KopfFeed) -> aiohttp.ClientMiddlewareType:
     """Kopf tells nobody when it lists and when a watch begins, so its requests do."""
-    by_path = {kind.path(): kind for kind in kinds}
 
     async def observe(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         kind = by_path.get(request.url.path) if request.method == "GET" else None

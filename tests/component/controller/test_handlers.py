@@ -150,6 +150,44 @@ async def test_an_error_that_ends_kopf_does_not_end_the_following(
     await client.delete(DEVICE_MAINTENANCES, key)
 
 
+@asynccontextmanager
+async def below_a_path(proxy: FaultProxy) -> AsyncIterator[str]:
+    """The address of the server behind another one, as Rancher has it: with a path of its own before all others."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        async with session.get(f"{proxy.url}/{request.match_info['path']}", params=request.query) as answered:
+            response = web.StreamResponse(status=answered.status, headers={"Content-Type": answered.content_type})
+            await response.prepare(request)
+            async for chunk in answered.content.iter_any():
+                await response.write(chunk)
+            return response
+
+    app = web.Application()
+    app.router.add_get("/k8s/clusters/c-1/{path:.*}", forward)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    async with aiohttp.ClientSession() as session:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/k8s/clusters/c-1"
+        finally:
+            await runner.cleanup()
+
+
+async def test_kopfs_watch_is_noticed_on_a_server_that_is_reached_below_a_path(
+    proxy: FaultProxy, client: Client
+) -> None:
+    async with below_a_path(proxy) as server:
+
+        async def connected() -> Connection:
+            return Connection(server)
+
+        lab = Lab(client, connected)
+        async with running(lab):
+            await eventually(lambda: lab.requests.counts.watches > 0, "the watch is noticed")
+            assert lab.requests.unwatched_s == 0
+
+
 async def test_kopf_is_started_again_when_it_cannot_start(served: ControlPlane, client: Client) -> None:
     attempts: list[int] = []
 
