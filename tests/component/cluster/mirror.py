@@ -14,13 +14,17 @@ from draco_local.cluster.programs.download import ReleasedFile
 
 
 class Mirror:
-    """What it serves by path, and what it was asked for and when. A path in `silent` is accepted and never answered."""
+    """What it serves by path, and what it was asked for and when.
+
+    A path in `silent` is accepted and never answered, the answer for one in `slow` comes in two pieces.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes | Path] = {}
         self.asked: list[str] = []
         self.asked_at_s: list[float] = []
         self.silent: set[str] = set()
+        self.slow: set[str] = set()
         self.ended = threading.Event()
         self.url = ""
 
@@ -64,6 +68,10 @@ def running() -> Iterator[Mirror]:
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
+            if self.path in mirror.slow:
+                self.wfile.write(data[: len(data) // 2])
+                mirror.ended.wait(0.2)
+                data = data[len(data) // 2 :]
             self.wfile.write(data)
 
         def log_message(self, *arguments: object) -> None:

@@ -172,6 +172,12 @@ def test_a_download_that_stalls_is_given_up_and_the_program_built(
     )
 
 
+def test_a_checksum_that_comes_in_pieces_is_read_to_its_end(mirror: Mirror, environ: dict[str, str]) -> None:
+    mirror.publish(published("kubectl"), {"kubectl": PROGRAM})
+    mirror.slow.add(checksums_of("kubectl"))
+    assert binaries.find("kubectl", environ=environ, mirror=mirror.url)["kubectl"].read_bytes() == PROGRAM
+
+
 def test_a_page_in_place_of_a_checksum_is_not_believed(mirror: Mirror, environ: dict[str, str]) -> None:
     mirror.publish(published("kubectl"), {"kubectl": PROGRAM})
     mirror.files[checksums_of("kubectl")] = b"<html>Sign in to this network first</html>"

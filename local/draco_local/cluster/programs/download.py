@@ -169,12 +169,21 @@ async def _offer(session: aiohttp.ClientSession, release: ReleasedFile, *, mirro
     try:
         async with session.get(address) as response:
             _check(response, address)
-            text = (await response.content.read(_LARGEST_CHECKSUMS)).decode(errors="replace")
+            text = (await _beginning(response, _LARGEST_CHECKSUMS)).decode(errors="replace")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise DownloadFailed(_why(error, mirror or release.site)) from error
     if (sha256 := digest(text, release.name)) is None:
         raise DownloadFailed(f"{address} holds no checksum of {release.name}")
     return ChecksummedFile(release, url(release, release.path, mirror=mirror), sha256)
+
+
+async def _beginning(response: aiohttp.ClientResponse, most: int) -> bytes:
+    found = b""
+    async for chunk in response.content.iter_any():
+        found += chunk
+        if len(found) >= most:
+            break
+    return found[:most]
 
 
 async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Callable[[str], None]) -> None:
