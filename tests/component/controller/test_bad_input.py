@@ -4,6 +4,7 @@ Each is said in a condition with a reason and a sentence, nothing is lost, and n
 """
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
+from draco.kube.errors import ApiError, NotFound
 from draco.maintenance.rules import isolates_as, maintenance_uid
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, ObjectKey
@@ -25,6 +26,7 @@ from tests.component.controller.replicas import an_operator, until
 from tests.component.controller.test_health_policies import Lab as HealthLab
 from tests.component.controller.test_maintenance import RULES, Lab, as_json
 from tests.component.controller.test_maintenance_gates import GatedLab
+from tests.component.controller.test_reservation_schema import ODD_TIMES
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -123,6 +125,13 @@ async def test_a_schedule_that_is_put_right_is_kept_to(served: ControlPlane, lab
         right = [{"start": "00:00", "duration": "24h", "timeZone": "Europe/Berlin"}]
         await lab.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"schedule": {"windows": right}}})
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+
+
+@pytest.mark.parametrize(("moment", "said"), ODD_TIMES)
+async def test_a_start_that_programs_cannot_read_is_refused(client: Client, moment: str, said: str) -> None:
+    spec = {"deviceSelector": {"pool": "nowhere"}, "schedule": {"start": moment}}
+    with pytest.raises(ApiError, match=said):
+        await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": f"odd-{uuid.uuid4().hex[:8]}"}, "spec": spec})
 
 
 async def test_a_start_that_is_past_holds_up_nobody(served: ControlPlane, lab: GatedLab) -> None:

@@ -33,6 +33,17 @@ TEMPLATE: dict[str, Any] = {
 }
 
 
+ODD_TIMES = [
+    ("9999-12-31T23:59:59-14:00", "write a time of the years 1970 to 9998"),
+    ("0001-01-01T00:00:00+14:00", "write a time of the years 1970 to 9998"),
+    ("0000-01-01T00:00:00Z", "write a time of the years 1970 to 9998"),
+    ("2030-01-01T00:00:00+99:99", "should match"),
+    ("2030-01-01T00:00:00,5Z", "should match"),
+    ("2030-01-01T00:00:00Zt", "should match"),
+]
+"""Kubernetes takes them for times; beyond the calendar of programs, or written as only Go reads them."""
+
+
 async def create(client: Client, namespace: str, spec: dict[str, Any], name: str = "") -> ObjectKey:
     key = ObjectKey(namespace, name or f"reservation-{uuid.uuid4().hex[:8]}")
     await client.create(DEVICE_RESERVATIONS, {"metadata": {"name": key.name, "namespace": namespace}, "spec": spec})
@@ -52,6 +63,7 @@ async def create(client: Client, namespace: str, spec: dict[str, Any], name: str
         ),
         ({"template": TEMPLATE, "duration": "soon"}, "should match"),
         ({"template": TEMPLATE, "expiresAt": "tomorrow"}, "must be of type date-time"),
+        *(({"template": TEMPLATE, "expiresAt": moment}, said) for moment, said in ODD_TIMES),
         ({"template": TEMPLATE, "topology": "samenode"}, "write sameNode, sameNVLinkDomain or spread"),
         ({"template": TEMPLATE, "topology": "two words"}, "should match"),
     ],
