@@ -5,7 +5,7 @@ have a moment later, in the same words. Never denies: what cannot be meant is st
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -73,6 +73,7 @@ def _of_maintenance(raw: bytes, classes: Mapping[str, DeviceClass], now: datetim
         yield said
     start = request.spec.schedule.start
     if start is not None and start < now and not request.status.phase:
+        start = start.astimezone(UTC)
         yield f"spec.schedule.start is in the past ({start:%Y-%m-%dT%H:%M:%SZ}): it begins as soon as nothing else holds it up."
 
 

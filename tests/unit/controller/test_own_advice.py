@@ -33,6 +33,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"deviceSelector": DEVICE, "schedule": {"start": "2020-01-01T00:00:00Z"}},
         "spec.schedule.start is in the past (2020-01-01T00:00:00Z)",
     ),
+    (
+        "DeviceMaintenance",
+        {"deviceSelector": DEVICE, "schedule": {"start": "2020-01-01T06:00:00+02:00"}},
+        "spec.schedule.start is in the past (2020-01-01T04:00:00Z)",
+    ),
     ("MaintenanceBudget", {"maxDevices": 2, "deviceClassName": "known"}, ""),
     ("MaintenanceBudget", {"maxDevices": 0}, "Nothing can be taken out of service"),
     ("MaintenanceBudget", {}, "This budget limits nothing"),
