@@ -36,6 +36,11 @@ def test_the_charts_crds_are_the_repositorys() -> None:
     assert {path.name: path.read_text() for path in (CHART / "files" / "crds").glob("*.yaml")} == truth
 
 
+def test_where_charts_are_offered_all_of_its_kinds_are_named() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]["artifacthub.io/crds"]
+    assert {each["kind"] for each in yaml.safe_load(about)} == {kind.kind for kind in OWN_KINDS}
+
+
 def test_crds_are_kept_on_uninstall_unless_told_otherwise() -> None:
     def policies(*arguments: str) -> set[str | None]:
         crds = [d for d in render(*arguments) if d["kind"] == "CustomResourceDefinition"]
@@ -47,6 +52,14 @@ def test_crds_are_kept_on_uninstall_unless_told_otherwise() -> None:
 
 def test_agents_stay_on_nodes_with_any_taint() -> None:
     assert only(render(), "DaemonSet")["spec"]["template"]["spec"]["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_agents_run_where_one_likes() -> None:
+    own = "agent.nodeSelector.gpu=yes"
+    default = r"agent.nodeSelector.nvidia\.com/gpu\.present=null"
+    both = pod_of(render("--set", own), "DaemonSet")["nodeSelector"]
+    assert both == {"gpu": "yes", "nvidia.com/gpu.present": "true"}
+    assert pod_of(render("--set", f"{own},{default}"), "DaemonSet")["nodeSelector"] == {"gpu": "yes"}
 
 
 def test_an_agent_is_root_whatever_user_the_image_has_and_mounts_what_is_asked() -> None:
@@ -91,6 +104,8 @@ def test_a_digest_wins_over_a_tag() -> None:
         ("operator.leaderElection.leaseDurationSeconds=10", "must be greater than renewDeadlineSeconds"),
         ("operator.leaderElection.retryPeriodSeconds=10", "must be greater than retryPeriodSeconds"),
         ("agent.kubeletDir=kubelet", "does not match pattern"),
+        ("agent.nodeSelector.gpu=true", "got boolean, want string"),
+        ("operator.podAnnotations.port=8080", "got number, want string"),
         ("webhook.mode=warn", "value must be one of 'Warn', 'Enforce'"),
         ("webhook.enabled=true,operator.enabled=false", "webhook.enabled needs operator.enabled"),
         ("webhook.enabled=true,webhook.port=8080", "webhook.port and metrics.port are both 8080"),
@@ -247,3 +262,17 @@ def test_with_an_authority_for_callers_the_operator_is_given_it() -> None:
     volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
     assert volumes["webhook-client"]["configMap"] == {"name": given["metadata"]["name"]}
     assert "DRACO_WEBHOOK_CLIENT_CA" not in str(with_webhook())
+
+
+def test_another_authority_for_callers_makes_new_pods_which_read_it() -> None:
+    def template(authority: str, *arguments: str) -> dict[str, Any]:
+        pem = f"-----BEGIN CERTIFICATE-----\n{authority}\n-----END CERTIFICATE-----\n"
+        documents = with_webhook("--set-string", f"webhook.clientCA={pem}", *arguments)
+        made: dict[str, Any] = only(documents, "Deployment")["spec"]["template"]
+        return made
+
+    assert template("abc") == template("abc")
+    assert template("abc") != template("xyz")
+    annotations = template("abc", "--set", "operator.podAnnotations.team=gpu")["metadata"]["annotations"]
+    assert annotations["team"] == "gpu"
+    assert annotations.items() > template("abc")["metadata"]["annotations"].items()

@@ -175,7 +175,7 @@ def test_the_notes_say_what_to_do_next() -> None:
 
 def test_the_notes_warn_of_what_is_dangerous() -> None:
     assert "the token of any agent" in notes("--set", "agent.restrictToOwnNode=false")
-    assert "deletes all GpuNodes" in notes("--set", "crds.keep=false")
+    assert "deletes all objects of Draco's kinds" in notes("--set", "crds.keep=false")
     assert "to anyone who reaches it" in notes("--set", "metrics.secure.enabled=false")
 
 
