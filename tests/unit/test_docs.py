@@ -4,8 +4,10 @@ import re
 from itertools import chain
 from pathlib import Path
 
+import click
 import pytest
 
+from draco.cli import root
 from draco.resources.api.health import FaultFamily
 from scripts import check_links, messages, reference
 
@@ -17,6 +19,7 @@ ODD_WORDS = re.compile(
     re.IGNORECASE,
 )
 """Words that no user of kubectl, cert-manager or rustc has ever read there: "again", "anyone" and a verb say the same."""
+COMMAND = re.compile(r"(?:`|\$ |venv/bin/|^ {2,})(?:kubectl )?draco ([a-z][^`\n]*)", re.MULTILINE)
 MODULE = re.compile(r"`([\w./-]+/(?:[\w-]+\.(?:py|lark))?|[\w-]+\.(?:py|lark))`")
 """A folder or a module, or a module's name alone: beside the one before it on its line, else in a folder that the page names."""
 
@@ -89,6 +92,28 @@ def missing_modules(page: str) -> list[str]:
 )
 def test_a_module_without_a_folder_is_beside_the_one_named_before_it(page: str, missing: list[str]) -> None:
     assert missing_modules(page) == missing
+
+
+def test_every_command_that_a_page_names_is_there_with_its_options() -> None:
+    pages = {path: path.read_text("utf-8") for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))}
+    named = [(path.name, line) for path, text in pages.items() for line in COMMAND.findall(text)]
+    assert len(named) > 200
+    assert [(page, line, wrong) for page, line in named if (wrong := unknown_in(line.split("  #")[0].split()))] == []
+
+
+def unknown_in(words: list[str]) -> str:
+    """The first word of a command line of draco that is no command and no option where it stands; "" if there is none."""
+    command: click.Command = root
+    context = click.Context(root)
+    while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        name, *words = words
+        found = command.get_command(context, name)
+        if found is None:
+            return name
+        command, context = found, click.Context(found, parent=context)
+    known = {"--help", "--version", *(name for each in command.params for name in (*each.opts, *each.secondary_opts))}
+    options = (option[0] for word in words if (option := re.match(r"--[a-z][a-z-]*", word)))
+    return next((each for each in options if each not in known), "")
 
 
 def test_every_test_that_a_page_names_is_there() -> None:
