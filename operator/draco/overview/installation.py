@@ -151,7 +151,8 @@ def _kinds(found: Installation) -> CheckFinding:
 
 
 def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
-    if not found.operators:
+    leaders = leading(found.leases, now)
+    if not found.operators and not leaders:  # one that leads may be a process, as on a local cluster
         return [
             CheckFinding(
                 about="operator",
@@ -161,7 +162,6 @@ def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
             )
         ]
     findings = [_replicas(each) for each in found.operators]
-    leaders = leading(found.leases, now)
     places = sorted(lease.metadata.namespace for lease in leaders)
     if len(leaders) > 1:
         findings.append(
@@ -237,6 +237,8 @@ def _pods(about: str, workload: Workload, ready: int, wanted: int, noun: str) ->
 
 
 def _agents(found: Installation) -> list[CheckFinding]:
+    if not found.agents and found.gpu_nodes:
+        return []  # who reports may be a process; what it says of its node is told of the node
     if not found.agents:
         return [_ok("agent", "No agents are installed: Draco operates the devices of other drivers.")]
     findings = []

@@ -85,7 +85,12 @@ def test_all_is_well() -> None:
             "Deployment o is scaled to 0 replicas",
             "kubectl scale deployment o -n system --replicas=2",
         ),
-        ({"operators": [], "agents": []}, "operator", "No operator is installed", "operator.enabled=true"),
+        (
+            {"operators": [], "agents": [], "leases": []},
+            "operator",
+            "No operator is installed",
+            "operator.enabled=true",
+        ),
         ({"leases": []}, "leader", "No replica of the operator leads", "kubectl logs -n system"),
         ({"leases": [lease(age_s=31)]}, "leader", "No replica of the operator leads", "kubectl logs"),
         ({"leases": [lease(holder="")]}, "leader", "No replica of the operator leads", "kubectl logs"),
@@ -113,6 +118,13 @@ def test_what_does_not_work_fails_and_names_the_fix(
     assert (found.about, found.verdict) == (about, Verdict.FAILED)
     assert sentence in found.message
     assert remedy in found.remedy
+
+
+def test_an_operator_and_agents_that_run_as_processes_are_at_work() -> None:
+    assert trouble(operators=[], agents=[]) == []
+    said = {each.about: each.message for each in findings(operators=[], agents=[])}
+    assert said["leader"] == "replica-1 leads."
+    assert "agent" not in said
 
 
 def test_an_operator_alone_is_at_work_before_a_driver_is() -> None:
