@@ -114,6 +114,7 @@ REFUSED = [
         "agent", "a GpuNode with modes", wished(gpus=[{"uuid": "GPU-0", "policy": "p", "mode": "Disabled"}]), NO_WISHES
     ),
     Theft("agent", "a GpuNode with promises", wished(promised=[]), NO_WISHES),
+    Theft("agent", "a GpuNode that is handed over", wished(operatorAllocated=["GPU-0"]), NO_WISHES),
     Theft("agent", "another node's event", lambda c: c.create(EVENTS, an_event("x", OTHER)), MY_EVENTS),
     Theft(
         "agent",
