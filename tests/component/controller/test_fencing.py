@@ -18,12 +18,13 @@ from draco.maintenance.rules import isolates_as
 from draco.resources.api.core import Lease
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import EVENTS, GPU_NODES, LEASES, NODES, TAINT_RULES
+from draco.resources.kinds import EVENTS, GPU_NODES, LEASES, NODES, SLICES, TAINT_RULES
 from draco.resources.names import AGENT_LEASE_PREFIX, NVIDIA_DRIVER, PoolKey
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.agents import SimulatedNode
+from tests.builders import a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
 
 pytestmark = pytest.mark.usefixtures("crds")
@@ -332,6 +333,25 @@ async def test_a_node_that_is_gone_takes_its_fence_along(
         await soon(lambda: nodes.fence(lost), "the fence")
         await nodes.client.delete(NODES, ObjectKey("", lost.name))
         await until(lambda: nodes.is_open(lost), within_s=5, what="the lift")
+
+
+async def test_a_node_that_another_driver_of_that_name_has_now_is_open_once_its_gpunode_is_deleted(
+    served: ControlPlane, nodes: FencedNodes, settings: OperatorSettings
+) -> None:
+    given, *others = nodes.nodes
+    async with an_operator(served, settings) as (operator, _):
+        await until(lambda: leads(operator))
+        await nodes.kill(given)
+        for each in await nodes.client.list(SLICES):
+            if each.spec.pool.name == given.name:
+                await nodes.client.delete(SLICES, each.metadata.key)
+        theirs = a_slice(given.name, name=f"{given.name}-theirs")
+        await nodes.client.create(SLICES, theirs)
+        await until(lambda: nodes.fence(given), what="the fence")
+        await nodes.client.delete(GPU_NODES, ObjectKey("", given.name))
+        await until(lambda: nodes.is_open(given), within_s=5, what="the lift")
+        await nodes.never_fenced(given, *others, for_s=2 * LEASE_S)
+        await nodes.client.delete(SLICES, theirs.metadata.key)
 
 
 async def test_an_agent_that_does_not_read_its_gpus_is_fenced_until_it_does(

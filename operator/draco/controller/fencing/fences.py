@@ -123,7 +123,7 @@ class FencingReconciler:
             "Warning",
             AGENT_LOST,
             "The agent has not renewed its lease, so no new claim gets a GPU of this node until it does. Pods that run keep "
-            f"running. See the agent's pod on node {node}.",
+            f"running. See the agent's pod on node {node}; if none is to run there any more, delete GpuNode {node}.",
         )
 
     async def _renewed_meanwhile(self, node: NodeName) -> bool:
