@@ -25,7 +25,7 @@ from draco.resources.api.claims import (
     ResourceClaim,
 )
 from draco.resources.api.core import Node, NodeTaint, Pod, Toleration
-from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
+from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectMeta, OwnerReference
 from draco.resources.api.slices import (
     Counter,
     CounterSet,
@@ -77,6 +77,17 @@ def test_a_claim_that_nobody_uses_is_the_first_to_go() -> None:
     assert (first.kind, first.claim, first.node) == (ChangeKind.FREE_IDLE_CLAIM, "default/idle", "n1")
     assert first.text == "delete claim default/idle, which is allocated but not used by any pod"
     assert first.devices == [f"{GPU}/n1/gpu-0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("DeviceReservation", "DeviceReservation default/later"), ("Pod", "pod default/later")]
+)
+def test_a_claim_that_would_be_made_again_goes_with_what_it_belongs_to(kind: str, said: str) -> None:
+    idle = held("idle", "n1/gpu-0")
+    owner = OwnerReference(api_version="v1", kind=kind, name="later", uid="u", controller=True)
+    idle = msgspec.structs.replace(idle, metadata=msgspec.structs.replace(idle.metadata, owner_references=[owner]))
+    [first, *_] = nearest_misses(a_fleet(idle, BUSY[1]), [asking(BIG)])
+    assert first.text == f"delete {said}, whose claim default/idle is allocated but not used yet"
 
 
 def test_a_claim_in_use_is_told_with_who_uses_it() -> None:
@@ -176,11 +187,22 @@ def test_a_taint_is_lifted_from_the_devices_that_would_be_taken() -> None:
             "draco.dev/unsettled",
             ": its agent does when the GPU is Ready again, and draco layout show says what that waits for",
         ),
+        (
+            "draco.dev/operator-allocated",
+            " by its MigPolicy (spec.allocator: Scheduler), or ask for a class whose claims Draco allocates, such as ours",
+        ),
+        (
+            "draco.dev/maintenance",
+            ": Draco does when its DeviceMaintenance is over, and draco maintain status says what that waits for",
+        ),
+        ("draco.dev/agent-lost", ": Draco does when the agent of its node is back; see the agent's pod there"),
         ("draco.dev/xid", ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"),
     ],
 )
 def test_nobody_is_told_to_tolerate_that_a_device_cannot_be_had(taint: str, remedy: str) -> None:
     fleet = a_fleet()
+    ours = ObjectMeta(name="ours", labels={"draco.dev/allocator": "operator"})
+    fleet.put_class(msgspec.structs.replace(a_class("ours"), metadata=ours))
     fleet.put_rule(a_rule(taint=taint, driver=GPU, pool="n1"))
     assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT] == (
         f"lift the taint {taint}:NoSchedule (rule rule) from {GPU}/n1/gpu-0{remedy}"

@@ -3,7 +3,7 @@
 Owns the changes that somebody other than the author of the claims has to make.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -12,6 +12,7 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.pools import Pool, PoolView
 from draco.allocation.fleet.rowwise import select
+from draco.allocation.ownership.claims import is_operators
 from draco.explanation.findings.details import consumers_of, taint_seen
 from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
@@ -23,7 +24,13 @@ from draco.resources.api.core import Node
 from draco.resources.api.health import is_of_fact, is_of_fault
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, taint_text
-from draco.resources.names import TAINT_FOREIGN_INSTANCE, PoolKey
+from draco.resources.names import (
+    TAINT_AGENT_LOST,
+    TAINT_FOREIGN_INSTANCE,
+    TAINT_MAINTENANCE,
+    TAINT_OPERATOR_ALLOCATED,
+    PoolKey,
+)
 from draco.resources.texts import agreeing, listed, them
 
 _NOT: Final = bytes(each == 0 for each in range(256))
@@ -35,6 +42,13 @@ _BUSY_NODES: Final = 3
 _BUSY: Final = 8
 _CLOSED: Final = 12
 _POOLS: Final = 3
+
+
+_ENDS: Final[Mapping[str, str]] = {
+    TAINT_FOREIGN_INSTANCE: " by removing the GPU instance there, which Draco did not make",
+    TAINT_MAINTENANCE: ": Draco does when its DeviceMaintenance is over, and draco maintain status says what that waits for",
+    TAINT_AGENT_LOST: ": Draco does when the agent of its node is back; see the agent's pod there",
+}
 
 
 def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
@@ -75,15 +89,19 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[SuggestedChange]:
         named = (taint.key, taint.value, taint.effect)
         rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
         by = f" (rule {listed(sorted(rules))})" if rules else ""
-        text = f"lift the taint {taint_text(*named)}{by} from {listed(sorted(tainted))}{_otherwise(taint)}"
+        text = f"lift the taint {taint_text(*named)}{by} from {listed(sorted(tainted))}{_otherwise(trials, taint)}"
         yield SuggestedChange(miss=near_miss_of(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
         return
 
 
-def _otherwise(taint: DeviceTaint) -> str:
-    """How the taint goes, or what does as well."""
-    if taint.key == TAINT_FOREIGN_INSTANCE:
-        return " by removing the GPU instance there, which Draco did not make"
+def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
+    """How the taint goes, or what does as well. One of Draco's would come back, and who tolerates it gets what does not work."""
+    if taint.key in _ENDS:
+        return _ENDS[taint.key]
+    if taint.key == TAINT_OPERATOR_ALLOCATED:
+        dracos = sorted(name for name, each in trials.fleet.classes.items() if is_operators(each))
+        such = f", such as {dracos[0]}" if dracos else ""
+        return f" by its MigPolicy (spec.allocator: Scheduler), or ask for a class whose claims Draco allocates{such}"
     if is_of_fault(taint.key):
         return ": its agent does when the GPU's fault is over, and draco status says what the GPU needs"
     if is_of_fact(taint.key):
@@ -112,10 +130,19 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
             tried += 1
             results = trials.fits(node, without=key)
             if results is not None:
-                text = f"delete claim {key}, which is allocated but not used by any pod"
+                text = _unused(fleet.claims[key])
                 yield SuggestedChange(
                     miss=near_miss_of(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key
                 )
+
+
+def _unused(claim: ResourceClaim) -> str:
+    """How a claim goes that nobody uses. One that belongs to a reservation, or to a pod that waits, would be made again."""
+    key, owner = claim.metadata.key, claim.metadata.controller
+    if owner is None:
+        return f"delete claim {key}, which is allocated but not used by any pod"
+    what = "pod" if owner.kind == "Pod" else owner.kind
+    return f"delete {what} {key.namespace}/{owner.name}, whose claim {key} is allocated but not used yet"
 
 
 def _matters(trials: Trials, row: int) -> bool:
