@@ -62,6 +62,7 @@ def explain(
         group="" if group is None else str(group),
         claims=[str(claim.metadata.key) for claim in claims],
         pod="" if pod is None else str(pod.metadata.key),
+        node="" if pod is None else pod.spec.node_name,
         scheduler=scheduler,
         upstream_bugs=_bugs(fleet, claims, minor) if minor is not None else [],
         nodes_total=len(fleet.nodes),

@@ -375,6 +375,8 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     claims: list[str] = []
     pod: str = ""
+    node: str = ""
+    """The pod's, where it has one already."""
     reason: PendingReason
     summary: str = ""
     """One paragraph: the decisive cause, the fix, counts. At most 1000 characters, and 300 in ordinary cases."""

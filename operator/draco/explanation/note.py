@@ -258,6 +258,9 @@ def _fits(explanation: Explanation) -> _Said:
 
 def _allocated(explanation: Explanation) -> _Said:
     devices = listed([device for claim in explanation.allocated for device in claim.devices])
+    if explanation.node:  # kubelet may still be preparing the devices there
+        where = f"all claims are allocated ({devices}), and the pod has its node, {explanation.node}"
+        return _Said(where, "if it does not start, see its Events")
     if explanation.pod:
         return _Said(f"all claims are allocated ({devices}); the pod waits for something other than devices")
     used = any(claim.consumers for claim in explanation.allocated)

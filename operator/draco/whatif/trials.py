@@ -85,7 +85,7 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
 def trials_of_files(world: World) -> list[Trial]:
     """What the objects of files ask for, in their order."""
     asked = {item.metadata.key: item for item in world.wanted if isinstance(item, ResourceClaim)}
-    pods = [item for item in world.wanted if isinstance(item, Pod)]
+    pods = [item for item in world.wanted if isinstance(item, Pod) and not item.is_over]
     used = {key for pod in pods for key in pod.claims}
     used_templates = {
         ObjectKey(pod.metadata.namespace, entry.resource_claim_template_name)
@@ -96,7 +96,7 @@ def trials_of_files(world: World) -> list[Trial]:
     trials = []
     for item in world.wanted:
         match item:
-            case Pod():
+            case Pod() if not item.is_over:
                 trials.append(_trial(world, item, asked))
             case ResourceClaim() if item.metadata.key not in used:
                 trials.append(Trial(claims=[item]))
@@ -113,7 +113,7 @@ def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
         fleet.put_claim(msgspec.structs.replace(claim, status=ResourceClaimStatus()))
     keys = {claim.metadata.key for claim in displaced}
     pods = sorted(world.pods.values(), key=lambda pod: pod.metadata.key)
-    moving = [_without_node(pod) for pod in pods if not keys.isdisjoint(pod.claims)]
+    moving = [_without_node(pod) for pod in pods if not pod.is_over and not keys.isdisjoint(pod.claims)]
     waiting = [pod for pod in pods if pod.waits and uses_devices(pod, fleet.classes) and keys.isdisjoint(pod.claims)]
     trials = [_trial(world, pod, {}) for pod in (*moving, *waiting)]
     used = {key for pod in (*moving, *waiting) for key in pod.claims}

@@ -9,7 +9,15 @@ import yaml
 from click.testing import CliRunner, Result
 
 from draco import cli
+from draco.allocation.fleet.fleet import Fleet
+from draco.cli.explain import subjects
 from draco.cli.explain.command import command
+from draco.cli.explain.refusals import with_refusals
+from draco.explanation.explain import explain as explain_claims
+from draco.explanation.model import PendingReason
+from draco.resources.api.core import Pod
+from draco.whatif.world import World
+from tests import builders
 from tests.unit.cli.test_simulate import CLUSTER, a_claim, a_class, a_pod, a_template
 
 Json = dict[str, Any]
@@ -163,3 +171,75 @@ def test_one_pod_whose_template_is_missing_does_not_hide_the_others(tmp_path: Pa
 def test_a_claim_that_is_allocated_for_nobody_is_said_to_be(files: str) -> None:
     text = explain(files, "claim", "held").stdout
     assert "The claim is allocated (gpu.example.com/node-0/gpu-0), and no pod uses it." in text
+
+
+@pytest.mark.parametrize(
+    ("phase", "spec", "deleted", "fate"),
+    [
+        ("Succeeded", {"nodeName": "node-0"}, None, "has ended (Succeeded)"),
+        ("Failed", {}, None, "has ended (Failed)"),
+        ("Pending", {}, "2026-03-01T12:00:00Z", "is being deleted"),
+    ],
+)
+def test_a_pod_whose_time_is_over_waits_for_nothing(
+    tmp_path: Path, phase: str, spec: Json, deleted: str | None, fate: str
+) -> None:
+    pod = a_pod("done", {"name": "a", "resourceClaimName": "one"}, **spec)
+    pod["metadata"] |= {"namespace": "default", "deletionTimestamp": deleted}
+    pod["status"] = {"phase": phase}
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("one"), pod]))
+    result = explain(str(file), "pod", "done")
+    assert str(result.exception) == f"the pod default/done {fate}, so it waits for no devices"
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+def test_of_a_pod_that_has_its_node_it_is_not_said_what_it_waits_for(tmp_path: Path, phase: str) -> None:
+    pod = a_pod("runs", {"name": "a", "resourceClaimName": "one"}, nodeName="node-0")
+    pod["status"] = {"phase": phase}
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("one", 1, "node-0/gpu-0"), pod]))
+    told = document(str(file), "pod", "runs")
+    assert (told["reason"], told["node"]) == ("Allocated", "node-0")
+    assert told["summary"] == (
+        "All claims are allocated (gpu.example.com/node-0/gpu-0), and the pod has its node, node-0. If it does not start, see "
+        "its Events."
+    )
+
+
+def test_who_waits_for_which_claim_is_found_out_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Pod] = []
+    may_wait = subjects._may_wait
+
+    def counted(pod: Pod) -> bool:
+        asked.append(pod)
+        return may_wait(pod)
+
+    monkeypatch.setattr(subjects, "_may_wait", counted)
+    pods = [builders.a_pod(f"runs-{number}") for number in range(5)]
+    claims = [builders.a_claim(f"unused-{number}") for number in range(20)]
+    world = World(
+        fleet=Fleet.of(claims=claims), pods={pod.metadata.key: pod for pod in pods}, templates={}, wanted=[], notes=[]
+    )
+    assert len(subjects.pending(world, "", "")) == len(claims)
+    assert len(asked) <= 2 * len(pods)
+
+
+def test_why_a_claim_is_not_made_is_told_as_kube_controller_manager_says_it() -> None:
+    pod = builders.a_pod("train", templates=["gpu"])
+    said = 'PodResourceClaim gpu: resource claim template "gpu": resourceclaimtemplate.resource.k8s.io "gpu" not found'
+    world = World(
+        fleet=Fleet(),
+        pods={pod.metadata.key: pod},
+        templates={},
+        wanted=[],
+        notes=[],
+        creation_failures={pod.metadata.uid: said},
+    )
+    subject = subjects.subject_of(world, "pod", "train", "default")
+    told = with_refusals(world, subject, explain_claims(world.fleet, subject.claims, pod=subject.pod))
+    assert told.reason is PendingReason.CLAIM_MISSING
+    assert told.summary == (
+        "The ResourceClaim for gpu has not been created yet from ResourceClaimTemplate default/gpu; kube-controller-manager "
+        f"says: {said}."
+    )

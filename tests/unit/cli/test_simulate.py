@@ -4,14 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from draco import cli
+from draco.allocation.fleet.fleet import Fleet
 from draco.cli.simulate.command import command
 from draco.cli.simulate.report import lines
-from draco.whatif.trials import TrialResult, TrialRun
+from draco.resources.api.core import Pod
+from draco.whatif.trials import TrialResult, TrialRun, trials_of_cluster
+from draco.whatif.world import World, without
+from tests import builders
 
 Json = dict[str, Any]
 DRIVER = "gpu.example.com"
@@ -405,3 +410,34 @@ def test_a_taint_on_a_gpu_is_put_on_its_partitions_as_draco_would(tmp_path: Path
     assert "draco-extension-" not in str(told)
     of_a_part = document(tmp_path, objects, "--with-taint", f"suspect:NoSchedule@{DRIVER}/node-0/{partitions[0]}")
     assert placed(of_a_part) == [("default/one", [f"node-0/{partitions[1]}"])]
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_has_ended_asks_for_nothing(tmp_path: Path, phase: str) -> None:
+    done = a_pod("done", {"name": "a", "resourceClaimTemplateName": "two"}, nodeName="node-0")
+    done["status"] = {"phase": phase, "resourceClaimStatuses": [{"name": "a", "resourceClaimName": "done-a-x7k2p"}]}
+    told = document(
+        tmp_path,
+        [*CLUSTER, a_template("two", 2), done, a_pod("new", {"name": "a", "resourceClaimName": "one"}), a_claim("one")],
+    )
+    assert [entry["pod"] for entry in told["claims"] if entry["pod"]] == ["default/new"]
+
+
+@pytest.mark.parametrize(
+    "over", [{"status": {"phase": "Succeeded"}}, {"metadata": {"deletionTimestamp": "2026-03-01T12:00:00Z"}}]
+)
+def test_without_a_node_only_the_pods_that_go_on_have_to_be_placed_again(over: Json) -> None:
+    fleet = Fleet.of(
+        slices=[builders.a_slice("node-0"), builders.a_slice("node-1")],
+        nodes=[builders.a_node("node-0"), builders.a_node("node-1")],
+        classes=[builders.a_device_class()],
+        claims=[builders.a_claim("shared", on=["node-0/gpu-0"], reserved_for=["done", "runs"])],
+    )
+    done = builders.a_pod("done", claims=["shared"], templates=["own"], node="node-0")
+    plain = msgspec.to_builtins(done)
+    done = msgspec.convert({name: value | over.get(name, {}) for name, value in plain.items()}, Pod)
+    runs = builders.a_pod("runs", claims=["shared"], node="node-0")
+    pods = {pod.metadata.key: pod for pod in (done, runs)}
+    made = World(fleet=fleet, pods=pods, templates={}, wanted=[], notes=[])
+    trials = trials_of_cluster(made, without(made, ["node-0"]))
+    assert [trial.pod.metadata.name for trial in trials if trial.pod] == ["runs"]

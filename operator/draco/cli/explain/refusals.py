@@ -33,6 +33,8 @@ def with_refusals(world: World, subject: ExplainSubject, explanation: Explanatio
         message = world.creation_failures.get(subject.pod.metadata.uid, "")
         if why := creation_refusal(message, subject.key.namespace):
             return _saying(explanation, why)
+        if message:
+            return _saying(explanation, f"{explanation.error}; kube-controller-manager says: {message}")
     elif explanation.fits and (why := _limited(world, subject)):
         return _saying(msgspec.structs.replace(explanation, reason=PendingReason.LIMIT_REACHED, fits=False), why)
     return explanation

@@ -3,8 +3,8 @@
 Owns the finding, and what is said where there is nothing to be found. Reads nothing itself.
 """
 
-from collections import ChainMap
-from collections.abc import Mapping
+from collections import ChainMap, defaultdict
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -46,7 +46,7 @@ def subject_of(world: World, kind: str, name: str, namespace: str) -> ExplainSub
     claims = _claims(world)
     if key not in claims:
         raise ExplainError(_absent("claim", key, claims))
-    return _of_claim(world, claims[key])
+    return _of_claim(world, claims[key], _users(world))
 
 
 def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
@@ -66,11 +66,12 @@ def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
             taken.update(claim.metadata.key for claim in subject.claims)
             if namespace in {"", pod.metadata.namespace}:
                 found.append(subject)
+    users = _users(world)
     for key in sorted(claims) if kind != "pod" else ():
         claim = claims[key]
         waits = claim.status.allocation is None and claim.metadata.deletion_timestamp is None
         if waits and key not in taken and namespace in {"", key.namespace}:
-            found.append(_of_claim(world, claim))
+            found.append(_of_claim(world, claim, users))
     return found
 
 
@@ -96,21 +97,33 @@ def _of_pod(world: World, pod: Pod) -> ExplainSubject:
         said = _scheduler(pod)
         also = f"; kube-scheduler says: {said}" if said else ""
         raise ExplainError(f"the pod {key} uses no claims, so it waits for no devices{also}")
+    if pod.has_ended or (pod.is_over and not pod.spec.node_name):
+        fate = f"has ended ({pod.status.phase})" if pod.has_ended else "is being deleted"
+        raise ExplainError(f"the pod {key} {fate}, so it waits for no devices")
     if pod.waits:
         world.note_extended_resources(pod)
     pod, claims = _with_claims(world, pod)
     return ExplainSubject(kind="pod", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
 
 
-def _of_claim(world: World, claim: ResourceClaim) -> ExplainSubject:
+def _users(world: World) -> Mapping[ObjectKey, Sequence[Pod]]:
+    """The pods that may wait, by the claims that they use: first those that do, by name."""
+    found: dict[ObjectKey, list[Pod]] = defaultdict(list)
+    pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod)]
+    for pod in sorted(pods, key=lambda pod: not pod.waits):
+        for key in pod.claims:
+            found[key].append(pod)
+    return found
+
+
+def _of_claim(world: World, claim: ResourceClaim, users: Mapping[ObjectKey, Sequence[Pod]]) -> ExplainSubject:
     """With all claims of the first pod that waits for it, as they are allocated together.
 
     If none does, with those of one that waits in vain, because it came to its node without the scheduler.
     """
     key = claim.metadata.key
-    users = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod)]
-    for pod in sorted(users, key=lambda pod: not pod.waits):
-        if key in pod.claims and (pod.waits or claim.status.allocation is None):
+    for pod in users.get(key, ()):
+        if pod.waits or claim.status.allocation is None:
             pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
             return ExplainSubject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
     return ExplainSubject(kind="claim", key=key, claims=[claim])
