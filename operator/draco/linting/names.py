@@ -7,7 +7,14 @@ search for the name that was meant.
 from types import MappingProxyType
 from typing import Final
 
-from draco.resources.names import NVIDIA_DRIVER, STANDARD_NUMA_NODE, STANDARD_PCI_BUS_ID, STANDARD_PCIE_ROOT
+from draco.resources.names import (
+    ATTRIBUTE_CLIQUE_ID,
+    ATTRIBUTE_CLUSTER_UUID,
+    NVIDIA_DRIVER,
+    STANDARD_NUMA_NODE,
+    STANDARD_PCI_BUS_ID,
+    STANDARD_PCIE_ROOT,
+)
 from draco.resources.texts import most_like
 
 STANDARD_DOMAIN: Final = "resource.kubernetes.io"
@@ -36,6 +43,8 @@ ATTRIBUTES: Final = VERSIONS | {
     "vendorID",
     "numa",
     "iommuFDEnabled",
+    ATTRIBUTE_CLUSTER_UUID,
+    ATTRIBUTE_CLIQUE_ID,
 }
 CAPACITIES: Final = frozenset(
     {

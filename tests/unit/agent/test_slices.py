@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import DriverInfo, LocatedGpu
+from draco.agent.hardware.gpus import DriverInfo, FabricPlace, LocatedGpu
 from draco.agent.publish import slices
 from draco.agent.publish.offering import Offering
 from draco.agent.publish.slices import Publisher
+from draco.linting import names as linting_names
 from draco.resources.api.slices import (
     Counter,
     CounterSet,
@@ -65,6 +66,15 @@ def test_a_gpu_has_nvidias_names_and_the_standard_attributes() -> None:
         },
         capacity={"memory": DeviceCapacity(value="81559Mi")},
     )
+
+
+def test_whatever_is_published_is_known_to_the_linter() -> None:
+    gpu = a_gpu(addressing_mode="HMM", fabric=FabricPlace("c1c1c1c1-0000-4000-8000-000000000001", 3))
+    device = slices.device(LocatedGpu(gpu, pcie_root="pci0000:15", numa_node=0), DRIVER)
+    for name in device.attributes:
+        domain, _, plain = name.rpartition("/")
+        assert plain in (linting_names.STANDARD if domain else linting_names.ATTRIBUTES), name
+    assert device.capacity.keys() <= linting_names.CAPACITIES
 
 
 def test_what_is_unknown_is_not_published() -> None:

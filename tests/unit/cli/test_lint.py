@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given, seed, settings
 from hypothesis import strategies as some
 
 from draco import cli
 from draco.cli.lint import text as lint_text
-from draco.cli.lint.command import check
+from draco.cli.lint.command import check, command
 
 OLD = """# kept
 apiVersion: resource.k8s.io/v1beta1 # also kept
@@ -319,3 +320,19 @@ def test_line_breaks_are_kept_where_they_are_of_one_kind(ending: str, kept: str)
 def test_a_file_in_which_nothing_is_corrected_stays_as_it_is_to_the_byte() -> None:
     mixed = "apiVersion: v1\nkind: Service\r\nmetadata:\r  name: a\r\n"
     assert check({"a.yaml": mixed}, kubernetes=36).after["a.yaml"] == mixed
+
+
+def test_a_file_without_a_name_is_not_the_folder_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.yaml").write_text(text := "kind: ResourceClaim\nmetadata: {name: a}\n")
+    result = CliRunner().invoke(command, ["--fix", "-f", ""])
+    assert (result.exit_code, (tmp_path / "other.yaml").read_text()) == (2, text)
+    assert "-f has no file" in result.stderr
+
+
+def test_a_document_holds_nothing_that_turns_a_terminals_text_around(tmp_path: Path) -> None:
+    file = tmp_path / "claim.yaml"
+    file.write_text("kind: ResourceClaim\nmetadata: {name: a}\nspec: {devices: {\u202eno: 1}}\n", encoding="utf-8")
+    result = CliRunner().invoke(command, ["-f", str(file), "-o", "json"])
+    assert any("\u202e" in each["message"] for each in json.loads(result.stdout)["findings"])
+    assert "\u202e" not in result.stdout

@@ -122,6 +122,8 @@ def read_texts(
     """The text of each file by its name, in their order; of a folder, those `within` it. Raises ManifestError."""
     if filenames.count("-") > 1:
         raise click.UsageError("Standard input can be read only once: give -f - once.")
+    if "" in filenames:  # Path("") is the current folder, and an unset variable does not mean all that is in it
+        raise click.UsageError("-f has no file: it is empty, as where a variable is not set.")
     for filename in filenames:
         if filename == "-":
             yield STANDARD_INPUT, _text(STANDARD_INPUT, sys.stdin.buffer)

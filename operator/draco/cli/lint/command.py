@@ -20,7 +20,7 @@ from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import DocumentText, TextError
 from draco.cli.options import RELEASES, output_option
-from draco.cli.output import echo, written
+from draco.cli.output import echo, print_document
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath
 from draco.linting.rules import lint
 
@@ -269,7 +269,7 @@ def command(
         _write(checked, changed)
     match output:
         case "json":
-            click.echo(_json(checked, changed))
+            print_document(_document(checked, changed))
         case "diff":
             click.echo("".join(_diff(checked, changed)), nl=False)
         case "yaml":
@@ -314,11 +314,10 @@ def _text(checked: LintResult, changed: Sequence[str], *, is_written: bool) -> I
         )
 
 
-def _json(checked: LintResult, changed: Sequence[str]) -> str:
-    document = {
+def _document(checked: LintResult, changed: Sequence[str]) -> dict[str, Any]:
+    return {
         "findings": checked.findings,
         "files": [
             {"file": file, "corrected": checked.after[file] if file in changed else None} for file in checked.before
         ],
     }
-    return written(document)
