@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from draco.cli import run
+from draco.cli.maintain import following
 from draco.cli.maintain.cluster import change, create
 from draco.cli.maintain.requests import MaintainError
 from draco.cli.writing import WriteError
@@ -20,7 +22,8 @@ from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey, micro_time
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco_local.cluster.controlplane import ControlPlane
-from tests.doubles.faultproxy import FaultProxy, answer
+from tests.component.cli.test_taint import apply_status
+from tests.doubles.faultproxy import FaultProxy, answer, drop, watches
 from tests.requests import RefusedError, call
 
 REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
@@ -156,6 +159,33 @@ def test_where_an_operator_leads_nobody_is_warned(api_server: ControlPlane, name
         if warned:
             call(api_server, "POST", path, lease)
     call(api_server, "DELETE", f"{path}/draco-operator")
+
+
+async def test_a_server_that_is_away_for_a_while_is_waited_for(
+    api_server: ControlPlane,
+    request_name: str,
+    through_proxy: tuple[FaultProxy, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(following, "_AGAIN_S", 0.01)
+    proxy, kubeconfig = through_proxy
+
+    async def complete(request: web.Request) -> web.StreamResponse | None:
+        body = {"phase": "Completed", "observedGeneration": 1, "message": "That is all."}
+        path = f"{REQUESTS}/{request_name}"
+        await asyncio.to_thread(apply_status, api_server, path, "draco.dev/v1alpha1", "DeviceMaintenance", body)
+        return await answer(429, "TooManyRequests")(request)
+
+    async with Client(await connect(kubeconfig, None)) as client:
+        request = await client.get(DEVICE_MAINTENANCES, ObjectKey("", request_name))
+        proxy.fault(lambda request: request.path.endswith(request_name), answer(503, "ServiceUnavailable"), times=2)
+        proxy.fault(watches, drop)
+        proxy.fault(watches, complete)
+        await following.follow(client, request, "1m")
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == "Completed: That is all."
+    assert said.err.count("it is asked again until it answers") == 1
 
 
 def _with_reason(name: str) -> Json:

@@ -1,6 +1,8 @@
 """`draco reserve` on a real API server: what is written, what is said, and how it ends when it cannot."""
 
+import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco_local.cluster.controlplane import ControlPlane
+from tests.doubles.faultproxy import Action, FaultProxy, answer, drop
 from tests.requests import RefusedError, call
 
 pytestmark = pytest.mark.usefixtures("crds")
@@ -115,6 +118,18 @@ def test_a_reservation_that_nobody_makes_ready_is_waited_for_no_longer_than_was_
     again = reserve(api_server, namespace, "late")
     assert f"there is a DeviceReservation {namespace}/late already" in str(again.exception)
     assert "take another name, or delete it with" in str(again.exception)
+
+
+@pytest.mark.parametrize("fault", [answer(503, "ServiceUnavailable"), answer(429, "TooManyRequests"), drop])
+async def test_a_server_that_is_away_for_a_while_is_waited_for(
+    api_server: ControlPlane, namespace: str, path: str, through_proxy: tuple[FaultProxy, Path], fault: Action
+) -> None:
+    proxy, kubeconfig = through_proxy
+    async with Client(await connect(kubeconfig, None)) as client:
+        made = await cluster.create(client, ObjectKey(namespace, "train"), {"templateName": "one"}, dry_run=False)
+        await asyncio.to_thread(say, api_server, path, "train", Ready="True")
+        proxy.fault(lambda request: request.path.endswith("/train"), fault)
+        await cluster.wait(client, made, "1m")
 
 
 async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_made(

@@ -9,8 +9,9 @@ from typing import Final
 
 from draco.cli.input.words import limit_s
 from draco.cli.maintain.requests import MaintainError
-from draco.cli.output import echo, visible
+from draco.cli.output import echo, visible, warn
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import TRANSIENT
 from draco.kube.errors import Expired, NotFound
 from draco.kube.watch.watching import Removal, StreamBroken, Upsert, watch
 from draco.overview.maintenances import maintenance_view
@@ -21,6 +22,7 @@ _ENDS: Final = OVER | {MaintenancePhase.FAILED}
 _WATCH_S: Final = 240.0
 _SILENT_S: Final = 90.0
 """The server says each minute that nothing has happened."""
+_AGAIN_S: Final = 1.0
 
 
 async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None:
@@ -45,13 +47,21 @@ async def follow(client: Client, request: DeviceMaintenance, limit: str) -> None
 
 
 async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator[DeviceMaintenance]:
-    """The request as it is, and then each version of it, until it is deleted."""
+    """The request as it is, and then each version of it, until it is deleted. A server that is away is waited for."""
     key, uid = request.metadata.key, request.metadata.uid
+    away = False
     while True:
         try:
             now = await client.get(DEVICE_MAINTENANCES, key)
         except NotFound:
             return
+        except TRANSIENT as error:
+            if not away:
+                warn([f"{error}; it is asked again until it answers."])
+            away = True
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        away = False
         if now.metadata.uid != uid:  # another one of that name
             return
         yield now
@@ -72,7 +82,7 @@ async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator
                             yield obj
                         case Upsert() | Removal():
                             return
-        except (Expired, StreamBroken):
-            pass  # what has happened meanwhile is read
+        except (Expired, StreamBroken, *TRANSIENT):
+            await asyncio.sleep(_AGAIN_S)  # and what has happened meanwhile is read
         finally:
             await stream.aclose()

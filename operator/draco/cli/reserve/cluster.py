@@ -13,7 +13,8 @@ from draco.cli.input.words import limit_s
 from draco.cli.output import echo
 from draco.cli.reserve.requests import ReserveError
 from draco.kube.connect.client import Client
-from draco.kube.errors import Forbidden, NotFound, Unreachable
+from draco.kube.connect.retry import TRANSIENT
+from draco.kube.errors import Forbidden, NotFound
 from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import DEVICE_RESERVATIONS
@@ -59,7 +60,7 @@ async def wait(client: Client, reservation: DeviceReservation, limit: str) -> No
                     now = await client.get(DEVICE_RESERVATIONS, key)
                 except NotFound:
                     raise ReserveError(f"{key.name} was deleted") from None
-                except Unreachable:
+                except TRANSIENT:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     continue
                 if now.metadata.uid != reservation.metadata.uid:
