@@ -4,6 +4,7 @@ Owns the rows of the document and of the screen. What the faults are is the agen
 table's and the policies'; nothing is decided here, and nothing read.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -117,17 +118,17 @@ def gpu_views(objects: HealthObjects) -> list[GpuHealthView]:
     for name, claim in by_name.items():
         for device in claim.devices_held:
             holders.setdefault(device, []).append(name)
+    requests = [each for each in objects.maintenances if phase_of(each) not in OVER]
+    about = _by_device(requests)
     views = []
     for node in sorted(objects.gpu_nodes, key=lambda each: natural(each.metadata.name)):
         for gpu in sorted(node.status.gpus, key=lambda each: natural(each.device)):
             whole = DeviceKey(node.status.driver, node.metadata.name, gpu.device)
             here = {whole, *(whole._replace(device=name) for name in hardware.of(whole).overlapping(gpu.device))}
             claims = sorted({name for device in here for name in holders.get(device, ())})
-            open_ones = [
-                f"{each.metadata.name} ({phase_of(each)})"
-                for each in objects.maintenances
-                if _is_about(each, gpu, here)
-            ]
+            keys: list[DeviceKey | str] = [*here, gpu.uuid]
+            numbers = sorted({number for key in keys for number in about.get(key, ())})
+            open_ones = [f"{requests[each].metadata.name} ({phase_of(requests[each])})" for each in numbers]
             views.append(_view(node, gpu, claims, pods_using(claims, by_name, objects.members), open_ones))
     return views
 
@@ -184,8 +185,12 @@ def _text(moment: datetime | None) -> str:
     return moment.isoformat(timespec="seconds") if moment else ""
 
 
-def _is_about(request: DeviceMaintenance, gpu: GpuStatus, here: set[DeviceKey]) -> bool:
-    """Whether a request that is not over concerns the GPU."""
-    if phase_of(request) in OVER:
-        return False
-    return any(each.key in here or (gpu.uuid and each.uuid == gpu.uuid) for each in request.status.devices)
+def _by_device(requests: Sequence[DeviceMaintenance]) -> Mapping[DeviceKey | str, Sequence[int]]:
+    """Which of these requests are about a device, and about a GPU by its UUID."""
+    found: dict[DeviceKey | str, list[int]] = defaultdict(list)
+    for number, request in enumerate(requests):
+        for device in request.status.devices:
+            found[device.key].append(number)
+            if device.uuid:
+                found[device.uuid].append(number)
+    return found

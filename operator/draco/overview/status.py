@@ -175,8 +175,13 @@ def _devices(
         ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
     )
     used = hardware.used(holders)
+    rules: dict[str | None, list[DeviceTaintRule]] = defaultdict(list)
+    for rule in snapshot.rules:
+        if (selector := rule.spec.device_selector) is not None:
+            rules[selector.pool].append(rule)
     views = []
     for pool, published in pools.items():
+        of_pool = [*rules.get(None, ()), *rules.get(pool.pool, ())]
         for item in {id(item): item for each in published for item in each.slices}.values():
             for device in item.spec.devices:
                 key = DeviceKey(pool.driver, pool.pool, device.name)
@@ -187,7 +192,7 @@ def _devices(
                         device,
                         node=node,
                         online=ready.get(node, False) if node else True,
-                        rules=snapshot.rules,
+                        rules=of_pool,
                         claims=sorted(holders.get(key, [])),
                         claims_on_parts=used.by_parts.get(key, []),
                         blocked=key in short or key in used.overlapped,

@@ -3,7 +3,9 @@
 Owns the row of a rule. What a taint does is `maintenance.selecting.impact`'s to say, what is the same hardware `hardware_use`'s.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -18,10 +20,11 @@ from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector, tai
 from draco.resources.names import DeviceKey
 
 
-class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True):
+class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What taints can hit. `devices` are the published ones.
 
-    `pods` are at least those that use a claim which is hit; None if they may not be read.
+    `pods` are at least those that use a claim which is hit; None if they may not be read. There can be as many rules as devices:
+    of a rule that names a pool only what is in that pool is looked at.
     """
 
     devices: Sequence[DeviceKey]
@@ -35,11 +38,15 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True):
     def impact(self, rules: Iterable[DeviceTaintRule]) -> TaintImpact:
         """What these rules hit together, with what Draco extends them to. They have one taint, which the first one says."""
         several = list(rules)
+        pools = {each.spec.device_selector.pool for each in several if each.spec.device_selector is not None}
+        named = None if None in pools else sorted(filter(None, pools))
         found = impact_of(
             several[0].spec.taint,
             self._hit_by(several),
-            devices=self.devices,
-            claims=self.claims,
+            devices=self.devices
+            if named is None
+            else [key for pool in named for key in self._devices_of.get(pool, ())],
+            claims=self.claims if named is None else self._claims_in(named),
             pods=self.pods,
             spares_extended=self.spares_extended,
         )
@@ -50,8 +57,38 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True):
         hits = self._hit_by(list(rules))
         return [claim for claim in self.claims if any(hits(result.key) for result in claim.results)]
 
+    def _claims_in(self, pools: Iterable[str]) -> Iterable[ResourceClaim]:
+        """Those that have a device of any of the pools, each once."""
+        return {each.metadata.key: each for pool in pools for each in self._claims_of.get(pool, ())}.values()
+
+    @cached_property
+    def _devices_of(self) -> Mapping[str, Sequence[DeviceKey]]:
+        """By the name of their pool, whoever its driver is."""
+        found: dict[str, list[DeviceKey]] = defaultdict(list)
+        for key in self.devices:
+            found[key.pool].append(key)
+        return found
+
+    @cached_property
+    def _claims_of(self) -> Mapping[str, Sequence[ResourceClaim]]:
+        """By the pools of their devices."""
+        found: dict[str, list[ResourceClaim]] = defaultdict(list)
+        for claim in self.claims:
+            for pool in {result.pool for result in claim.results}:
+                found[pool].append(claim)
+        return found
+
     def _hit_by(self, rules: Sequence[DeviceTaintRule]) -> Callable[[DeviceKey], bool]:
-        return lambda device: any(self.hardware.hits(rule, device) for rule in rules)
+        by_pool: dict[str | None, list[DeviceTaintRule]] = defaultdict(list)
+        for rule in rules:
+            if (selector := rule.spec.device_selector) is not None:
+                by_pool[selector.pool].append(rule)
+
+        def hits(device: DeviceKey) -> bool:
+            meant = (*by_pool.get(None, ()), *by_pool.get(device.pool, ()))
+            return any(self.hardware.hits(rule, device) for rule in meant)
+
+        return hits
 
 
 def rule_views(

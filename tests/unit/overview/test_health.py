@@ -9,7 +9,8 @@ import pytest
 from draco.overview.health import WHAT_TO_DO, HealthObjects, chosen, gpu_views, names_of
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import FaultFamily, FaultScope, GpuFaultStatus, HealthEffect
-from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.api.maintenance import MaintainedDevice, MaintenancePhase
+from draco.resources.names import DeviceKey
 from tests.builders import a_claim, a_gpu_node, a_maintenance, a_slice
 
 SEEN = datetime(2026, 11, 24, 6, 0, tzinfo=UTC)
@@ -90,3 +91,25 @@ def test_a_part_of_a_gpu_says_which() -> None:
 @pytest.mark.parametrize("family", list(FaultFamily))
 def test_there_is_advice_for_every_family(family: FaultFamily) -> None:
     assert WHAT_TO_DO[family]
+
+
+def test_requests_make_work_that_grows_with_the_fleet_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[MaintainedDevice] = []
+    plain = MaintainedDevice.__dict__["key"]
+
+    def counted(self: MaintainedDevice) -> DeviceKey:
+        asked.append(self)
+        key: DeviceKey = plain.fget(self)
+        return key
+
+    monkeypatch.setattr(MaintainedDevice, "key", property(counted))
+
+    def comparisons(nodes: int) -> int:
+        asked.clear()
+        names = [f"node-{number}" for number in range(nodes)]
+        requests = [a_maintenance(name, phase=MaintenancePhase.ISOLATED, devices=[f"{name}/gpu-0"]) for name in names]
+        found = views(*map(a_gpu_node, names), maintenances=requests)
+        assert [each.maintenances for each in found if each.device == "gpu-0"] == [[f"{n} (Isolated)"] for n in names]
+        return len(asked)
+
+    assert comparisons(8) <= 2 * comparisons(4)

@@ -15,9 +15,9 @@ from draco.resources.api.draco import GpuNode, MigPolicyStatus
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import Counter, CounterSet, Device, DeviceCounterConsumption, ResourceSlice
-from draco.resources.api.taints import DeviceTaint
+from draco.resources.api.taints import DeviceTaint, DeviceTaintSelector
 from draco.resources.kinds import TAINT_RULES
-from draco.resources.names import NVIDIA_DRIVER, Autoscaler, PoolKey
+from draco.resources.names import NVIDIA_DRIVER, Autoscaler, DeviceKey, PoolKey
 from tests.builders import (
     MOMENT,
     a_claim,
@@ -470,3 +470,33 @@ def test_nothing_is_said_of_autoscalers_where_none_is_misled() -> None:
         autoscalers=list(Autoscaler),
     )
     assert status_of(nobody).warnings == []
+
+
+def test_rules_for_single_devices_make_work_that_grows_with_the_fleet_and_not_with_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[DeviceKey] = []
+    matches = DeviceTaintSelector.matches
+
+    def counted(self: DeviceTaintSelector, device: DeviceKey) -> bool:
+        asked.append(device)
+        return matches(self, device)
+
+    monkeypatch.setattr(DeviceTaintSelector, "matches", counted)
+
+    def comparisons(nodes: int) -> int:
+        asked.clear()
+        names = [f"node-{number}" for number in range(nodes)]
+        each = [
+            a_rule(f"{name}-{device}", driver=NVIDIA_DRIVER, pool=name, device=device)
+            for name in names
+            for device in ("gpu-0", "gpu-1")
+        ]
+        claims = [a_claim(name, on=[f"{name}/gpu-0"]) for name in names]
+        status = status_of(
+            Snapshot(nodes=[a_node(n) for n in names], slices=[a_slice(n) for n in names], rules=each, claims=claims)
+        )
+        assert (status.devices.tainted, {len(rule.devices) for rule in status.taint_rules}) == (2 * nodes, {1})
+        return len(asked)
+
+    assert comparisons(12) <= 2 * comparisons(6)
