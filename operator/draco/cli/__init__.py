@@ -6,6 +6,7 @@ commands as entry points of the group `draco.commands`, each a mapping like `COM
 """
 
 import difflib
+import errno
 import functools
 import importlib
 import os
@@ -126,7 +127,8 @@ def run(arguments: Sequence[str], *, program: str = "draco") -> int:
     """Run one command line and return its exit status; `program` is what usage lines call it."""
     try:
         status = root.main(args=list(arguments), prog_name=program, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as with `draco … >&-`
+            sys.stdout.flush()
     except click.ClickException as error:
         if isinstance(error, click.UsageError):
             error.show()  # with the usage, and where help is
@@ -174,6 +176,8 @@ def _sentence(error: BaseException) -> str | None:
             return _whole(error.format_message())
         case OSError(strerror=str(reason), filename=str() | Path() as name):
             return f"{name}: {reason[:1].lower()}{reason[1:]}."
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT | errno.EFBIG, strerror=str(reason)):
+            return f"Not everything could be written: {reason[:1].lower()}{reason[1:]}."
         case _:
             return None
 
@@ -194,13 +198,13 @@ def _brief(error: BaseException) -> str:
 
 def _where_written(error: BaseException) -> str:
     """Write the traceback to a file of its own and say where; never fails."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "draco" / "crashes"
-    file = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.log"
     text = "".join(traceback.format_exception(error))
     try:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "draco" / "crashes"
+        file = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.log"
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"draco {__version__}: {' '.join(sys.argv)}\n{text}", encoding="utf-8")
-    except OSError:
+        file.write_text(f"draco {__version__}: {' '.join(sys.argv)}\n{text}", encoding="utf-8", errors="replace")
+    except (OSError, RuntimeError):  # or there is no home
         return "run it again with DRACO_DEBUG=1 to see the traceback."
     return f"the traceback is in {file}."
 

@@ -140,6 +140,16 @@ def test_a_file_that_cannot_be_used_is_named(provoke: ProvokeCommand, capsys: py
     assert capsys.readouterr().err == "Error: /nowhere/kubeconfig: no such file or directory.\n"
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_is_no_defect(
+    provoke: ProvokeCommand, capsys: pytest.CaptureFixture[str], tmp_path: Path, number: int
+) -> None:
+    provoke(raises(OSError(number, os.strerror(number))))
+    assert cli.run(["status"]) == 1
+    assert capsys.readouterr().err.startswith("Error: Not everything could be written: ")
+    assert not list(tmp_path.rglob("*.log"))
+
+
 def test_a_defect_is_one_sentence_and_its_traceback_is_in_a_file(
     provoke: ProvokeCommand, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -162,6 +172,20 @@ def test_a_defect_with_a_full_disk_is_still_one_sentence(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
+    assert cli.run(["status"]) == 1
+    assert "DRACO_DEBUG=1" in capsys.readouterr().err
+
+
+def test_a_defect_where_nobody_has_a_home_is_still_one_sentence(
+    provoke: ProvokeCommand, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provoke(raises(KeyError("uuid")))
+    monkeypatch.delenv("XDG_STATE_HOME")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
     assert cli.run(["status"]) == 1
     assert "DRACO_DEBUG=1" in capsys.readouterr().err
 
@@ -204,3 +228,10 @@ def test_a_reader_that_went_away_gets_no_complaint(length: int) -> None:
     writer.stdout.close()
     _, told = writer.communicate()
     assert (writer.returncode, told) == (1, "")
+
+
+def test_without_a_standard_output_the_work_is_done_all_the_same() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m draco --version >&-', sys.executable], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -87,6 +87,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no current context": ({"current": None}, "has no current-context"),
     "an unknown context": ({"current": "gone"}, r"has no context 'gone' \(there is: one\)"),
     "no server": ({"server": ""}, "names no cluster with a server"),
+    "a server without a scheme": ({"server": "10.0.0.1:6443"}, "names the server '10.0.0.1:6443': write its address, such as"),
+    "a server that is no address": ({"server": "https://[::1"}, "write its address, such as https://10.0.0.1:6443"),
+    "a server with no port there is": ({"server": "https://a:99999"}, "write its address, such as https://10.0.0.1:6443"),
     "a certificate that is not base64": (
         {"server": "https://a", "cluster": {"certificate-authority-data": "%%"}}, "is not base64",
     ),
@@ -130,6 +133,14 @@ async def test_a_file_that_is_no_kubeconfig_is_called_that(tmp_path: Path, text:
     path.write_text(text)
     with pytest.raises(KubeconfigError, match=expected):
         await connect(path)
+
+
+async def test_the_home_of_nobody_holds_no_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "~nobody-of-that-name/config")
+    with pytest.raises(KubeconfigError, match="no kubeconfig at ~nobody-of-that-name/config"):
+        await connect()
+    with pytest.raises(KubeconfigError, match="no kubeconfig at ~nobody-of-that-name/other"):
+        await connect(Path("~nobody-of-that-name/other"))
 
 
 async def test_a_missing_file_comes_with_what_to_do(tmp_path: Path) -> None:

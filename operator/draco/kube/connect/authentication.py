@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
@@ -69,6 +70,10 @@ async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
     cluster = files.entries("cluster").get(str(chosen.get("cluster") or ""))
     if cluster is None or not cluster.value.get("server"):
         raise KubeconfigError(f"context {name!r} of {where} names no cluster with a server")
+    if not _is_address(server := str(cluster.value["server"])):
+        raise KubeconfigError(
+            f"context {name!r} of {where} names the server {server!r}: write its address, such as https://10.0.0.1:6443"
+        )
     user = files.entries("user").get(str(chosen.get("user") or ""))
     if user is None and chosen.get("user"):
         raise KubeconfigError(f"context {name!r} of {where} names the user {chosen['user']!r}, which is not in it")
@@ -91,6 +96,15 @@ async def connect_as(paths: Sequence[Path], context: str | None) -> Connection:
         proxy=login.configuration.proxy or "",
         namespace=str(chosen.get("namespace") or "default"),
     )
+
+
+def _is_address(server: str) -> bool:
+    """Whether it can be connected to."""
+    try:
+        url = urlsplit(server)
+        return url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:  # of the port, or of brackets
+        return False
 
 
 class _Entry(NamedTuple):

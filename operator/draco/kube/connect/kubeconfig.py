@@ -36,8 +36,13 @@ async def connect(kubeconfig: Path | None = None, context: str | None = None) ->
 
 def _paths(kubeconfig: Path | None) -> list[Path]:
     if kubeconfig is not None:
-        return [kubeconfig.expanduser()]
+        return [_expanded(str(kubeconfig))]
     listed = os.environ.get("KUBECONFIG", "")
     if listed:
-        return [Path(part).expanduser() for part in listed.split(os.pathsep) if part]
-    return [Path.home() / ".kube" / "config"]
+        return [_expanded(part) for part in listed.split(os.pathsep) if part]
+    return [_expanded("~/.kube/config")]
+
+
+def _expanded(path: str) -> Path:
+    """The path, as it is written where nobody has that home: a file that is not there."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises RuntimeError then
