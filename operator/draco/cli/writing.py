@@ -11,7 +11,7 @@ import msgspec
 
 from draco.cli.input.reading import without_kinds
 from draco.kube.connect.client import Client, decode
-from draco.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound
+from draco.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unreachable
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
 from draco.resources.kinds import Kind
@@ -50,6 +50,10 @@ async def create(
         return decode(kind, await client.connection.request("POST", path, params=params, body=body))
     except AlreadyExists:
         raise WriteError(f"there is a {kind.kind} {key} already: {taken}") from None
+    except Unreachable as error:
+        raise WriteError(
+            f"{error}; whether {kind.kind} {key} was created is not known: look before you repeat this"
+        ) from error
     except ApiError as error:
         raise refused(client, error, kind, "create", roles) from error
 

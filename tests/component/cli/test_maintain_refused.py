@@ -23,7 +23,7 @@ from draco.resources.api.meta import ObjectKey, micro_time
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.cli.test_taint import apply_status
-from tests.doubles.faultproxy import FaultProxy, answer, drop, watches
+from tests.doubles.faultproxy import FaultProxy, answer, drop, watches, writes
 from tests.requests import RefusedError, call
 
 REQUESTS = "/apis/draco.dev/v1alpha1/devicemaintenances"
@@ -104,6 +104,18 @@ async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_m
             await create(client, DEVICE_MAINTENANCES, "novel", {"deviceSelector": {"nodeName": "n"}, "novelty": True})
     with pytest.raises(RefusedError):
         call(api_server, "GET", f"{REQUESTS}/novel")
+
+
+async def test_where_the_answer_is_lost_nobody_is_told_that_nothing_was_made(
+    api_server: ControlPlane, through_proxy: tuple[FaultProxy, Path]
+) -> None:
+    proxy, kubeconfig = through_proxy
+    name = f"swap-{uuid.uuid4().hex[:6]}"
+    proxy.fault(writes, proxy.lose_the_answer)
+    async with Client(await connect(kubeconfig, None)) as client:
+        with pytest.raises(WriteError, match=f"whether DeviceMaintenance {name} was created is not known: look before"):
+            await create(client, DEVICE_MAINTENANCES, name, {"deviceSelector": {"nodeName": name}})
+    call(api_server, "DELETE", f"{REQUESTS}/{name}")
 
 
 async def test_the_operators_writes_are_no_reason_to_refuse(

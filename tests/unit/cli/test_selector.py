@@ -91,7 +91,12 @@ def test_an_expression_may_stand_in_a_file(capsys: pytest.CaptureFixture[str], t
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [(b"\xff\xfe", "is not text in UTF-8"), (b"x" * 30_000, "expression is too long")]
+    ("content", "sentence"),
+    [
+        (b"\xff\xfe", "is not text in UTF-8"),
+        (b"x" * 30_000, "expression is too long"),
+        (b"x" + "\u00e9".encode() * 15_000, "expression is too long"),
+    ],
 )
 def test_a_file_that_holds_no_expression_is_told_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, sentence: str

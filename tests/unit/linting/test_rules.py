@@ -100,6 +100,12 @@ def test_a_taint_rule_gets_the_version_that_the_release_serves(release: int, ver
     assert rule["apiVersion"] == f"resource.k8s.io/{version}"
 
 
+@pytest.mark.parametrize("name", ["y", "no", "on", "12", "1e3"])
+def test_a_name_that_yaml_takes_for_something_else_is_told(name: str) -> None:
+    assert rules(CLAIM.replace("name: gpu}", f"name: {name}}}", 1)) == {"name-form"}
+    assert rules(CLAIM.replace("name: gpu}", f'name: "{name}"}}', 1)) == set()
+
+
 def test_what_stood_beside_the_name_goes_under_exactly() -> None:
     [claim] = corrected(request("deviceClassName: gpu.nvidia.com\n        count: 2"))
     assert claim["spec"]["devices"]["requests"] == [

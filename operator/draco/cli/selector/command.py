@@ -4,6 +4,7 @@ Owns options, files and streams, and how findings are shown. Cases are `cases`, 
 """
 
 import asyncio
+import codecs
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -109,10 +110,12 @@ def _argument(expression: str | None) -> str:
 
 def _text(file: Path) -> str:
     """The expression in a file, without the line end that every file ends with."""
+    most = MAX_LENGTH * 2  # too long already, whatever follows
     with click.open_file(str(file), "rb") as stream:
-        data: bytes = stream.read(MAX_LENGTH * 2)  # too long already, whatever follows
+        data: bytes = stream.read(most)
     try:
-        return data.decode().rstrip("\r\n")
+        # What is read up to there may end within a character.
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < most).rstrip("\r\n")
     except UnicodeDecodeError:
         raise click.ClickException(f"{file} is not text in UTF-8: give a file that holds one expression.") from None
 

@@ -140,7 +140,11 @@ def check_names(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fin
     """Every object of resource.k8s.io has a name."""
     for index, manifest in enumerate(manifests):
         metadata = mapping(manifest.tree.get("metadata"))
-        if kind_of(manifest) in CLAIMS and not metadata.get("name") and not metadata.get("generateName"):
+        name = metadata.get("name")
+        if kind_of(manifest) in CLAIMS and isinstance(name, bool | int | float):
+            message = "metadata.name is not a string: put it in quotes, as all numbers, and words such as y, no and on"
+            yield finding("name-form", message, index, ("metadata", "name"))
+        elif kind_of(manifest) in CLAIMS and not name and not metadata.get("generateName"):
             if text(manifest.tree.get("name")):
                 continue  # reported as a field in the wrong place
             kind = kind_of(manifest)
