@@ -15,6 +15,7 @@ import msgspec
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
+from draco.allocation.ownership.claims import as_allocated, as_searched, is_for_operator
 from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
 from draco.allocation.search.allocate import first_fitting
 from draco.explanation.explain import explain
@@ -197,17 +198,22 @@ class _Placing:
         """Allocate those of the claims that are not yet."""
         waiting = _waiting(claims)
         before = [claim.status.allocation for claim in claims]
+        dracos = {claim.metadata.key for claim in waiting if is_for_operator(claim, self._fleet.classes)}
+        searched = [as_searched(claim) if claim.metadata.key in dracos else claim for claim in waiting]
         found, error = None, self._gives_up(pod, waiting)
         if not error:
             try:
-                found = first_fitting(self._fleet, waiting, self._nodes(pod, claims), share_ids=self._ids)
+                found = first_fitting(self._fleet, searched, self._nodes(pod, claims), share_ids=self._ids)
             except AllocationError as failed:
                 error = str(failed)
         if found is None:
             explanation = explain(self._fleet, claims, pod=pod or self._anyone)
             return _Placed(allocations=before, error=error, explanation=explanation)
         node, results = found
-        given = dict(zip((claim.metadata.key for claim in waiting), results, strict=True))
+        given = {
+            claim.metadata.key: as_allocated(result) if claim.metadata.key in dracos else result
+            for claim, result in zip(waiting, results, strict=True)
+        }
         for claim in waiting:
             user = _NOBODY
             if pod is not None:

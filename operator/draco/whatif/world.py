@@ -12,6 +12,7 @@ from draco.allocation.extended_resources import classes_asked
 from draco.allocation.extended_resources import note as extended_note
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.allocation.ownership.claims import is_for_operator
 from draco.maintenance.rules import extended_device, plan_extensions
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
 from draco.resources.api.core import Node, Pod, PodDisruptionBudget
@@ -84,6 +85,14 @@ class World(msgspec.Struct, kw_only=True):
             text = extended_note(resource, device_class, self.kubernetes_minor)
             if text not in self.notes:
                 self.notes.append(text)
+
+    def note_first_fit(self, claims: Iterable[ResourceClaim]) -> None:
+        """Say that Draco places its own claims otherwise than they are tried."""
+        if any(is_for_operator(claim, self.fleet.classes) for claim in claims):
+            self.notes.append(
+                "Claims that Draco allocates are tried on the first devices that do. Draco takes those that leave most room, "
+                "which `draco explain` names."
+            )
 
 
 def of_files(objects: Sequence[tuple[Object, str]]) -> World:

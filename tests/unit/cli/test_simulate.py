@@ -441,3 +441,18 @@ def test_without_a_node_only_the_pods_that_go_on_have_to_be_placed_again(over: J
     made = World(fleet=fleet, pods=pods, templates={}, wanted=[], notes=[])
     trials = trials_of_cluster(made, without(made, ["node-0"]))
     assert [trial.pod.metadata.name for trial in trials if trial.pod] == ["runs"]
+
+
+def test_a_claim_of_dracos_is_tried_on_the_devices_that_only_draco_gives_out(tmp_path: Path) -> None:
+    ours, published = a_class("ours"), a_slice("node-0", "gpu-0", "gpu-1", "gpu-2")
+    ours["metadata"]["labels"] = {"draco.dev/allocator": "operator"}
+    for device in published["spec"]["devices"][:2]:
+        device["attributes"] = {"draco.dev/allocator": {"string": "operator"}}
+        device["taints"] = [{"key": "draco.dev/operator-allocated", "effect": "NoSchedule"}]
+    claim = a_claim("one")
+    claim["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "ours"
+    told = document(tmp_path, [ours, published, claim], "--copies", "5")
+    assert told["copies"]["fit"] == 2
+    assert placed(told)[0] == ("default/one", ["node-0/gpu-0"])
+    assert "tolerations" not in told["claims"][0]["allocation"]["devices"]["results"][0]
+    assert told["notes"][-1].startswith("Claims that Draco allocates are tried on the first devices that do.")

@@ -175,4 +175,5 @@ def _trials(made: World, gone: set[PoolKey]) -> list[simulate_trials.Trial]:
         trials, nothing = [], "the files ask for no devices: add a ResourceClaim, a ResourceClaimTemplate or a Pod"
     if not trials:
         raise WorldError(nothing)
+    made.note_first_fit(claim for trial in trials for claim in trial.claims)
     return trials

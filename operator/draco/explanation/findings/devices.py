@@ -9,6 +9,7 @@ from typing import Any
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate, PoolView
+from draco.allocation.ownership.claims import as_judged
 from draco.allocation.search.requests import expand, matcher
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.details import (
@@ -32,7 +33,7 @@ from draco.resources.api.core import Node, Pod
 
 def device_verdicts(fleet: Fleet, claims: Sequence[ResourceClaim], *, pod: Pod | None = None) -> list[DeviceVerdict]:
     """Why each device is not for each request of the claims that are not allocated; none if they ask for what is not there."""
-    waiting = [claim for claim in claims if claim.status.allocation is None]
+    waiting = [as_judged(claim, fleet.classes) for claim in claims if claim.status.allocation is None]
     try:
         expanded = [expand(claim, fleet.classes, (), matcher(fleet.inventory.selectors, Node())) for claim in waiting]
     except AllocationError:
