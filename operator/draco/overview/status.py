@@ -40,7 +40,7 @@ from draco.resources.api.slices import (
     publications,
     strangers,
 )
-from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
 from draco.resources.names import Autoscaler, DeviceKey, PoolKey
 from draco.resources.texts import agreeing, counted, listed, them
 
@@ -223,7 +223,7 @@ def _device(
         state = schema.DeviceState.UNHEALTHY
     elif not online:
         state = schema.DeviceState.OFFLINE
-    elif any(taint.effect in BLOCKING_EFFECTS for taint in taints):
+    elif any(taint.sets_aside for taint in taints):
         state = schema.DeviceState.TAINTED
     elif claims or claims_on_parts:
         state = schema.DeviceState.IN_USE

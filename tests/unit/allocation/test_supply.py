@@ -47,6 +47,11 @@ def test_only_blocking_effects_count(effect: str, state: SupplyState) -> None:
     assert states([a_slice(devices=[device])]) == {state: 1}
 
 
+def test_a_device_that_draco_allocates_is_free_to_be_allocated() -> None:
+    device = a_device(taints=[DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")])
+    assert states([a_slice(devices=[device])]) == {SupplyState.FREE: 1}
+
+
 def test_a_rule_without_a_selector_hits_nothing_and_an_empty_one_everything() -> None:
     nothing = msgspec.structs.replace(a_rule(), spec=msgspec.structs.replace(a_rule().spec, device_selector=None))
     assert states([a_slice()], rules=(nothing,)) == {SupplyState.FREE: 2}

@@ -18,8 +18,9 @@ from draco.maintenance.selecting.rehearsal import (
 )
 from draco.resources.api.maintenance import MaintenanceSchedule
 from draco.resources.api.schedule import TimeWindow
+from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey
-from tests.builders import a_claim, a_device_class, a_maintenance, a_pod, a_rule, a_slice
+from tests.builders import a_claim, a_device, a_device_class, a_maintenance, a_pod, a_rule, a_slice
 
 GPUS = [PhysicalGpu(NVIDIA_DRIVER, "node-0", f"gpu-{number}") for number in range(4)]
 DEVICES = [DeviceKey(*gpu) for gpu in GPUS]
@@ -99,6 +100,21 @@ def test_a_request_that_is_nowhere_yet_is_rehearsed_with_all_that_the_cluster_ha
     most = rehearse(a_maintenance(deviceClassName="gpus"), objects)
     assert (most.reason, len(most.gpus)) == ("MostOfClass", 4)
     assert rehearse(a_maintenance(deviceClassName="gone"), objects).reason == "NoDeviceClass"
+
+
+def test_gpus_that_draco_allocates_are_free_until_a_claim_has_them() -> None:
+    taint = DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")
+    slices = [a_slice("node-0", [a_device(gpu.gpu, taints=[taint]) for gpu in GPUS])]
+    objects = RehearsedObjects(
+        slices=slices,
+        claims=[a_claim("train", on=["node-0/gpu-1"])],
+        classes=[a_device_class()],
+        pods=[],
+        disruption_budgets=[],
+        rules=[],
+    )
+    found = rehearse(a_maintenance(pool="node-0", device="gpu-0"), objects)
+    assert [(each.devices, each.free, each.free_after) for each in found.summary.classes] == [(4, 3, 2)]
 
 
 def test_a_request_for_nothing_or_for_no_time_has_a_problem() -> None:

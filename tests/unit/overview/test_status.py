@@ -106,6 +106,17 @@ def test_a_taint_of_the_slice_counts_when_its_effect_keeps_claims_away(effect: s
     assert status.device_list[0].taints == [f"example.com/hot:{effect}"]
 
 
+def test_a_device_that_draco_allocates_is_free_or_in_use_like_any_other() -> None:
+    devices = [
+        a_device(name, taints=[DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")])
+        for name in ("gpu-0", "gpu-1")
+    ]
+    claims = [a_claim("train", on=["node-0/gpu-0"], reserved_for=["train"])]
+    status = status_of(Snapshot(nodes=[a_node()], slices=[a_slice(devices=devices)], claims=claims))
+    assert [view.state for view in status.device_list] == [DeviceState.IN_USE, DeviceState.FREE]
+    assert status.device_list[1].taints == ["draco.dev/operator-allocated:NoSchedule"]
+
+
 def test_a_tainted_device_in_use_says_both() -> None:
     view = status_of(
         Snapshot(

@@ -11,7 +11,7 @@ from enum import StrEnum
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, Publication, ResourceSlice, publications
-from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintSelector
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import DeviceKey
 
 
@@ -95,4 +95,4 @@ class _Rules:
         """Whether the device has a blocking taint, from its slice or from a rule."""
         taints = [*device.taints, *self._exact.get(key, ())]
         taints += [taint for selector, taint in self._wide if selector.matches(key)]
-        return any(taint.effect in BLOCKING_EFFECTS for taint in taints)
+        return any(taint.sets_aside for taint in taints)

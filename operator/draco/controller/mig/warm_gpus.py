@@ -19,7 +19,7 @@ from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, InstanceUse, M
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintSelector
-from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name, read_partition_name
+from draco.resources.names import DeviceKey, PoolKey, gpu_name, read_partition_name
 
 
 class LookedAt:
@@ -117,8 +117,7 @@ class WarmGpus:
 
 
 def _is_tainted(device: Device, key: DeviceKey, rules: Sequence[DeviceTaintSelector]) -> bool:
-    own = any(each.effect in BLOCKING_EFFECTS and each.key != TAINT_OPERATOR_ALLOCATED for each in device.taints)
-    return own or any(each.matches(key) for each in rules)
+    return any(each.sets_aside for each in device.taints) or any(each.matches(key) for each in rules)
 
 
 def _takes_claims(gpu: GpuStatus, mig: GpuMig, decision: GpuDecision) -> bool:

@@ -244,8 +244,5 @@ def pools_of(slices: Iterable[ResourceSlice]) -> Mapping[PoolKey, FleetPool]:
 def tainted(pools: Iterable[FleetPool]) -> frozenset[PhysicalGpu]:
     """GPUs that are published with a taint that keeps claims off."""
     return frozenset(
-        each.gpu
-        for pool in pools
-        for each in pool.devices
-        if any(taint.effect in BLOCKING_EFFECTS for taint in each.device.taints)
+        each.gpu for pool in pools for each in pool.devices if any(taint.sets_aside for taint in each.device.taints)
     )

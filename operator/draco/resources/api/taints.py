@@ -8,7 +8,7 @@ from datetime import datetime
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import Condition, ObjectMeta
-from draco.resources.names import DeviceKey
+from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey
 
 EFFECTS = ("NoSchedule", "NoExecute", "None")
 """What a device taint can do, as far as is known."""
@@ -26,6 +26,11 @@ class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
     effect: str
     value: str = ""
     time_added: datetime | None = None
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether it keeps new claims off. That a device is Draco's to allocate, which a taint says as well, keeps none off."""
+        return self.effect in BLOCKING_EFFECTS and self.key != TAINT_OPERATOR_ALLOCATED
 
 
 def taint_text(key: str, value: str, effect: str) -> str:
