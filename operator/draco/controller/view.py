@@ -89,6 +89,8 @@ FENCES = "fences"
 """Taint rules that fence nodes, all under one value."""
 BY_TAINTED_POOL = "tainted pool"
 """Taint rules that are not Draco's own, by the one pool that they name, or else by WIDE."""
+BY_RULED_POOL = "ruled pool"
+"""All taint rules, likewise."""
 WIDE = "wide"
 _REMEMBERED_POOLS = 512
 BY_USE = "use"
@@ -226,7 +228,8 @@ class ClusterView:
         )
         self.rule_store.add_index(FENCES, lambda rule: [True] if is_fence(rule) else [])
         self.rule_store.add_index(BY_DEVICE, _maintained_device_of)
-        self.rule_store.add_index(BY_TAINTED_POOL, _tainted_pool_of)
+        self.rule_store.add_index(BY_TAINTED_POOL, lambda rule: [] if is_draco_own(rule) else _pool_of(rule))
+        self.rule_store.add_index(BY_RULED_POOL, _pool_of)
 
     @property
     def idle_claims(self) -> list[ObjectKey]:
@@ -354,9 +357,9 @@ def _named(meta: ObjectMeta) -> list[ObjectKey]:
     return [ObjectKey(meta.namespace, name)] if name else []
 
 
-def _tainted_pool_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
+def _pool_of(rule: DeviceTaintRule) -> Iterable[Hashable]:
     selector = rule.spec.device_selector
-    if selector is None or is_draco_own(rule):
+    if selector is None:
         return []
     return [PoolKey(selector.driver, selector.pool) if selector.driver and selector.pool else WIDE]
 

@@ -3,7 +3,7 @@
 Owns the decision, step by step:
 
 1. A pod, or the template of its claim, has the label draco.dev/reservation with a reservation's name. Its claim waits, and asks
-   for the same as a claim of the reservation that has devices and that nobody uses.
+   for the same as a claim of the reservation that has devices, which new claims may have now, and that nobody uses.
 2. The reservation writes down in its status which claim yields to it, and what that one was allocated. From then on these devices
    are nobody else's, whatever process decides.
 3. The claim that yields is deleted, only as it was seen: if a pod uses it by then, the take-over is called off.
@@ -13,7 +13,7 @@ Owns the decision, step by step:
 A pod that cannot run there has its allocation taken back by kube-scheduler; its claim is then allocated like any other.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -51,9 +51,16 @@ def reservation_named(candidate: TakeoverCandidate) -> str:
 
 
 def taken_up(
-    reservation: DeviceReservation, claims: ReservedClaims, candidates: Sequence[TakeoverCandidate], now: datetime
+    reservation: DeviceReservation,
+    claims: ReservedClaims,
+    candidates: Sequence[TakeoverCandidate],
+    now: datetime,
+    is_set_aside: Callable[[ResourceClaim], bool],
 ) -> list[Takeover]:
-    """The take-overs that begin now: the oldest claims get the first of those that nobody uses or waits for."""
+    """The take-overs that begin now: the oldest claims get the first of those that nobody uses or waits for.
+
+    Not those that `is_set_aside` says have a device which no new claim may have.
+    """
     if is_expired(reservation, now):
         return []
     known = reservation.status.takeovers
@@ -63,9 +70,8 @@ def taken_up(
         meta = each.claim.metadata
         if any(meta.uid == one.uid for one in known) or _gave_up(each.claim, now):
             continue
-        fitting = next((one for one in spare if one.spec == each.claim.spec), None)
+        fitting = _take(spare, each.claim, is_set_aside)
         if fitting is not None:
-            spare.remove(fitting)
             allocation = msgspec.to_builtins(fitting.status.allocation)
             found.append(
                 Takeover(
@@ -113,6 +119,17 @@ def _spare(reservation: DeviceReservation, claims: ReservedClaims, yielding: Col
         and each.metadata.name not in yielding
     ]
     return sorted(spare, key=lambda each: index_of(each, reservation) or 0)
+
+
+def _take(
+    spare: list[ResourceClaim], taker: ResourceClaim, is_set_aside: Callable[[ResourceClaim], bool]
+) -> ResourceClaim | None:
+    """The first that the taker may have; it and those that nobody may are spare no more."""
+    for one in [each for each in spare if each.spec == taker.spec]:
+        spare.remove(one)
+        if not is_set_aside(one):
+            return one
+    return None
 
 
 def _age(candidate: TakeoverCandidate) -> tuple[str, str]:

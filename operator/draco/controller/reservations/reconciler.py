@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from draco.controller.own_status import OwnStatus
-from draco.controller.reservations.takeovers import candidates_of
+from draco.controller.reservations import takeovers
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView
@@ -27,7 +27,7 @@ from draco.reservations.claims import claim_name, manifest_of, reservation_key
 from draco.reservations.ending import expires_at, is_expired
 from draco.reservations.plan import ReservationPlan, ReservedClaims, plan
 from draco.reservations.status import NOT_ENABLED, ReservationFacts, full, no_template, refused, status_of
-from draco.reservations.takeover import LONGEST, kept_up, taken_up
+from draco.reservations.takeover import LONGEST, kept_up
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -82,6 +82,11 @@ class ReservationReconciler:
             for key in self.all_keys():
                 wake(key)
 
+        def of_supply(_: object) -> None:
+            for key in self.all_keys():
+                if takeovers.candidates_of(self._view, key):
+                    wake(key)
+
         def of_reservation(change: Change[DeviceReservation]) -> None:
             if change.before is not None and change.after is None:
                 self._statuses.forget(change.before.metadata.uid)
@@ -91,6 +96,9 @@ class ReservationReconciler:
         self._view.claims.subscribe(of_claim)
         self._view.pods.subscribe(of_pod, reads=lambda pod: (pod.waits, pod.claims))
         self._view.classes.subscribe(of_class)
+        self._view.slices.subscribe(of_supply, reads=lambda item: item.spec)
+        if self._view.rules is not None:
+            self._view.rules.subscribe(of_supply, reads=lambda rule: rule.spec)
         self._waiting.when_known.add(wake)
 
     def all_keys(self) -> set[ObjectKey]:
@@ -110,7 +118,7 @@ class ReservationReconciler:
         spec, problem = await self._asked(reservation, claims)
         planned = plan(reservation, claims, now, problem=problem, room=self._room(key.namespace))
         full_already = not problem and not planned.make and not planned.blocked and self._room(key.namespace) <= 0
-        begun = taken_up(reservation, claims, candidates_of(self._view, key), now) if self._permitted else []
+        begun = takeovers.begun(self._view, reservation, claims, now) if self._permitted else []
         facts = ReservationFacts(
             problem=problem, full=full(key.namespace, MOST_IN_NAMESPACE) if full_already else "", begun=begun
         )
@@ -144,9 +152,9 @@ class ReservationReconciler:
             for each in reservation.status.takeovers
         )
         takers = {each.metadata.uid: each for each in at_names if each is not None}
-        takeovers = kept_up(reservation, claims, takers, now)
-        bereft = {each.uid for each in takeovers if each.allocation is None and takers[each.uid].waits}
-        return msgspec.structs.replace(claims, takeovers=takeovers, bereft=bereft)
+        kept = kept_up(reservation, claims, takers, now)
+        bereft = {each.uid for each in kept if each.allocation is None and takers[each.uid].waits}
+        return msgspec.structs.replace(claims, takeovers=kept, bereft=bereft)
 
     def _as_deleted(self, claim: ResourceClaim) -> ResourceClaim:
         """The claim, which may have been deleted here a moment ago."""

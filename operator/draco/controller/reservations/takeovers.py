@@ -6,14 +6,15 @@ allocation of a claim that is due is the allocator's to write, before it decides
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from draco.controller.reservations.wholeness import own_claims
-from draco.controller.view import BY_DEVICE, BY_NAMED, BY_TAKER, TAKING_OVER, ClusterView
+from draco.controller.view import BY_DEVICE, BY_NAMED, BY_RULED_POOL, BY_TAKER, TAKING_OVER, WIDE, ClusterView
 from draco.placing.groups.group import placeholder
+from draco.reservations.plan import ReservedClaims
 from draco.reservations.takeover import TakeoverCandidate, allocation_of, reservation_named, taken_up
-from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.claims import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation, Takeover
 from draco.resources.names import DeviceKey
@@ -31,6 +32,12 @@ def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:
         [*(claim for pod in pods for claim in view.claims_of(pod)), *(each.metadata.key for each in labelled)]
     )
     return list(islice(_candidates(view, keys, key.name), _CANDIDATES))
+
+
+def begun(view: ClusterView, reservation: DeviceReservation, claims: ReservedClaims, now: datetime) -> list[Takeover]:
+    """The take-overs of a reservation that begin now. What is in maintenance, sick or not published goes to nobody new."""
+    candidates = candidates_of(view, reservation.metadata.key)
+    return taken_up(reservation, claims, candidates, now, lambda claim: _is_set_aside(view, claim))
 
 
 def kept_claims(view: ClusterView) -> list[ResourceClaim]:
@@ -81,10 +88,27 @@ def about_to_take_over(view: ClusterView, claims: Iterable[ResourceClaim], now: 
     return found
 
 
+def _is_set_aside(view: ClusterView, claim: ResourceClaim) -> bool:
+    """Whether a taint keeps new claims like this one off any of its devices, or one is not published now."""
+    return any(not _is_open(view, result) for result in claim.results if not result.admin_access)
+
+
+def _is_open(view: ClusterView, result: DeviceRequestAllocationResult) -> bool:
+    published = view.published(result.key)
+    if published is None:
+        return False
+    rules = chain.from_iterable(view.rule_store.by_index(BY_RULED_POOL, each) for each in (result.key.pool_key, WIDE))
+    ruled = (
+        rule.spec.taint for rule in rules if rule.spec.device_selector and rule.spec.device_selector.matches(result.key)
+    )
+    aside = [taint for taint in (*published[0].taints, *ruled) if taint.sets_aside]
+    return all(any(each.tolerates(taint) for each in result.tolerations) for taint in aside)
+
+
 def _next(view: ClusterView, reservation: DeviceReservation, now: datetime) -> set[ObjectKey]:
     meta = reservation.metadata
-    begun = taken_up(reservation, own_claims(view, reservation), candidates_of(view, meta.key), now)
-    return {ObjectKey(meta.namespace, each.claim) for each in begun}
+    takeovers = begun(view, reservation, own_claims(view, reservation), now)
+    return {ObjectKey(meta.namespace, each.claim) for each in takeovers}
 
 
 def _takeovers(view: ClusterView, claim: ResourceClaim) -> Iterator[Takeover]:

@@ -1,0 +1,122 @@
+"""Which of a reservation's devices a pod may take over: those that any new claim may have."""
+
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from draco.controller.reservations.reconciler import ReservationReconciler
+from draco.controller.reservations.takeovers import about_to_take_over, begun
+from draco.controller.reservations.waiting import WaitingReasons
+from draco.controller.reservations.wholeness import own_claims
+from draco.controller.view import ClusterView
+from draco.kube.connect.client import Client
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceToleration
+from draco.resources.kinds import DEVICE_RESERVATIONS, TAINT_RULES
+from draco.resources.names import LABEL_RESERVATION, TAINT_OPERATOR_ALLOCATED
+from tests.builders import a_claim, a_device, a_pod, a_rule, a_slice
+from tests.doubles.clock import ManualClock
+from tests.doubles.workers import UnaskedWorkers
+
+KEY = ObjectKey("default", "evening")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MAINTENANCE = "draco.dev/maintenance"
+GPU = {"driver": "gpu.nvidia.com", "pool": "node-0", "device": "gpu-0"}
+
+
+class World:
+    """A reservation of `gpu-0` and `gpu-1`, which nobody uses, and a pod whose claim may take one of them over."""
+
+    def __init__(self, *, tolerates: str = "") -> None:
+        clock = ManualClock()
+        self.view = ClusterView(cast("Client", self), TAINT_RULES[0], clock=clock)
+        reasons = WaitingReasons(UnaskedWorkers(), clock=clock, minor=None)
+        client = cast("Client", self)
+        self.woken: list[ObjectKey] = []
+        ReservationReconciler(client, self.view, reasons, permitted=True, clock=clock).subscribe(self.woken.append)
+        meta = ObjectMeta(name=KEY.name, namespace=KEY.namespace, uid="evening")
+        self.reservation = DeviceReservation(metadata=meta, spec=DeviceReservationSpec(count=2))
+        tolerations = [DeviceToleration(key=tolerates, operator="Exists")] if tolerates else []
+        self.put(self.view.reservations, self.reservation)
+        for number in range(2):
+            reserved = a_claim(f"evening-{number}", on=[f"node-0/gpu-{number}"], tolerations=tolerations)
+            self.put(self.view.claims, _with(reserved, owner_references=[DEVICE_RESERVATIONS.owner(meta)]))
+        self.taker = a_claim("pod-gpu-x7", made_for=("pod", "gpu"), tolerations=tolerations)
+        self.put(self.view.claims, self.taker)
+        self.put(self.view.pods, a_pod("pod", templates=["gpu"], labels={LABEL_RESERVATION: KEY.name}))
+        self.publish(a_slice("node-0", ["gpu-0", "gpu-1"]))
+
+    def put(self, collection: Any, obj: Any) -> None:
+        collection._publish(collection.store.put(obj))
+
+    def publish(self, published: ResourceSlice) -> None:
+        self.put(self.view.slices, published)
+
+    def taint(self, rule: DeviceTaintRule) -> None:
+        self.put(self.view.rules, rule)
+
+    @property
+    def yields(self) -> list[str]:
+        """The reserved claims that yield to the pod's."""
+        found = begun(self.view, self.reservation, own_claims(self.view, self.reservation), NOW)
+        assert bool(about_to_take_over(self.view, [self.taker], NOW)) is bool(found), (
+            "all others are allocated as usual"
+        )
+        return [each.reserved for each in found]
+
+
+def _with(claim: ResourceClaim, **meta: Any) -> ResourceClaim:
+    return msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, **meta))
+
+
+def test_the_first_that_nobody_uses_is_taken_over() -> None:
+    assert World().yields == ["evening-0"]
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
+@pytest.mark.parametrize(
+    ("selector", "left"), [(GPU, ["evening-1"]), ({"pool": "node-0"}, []), ({}, []), ({"pool": "other"}, ["evening-0"])]
+)
+def test_what_is_in_maintenance_is_not(effect: str, selector: dict[str, str], left: list[str]) -> None:
+    world = World()
+    world.taint(a_rule("draco-maintenance-gpu-0", taint=MAINTENANCE, effect=effect, **selector))
+    assert world.yields == left
+
+
+def test_what_is_sick_or_not_published_is_not() -> None:
+    world = World()
+    sick = a_device("gpu-0", taints=[DeviceTaint(key="draco.dev/xid", value="Xid79", effect="NoSchedule")])
+    world.publish(a_slice("node-0", [sick, "gpu-1"]))
+    assert world.yields == ["evening-1"]
+    world.publish(a_slice("node-0", ["gpu-2"]))
+    assert world.yields == []
+
+
+def test_a_taint_that_keeps_off_nobody_like_it_does_not_matter() -> None:
+    world = World(tolerates=MAINTENANCE)
+    world.taint(a_rule("draco-maintenance-gpu-0", taint=MAINTENANCE, **GPU))
+    assert world.yields == ["evening-0"]
+    world.taint(a_rule("announced", effect="None", **GPU))
+    dracos = a_device("gpu-0", taints=[DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")])
+    world.publish(a_slice("node-0", [dracos, "gpu-1"]))
+    assert world.yields == ["evening-0"]
+
+
+def test_a_reservation_with_a_pod_that_waits_is_looked_at_again_when_taints_and_devices_come_and_go() -> None:
+    world = World()
+    world.woken.clear()
+    rule = a_rule("draco-maintenance-gpu-0", taint=MAINTENANCE, **GPU)
+    world.taint(rule)
+    assert world.view.rules is not None
+    world.view.rules._publish(world.view.rules.store.remove(rule.metadata.key))
+    world.publish(a_slice("node-0", ["gpu-1"]))
+    assert world.woken == [KEY] * 3
+    world.view.pods._publish(world.view.pods.store.remove(ObjectKey("default", "pod")))
+    world.woken.clear()
+    world.taint(rule)
+    assert world.woken == []
