@@ -147,10 +147,10 @@ def test_one_gpu_of_eight_is_maintained_while_seven_work(kube: Kubectl, example:
     (on_maintained,) = [pod for pod in holders if kube.devices(pod) == [maintained]]
 
     example("maintain-one-gpu")
-    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "Isolated", what="the GPU is isolated while in use")
+    eventually(lambda: maintenance_phase(kube, "mend-gpu-3") == "Isolated", what="the GPU is isolated while in use")
     assert kube.phase(on_maintained) == "Running"
     kube.run("delete", "pod", *holders, "--wait=true")
-    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "InMaintenance", what="the GPU is free to be worked on")
+    eventually(lambda: maintenance_phase(kube, "mend-gpu-3") == "InMaintenance", what="the GPU is free to be worked on")
 
     newcomers = fill_node(kube, "newcomer", node=NODES[0], gpus=8)
     eventually(
@@ -161,16 +161,16 @@ def test_one_gpu_of_eight_is_maintained_while_seven_work(kube: Kubectl, example:
     assert not node["spec"].get("unschedulable")
     assert not node["spec"].get("taints")
 
-    kube.run("patch", "devicemaintenance", "swap-gpu-3", "--type=merge", "-p", '{"spec":{"finished":true}}')
-    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "Completed", what="the request is completed")
+    kube.run("patch", "devicemaintenance", "mend-gpu-3", "--type=merge", "-p", '{"spec":{"finished":true}}')
+    eventually(lambda: maintenance_phase(kube, "mend-gpu-3") == "Completed", what="the request is completed")
     kube.running(*newcomers)
     assert maintained in [device for pod in newcomers for device in kube.devices(pod)]
 
 
 def test_deleting_a_maintenance_request_gives_the_device_back(kube: Kubectl, example: Example) -> None:
     example("maintain-one-gpu")
-    eventually(lambda: maintenance_phase(kube, "swap-gpu-3") == "InMaintenance", what="the GPU is in maintenance")
-    kube.run("delete", "devicemaintenance", "swap-gpu-3")
+    eventually(lambda: maintenance_phase(kube, "mend-gpu-3") == "InMaintenance", what="the GPU is in maintenance")
+    kube.run("delete", "devicemaintenance", "mend-gpu-3")
     eventually(lambda: not kube.objects("devicetaintrules"), what="no rule is left")
 
 

@@ -36,9 +36,9 @@ spec:
 MAINTENANCE = """\
 apiVersion: draco.dev/v1alpha1
 kind: DeviceMaintenance
-metadata: {{name: swap-board}}
+metadata: {{name: mend-board}}
 spec:
-  reason: replace the board
+  reason: reseat the board
   deviceSelector: {{driver: gpu.nvidia.com, pool: {pool}, device: {device}}}
 """
 
@@ -246,12 +246,12 @@ def tell(story: DemoScript) -> None:
 
     chapter("A board must be replaced: one GPU goes into maintenance, and the node keeps working")
     story.apply(MAINTENANCE.format(pool=pool, device=device))
-    story.until_phase("swap-board", "Isolated")
+    story.until_phase("mend-board", "Isolated")
     story.show("get", "devicemaintenances")
     say("Isolated: no new pod gets the GPU, and the request says which pod still holds it. That pod ends:")
     prompt("kubectl delete pod one-gpu")
     answer(story.kubectl("delete", "pod", "one-gpu", "--grace-period=1"))
-    story.until_phase("swap-board", "InMaintenance")
+    story.until_phase("mend-board", "InMaintenance")
     story.show("get", "devicemaintenances")
     story.show("get", "nodes")
     say("InMaintenance: work on the GPU can start. The node was never cordoned, and its other seven GPUs take pods.")
@@ -266,8 +266,8 @@ def tell(story: DemoScript) -> None:
     story.show_draco("status")
 
     chapter("The new board is in: the GPU comes back")
-    story.show("patch", "dm", "swap-board", "--type=merge", "-p", '{"spec":{"finished":true}}')
-    story.until_phase("swap-board", "Completed")
+    story.show("patch", "dm", "mend-board", "--type=merge", "-p", '{"spec":{"finished":true}}')
+    story.until_phase("mend-board", "Completed")
     story.show("get", "devicemaintenances")
 
     tell_of_faults(story)

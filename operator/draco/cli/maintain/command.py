@@ -148,7 +148,7 @@ def start(
     """Start maintenance of devices: say what it would do, then create a DeviceMaintenance.
 
     \b
-    draco maintain start gpu-node-0/gpu-3 --reason "replace the board"
+    draco maintain start gpu-node-0/gpu-3 --reason "reseat the board"
     draco maintain start --node gpu-node-0 --evict --drain-wait 30m
     draco maintain start firmware --class h100 --require-approval --window "Sat,Sun 22:00 6h Europe/Berlin"
     """  # noqa: D301 - click keeps the lines below a backspace as they are
