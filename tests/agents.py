@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,28 @@ from tests.doubles.faultproxy import FaultProxy
 CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
+def growing_pauses() -> Iterator[float]:
+    """Seconds between two looks at the API server: each costs as much as many a step of what is waited for."""
+    pause_s = 0.02
+    while True:
+        yield pause_s
+        pause_s = min(1.2 * pause_s, 0.1)
+
+
 async def eventually(check: Callable[[], Awaitable[Any] | Any], *, within_s: float = 60.0) -> Any:
     """The first truthy answer of `check`, which may raise NotFound until then; fails when there is none in time."""
     deadline = time.monotonic() + within_s
-    while True:
+    for pause_s in growing_pauses():
         with suppress(NotFound):
             answer = check()
             if isinstance(answer, Awaitable):
                 answer = await answer
             if answer:
                 return answer
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {check}"
-        await asyncio.sleep(0.02)
+        if time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(pause_s)
+    raise AssertionError(f"not within {within_s:g} s: {check}")
 
 
 class SimulatedNode:

@@ -26,6 +26,7 @@ from draco.kube.election import LeadershipLost
 from draco.kube.errors import ApiStatus, Unreachable, from_status
 from draco_local.cluster.controlplane import STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
+from tests.agents import growing_pauses
 from tests.conftest import DIES_WITH_THE_TESTS
 from tests.doubles import nursery
 
@@ -215,16 +216,17 @@ async def two_leaders(served: Reachable, settings: OperatorSettings, **options: 
 
 
 async def until(look: Callable[[], Awaitable[R | None]], *, within_s: float = 60.0, what: str = "it") -> R:
-    """The first true answer of `look`. Fails after `within_s`."""
+    """The first true answer of `look`, which is asked ever more rarely. Fails after `within_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
-    while True:
+    for pause_s in growing_pauses():
         answer = await look()
         if answer:
             return answer
         if loop.time() > deadline:
-            raise AssertionError(f"{what} did not happen within {within_s:g} s")
-        await asyncio.sleep(0.02)
+            break
+        await asyncio.sleep(pause_s)
+    raise AssertionError(f"{what} did not happen within {within_s:g} s")
 
 
 class Process:

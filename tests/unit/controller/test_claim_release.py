@@ -133,8 +133,8 @@ async def test_where_one_claim_is_refused_another_gives_way() -> None:
 
 async def test_a_claim_that_is_refused_again_and_again_is_tried_ever_more_rarely(blocked: World) -> None:
     blocked.server.answers = [REFUSED] * 1000
-    for _ in range(3600):
-        await blocked.look(after_s=1)
+    for _ in range(720):
+        await blocked.look(after_s=5)
     assert 12 <= len(blocked.server.patches) <= 22  # seven in the first ten minutes, then one every five
 
 
