@@ -177,6 +177,8 @@ def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:
         text = said["summary"]
         _says(case, text)
         assert case.nearest in "; ".join(miss["text"] for miss in said["nearest"]), said["nearest"]
+        own, quoted, _ = text.partition("; kube-controller-manager says: ")
+        text = f"{own}." if quoted else text  # that one has an Event of its own beside Draco's
     claims = [] if case.pod_only else [("ResourceClaim", claim) for claim in case.claims]
     for kind, name in [] if case.passing else [("Pod", POD), *claims]:
         eventually(
