@@ -140,12 +140,9 @@ class ClaimAllocations:
         await self._at_once([self._returns.give_back(claim, why) for claim, why in self._useless.found()])
         taken = [each for each in due(self._view, self._may_be_given) if not self._is_written(each[0].metadata.key)]
         await self._at_once([self.writes.write(claim, result) for claim, result in taken])
-        unallocated = self._view.claims.store.by_index(UNALLOCATED, True)
-        now = self._clock.now()
-        self._held = on_hold(self._view, unallocated, now) | about_to_take_over(self._view, unallocated, now)
-        waiting = self._waiting.groups()
+        waiting = self._waiting_now()
         if await self.gangs.read():
-            waiting = self._waiting.groups()
+            waiting = self._waiting_now()
         unread = self.gangs.unread
         self._forget_others({each.uid for each in waiting})
         groups = {each.uid: each for each in waiting if not each.unready and each.uid not in unread}
@@ -167,6 +164,12 @@ class ClaimAllocations:
         if placements is not None:
             await self._take_up(batch, placements, basis)
         return 0.0
+
+    def _waiting_now(self) -> list[WaitingGroup]:
+        """All groups as they are now, without what is held by now: claims may have come since."""
+        unallocated, now = self._view.claims.store.by_index(UNALLOCATED, True), self._clock.now()
+        self._held = on_hold(self._view, unallocated, now) | about_to_take_over(self._view, unallocated, now)
+        return self._waiting.groups()
 
     def _begin(self) -> None:
         """Follow what is to be remembered: this replica leads. Another would for ever, and mistake the leader's writes."""
