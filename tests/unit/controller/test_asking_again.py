@@ -15,7 +15,7 @@ from draco.kube.errors import Conflict
 from draco.placing.groups.group import GroupPlacement
 from draco.resources.api.claims import AllocationResult, ResourceClaimConsumerReference
 from draco.resources.api.core import PodStatus, Toleration
-from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.names import LABEL_ALLOCATOR
@@ -197,6 +197,20 @@ async def test_who_asks_for_something_else_is_asked_about_again_though_nothing_e
     assert len(lab.workers.asked) == asked + 1
     await lab.rest()
     assert len(lab.workers.asked) == asked + 1
+
+
+async def test_a_group_is_not_asked_about_again_for_what_is_said_of_its_pods(lab: Lab) -> None:
+    form(lab, smaller=False)
+    await lab.rest()
+    asked = len(lab.workers.asked)
+    for name in ("one", "other"):
+        pod = lab.view.pods.store.get(ObjectKey("default", name))
+        assert pod is not None
+        unschedulable = Condition(type="PodScheduled", status="False", message="0/1 nodes are available")
+        said = msgspec.structs.replace(pod.status, conditions=[unschedulable])
+        lab.view.pods._publish(lab.view.pods.store.put(msgspec.structs.replace(pod, status=said)))
+        await lab.rest()
+    assert len(lab.workers.asked) == asked
 
 
 def a_place(question: object) -> PlacementAnswer:

@@ -151,10 +151,11 @@ class Turns:
 
 
 def _wanted(waiting: WaitingGroup) -> object:
-    """What decides about the group's place and is its own: pods come and go, or are changed, and so are its terms."""
+    """What decides about the group's place and is its own: pods come and go, or are changed, and so are its terms.
+
+    In no order: whatever the watch tells of a pod, also of its status alone, makes it the last of its group.
+    """
     group = waiting.group
-    members = [
-        ([claim.metadata.uid for claim in (*member.claims, *member.others)], [pod.spec for pod in member.pods])
-        for member in group.members
-    ]
-    return members, group.needed, group.topology
+    claims = frozenset(claim.metadata.uid for member in group.members for claim in (*member.claims, *member.others))
+    pods = {pod.metadata.uid: pod.spec for member in group.members for pod in member.pods}
+    return claims, pods, group.needed, group.topology
