@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.allocation.allocations import KEY
+from draco.controller.allocation.preempting.preemption import Nomination
 from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
@@ -234,6 +235,21 @@ async def test_a_claim_that_is_another_by_now_is_tried_again_after_a_pause_until
     lab.wait("waits", version="2")
     await lab.allocations.reconcile(KEY)
     assert lab.writes == before + 1
+
+
+async def test_what_others_left_to_a_group_stays_its_own_while_its_claim_is_another_than_the_watch_told(
+    lab: Lab,
+) -> None:
+    preemptions = lab.allocations.preemptions
+    [waiting] = lab.allocations._waiting.groups()
+    preemptions._nominations[waiting.uid] = Nomination(waiting, 10, [])
+    lab.workers.instead = a_place
+    await lab.look()
+    assert (lab.writes, lab.allocations.writes.is_outdated(ObjectKey("default", "waits"))) == (1, True)
+    assert preemptions.of(waiting.uid) is not None
+    lab.view.claims._publish(lab.view.claims.store.remove(ObjectKey("default", "waits")))
+    await lab.look()
+    assert preemptions.of(waiting.uid) is None
 
 
 async def free_one_by_one(lab: Lab, number: int, *, every_s: float = 0.05, end_first: bool = False) -> list[int]:

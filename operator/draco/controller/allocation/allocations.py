@@ -194,7 +194,8 @@ class ClaimAllocations:
         """Forget what is remembered of groups that do not wait any more."""
         self._turns.forget_others(uids)
         self._notes.forget_others(uids)
-        self.preemptions.forget_others(uids)
+        # One that could not be written, as it is another by now, waits as before: what was made free for it stays its own.
+        self.preemptions.forget_others(uids | self.preemptions.of_claims(self.writes.is_outdated))
 
     def _head(self, groups: dict[str, WaitingGroup]) -> str:
         """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or ""."""

@@ -99,6 +99,14 @@ class Preemptions:
         """What is kept for the group."""
         return self._nominations.get(uid)
 
+    def of_claims(self, is_among: Callable[[ObjectKey], bool]) -> set[str]:
+        """The groups for which something is kept and one of whose claims is among these."""
+        return {
+            uid
+            for uid, each in self._nominations.items()
+            if any(is_among(claim.metadata.key) for claim in each.waiting.group.claims)
+        }
+
     @property
     def pending(self) -> set[str]:
         """The groups for which pods are to be evicted yet."""
