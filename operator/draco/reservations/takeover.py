@@ -7,7 +7,7 @@ Owns the decision, step by step:
 2. The reservation writes down in its status which claim yields to it, and what that one was allocated. From then on these devices
    are nobody else's, whatever process decides.
 3. The claim that yields is deleted, only as it was seen: if a pod uses it by then, the take-over is called off.
-4. When it is gone, the pod's claim is given the very same allocation.
+4. When it is gone, the pod's claim is given the very same allocation, if new claims may have these devices yet.
 5. As long as the pod's claim is there, it counts as one of the reservation's.
 
 A pod that cannot run there has its allocation taken back by kube-scheduler; its claim is then allocated like any other.

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.controller.reservations.reconciler import ReservationReconciler
-from draco.controller.reservations.takeovers import about_to_take_over, begun
+from draco.controller.reservations.takeovers import about_to_take_over, begun, due
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import ClusterView
@@ -60,6 +60,22 @@ class World:
     def taint(self, rule: DeviceTaintRule) -> None:
         self.put(self.view.rules, rule)
 
+    def lift(self, rule: DeviceTaintRule) -> None:
+        assert self.view.rules is not None
+        self.view.rules._publish(self.view.rules.store.remove(rule.metadata.key))
+
+    def yield_first(self) -> None:
+        """The reservation has written down that `evening-0` yields, and that is gone."""
+        [found] = begun(self.view, self.reservation, own_claims(self.view, self.reservation), NOW)
+        status = msgspec.structs.replace(self.reservation.status, takeovers=[found])
+        self.put(self.view.reservations, msgspec.structs.replace(self.reservation, status=status))
+        self.view.claims._publish(self.view.claims.store.remove(ObjectKey(KEY.namespace, found.reserved)))
+
+    @property
+    def due(self) -> list[str]:
+        """The claims whose turn it is."""
+        return [claim.metadata.name for claim, _ in due(self.view, lambda _: True)]
+
     @property
     def yields(self) -> list[str]:
         """The reserved claims that yield to the pod's."""
@@ -97,6 +113,19 @@ def test_what_is_sick_or_not_published_is_not() -> None:
     assert world.yields == []
 
 
+def test_what_goes_into_maintenance_after_a_take_over_has_begun_is_not_given_as_long_as_it_is() -> None:
+    world = World()
+    world.yield_first()
+    assert world.due == ["pod-gpu-x7"]
+    rule = a_rule("draco-maintenance-gpu-0", taint=MAINTENANCE, **GPU)
+    world.taint(rule)
+    assert world.due == []
+    world.lift(rule)
+    assert world.due == ["pod-gpu-x7"]
+    world.publish(a_slice("node-0", ["gpu-1"]))
+    assert world.due == []
+
+
 def test_a_taint_that_keeps_off_nobody_like_it_does_not_matter() -> None:
     world = World(tolerates=MAINTENANCE)
     world.taint(a_rule("draco-maintenance-gpu-0", taint=MAINTENANCE, **GPU))
@@ -112,8 +141,7 @@ def test_a_reservation_with_a_pod_that_waits_is_looked_at_again_when_taints_and_
     world.woken.clear()
     rule = a_rule("draco-maintenance-gpu-0", taint=MAINTENANCE, **GPU)
     world.taint(rule)
-    assert world.view.rules is not None
-    world.view.rules._publish(world.view.rules.store.remove(rule.metadata.key))
+    world.lift(rule)
     world.publish(a_slice("node-0", ["gpu-1"]))
     assert world.woken == [KEY] * 3
     world.view.pods._publish(world.view.pods.store.remove(ObjectKey("default", "pod")))

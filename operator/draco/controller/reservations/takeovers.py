@@ -37,7 +37,7 @@ def candidates_of(view: ClusterView, key: ObjectKey) -> list[TakeoverCandidate]:
 def begun(view: ClusterView, reservation: DeviceReservation, claims: ReservedClaims, now: datetime) -> list[Takeover]:
     """The take-overs of a reservation that begin now. What is in maintenance, sick or not published goes to nobody new."""
     candidates = candidates_of(view, reservation.metadata.key)
-    return taken_up(reservation, claims, candidates, now, lambda claim: _is_set_aside(view, claim))
+    return taken_up(reservation, claims, candidates, now, lambda claim: _are_set_aside(view, claim.results))
 
 
 def kept_claims(view: ClusterView) -> list[ResourceClaim]:
@@ -55,7 +55,7 @@ def kept_claims(view: ClusterView) -> list[ResourceClaim]:
 def due(
     view: ClusterView, may_be_given: Callable[[DeviceKey], bool]
 ) -> Iterator[tuple[ResourceClaim, AllocationResult]]:
-    """Claims whose turn it is, with what they are to be given: nobody has it any more."""
+    """Claims whose turn it is, with what they are to be given: nobody has it any more, and no taint has come meanwhile."""
     for reservation in view.reservations.store.by_index(TAKING_OVER, True):
         for each in reservation.status.takeovers:
             claim = view.claims.store.get(ObjectKey(reservation.metadata.namespace, each.claim))
@@ -63,8 +63,10 @@ def due(
             if claim is None or claim.metadata.uid != each.uid or not claim.waits or allocation is None:
                 continue
             devices = [result.key for result in allocation.devices.results]
-            if not any(view.claims.store.by_index(BY_DEVICE, device) for device in devices) and all(
-                map(may_be_given, devices)
+            if (
+                not any(view.claims.store.by_index(BY_DEVICE, device) for device in devices)
+                and all(map(may_be_given, devices))
+                and not _are_set_aside(view, allocation.devices.results)
             ):
                 yield claim, allocation
 
@@ -88,9 +90,9 @@ def about_to_take_over(view: ClusterView, claims: Iterable[ResourceClaim], now: 
     return found
 
 
-def _is_set_aside(view: ClusterView, claim: ResourceClaim) -> bool:
-    """Whether a taint keeps new claims like this one off any of its devices, or one is not published now."""
-    return any(not _is_open(view, result) for result in claim.results if not result.admin_access)
+def _are_set_aside(view: ClusterView, results: Iterable[DeviceRequestAllocationResult]) -> bool:
+    """Whether a taint keeps new claims that tolerate as much off any of these devices, or one is not published now."""
+    return any(not _is_open(view, result) for result in results if not result.admin_access)
 
 
 def _is_open(view: ClusterView, result: DeviceRequestAllocationResult) -> bool:
