@@ -84,9 +84,9 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trials_of_files(world: World) -> list[Trial]:
-    """What the objects of files ask for, in their order."""
+    """What the objects of files ask for, in their order. What only pods that are over use is asked for by nobody."""
     asked = {item.metadata.key: item for item in world.wanted if isinstance(item, ResourceClaim)}
-    pods = [item for item in world.wanted if isinstance(item, Pod) and not item.is_over]
+    pods = [item for item in world.wanted if isinstance(item, Pod)]
     used = {key for pod in pods for key in pod.claims}
     used_templates = {
         ObjectKey(pod.metadata.namespace, entry.resource_claim_template_name)
@@ -107,7 +107,10 @@ def trials_of_files(world: World) -> list[Trial]:
 
 
 def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
-    """What waits in the cluster, after what holds devices of pools that are gone: that has to be allocated again."""
+    """What waits in the cluster, after what holds devices of pools that are gone: that has to be allocated again.
+
+    Claims that only pods that are over use go with these.
+    """
     fleet = world.fleet
     displaced = [claim for claim in fleet.claims.values() if any(key.pool_key in gone for key in claim.devices_held)]
     for claim in displaced:
@@ -118,7 +121,9 @@ def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
     waiting = [pod for pod in pods if pod.waits and uses_devices(pod, fleet.classes) and keys.isdisjoint(pod.claims)]
     trials = [_trial(world, pod, {}) for pod in (*moving, *waiting)]
     used = {key for pod in (*moving, *waiting) for key in pod.claims}
-    alone = [fleet.claims[key] for key in sorted(fleet.claims) if key not in used]
+    left = {key for pod in pods if pod.is_over for key in pod.claims}
+    left -= {key for pod in pods if not pod.is_over for key in pod.claims}
+    alone = [fleet.claims[key] for key in sorted(fleet.claims) if key not in used and key not in left]
     trials += [Trial(claims=[claim]) for claim in alone if claim.metadata.deletion_timestamp is None]
     return [trial for trial in trials if trial.missing or _waiting(trial.claims)]
 

@@ -416,11 +416,10 @@ def test_a_taint_on_a_gpu_is_put_on_its_partitions_as_draco_would(tmp_path: Path
 def test_a_pod_that_has_ended_asks_for_nothing(tmp_path: Path, phase: str) -> None:
     done = a_pod("done", {"name": "a", "resourceClaimTemplateName": "two"}, nodeName="node-0")
     done["status"] = {"phase": phase, "resourceClaimStatuses": [{"name": "a", "resourceClaimName": "done-a-x7k2p"}]}
-    told = document(
-        tmp_path,
-        [*CLUSTER, a_template("two", 2), done, a_pod("new", {"name": "a", "resourceClaimName": "one"}), a_claim("one")],
-    )
-    assert [entry["pod"] for entry in told["claims"] if entry["pod"]] == ["default/new"]
+    done["spec"]["resourceClaims"].append({"name": "b", "resourceClaimName": "left"})
+    new = a_pod("new", {"name": "a", "resourceClaimName": "one"})
+    told = document(tmp_path, [*CLUSTER, a_template("two", 2), a_claim("left"), done, new, a_claim("one")])
+    assert [(entry["pod"], entry["claim"]) for entry in told["claims"]] == [("default/new", "default/one")]
 
 
 @pytest.mark.parametrize(
@@ -431,16 +430,20 @@ def test_without_a_node_only_the_pods_that_go_on_have_to_be_placed_again(over: J
         slices=[builders.a_slice("node-0"), builders.a_slice("node-1")],
         nodes=[builders.a_node("node-0"), builders.a_node("node-1")],
         classes=[builders.a_device_class()],
-        claims=[builders.a_claim("shared", on=["node-0/gpu-0"], reserved_for=["done", "runs"])],
+        claims=[
+            builders.a_claim("shared", on=["node-0/gpu-0"], reserved_for=["done", "runs"]),
+            builders.a_claim("left", on=["node-0/gpu-1"], reserved_for=["done"]),
+        ],
     )
-    done = builders.a_pod("done", claims=["shared"], templates=["own"], node="node-0")
+    done = builders.a_pod("done", claims=["shared", "left"], templates=["own"], node="node-0")
     plain = msgspec.to_builtins(done)
     done = msgspec.convert({name: value | over.get(name, {}) for name, value in plain.items()}, Pod)
     runs = builders.a_pod("runs", claims=["shared"], node="node-0")
     pods = {pod.metadata.key: pod for pod in (done, runs)}
     made = World(fleet=fleet, pods=pods, templates={}, wanted=[], notes=[])
     trials = trials_of_cluster(made, without(made, ["node-0"]))
-    assert [trial.pod.metadata.name for trial in trials if trial.pod] == ["runs"]
+    tried = [(trial.pod and trial.pod.metadata.name, [each.metadata.name for each in trial.claims]) for trial in trials]
+    assert tried == [("runs", ["shared"])]
 
 
 def test_a_claim_of_dracos_is_tried_on_the_devices_that_only_draco_gives_out(tmp_path: Path) -> None:
