@@ -1,12 +1,14 @@
 """What the API server itself refuses in a DeviceReservation, and in which words."""
 
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
+from draco.reservations.ending import expires_at
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_RESERVATIONS
 
@@ -34,9 +36,9 @@ TEMPLATE: dict[str, Any] = {
 
 
 ODD_TIMES = [
-    ("9999-12-31T23:59:59-14:00", "write a time of the years 1970 to 9998"),
-    ("0001-01-01T00:00:00+14:00", "write a time of the years 1970 to 9998"),
-    ("0000-01-01T00:00:00Z", "write a time of the years 1970 to 9998"),
+    ("9999-12-31T23:59:59-14:00", "write a time of the years 1970 to 999"),
+    ("0001-01-01T00:00:00+14:00", "write a time of the years 1970 to 999"),
+    ("0000-01-01T00:00:00Z", "write a time of the years 1970 to 999"),
     ("2030-01-01T00:00:00+99:99", "should match"),
     ("2030-01-01T00:00:00,5Z", "should match"),
     ("2030-01-01T00:00:00Zt", "should match"),
@@ -71,6 +73,12 @@ async def create(client: Client, namespace: str, spec: dict[str, Any], name: str
 async def test_what_cannot_be_meant_is_refused(client: Client, namespace: str, spec: dict[str, Any], said: str) -> None:
     with pytest.raises(ApiError, match=said):
         await create(client, namespace, spec)
+
+
+async def test_an_end_that_means_never_is_taken(client: Client, namespace: str) -> None:
+    key = await create(client, namespace, {"template": TEMPLATE, "expiresAt": "9999-12-31T23:59:59Z"})
+    found = await client.get(DEVICE_RESERVATIONS, key)
+    assert expires_at(found) == datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 async def test_a_name_that_is_no_label_is_refused(client: Client, namespace: str) -> None:
