@@ -125,7 +125,9 @@ def _take(
     spare: list[ResourceClaim], taker: ResourceClaim, is_set_aside: Callable[[ResourceClaim], bool]
 ) -> ResourceClaim | None:
     """The first that the taker may have; it and those that nobody may are spare no more."""
-    for one in [each for each in spare if each.spec == taker.spec]:
+    for one in list(spare):
+        if one.spec != taker.spec:
+            continue
         spare.remove(one)
         if not is_set_aside(one):
             return one
