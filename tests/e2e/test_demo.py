@@ -10,7 +10,7 @@ from tests.e2e.conftest import draco
 CHAPTERS = {
     "one GPU with at least 40 GiB": "resourceclaim.resource.k8s.io/one-gpu",
     "looks suspect": "pod/newcomer created",
-    "must be replaced": "InMaintenance",
+    "sits badly": "InMaintenance",
     "waits for more than there is": "ClaimPending",
     "whole picture": "claim default/newcomer",
     "comes back": "Completed",

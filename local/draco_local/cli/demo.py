@@ -244,7 +244,7 @@ def tell(story: DemoScript) -> None:
     say(f"The newcomer's claim holds {story.device_of('newcomer')[1]}, not {device}.")
     story.kubectl("delete", "devicetaintrule", "suspect-gpu")
 
-    chapter("A board must be replaced: one GPU goes into maintenance, and the node keeps working")
+    chapter("A board sits badly: one GPU goes into maintenance, and the node keeps working")
     story.apply(MAINTENANCE.format(pool=pool, device=device))
     story.until_phase("mend-board", "Isolated")
     story.show("get", "devicemaintenances")
@@ -265,7 +265,7 @@ def tell(story: DemoScript) -> None:
     chapter("The whole picture on one screen")
     story.show_draco("status")
 
-    chapter("The new board is in: the GPU comes back")
+    chapter("The board is back in its slot: the GPU comes back")
     story.show("patch", "dm", "mend-board", "--type=merge", "-p", '{"spec":{"finished":true}}')
     story.until_phase("mend-board", "Completed")
     story.show("get", "devicemaintenances")

@@ -34,7 +34,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS
 from draco.resources.names import LABEL_RESERVATION
-from draco.resources.texts import listed
+from draco.resources.texts import agreeing, listed
 
 log = structlog.get_logger(__name__)
 
@@ -225,7 +225,8 @@ class ReservationReconciler:
         if not waiting or is_expired(reservation, now):
             self._waiting.forget(reservation.metadata.key)
             bereft = [each.claim for each in claims.takeovers if each.uid in claims.bereft]
-            return f"{listed(bereft)} lost what was taken over, and now waits like any other claim." if bereft else ""
+            wait = agreeing(len(bereft), "waits", "wait")
+            return f"{listed(bereft)} lost what was taken over, and now {wait} like any other claim." if bereft else ""
         return self._waiting.of(reservation.metadata.key, min(waiting, key=lambda each: each.metadata.key))
 
     async def _say(
