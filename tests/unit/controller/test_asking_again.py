@@ -1,6 +1,7 @@
 """How soon Draco asks again where a claim goes that found no place, without an API server."""
 
 from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
 from typing import Any, cast
 
 import msgspec
@@ -19,7 +20,7 @@ from draco.resources.api.core import PodStatus, Toleration
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
 from draco.resources.kinds import DEVICE_RESERVATIONS
-from draco.resources.names import LABEL_ALLOCATOR
+from draco.resources.names import LABEL_ALLOCATOR, DeviceKey
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.allocating import permissive_allocations
 from tests.doubles.clock import ManualClock
@@ -250,6 +251,33 @@ async def test_what_others_left_to_a_group_stays_its_own_while_its_claim_is_anot
     lab.view.claims._publish(lab.view.claims.store.remove(ObjectKey("default", "waits")))
     await lab.look()
     assert preemptions.of(waiting.uid) is None
+
+
+async def held_from(lab: Lab, comes: str) -> set[DeviceKey]:
+    """What one that comes now is not given."""
+    lab.wait(comes)
+    lab.workers.asked.clear()
+    await lab.look()
+    [question] = lab.workers.asked
+    assert isinstance(question, PlaceClaims)
+    assert [each.metadata.name for each in claims_of(question)] == [comes]
+    return {device for each in question.held for device in each.devices_held}
+
+
+@pytest.mark.parametrize("overdue", [False, True])
+async def test_what_is_given_to_a_group_that_is_overdue_stays_its_own_while_its_claim_is_another_than_the_watch_told(
+    lab: Lab, overdue: bool
+) -> None:
+    lab.wait("waits", creation_timestamp=lab.clock.now() - timedelta(days=overdue))
+    given = a_claim("given", on=["node-0/gpu-1"])
+    assert given.status.allocation is not None
+    found = GroupPlacement([[given.status.allocation]])
+    lab.workers.instead = lambda _: PlacementAnswer([found])
+    await lab.look()
+    lab.workers.instead = no_place
+    assert await held_from(lab, "young") == (set(given.devices_held) if overdue else set())
+    lab.view.claims._publish(lab.view.claims.store.remove(ObjectKey("default", "waits")))
+    assert await held_from(lab, "younger") == set()
 
 
 async def free_one_by_one(lab: Lab, number: int, *, every_s: float = 0.05, end_first: bool = False) -> list[int]:

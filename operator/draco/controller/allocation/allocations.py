@@ -66,10 +66,11 @@ _KEPT = "draco-kept"
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What is kept free, and for which group."""
+    """What is kept free, and for which group: what it lacks, or what was given to these claims of it."""
 
     uid: str = ""
     devices: frozenset[DeviceKey] = frozenset()
+    claims: frozenset[ObjectKey] = frozenset()
 
 
 class ClaimAllocations:
@@ -151,9 +152,9 @@ class ClaimAllocations:
         )
         if not self._handover.owned:
             return _or_none(pause_s)
+        head = self._head(groups)
         if not groups:
             return _or_none(min(pause_s, await self._look_ahead()))
-        head = self._head(groups)
         basis = self._basis()
         waits = self._turns.waits_s(groups, basis)
         batch = self._batch({uid: each for uid, each in groups.items() if waits[uid] == 0.0})
@@ -162,7 +163,7 @@ class ClaimAllocations:
         batch = await self._not_limited(batch, basis)
         placements = await self._ask_protecting(batch, head) if batch else None
         if placements is not None:
-            await self._take_up(batch, placements, basis)
+            await self._take_up(batch, placements, basis, head)
         return 0.0
 
     def _waiting_now(self) -> list[WaitingGroup]:
@@ -199,6 +200,8 @@ class ClaimAllocations:
 
     def _head(self, groups: dict[str, WaitingGroup]) -> str:
         """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or ""."""
+        if any(map(self.writes.is_outdated, self._kept.claims)):
+            return self._kept.uid  # it waits as before, and is asked about again in a moment
         now = self._clock.now()
         for uid, each in groups.items():
             if not self._turns.may_find_place(uid):
@@ -310,12 +313,14 @@ class ClaimAllocations:
         )
         return {uid: each for uid, each in batch.items() if not whys[uid]}
 
-    async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: Basis) -> None:
+    async def _take_up(
+        self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: Basis, head: str
+    ) -> None:
         writes: list[Coroutine[Any, Any, None]] = []
         without: list[WaitingGroup] = []
         limits = self._guard.begin(self.writes.claims)
         for (uid, waiting), found in zip(batch.items(), placements, strict=True):
-            devices = (
+            devices = frozenset(
                 DeviceKey(one.driver, one.pool, one.device)
                 for results in found.results
                 for result in results
@@ -328,7 +333,10 @@ class ClaimAllocations:
             if any(waiting.priority is None or waiting.priority <= (each.priority or 0) for each in without):
                 continue  # asked about again once it is known what is kept for the other
             placement = limits.within(waiting.group, found)
-            if self._kept.uid == uid or placement.kept:
+            if placement.results and uid == head:
+                claims = frozenset(each.metadata.key for each in waiting.group.claims)
+                self._kept = _Kept(uid, devices, claims)
+            elif self._kept.uid == uid or placement.kept:
                 self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
             if placement.results:
                 self._turns.found_place(uid)
