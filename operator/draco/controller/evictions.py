@@ -15,7 +15,7 @@ import structlog
 
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import Pauses
+from draco.kube.connect.retry import TRANSIENT, Pauses
 from draco.kube.errors import (
     ApiError,
     Conflict,
@@ -72,8 +72,13 @@ class PodEvictions:
 
     @property
     def forbidden(self) -> bool:
-        """Whether the right was missing a moment ago."""
-        return self._forbidden.left_s(None) > 0
+        """Whether the right was missing when the API server was asked last."""
+        return None in self._forbidden.by_key
+
+    @property
+    def left_s(self) -> float:
+        """For how many more seconds nobody is asked, as the right was missing; 0 where anybody may be asked now."""
+        return self._forbidden.left_s(None)
 
     async def evict(
         self, pod: Pod, *, grace_s: int | None = None, dry_run: bool = False, leader_only: bool = False
@@ -82,21 +87,24 @@ class PodEvictions:
 
         With `leader_only` an operator that does not lead any more is refused, as another may have chosen other pods.
         """
-        if self.forbidden:
+        if self.left_s > 0:
             return EvictionAnswer(Eviction.FORBIDDEN, why=NOT_PERMITTED)
         body = eviction_of(pod, grace_s=grace_s, leader_only=leader_only)
         try:
             await self._client.create_subresource(PODS, pod.metadata.key, "eviction", body, dry_run=dry_run)
         except (NotFound, Conflict) as error:
+            self._forbidden.forget(None)
             return EvictionAnswer(Eviction.CHANGED, str(error))
         except ApiError as error:
             if isinstance(error, Forbidden) and _lacks_the_right(error):
-                if not self.forbidden:  # others were asked at the same time
+                if self.left_s == 0:  # others were asked at the same time
                     self._forbidden.begin(None, str(error))
                 log.warning("eviction.forbidden", pod=str(pod.metadata.key), error=str(error), remedy=NOT_PERMITTED)
                 return EvictionAnswer(Eviction.FORBIDDEN, str(error), NOT_PERMITTED)
             # A pod that two budgets cover is refused with 500.
             by_budget = isinstance(error, DisruptionRefused) or "PodDisruptionBudget" in error.message
+            if by_budget or not isinstance(error, TRANSIENT):
+                self._forbidden.forget(None)  # who lacks the right does not get that far
             return EvictionAnswer(Eviction.REFUSED, str(error), _words(error), by_budget)
         self._forbidden.forget(None)
         return EvictionAnswer(Eviction.ACCEPTED)

@@ -253,9 +253,17 @@ def test_a_paused_budget_stops_evictions_and_is_named() -> None:
     assert "MaintenanceBudget freeze is paused" in state.message
 
 
-def test_what_the_operator_may_not_do_is_said() -> None:
-    state = drain(asks(draining=True), [holds("pod")], [runs()], forbidden="Set operator.evictPods to true.")
-    assert (state.evict, state.message.startswith("Set operator.evictPods to true.")) == ((), True)
+def test_what_the_operator_may_not_do_is_said_and_goes_on_being_tried() -> None:
+    may_not: dict[str, Any] = {"forbidden": "Set operator.evictPods to true."}
+    state = drain(asks(draining=True), [holds("pod")], [runs()], **may_not)
+    assert (state.evict, state.message) == (keys("pod"), "Set operator.evictPods to true.")
+    leaving = drain(asks(draining=True), [holds("pod")], [runs()], asked=asked("pod"), **may_not)
+    assert leaving.message == "1 pod is leaving: default/pod."
+
+
+def test_thousands_of_pods_that_may_not_be_evicted_cost_no_look_each_second() -> None:
+    names = [f"pod-{number}" for number in range(ASKED_AT_ONCE + 1)]
+    assert drain(asks(), [holds(*names)], [runs(name) for name in names], forbidden="May not.").look_again is None
 
 
 def test_pods_that_come_again_are_said_with_their_claim() -> None:

@@ -120,10 +120,12 @@ class PodDrains:
         asked, and where the cluster did not answer and is to be asked again.
         """
         read = await self._budgets.read({key.namespace for key in state.entrusted})
-        pods = [pod for key in (*state.evict, *state.request) if (pod := self._view.pods.store.get(key)) is not None]
+        pause_s = self._evictions.left_s if state.evict else 0.0
+        keys = (*(() if pause_s else state.evict), *state.request)
+        pods = [pod for key in keys if (pod := self._view.pods.store.get(key)) is not None]
         pods = [pod for pod in pods if pod.metadata.uid not in self._in_flight and not pod.is_over]
         if not pods or not await self._view.maintenances.is_current(request):
-            return 0.1 if read else None
+            return 0.1 if read else pause_s or None
         self._in_flight |= {pod.metadata.uid for pod in pods}
         limit = asyncio.Semaphore(_AT_ONCE)
         try:
@@ -172,8 +174,6 @@ class PodDrains:
 
     async def _evict(self, request: DeviceMaintenance, pod: Pod, limit: asyncio.Semaphore) -> None:
         async with limit:
-            if self._evictions.forbidden:
-                return
             answer = await self._evictions.evict(pod, grace_s=request.spec.drain.grace_period_seconds)
             match answer.outcome:
                 case Eviction.CHANGED:

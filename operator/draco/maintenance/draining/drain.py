@@ -66,8 +66,9 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
 
     `claims` hold one of `devices`, `pods` use these claims (others do no harm), `rules` are the request's, `budgets` those of the
     pods' namespaces, `asked` is by UID of pods, and so is `requested`, which is None where the cluster takes no EvictionRequests.
-    `paused` names what stops all evictions, `forbidden` says why the operator may not evict. `spares_extended`: NoExecute leaves
-    pods alone that have their GPUs as extended resources. `rules_served`: there are rules, which NoExecute needs.
+    `paused` names what stops all evictions, `forbidden` says why the operator might not evict when it tried last: it is to
+    try again. `spares_extended`: NoExecute leaves pods alone that have their GPUs as extended resources. `rules_served`: there
+    are rules, which NoExecute needs.
     """
 
     now: datetime
@@ -202,12 +203,12 @@ class _Finding:
             if timedelta(0) < rest <= pause:
                 self.looks.append(rest)
                 return
-        if self._seen.paused or self._seen.forbidden:
+        if self._seen.paused:
             return
         by_request = asked is None and self._may_request and pod.metadata.uid not in (self._seen.requested or ())
         if len(self.evict) + len(self.request) < ASKED_AT_ONCE:
             (self.request if by_request else self.evict).append(key)
-        else:
+        elif not self._seen.forbidden:
             self.looks.append(timedelta(seconds=1))
 
     @property
@@ -309,7 +310,7 @@ def _message(
 ) -> str:
     """The cause first that somebody has to see to."""
     said = []
-    if seen.forbidden:
+    if seen.forbidden and state.evict:
         said.append(seen.forbidden)
     elif seen.paused:
         said.append(f"No pod is evicted while MaintenanceBudget {seen.paused} is paused.")
@@ -343,9 +344,10 @@ def _message(
     responding = {key: names for key, names in finding.entrusted.items() if names}
     if responding and len(said) < _SENTENCES:
         said.append(_left_to_responders(responding))
-    waited = len({*state.leaving, *state.evict, *state.request} - responding.keys())
+    asked = () if seen.forbidden else state.evict
+    waited = {*state.leaving, *asked, *state.request} - responding.keys()
     if waited and len(said) < _SENTENCES:
-        said.append(f"{counted(waited, 'pod')} {are(waited)} leaving: {_pods(state, responding)}.")
+        said.append(f"{counted(len(waited), 'pod')} {are(len(waited))} leaving: {listed(sorted(waited))}.")
     if without and len(said) < _SENTENCES:
         said.append(_without_pods(without))
     return " ".join(said[:_SENTENCES])
@@ -361,10 +363,6 @@ def _refusals(refused: Sequence[RefusedEviction]) -> str:
 
 def _is_transient(refused: RefusedEviction) -> bool:
     return refused.reason.endswith(ENDS_BY_ITSELF)
-
-
-def _pods(state: DrainState, but: Collection[ObjectKey]) -> str:
-    return listed(sorted({*state.leaving, *state.evict, *state.request}.difference(but)))
 
 
 def _left_to_responders(responding: Mapping[ObjectKey, Sequence[str]]) -> str:

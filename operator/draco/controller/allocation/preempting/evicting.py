@@ -48,7 +48,7 @@ class PreemptionEvictions:
     @property
     def trouble(self) -> str:
         """Why nobody is evicted though a policy permits it, and what to do; "" if nothing is in the way."""
-        return NOT_PERMITTED if self._evictions.forbidden and self._preemptions.permitted else ""
+        return NOT_PERMITTED if self._evictions.left_s > 0 and self._preemptions.permitted else ""
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with each group for which pods may have to be evicted."""

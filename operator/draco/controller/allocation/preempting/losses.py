@@ -93,7 +93,7 @@ class PartialLosses:
     @property
     def trouble(self) -> str:
         """Why no group is released though a policy says so, and what to do; "" if nothing is in the way."""
-        return NOT_PERMITTED if self._evictions.forbidden and self._wanted else ""
+        return NOT_PERMITTED if self._evictions.left_s > 0 and self._wanted else ""
 
     @property
     def _wanted(self) -> bool:
