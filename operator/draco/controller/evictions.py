@@ -97,8 +97,7 @@ class PodEvictions:
             return EvictionAnswer(Eviction.CHANGED, str(error))
         except ApiError as error:
             if isinstance(error, Forbidden) and _lacks_the_right(error):
-                if self.left_s == 0:  # others were asked at the same time
-                    self._forbidden.begin(None, str(error))
+                self._forbidden.begin(None, str(error))
                 log.warning("eviction.forbidden", pod=str(pod.metadata.key), error=str(error), remedy=NOT_PERMITTED)
                 return EvictionAnswer(Eviction.FORBIDDEN, str(error), NOT_PERMITTED)
             # A pod that two budgets cover is refused with 500.

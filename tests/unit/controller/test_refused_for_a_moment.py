@@ -1,5 +1,6 @@
 """What the API server refuses at first is tried again soon: one that has just started knows no roles, and refuses everything."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -25,14 +26,17 @@ NODE = "node-0"
 
 
 class Server:
-    """Refuses every write as long as it `refuses`."""
+    """Refuses every write as long as it `refuses`, all that wait at a `gate` together."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.refuses = True
+        self.gate: asyncio.Barrier | None = None
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
 
     async def write(self, *_: Any, **__: Any) -> None:
+        if self.gate:
+            await self.gate.wait()
         if self.refuses:
             raise Forbidden(403, "Forbidden", MESSAGE)
 
@@ -84,6 +88,18 @@ async def an_eviction(server: Server) -> Again:
         return evictions._forbidden.left_s(None) or None
 
     return again
+
+
+@pytest.mark.parametrize("what", [a_hold, a_condition])
+async def test_what_several_workers_are_refused_at_once_makes_the_pause_no_longer(
+    what: Callable[[Server], Awaitable[Again]],
+) -> None:
+    server = Server()
+    again = await what(server)
+    for expected_s in (5.0, 10.0, 20.0):
+        server.gate = asyncio.Barrier(4)
+        assert await asyncio.gather(*(again() for _ in range(4))) == [expected_s] * 4
+        await server.clock.advance(expected_s)
 
 
 @pytest.mark.parametrize("what", [a_note, a_hold, a_condition, an_eviction])

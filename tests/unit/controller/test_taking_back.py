@@ -78,6 +78,7 @@ async def test_a_claim_that_is_refused_is_left_alone_longer_each_time_and_no_oth
     assert (world.takebacks.left_s(A), world.takebacks.left_s(B), world.takebacks.next_s()) == (5, 0, 5)
     said = f"The API server does not let Draco release claim default/a: {REMEDY} (no right)."
     assert (world.takebacks.refusal(A), world.takebacks.refusal(B)) == (said, "")
+    await world.clock.advance(5)
     assert not await world.takebacks.take_back(A)
     assert world.takebacks.left_s(A) == 10
     assert await world.takebacks.take_back(A)

@@ -129,18 +129,36 @@ def test_a_pause_doubles_up_to_its_cap_however_long_a_failure_lasts(times: int, 
 async def test_a_key_that_fails_again_and_again_is_left_alone_ever_longer_and_no_other_key_is() -> None:
     clock = ManualClock()
     pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
-    assert [pauses.begin("a", "no") for _ in range(5)] == [5, 10, 20, 40, 60]
+    for pause_s in (5, 10, 20, 40, 60):
+        await clock.advance(pauses.left_s("a"))
+        assert pauses.begin("a", "no") == pause_s
     pauses.begin("b", "never")
     assert (pauses.left_s("a"), pauses.left_s("b"), pauses.left_s("c"), pauses.next_s()) == (60, 5, 0, 5)
     await clock.advance(5)
     assert (pauses.left_s("b"), pauses.next_s()) == (0, 55)
     assert {key: each.why for key, each in pauses.by_key.items()} == {"a": "no", "b": "never"}
-    assert [pauses.begin("a", "no") for _ in range(2000)][-1] == 60  # as after weeks
+    for _ in range(2000):  # as after weeks
+        await clock.advance(60)
+        assert pauses.begin("a", "no") == 60
+
+
+async def test_failures_of_one_moment_are_one() -> None:
+    """Whoever was tried together fails together: four workers that share a right would be at the longest pause at once."""
+    clock = ManualClock()
+    pauses: Pauses[None] = Pauses(clock, first_s=5, longest_s=300)
+    for pause_s in (5, 10):
+        assert [pauses.begin(None, why) for why in ("one", "another")] == [pause_s, pause_s]
+        assert pauses.by_key[None].why == "another"
+        await clock.advance(1)
+        assert pauses.begin(None, "late") == pause_s - 1
+        await clock.advance(pause_s - 1)
 
 
 async def test_a_key_that_was_forgotten_begins_from_the_beginning() -> None:
-    pauses: Pauses[str] = Pauses(ManualClock(), first_s=5, longest_s=60)
+    clock = ManualClock()
+    pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
     pauses.begin("a", "no")
+    await clock.advance(5)
     pauses.begin("a", "no")
     pauses.forget("a")
     assert (pauses.left_s("a"), pauses.next_s(), pauses.begin("a", "no")) == (0, float("inf"), 5)

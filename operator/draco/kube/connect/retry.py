@@ -64,7 +64,8 @@ class Pause(NamedTuple):
 class Pauses(Generic[K]):
     """What failed, by key, each left alone for a while: `first_s`, and twice as long each time, up to `longest_s`.
 
-    Without jitter, as these are the failures of one process, each of its own key.
+    Without jitter, as these are the failures of one process, each of its own key. Those that were tried at the same time and
+    failed together are one failure.
     """
 
     def __init__(self, clock: Clock, *, first_s: float, longest_s: float) -> None:
@@ -74,7 +75,13 @@ class Pauses(Generic[K]):
         self.by_key: dict[K, Pause] = {}
 
     def begin(self, key: K, why: str) -> float:
-        """Leave the key alone, as it failed once more. Returns for how many seconds."""
+        """Leave the key alone, as it failed once more. Returns for how many seconds.
+
+        A pause that has not ended yet goes on, and is no longer for it.
+        """
+        if (left_s := self.left_s(key)) > 0:
+            self.by_key[key] = self.by_key[key]._replace(why=why)
+            return left_s
         times = self.by_key[key].times if key in self.by_key else 0
         pause_s = doubling_s(self._first_s, times, self._longest_s)
         self.by_key[key] = Pause(times + 1, why, self._clock.monotonic() + pause_s)
