@@ -53,7 +53,7 @@ from draco.kube.discovery import Features
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.mig_policy.release_policy import ReleaseDelays
-from draco.resources.names import FIELD_MANAGER_OPERATOR, DeviceKey
+from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 _LAST_EVENTS_S: Final = 1.0
 """So long a leader that is to end posts what it has to say yet; others wait to lead."""
@@ -184,7 +184,7 @@ class Reconcilers:
         )
         fleet = MaintenanceFleet(view, clock)
         admission = MaintenanceAdmission(client, view, fleet, clock=clock)
-        self.eviction_requests = self._eviction_requests(lambda devices: admission.paused(fleet.gpus(devices)))
+        self.eviction_requests = self._eviction_requests(fleet, admission)
         drains = PodDrains(
             client,
             view,
@@ -211,10 +211,19 @@ class Reconcilers:
         self._add("node-conditions", NodeConditionReconciler(client, view, clock=clock))
         self._add("maintenance-budgets", admission)
 
-    def _eviction_requests(self, paused: Callable[[Collection[DeviceKey]], str]) -> EvictionRequests | None:
+    def _eviction_requests(self, fleet: MaintenanceFleet, admission: MaintenanceAdmission) -> EvictionRequests | None:
         """What asks the cluster to make pods leave, where the cluster takes such requests."""
         kind = self._features.eviction_requests
-        return EvictionRequests(self._client, kind, self._view, clock=self._clock, paused=paused) if kind else None
+        if kind is None:
+            return None
+        return EvictionRequests(
+            self._client,
+            kind,
+            self._view,
+            clock=self._clock,
+            paused=lambda devices: admission.paused(fleet.gpus(devices)),
+            knows_what_is_paused=lambda: admission.knows_what_is_paused,
+        )
 
     def _tainting(self) -> None:
         """What keeps taint rules in force, says what they reach, and keeps the GPUs of lost agents from being given out."""

@@ -92,6 +92,18 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[RequestLab]:
     await made.clean()
 
 
+def following(client: Client, view: ClusterView) -> EvictionRequests:
+    """What an operator knows of EvictionRequests where no budget is paused."""
+    return EvictionRequests(
+        client,
+        EVICTION_REQUESTS,
+        view,
+        clock=SystemClock(),
+        paused=lambda _: "",
+        knows_what_is_paused=lambda: True,
+    )
+
+
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cluster has a second to take a request on."""
@@ -223,7 +235,7 @@ async def test_a_replica_that_no_longer_leads_withdraws_nothing_that_is_wanted(
         await lab.take_on(request)
     clock = SystemClock()
     view = ClusterView(client, None, clock=clock)
-    late = EvictionRequests(client, EVICTION_REQUESTS, view, clock=clock, paused=lambda _: "")
+    late = following(client, view)
     followed = (view.pods, view.claims, late.informer)
     tasks = [asyncio.create_task(each.run()) for each in followed]
     try:
@@ -244,7 +256,7 @@ async def test_a_request_that_was_withdrawn_counts_no_more_though_the_watch_has_
     await lab.pod("web", "claim")
     clock = SystemClock()
     view = ClusterView(client, None, clock=clock)
-    requests = EvictionRequests(client, EVICTION_REQUESTS, view, clock=clock, paused=lambda _: "")
+    requests = following(client, view)
     followed = (view.pods, requests.informer)
     tasks = [asyncio.create_task(each.run()) for each in followed]
     try:

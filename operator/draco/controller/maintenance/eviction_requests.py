@@ -38,6 +38,9 @@ from draco.resources.names import LABEL_MANAGED_BY, DeviceKey
 
 log = structlog.get_logger(__name__)
 
+_COUNTED_WITHIN_S = 1.0
+"""How soon to look again at a request that a paused budget may yet have withdrawn: nobody tells once its GPUs are counted."""
+
 
 class EvictionRequests:
     """What the cluster was asked for, for all maintenances: a pod that several want gone is asked for once.
@@ -53,13 +56,15 @@ class EvictionRequests:
         *,
         clock: Clock,
         paused: Callable[[Collection[DeviceKey]], str],
+        knows_what_is_paused: Callable[[], bool],
     ) -> None:
-        """`paused` names what stops evictions from these devices."""
+        """`paused` names what stops evictions from these devices, as far as `knows_what_is_paused`."""
         self._client = client
         self._kind = kind
         self._view = view
         self._clock = clock
         self._paused = paused
+        self._knows_what_is_paused = knows_what_is_paused
         self._first_asked: dict[str, datetime] = {}  # by the pod's UID
         self._refused: set[str] = set()  # UIDs of pods
         self._withdrawn: dict[str, str] = {}  # by the pod's UID: the request of ours that may still be in the store
@@ -118,20 +123,20 @@ class EvictionRequests:
         self._first_asked.setdefault(uid, self._clock.now())
         return made
 
-    async def reconcile(self, key: ObjectKey) -> None:
-        """Withdraw this request if nobody wants it."""
+    async def reconcile(self, key: ObjectKey) -> float | None:
+        """Withdraw this request if nobody wants it. Returns in how many seconds to look again."""
         request = self.informer.store.get(key)
         if request is None or not is_draco_request(request) or request.metadata.deletion_timestamp is not None:
-            return
+            return None
         uid, target = pod_uid(request), request.spec.target.pod
         pod = self._view.pods.store.get(ObjectKey(key.namespace, target.name)) if target else None
         pod = pod if pod and pod.metadata.uid == uid else None
         held = self._view.devices_held(pod.claims if pod else ())
         if is_wanted(pod, held, self._view.maintenances.store.values(), self._is_paused):
-            return
+            return None if self._knows_what_is_paused() else _COUNTED_WITHIN_S
         # Another replica may lead by now and know of maintenances that this one does not.
         if pod and is_wanted(pod, held, await self._client.list(DEVICE_MAINTENANCES), self._is_paused):
-            return
+            return None if self._knows_what_is_paused() else _COUNTED_WITHIN_S
         try:
             await self._client.delete(self._kind, key, uid=request.metadata.uid)
         except (NotFound, Conflict):
@@ -141,6 +146,7 @@ class EvictionRequests:
         self._forget(uid)
         if pod:
             self._withdrawn[uid] = request.metadata.uid
+        return None
 
     def _request_for(self, pod: Pod) -> EvictionRequest | None:
         """The request for this pod, unless it is withdrawn and the store has not heard of that."""

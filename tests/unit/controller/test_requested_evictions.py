@@ -1,0 +1,81 @@
+"""EvictionRequests under budgets that are paused for some GPUs, of which it is not known at first which these are."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from draco.controller.maintenance.budgets import KEY, MaintenanceAdmission
+from draco.controller.maintenance.eviction_requests import EvictionRequests
+from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.view import ClusterView
+from draco.kube.connect.client import Client
+from draco.maintenance.draining.eviction_requests import eviction_request_for
+from draco.resources.api.core import PodStatus
+from draco.resources.api.evictions import EvictionRequest
+from draco.resources.api.maintenance import (
+    DeviceMaintenance,
+    DrainPolicy,
+    MaintenanceBudget,
+    MaintenanceBudgetSpec,
+    MaintenanceDrain,
+    MaintenancePhase,
+)
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.kinds import DEVICE_MAINTENANCES, EVICTION_REQUESTS, Kind
+from tests.builders import MOMENT, a_claim, a_device_class, a_maintenance, a_node, a_pod, a_slice
+from tests.doubles.clock import ManualClock
+from tests.unit.controller.watching import tell
+
+
+class World:
+    """A leader that has counted nothing yet, and a pod that the one before it asked the cluster to make leave."""
+
+    def __init__(self, *, paused: bool) -> None:
+        self.withdrawn: list[ObjectKey] = []
+        made = a_maintenance(phase=MaintenancePhase.DRAINING, pool="node-0", device="gpu-0", devices=["node-0/gpu-0"])
+        spec = msgspec.structs.replace(made.spec, drain=MaintenanceDrain(policy=DrainPolicy.EVICT))
+        status = msgspec.structs.replace(made.status, isolated_at=MOMENT, draining_at=MOMENT)
+        self.maintenance = msgspec.structs.replace(made, spec=spec, status=status)
+        client, clock = cast("Client", self), ManualClock(MOMENT)
+        view = ClusterView(client, None, clock=clock)
+        fleet = MaintenanceFleet(view, clock)
+        self.admission = admission = MaintenanceAdmission(client, view, fleet, clock=clock)
+        self.requests = EvictionRequests(
+            client,
+            EVICTION_REQUESTS,
+            view,
+            clock=clock,
+            paused=lambda devices: admission.paused(fleet.gpus(devices)),
+            knows_what_is_paused=lambda: admission.knows_what_is_paused,
+        )
+        pod = a_pod("pod", node="node-0", claims=["claim"], status=PodStatus(phase="Running"))
+        claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["pod"])
+        budget = MaintenanceBudgetSpec(device_class_name="h100", paused=paused)
+        view.budgets.store.put(MaintenanceBudget(metadata=ObjectMeta(name="h100", uid="1"), spec=budget))
+        tell(view, a_node("node-0"), self.maintenance, a_slice("node-0", ["gpu-0"]), a_device_class("h100"), claim, pod)
+        stored = msgspec.json.decode(msgspec.json.encode(eviction_request_for(pod)), type=EvictionRequest)
+        self.requests.informer.store.put(stored)
+        self.key = stored.metadata.key
+
+    async def get(self, *_: Any, **__: Any) -> MaintenanceBudget:
+        return next(iter(self.admission._view.budgets.store.values()))
+
+    apply = get
+
+    async def list(self, kind: Kind[Any], **_: Any) -> list[DeviceMaintenance]:
+        return [self.maintenance] if kind is DEVICE_MAINTENANCES else []
+
+    async def delete(self, _: Kind[Any], key: ObjectKey, *, uid: str) -> None:
+        assert uid is not None
+        self.withdrawn.append(key)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_request_is_looked_at_again_until_it_is_known_what_a_paused_budget_is_about(paused: bool) -> None:
+    """Nothing wakes whoever withdraws requests once that is known."""
+    world = World(paused=paused)
+    assert await world.requests.reconcile(world.key) == (1.0 if paused else None)
+    await world.admission.reconcile(KEY)
+    assert await world.requests.reconcile(world.key) is None
+    assert world.withdrawn == ([world.key] if paused else [])
