@@ -18,11 +18,13 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.watching import Removal
 from draco.maintenance.isolating.fences import fence_for
-from draco.maintenance.progress import Purpose
+from draco.maintenance.progress import JobsState, Purpose
 from draco.maintenance.rules import rule_for
 from draco.maintenance.working.jobs import JobTarget, job_name
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import PodStatus
 from draco.resources.api.draco import GpuNode
+from draco.resources.api.jobs import CronJob, CronJobSpec
 from draco.resources.api.maintenance import (
     DeviceMaintenance,
     DrainPolicy,
@@ -37,7 +39,7 @@ from draco.resources.api.maintenance import (
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
-from draco.resources.kinds import DEVICE_MAINTENANCES, TAINT_RULES, Kind
+from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, JOBS, TAINT_RULES, Kind
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import (
     MOMENT,
@@ -209,23 +211,78 @@ async def test_a_lost_agent_is_not_believed_until_it_is_back() -> None:
 )
 def test_of_a_board_that_was_replaced_the_new_one_is_verified(published: dict[str, str], verified: str) -> None:
     """No claim would ever get the old one. The drivers of other vendors give the new one its name."""
-    view = ClusterView(cast("Client", None), None, clock=ManualClock())
-    tell(view, a_slice("node-0", [a_gpu(name, uuid) for name, uuid in published.items()]))
-    jobs = MaintenanceJobs(cast("Client", None), view, namespace="draco-system", permitted=True, clock=ManualClock())
-    for each in (jobs._jobs, jobs._pods):
-        each.synced.set()
-    made = a_maintenance(phase=MaintenancePhase.VERIFYING, devices=["node-0/gpu-0"], pool="node-0", device="gpu-0")
-    device = msgspec.structs.replace(made.status.devices[0], uuid="GPU-old")
-    by_job = MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")
-    request = msgspec.structs.replace(
-        made,
-        spec=msgspec.structs.replace(made.spec, verification=by_job, work=MaintenanceWork(from_cron_job="reset")),
-        status=msgspec.structs.replace(made.status, devices=[device]),
-    )
+    lab = JobLab()
+    lab.publish(published)
     for purpose, uuid in ((Purpose.VERIFICATION, verified), (Purpose.WORK, "GPU-old")):
-        state = jobs.look(request, purpose)
+        assert lab.look(purpose).missing == (job_name(lab.request, purpose, JobTarget(GPU, uuid)),)
+
+
+async def test_a_board_that_is_replaced_while_its_job_is_about_to_be_made_gets_none_under_the_old_ones_name() -> None:
+    lab = JobLab()
+    lab.publish({"gpu-0": "GPU-old"})
+    seen = lab.look(Purpose.VERIFICATION)
+    lab.publish({"gpu-0": "GPU-new"})
+    await lab.jobs.make(lab.request, Purpose.VERIFICATION, seen)
+    assert lab.made == []
+    await lab.jobs.make(lab.request, Purpose.VERIFICATION, lab.look(Purpose.VERIFICATION))
+    new = job_name(lab.request, Purpose.VERIFICATION, JobTarget(GPU, "GPU-new"))
+    assert [(kind, body["metadata"]["name"]) for kind, body in lab.made] == [(CLAIMS, new), (JOBS, new)]
+
+
+async def test_the_claim_by_which_a_board_was_verified_is_the_requests_own_after_others_took_its_name() -> None:
+    """It is nobody else's, so the devices are not in use, and it goes with the Jobs."""
+    lab = JobLab()
+    lab.publish({"gpu-0": "GPU-first"})
+    await lab.jobs.make(lab.request, Purpose.VERIFICATION, lab.look(Purpose.VERIFICATION))
+    claim = msgspec.convert(lab.made[0][1], ResourceClaim)
+    stranger = msgspec.structs.replace(claim.metadata, name="strange", namespace="default")
+    tell(lab.view, claim, msgspec.structs.replace(claim, metadata=stranger))
+    lab.publish({"gpu-0": "GPU-second"})
+    assert lab.jobs.own_claims(lab.request) == {claim.metadata.key}
+    await lab.jobs.stop(lab.request)
+    assert lab.deleted == [claim.metadata.key]
+
+
+class JobLab:
+    """A request to verify, by a Job, a GPU whose board was GPU-old when it was isolated."""
+
+    def __init__(self) -> None:
+        client, clock = cast("Client", self), ManualClock()
+        self.made: list[tuple[Kind[Any], dict[str, Any]]] = []
+        self.deleted: list[ObjectKey] = []
+        self.view = ClusterView(client, None, clock=clock)
+        self.jobs = MaintenanceJobs(client, self.view, namespace="draco-system", permitted=True, clock=clock)
+        for each in (self.jobs._jobs, self.jobs._pods):
+            each.synced.set()
+        made = a_maintenance(phase=MaintenancePhase.VERIFYING, devices=["node-0/gpu-0"], pool="node-0", device="gpu-0")
+        device = msgspec.structs.replace(made.status.devices[0], uuid="GPU-old")
+        by_job = MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")
+        self.request = msgspec.structs.replace(
+            made,
+            spec=msgspec.structs.replace(made.spec, verification=by_job, work=MaintenanceWork(from_cron_job="reset")),
+            status=msgspec.structs.replace(made.status, devices=[device]),
+        )
+        tell(self.view, self.request, a_node("node-0"))
+
+    def publish(self, boards: dict[str, str]) -> None:
+        tell(self.view, a_slice("node-0", [a_gpu(name, uuid) for name, uuid in boards.items()]))
+
+    def look(self, purpose: Purpose) -> JobsState:
+        state = self.jobs.look(self.request, purpose)
         assert state is not None
-        assert state.missing == (job_name(request, purpose, JobTarget(GPU, uuid)),)
+        return state
+
+    async def get(self, kind: Kind[Any], key: ObjectKey) -> Any:
+        if kind is not CRON_JOBS:
+            return self.request
+        meta = ObjectMeta(name=key.name, namespace=key.namespace, annotations={"draco.dev/device-class": "gpus"})
+        return CronJob(metadata=meta, spec=CronJobSpec(suspend=True))
+
+    async def create(self, kind: Kind[Any], body: dict[str, Any]) -> None:
+        self.made.append((kind, body))
+
+    async def delete(self, _: Kind[Any], key: ObjectKey, **__: Any) -> None:
+        self.deleted.append(key)
 
 
 def a_gpu(name: str, uuid: str) -> Device:

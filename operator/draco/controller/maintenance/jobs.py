@@ -31,6 +31,7 @@ from draco.maintenance.working.jobs import (
     targets_of,
 )
 from draco.maintenance.working.manifests import claim_manifest, device_class_for, job_manifest
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
@@ -46,6 +47,7 @@ _AGAIN: Final = timedelta(seconds=15)
 """How soon to look again for what a person has to put right."""
 _LONGEST_WORDS = 160
 BY_REQUEST = "request"
+_OWN_CLAIMS = "own claims"
 
 
 class MaintenanceJobs:
@@ -68,6 +70,7 @@ class MaintenanceJobs:
 
         self._jobs: Informer[Job] = follow(JOBS)
         self._pods: Informer[JobPod] = follow(JOB_PODS)
+        view.claims.store.add_index(_OWN_CLAIMS, _maintenance_of)
 
     async def run(self) -> None:
         """Follow the Jobs and their pods, until cancelled."""
@@ -107,13 +110,9 @@ class MaintenanceJobs:
 
     def own_claims(self, request: DeviceMaintenance) -> frozenset[ObjectKey]:
         """The claims of the request's own Jobs."""
-        return frozenset(
-            key
-            for purpose in Purpose
-            for target in self._targets(request, purpose)
-            if (claim := self._view.claims.store.get(key := self._key(request, purpose, target)))
-            and is_own_claim(claim, request, self._namespace)
-        )
+        # By the label, not by the names of today's GPUs: one may have been made for a board that was replaced since.
+        claims = self._view.claims.store.by_index(_OWN_CLAIMS, request.metadata.uid)
+        return frozenset(claim.metadata.key for claim in claims if is_own_claim(claim, request, self._namespace))
 
     async def make(self, request: DeviceMaintenance, purpose: Purpose, state: JobsState) -> None:
         """Make Jobs that are missing, some at a time. Raises ApiError where trying again helps."""
@@ -146,7 +145,10 @@ class MaintenanceJobs:
             return template
         targets = {job_name(request, purpose, target): target for target in self._targets(request, purpose)}
         for name in state.missing[:_MADE_AT_ONCE]:
-            if trouble := await self._make(request, purpose, targets[name], template):
+            target = targets.get(
+                name
+            )  # none if a board was replaced since it was looked: the change of its slice wakes
+            if target and (trouble := await self._make(request, purpose, target, template)):
                 return trouble
         return ""
 
@@ -211,9 +213,6 @@ class MaintenanceJobs:
         # A driver with nodes of its own calls its pools after them, also while it publishes nothing.
         return target.device.pool if ObjectKey("", target.device.pool) in self._view.nodes.store else ""
 
-    def _key(self, request: DeviceMaintenance, purpose: Purpose, target: JobTarget) -> ObjectKey:
-        return ObjectKey(self._namespace, job_name(request, purpose, target))
-
 
 def _not_claimable(request: DeviceMaintenance, target: JobTarget, template: CronJob) -> str:
     if not target.uuid:
@@ -228,6 +227,10 @@ def _not_claimable(request: DeviceMaintenance, target: JobTarget, template: Cron
 
 def _refused(error: Forbidden | Invalid) -> str:
     return f"The API server does not take it: {shown(error.message).rstrip('.')[:_LONGEST_WORDS]}."
+
+
+def _maintenance_of(claim: ResourceClaim) -> list[str]:
+    return [uid] if (uid := claim.metadata.labels.get(LABEL_MAINTENANCE)) else []
 
 
 def _wake(change: Change[Any], wake: Callable[[str], None]) -> None:
