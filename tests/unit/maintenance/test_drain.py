@@ -318,6 +318,8 @@ def test_where_no_rules_are_served_no_execute_never_comes_and_the_pods_that_stay
     taint = msgspec.structs.replace(request.spec.taint, effect="NoExecute")
     by_taint = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, taint=taint))
     assert said not in drain(by_taint, [holds("pod")], [runs()], after=half_an_hour, rules_served=False).message
+    paused = drain(request, [holds("pod")], [runs()], after=half_an_hour, rules_served=False, paused="freeze")
+    assert paused.message == "No pod is evicted while MaintenanceBudget freeze is paused."
     going = runs(deletion_timestamp=MOMENT + timedelta(hours=1))
     assert said not in drain(request, [holds("pod")], [going], after=half_an_hour, rules_served=False).message
 

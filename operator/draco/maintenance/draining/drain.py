@@ -98,7 +98,8 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
     for pod, claims in sorted(holders, key=lambda each: (finding.tries(each[0]), each[0].metadata.key)):
         finding.sort(pod, claims)
     no_execute, comes_in = _no_execute(request, seen, anyone=bool(holders))
-    if not seen.rules_served and _is_no_execute_due(request, seen.now) and request.spec.taint.effect != "NoExecute":
+    is_due = not seen.paused and _is_no_execute_due(request, seen.now)
+    if is_due and not seen.rules_served and request.spec.taint.effect != "NoExecute":
         staying = (pod for pod, _ in holders if not pod.is_over and pod.metadata.deletion_timestamp is None)
         finding.undeleted = {pod.metadata.key for pod in staying} - finding.stays.keys()
     overlooked = {
