@@ -108,7 +108,7 @@ class Lab:
         begun = msgspec.structs.replace(made.status, isolated_at=MOMENT, draining_at=MOMENT)
         self.request = msgspec.structs.replace(made, spec=spec, status=begun)
         self.server = Server(self.request)
-        clock = ManualClock(MOMENT + timedelta(hours=1))
+        clock = self.clock = ManualClock(MOMENT + timedelta(hours=1))
         client, events = cast("Client", self.server), cast("EventRecorder", self.server)
         view = ClusterView(client, TAINT_RULES[0], clock=clock)
         self.view = view
@@ -132,10 +132,9 @@ class Lab:
             jobs=MaintenanceJobs(client, view, namespace="draco-system", permitted=False, clock=clock),
             events=events,
         )
-        limits = MaintenanceBudgetSpec(device_class_name="h100", paused=paused)
         claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["pod"])
         pod = a_pod("pod", node="node-0", claims=["claim"], status=PodStatus(phase="Running"))
-        view.budgets.store.put(MaintenanceBudget(metadata=ObjectMeta(name="h100", uid="1"), spec=limits))
+        self.limit("h100", paused=paused)
         view.rule_store.put(rule_for(self.request, GPU))
         tell(
             view,
@@ -148,6 +147,11 @@ class Lab:
             pod,
         )
 
+    def limit(self, device_class: str, *, paused: bool) -> None:
+        """Have the one budget say this."""
+        spec = MaintenanceBudgetSpec(device_class_name=device_class, paused=paused)
+        self.view.budgets.store.put(MaintenanceBudget(metadata=ObjectMeta(name="limit", uid="1"), spec=spec))
+
 
 @pytest.mark.parametrize("paused", [True, False])
 async def test_nobody_is_made_to_leave_before_it_is_known_what_paused_budgets_are_about(paused: bool) -> None:
@@ -158,6 +162,20 @@ async def test_nobody_is_made_to_leave_before_it_is_known_what_paused_budgets_ar
     lab.server.made_to_leave.clear()
     await lab.reconciler.reconcile(lab.request.metadata.uid)
     assert lab.server.made_to_leave == ([] if paused else ["NoExecute"])
+
+
+async def test_a_budget_that_is_paused_for_another_class_than_before_is_not_taken_for_what_it_was() -> None:
+    lab = Lab(paused=False)
+    lab.limit("none-has-it", paused=False)
+    await lab.admission.reconcile(KEY)
+    for device_class in ("h100", "none-has-it"):
+        lab.limit(device_class, paused=True)
+        await lab.reconciler.reconcile(lab.request.metadata.uid)
+        assert lab.server.made_to_leave == []
+        await lab.clock.advance(1.0)
+        await lab.admission.reconcile(KEY)
+        await lab.reconciler.reconcile(lab.request.metadata.uid)
+        assert lab.server.made_to_leave == ([] if device_class == "h100" else ["NoExecute"])
 
 
 def test_what_waits_and_names_no_pool_is_not_looked_at_for_every_claim_of_the_fleet() -> None:

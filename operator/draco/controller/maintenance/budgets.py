@@ -107,8 +107,8 @@ class MaintenanceAdmission:
     def paused(self, gpus: Collection[PhysicalGpu] = ()) -> str:
         """The budget that forbids to take these GPUs out of service now; "" if none does."""
         for budget in self._view.budgets.store.values():
-            known = self._limits.get(budget.metadata.name)
-            if budget.spec.paused and (not budget.spec.device_class_name or (known and known.limit.concerns(gpus))):
+            known = self._counted(budget)
+            if budget.spec.paused and (not budget.spec.device_class_name or (known and known.concerns(gpus))):
                 return budget.metadata.name
         return ""
 
@@ -116,7 +116,12 @@ class MaintenanceAdmission:
     def knows_what_is_paused(self) -> bool:
         """Whether it is known which GPUs every paused budget is about: who has just begun to lead has yet to count them."""
         paused = (each for each in self._view.budgets.store.values() if each.spec.paused)
-        return all(not each.spec.device_class_name or each.metadata.name in self._limits for each in paused)
+        return all(not each.spec.device_class_name or self._counted(each) for each in paused)
+
+    def _counted(self, budget: MaintenanceBudget) -> BudgetLimit | None:
+        """What was counted of the budget last; None if that was nothing, or GPUs of another class than it names now."""
+        known = self._limits.get(budget.metadata.name)
+        return known.limit if known and known.limit.spec.device_class_name == budget.spec.device_class_name else None
 
     def _put(self, candidate: StartCandidate) -> None:
         admitted = self._admitted.get(candidate.uid)
