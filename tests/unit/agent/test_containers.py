@@ -292,6 +292,19 @@ def test_a_toolkit_that_is_installed_or_repaired_later_is_asked_once(root: Drive
     assert common.outdated(VERSION)
 
 
+def test_a_toolkit_that_may_be_run_only_later_is_asked_then(root: DriverRoot, tmp_path: Path) -> None:
+    a_program(root.view / "usr/bin", "nvidia-ctk", "exit 0")
+    toolkit = root.view / "usr/bin/nvidia-ctk"
+    toolkit.chmod(0o644)
+    common = CommonEdits(root, hook_folder=tmp_path)
+    common.refresh(VERSION)
+    assert not common.outdated(VERSION)
+    before = toolkit.stat().st_ctime_ns
+    while toolkit.stat().st_ctime_ns == before:  # the time of files goes in steps
+        toolkit.chmod(0o755)
+    assert common.outdated(VERSION)
+
+
 def test_a_socket_that_is_gone_keeps_no_container_from_starting(root: DriverRoot, tmp_path: Path) -> None:
     common = CommonEdits(root, hook_folder=tmp_path)
     common.refresh(VERSION)

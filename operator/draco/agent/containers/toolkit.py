@@ -41,11 +41,11 @@ class _Generated(msgspec.Struct, rename="camel"):
 
 
 class Program(NamedTuple):
-    """A program that the node has: one that is repaired is another file under the same name."""
+    """A program that the node has: one that is repaired is another file under the same name, or may be run now."""
 
     path: str
     inode: int
-    modified_ns: int
+    changed_ns: int
 
 
 def programs(root: DriverRoot) -> tuple[Program, ...]:
@@ -55,7 +55,7 @@ def programs(root: DriverRoot) -> tuple[Program, ...]:
         for name in (CTK, HOOK):
             with suppress(OSError):
                 status = (root.view / folder / name).stat()
-                found.append(Program(f"{folder}/{name}", status.st_ino, status.st_mtime_ns))
+                found.append(Program(f"{folder}/{name}", status.st_ino, status.st_ctime_ns))
     return tuple(found)
 
 
