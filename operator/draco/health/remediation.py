@@ -7,8 +7,7 @@ concern: these are requests like any other.
 
 A request that is isolated goes on, whatever becomes of its policy or its fault: work may be at it. One that waits is cancelled
 when its policy does not ask for it any more, or its GPU is not on the node any more, whose name another board may get; one that
-only evicts is finished when the fault is over. What a person cancelled is not
-opened again for the same fault.
+only evicts is finished when the fault is over. What a person cancelled is not opened again for the same fault.
 """
 
 import re
@@ -64,10 +63,10 @@ _EVICTIONS = 2
 
 
 class SeenRemedies(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one node: its GPUs, what rules in force say of their faults, and all DeviceMaintenances.
+    """What is known of one node: its GPUs, what rules in force say of their faults, and what may already be done about them.
 
-    `policies` are all that exist, by UID. `published` are the UUIDs of GPUs that can be named. `readable`: the agent sees its
-    GPUs, so that a fault which is not reported is over.
+    `requests` are the DeviceMaintenances that may concern the node. `policies` are all that exist, by UID. `published` are the
+    UUIDs of GPUs that can be named. `readable`: the agent sees its GPUs, so that a fault which is not reported is over.
     """
 
     now: datetime

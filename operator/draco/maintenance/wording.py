@@ -121,8 +121,8 @@ def silent(nodes: Sequence[str]) -> str:
 def gpu_missing(device: DeviceKey, uuid: str) -> str:
     """The agent does not see it."""
     return (
-        f"GPU {device.device} of {device.pool}{f' ({uuid})' if uuid else ''} is not reported by its node's agent. "
-        "If its board was replaced, the new one has a name of its own."
+        f"GPU {device.device} of {device.pool}{f' ({uuid})' if uuid else ''} is not reported by its node's agent "
+        "(a board that replaced it has a name of its own)."
     )
 
 

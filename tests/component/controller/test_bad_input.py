@@ -240,7 +240,7 @@ async def test_a_gpu_that_did_not_come_back_is_not_given_back_until_somebody_say
         await nodes.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
         waits = await nodes.phase(request, MaintenancePhase.VERIFYING)
         assert said(waits, "Verified").reason == "NotReadYet"
-        sentence = f"GPU gpu-0 of {node} ({a_gpu_uuid(node, 0)}) is not reported by its node's agent."
+        sentence = f"GPU gpu-0 of {node} ({a_gpu_uuid(node, 0)}) is not reported by its node's agent"
         assert sentence in said(waits, "Verified").message
         clock.off = timedelta(minutes=2)  # the agent has had its time to report
         await nodes.report(node, [], [a_fault("Xid63")])
