@@ -145,9 +145,7 @@ class MaintenanceJobs:
             return template
         targets = {job_name(request, purpose, target): target for target in self._targets(request, purpose)}
         for name in state.missing[:_MADE_AT_ONCE]:
-            target = targets.get(
-                name
-            )  # none if a board was replaced since it was looked: the change of its slice wakes
+            target = targets.get(name)  # none if its board was replaced meanwhile: the change of the slice wakes
             if target and (trouble := await self._make(request, purpose, target, template)):
                 return trouble
         return ""
