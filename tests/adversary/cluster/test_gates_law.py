@@ -99,6 +99,14 @@ def test_a_gate_does_not_wait_for_claims_of_the_scheduler_but_for_all_claims_to_
     assert History(member(1, uses=["c1", "t"])).claims(claim("c1")).off(uses=["c1", "t"]) == ["gate off early"]
 
 
+def test_a_claim_of_the_scheduler_that_goes_right_after_the_gate_is_remembered() -> None:
+    def goes(history: History) -> None:
+        history.law.claim_changed(history.world.claims.pop("t"), None, GATE_WENT_AT)
+
+    theirs = claim("t", has=False, device_class="gpu.nvidia.com")
+    assert not History(member(1, uses=["t"])).claims(theirs).off(uses=["t"], then=goes)
+
+
 def test_a_claim_that_its_template_has_not_made_has_no_devices() -> None:
     before, after = member(1), member(1, gated=False, revision=AT_REVISION)
     for one in (before, after):

@@ -56,6 +56,7 @@ class Gates:
         self._world = world
         self._had: dict[str, list[Span]] = {}
         self._is_dracos: dict[str, bool] = {}
+        self._gone: dict[str, float] = {}
         self._over: dict[str, Over] = {}
         self._groups_since: dict[str, float] = {}
         self._offs: list[Off] = []
@@ -65,6 +66,8 @@ class Gates:
         one = after or before
         assert one is not None
         self._is_dracos[name(one)] = is_for_draco(one)
+        if after is None:
+            self._gone[name(one)] = now
         had, has = (each is not None and bool(results(each)) for each in (before, after))
         spans = self._had.setdefault(name(one), [])
         if has and not had:
@@ -136,7 +139,8 @@ class Gates:
         self._over = {uid: each for uid, each in self._over.items() if now - each.at < KEPT_S}
         self._had = {key: [each for each in spans if now - each.until < KEPT_S] for key, spans in self._had.items()}
         self._had = {key: spans for key, spans in self._had.items() if spans or key in there}
-        self._is_dracos = {key: own for key, own in self._is_dracos.items() if key in self._had}
+        self._gone = {key: at for key, at in self._gone.items() if now - at < KEPT_S}
+        self._is_dracos = {key: own for key, own in self._is_dracos.items() if key in self._had or key in self._gone}
         self._groups_since = {uid: at for uid, at in self._groups_since.items() if uid in self._world.pod_groups}
 
 
