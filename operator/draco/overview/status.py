@@ -22,7 +22,7 @@ from draco.overview.maintenances import (
     pause_warning,
     phase_of,
 )
-from draco.overview.taint_rules import TaintedCluster, rule_views
+from draco.overview.taint_rules import TaintedCluster, rule_views, rules_by_pool
 from draco.overview.tenants import limit_view, reservation_view
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
@@ -175,13 +175,10 @@ def _devices(
         ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
     )
     used = hardware.used(holders)
-    rules: dict[str | None, list[DeviceTaintRule]] = defaultdict(list)
-    for rule in snapshot.rules:
-        if (selector := rule.spec.device_selector) is not None:
-            rules[selector.pool].append(rule)
+    rules_in = rules_by_pool(snapshot.rules)
     views = []
     for pool, published in pools.items():
-        of_pool = [*rules.get(None, ()), *rules.get(pool.pool, ())]
+        of_pool = rules_in(pool.pool)
         for item in {id(item): item for each in published for item in each.slices}.values():
             for device in item.spec.devices:
                 key = DeviceKey(pool.driver, pool.pool, device.name)

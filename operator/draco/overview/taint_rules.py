@@ -63,7 +63,7 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _devices_of(self) -> Mapping[str, Sequence[DeviceKey]]:
-        """By the name of their pool, whoever its driver is."""
+        """By the name of their pool, of any driver."""
         found: dict[str, list[DeviceKey]] = defaultdict(list)
         for key in self.devices:
             found[key.pool].append(key)
@@ -79,16 +79,17 @@ class TaintedCluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def _hit_by(self, rules: Sequence[DeviceTaintRule]) -> Callable[[DeviceKey], bool]:
-        by_pool: dict[str | None, list[DeviceTaintRule]] = defaultdict(list)
-        for rule in rules:
-            if (selector := rule.spec.device_selector) is not None:
-                by_pool[selector.pool].append(rule)
+        rules_in = rules_by_pool(rules)
+        return lambda device: any(self.hardware.hits(rule, device) for rule in rules_in(device.pool))
 
-        def hits(device: DeviceKey) -> bool:
-            meant = (*by_pool.get(None, ()), *by_pool.get(device.pool, ()))
-            return any(self.hardware.hits(rule, device) for rule in meant)
 
-        return hits
+def rules_by_pool(rules: Iterable[DeviceTaintRule]) -> Callable[[str], Sequence[DeviceTaintRule]]:
+    """What finds those of these rules that may mean a device of a pool, by its name: there can be as many rules as devices."""
+    by_pool: dict[str | None, list[DeviceTaintRule]] = defaultdict(list)
+    for rule in rules:
+        if (selector := rule.spec.device_selector) is not None:
+            by_pool[selector.pool].append(rule)
+    return lambda pool: [*by_pool.get(None, ()), *by_pool.get(pool, ())]
 
 
 def rule_views(
