@@ -15,7 +15,7 @@ import structlog
 
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import TRANSIENT, Pauses
+from draco.kube.connect.retry import FORBIDDEN_S, TRANSIENT, Pauses
 from draco.kube.errors import (
     ApiError,
     Conflict,
@@ -36,9 +36,8 @@ log = structlog.get_logger(__name__)
 NOT_PERMITTED: Final = (
     "Draco may not evict pods: set the chart's value operator.evictPods to true, or delete them yourself."
 )
-_FORBIDDEN_S, _FORBIDDEN_LONGEST_S = 5.0, 60.0
-"""How long nobody is asked after the API server refused the right, longer each time: one that has just started refuses
-everything, and a role is mended by a person."""
+_FORBIDDEN_LONGEST_S: Final = 60.0
+"""How long nobody is asked after the API server refused the right, at most."""
 _LONGEST_REFUSAL: Final = 160
 _AT_ONCE: Final = 4
 
@@ -68,7 +67,7 @@ class PodEvictions:
 
     def __init__(self, client: Client, *, clock: Clock) -> None:
         self._client = client
-        self._forbidden: Pauses[None] = Pauses(clock, first_s=_FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
 
     @property
     def forbidden(self) -> bool:

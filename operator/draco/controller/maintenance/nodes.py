@@ -11,7 +11,7 @@ import structlog
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import Pauses
+from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
 from draco.maintenance.isolating.node_conditions import REASON, TYPES, node_conditions
@@ -24,9 +24,8 @@ from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
 
-_FORBIDDEN_S, _FORBIDDEN_LONGEST_S = 5.0, 300.0
-"""How long nothing is tried after the API server refused, longer each time: one that has just started refuses everything, and a
-role is mended by a person."""
+_FORBIDDEN_LONGEST_S = 300.0
+"""How long nothing is tried after the API server refused, at most."""
 BY_NODE = "maintained node"
 
 
@@ -37,7 +36,7 @@ class NodeConditionReconciler:
         self._client = client
         self._view = view
         self._clock = clock
-        self._forbidden: Pauses[None] = Pauses(clock, first_s=_FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
         view.slices.store.add_index(BY_NODE, lambda item: [item.spec.node_name] if item.spec.node_name else [])
 
     def subscribe(self, wake: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from draco.allocation.ownership.holds import holding, releasing, unattended_node
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.connect.retry import Pauses
+from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, NotFound
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import ResourceClaim
@@ -25,9 +25,8 @@ log = structlog.get_logger(__name__)
 
 HOLD_AFTER_S = 2.0
 RELEASE_AFTER_S = 30.0
-_FORBIDDEN_S, _FORBIDDEN_LONGEST_S = 5.0, 300.0
-"""How long nothing is tried after the API server refused, longer each time: one that has just started refuses everything, and a
-role is mended by a person."""
+_FORBIDDEN_LONGEST_S = 300.0
+"""How long nothing is tried after the API server refused, at most."""
 _BY_POOL = "pool of a claim without a pod"
 
 
@@ -39,7 +38,7 @@ class ScaleDownHolds:
         self._view = view
         self._clock = clock
         self._since_s: dict[str, tuple[bool, float]] = {}  # by node: whether it is needed, and since when
-        self._forbidden: Pauses[None] = Pauses(clock, first_s=_FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
+        self._forbidden: Pauses[None] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)
         view.claims.store.add_index(_BY_POOL, _pools)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
