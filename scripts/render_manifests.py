@@ -26,8 +26,8 @@ HEAD_OF_BOARDS = """\
 HEAD = f"""\
 # Rendered from charts/draco by scripts/render_manifests.py; change the chart, not this file.
 # Install with: kubectl apply --server-side -f manifests/install/draco.yaml
-# The image is the one that `make image` writes to build/draco.tar: load it into your nodes first. Where it is in your registry, put its
-# name there, best with its digest, instead of {image.NAME}:{__version__}, which no registry has.
+# The image is the one that `make image` writes to build/draco.tar: load it into your nodes first. If it is in your registry, put
+# its name there, best with its digest, instead of {image.NAME}:{__version__}, which no registry has.
 apiVersion: v1
 kind: Namespace
 metadata:
