@@ -139,7 +139,7 @@ docs: setup ## Generate docs/reference and check every link
 
 .PHONY: chart
 chart: setup ## Render manifests/install from the chart
-	@$(BIN)/python scripts/render_manifests.py
+	@$(BIN)/python -m scripts.render_manifests
 
 .PHONY: proto
 proto: setup ## Generate kubelet's messages from operator/draco/agent/plugin/proto

@@ -22,7 +22,8 @@ from scripts.image_archive import ImageArchive
 from scripts.system_packages import quietly
 
 ROOT: Final = Path(__file__).parent.parent
-NAME: Final = "draco-dra/draco"
+NAME: Final = "localhost/draco"
+"""A name on no registry: where a node lacks the image, nobody else's is pulled in its place."""
 DEBIAN: Final = "trixie"
 PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
 COMPILER: Final = ("gcc", "libc6-dev")

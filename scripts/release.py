@@ -15,6 +15,7 @@ from typing import Final
 
 import yaml
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import LiteralScalarString
 
 from draco import __version__
 from draco_local.cluster.programs import binaries
@@ -24,6 +25,7 @@ from scripts.system_packages import quietly
 ROOT: Final = Path(__file__).parent.parent
 CHART: Final = ROOT / "charts" / "draco"
 BUILD: Final = ROOT / "build"
+IMAGES: Final = "artifacthub.io/images"
 PUBLISHED: Final = BUILD / "published"
 """What was published, as lines of `name=value`: image, image_digest, chart, chart_digest."""
 
@@ -66,7 +68,7 @@ def wrong_versions(tag: str, root: Path) -> list[str]:
 
 
 def package(repository: str, digest: str) -> Path:
-    """Check the chart and pack it; with an image of that repository and digest, if any is named."""
+    """Check the chart and pack it; with an image of that repository and digest, if any is named, else with none."""
     helm = str(binaries.find("helm")["helm"])
     with tempfile.TemporaryDirectory() as folder:
         chart = Path(folder) / "draco"
@@ -79,6 +81,9 @@ def package(repository: str, digest: str) -> Path:
             values = round_trip.load(chart / "values.yaml")
             values["image"].update(repository=repository, digest=digest)
             round_trip.dump(values, chart / "values.yaml")
+            about = round_trip.load(chart / "Chart.yaml")
+            about["annotations"][IMAGES] = LiteralScalarString(f"- name: draco\n  image: {repository}@{digest}\n")
+            round_trip.dump(about, chart / "Chart.yaml")
         quietly([helm, "lint", "--strict", str(chart)])
         quietly([helm, "package", str(chart), "--destination", str(BUILD)])
     return BUILD / f"draco-{__version__}.tgz"

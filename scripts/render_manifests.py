@@ -10,20 +10,24 @@ from pathlib import Path
 
 import yaml
 
+from draco import __version__
 from draco.mig.known_boards import BOARDS
 from draco_local.cluster.programs import binaries
+from scripts import image
 
 REPOSITORY = Path(__file__).parents[1]
 CHART = REPOSITORY / "charts" / "draco"
 NAMESPACE = "draco-system"
-VALUES = "metrics.secure.certificates=Existing"
-"""A key that everybody can read here is none."""
+VALUES = f"metrics.secure.certificates=Existing,image.repository={image.NAME}"
+"""A key that everybody can read here is none. The image is what `make image` builds: nodes have it, or get none."""
 HEAD_OF_BOARDS = """\
 # Written by scripts/render_manifests.py from operator/draco/mig/known_boards.toml; change that table, not this file.
 """
 HEAD = f"""\
 # Rendered from charts/draco by scripts/render_manifests.py; change the chart, not this file.
 # Install with: kubectl apply --server-side -f manifests/install/draco.yaml
+# The image is the one that `make image` writes to build/draco.tar: load it into your nodes first. If it is in your registry, put
+# its name there, best with its digest, instead of {image.NAME}:{__version__}, which no registry has.
 apiVersion: v1
 kind: Namespace
 metadata:

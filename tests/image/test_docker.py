@@ -1,7 +1,7 @@
 """The README's lines for a machine with Docker, kind and helm, typed as they are: build, load, install, test.
 
-Where no Docker answers that can pull, it is the private engine of kind's clusters: it has images of Debian's packages under the
-names that the Dockerfile gives its bases, and what it runs reaches package indexes by a proxy.
+Where no Docker answers that has the node image, it is the private engine of kind's clusters: it has images of Debian's packages
+under the names that the Dockerfile gives its bases, and what it runs reaches package indexes by a proxy.
 """
 
 import json
@@ -63,7 +63,7 @@ def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
         if docker.socket:
             environment |= afterwards.enter_context(building(private, docker, tmp_path))
         yield environment
-        docker.has("rmi", "draco:dev")
+        docker.has("rmi", "localhost/draco:dev")
 
 
 @contextmanager

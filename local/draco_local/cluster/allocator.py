@@ -27,6 +27,7 @@ _KINDS: tuple[Kind[Any], ...] = (
     DEVICE_CLASSES,
 )
 _VALUES = {
+    "image": {"repository": "none"},  # of the Deployment, which is not applied
     "operator": {"allocate": True, "runJobs": True, "releaseIdleClaims": True},
     "crds": {"enabled": False},
     "deviceClasses": {"enabled": False},

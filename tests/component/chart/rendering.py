@@ -11,6 +11,8 @@ from draco_local.cluster.programs import binaries
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
 NAMESPACE = "draco-system"
+IMAGE = ("--set", "image.repository=registry.example.com/draco")
+"""What everybody has to say who installs the chart."""
 MONITORING = ("--api-versions", "monitoring.coreos.com/v1/ServiceMonitor,monitoring.coreos.com/v1/PrometheusRule")
 """As on a cluster with the Prometheus operator."""
 
@@ -28,14 +30,14 @@ def render(*arguments: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def _rendered(*arguments: str) -> str:
-    done = helm("template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests", *arguments)
+    done = helm("template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests", *IMAGE, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def refusal(*arguments: str) -> str:
     """What helm says when it refuses these values."""
-    done = helm("template", "draco", CHART, *arguments)
+    done = helm("template", "draco", CHART, *IMAGE, *arguments)
     assert done.returncode != 0
     return done.stderr
 

@@ -15,7 +15,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs import binaries
-from tests.component.chart.rendering import CHART, NAMESPACE, helm
+from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm
 from tests.doubles.token import FixedToken
 from tests.requests import ONLY_METADATA, RefusedError, call
 
@@ -108,11 +108,11 @@ class Cluster:
 
     def _install(self, release: str, namespace: str) -> None:
         here = ("--kubeconfig", self.plane.kubeconfig, "--namespace", namespace)
-        done = helm("install", release, CHART, *here, "--create-namespace")
+        done = helm("install", release, CHART, *here, *IMAGE, "--create-namespace")
         assert done.returncode == 0, done.stderr
 
     def _apply(self, release: str, namespace: str, *arguments: str) -> None:
-        rendered = helm("template", release, CHART, "--namespace", namespace, "--skip-tests", *arguments).stdout
+        rendered = helm("template", release, CHART, "--namespace", namespace, "--skip-tests", *IMAGE, *arguments).stdout
         kubectl = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(self.plane.kubeconfig)]
         apply = [*kubectl, "apply", "--server-side", "--force-conflicts", "-f", "-"]
         done = subprocess.run(apply, input=rendered, capture_output=True, text=True, check=False)

@@ -11,11 +11,12 @@ import pytest
 import yaml
 from cryptography import x509
 
+from draco import __version__
 from draco.cli import agent, operator
 from draco.controller.claims.webhook import OWN_PATH, PATH
 from draco.resources.kinds import ALLOCATION_REGISTERS, GPU_NODES, OWN_KINDS
-from scripts import render_manifests
-from tests.component.chart.rendering import CHART, NAMESPACE, kinds, only, pod_of, refusal, render
+from scripts import image, render_manifests
+from tests.component.chart.rendering import CHART, NAMESPACE, helm, kinds, only, pod_of, refusal, render
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -93,7 +94,27 @@ def test_an_agent_sees_the_nodes_driver_read_only_and_on_no_library_path() -> No
 def test_a_digest_wins_over_a_tag() -> None:
     digest = "sha256:" + "a" * 64
     deployment = only(render("--set", "image.tag=1.2.3", "--set", f"image.digest={digest}"), "Deployment")
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"draco-dra/draco@{digest}"
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == f"registry.example.com/draco@{digest}"
+
+
+@pytest.mark.parametrize("verb", ["template", "install"])
+def test_without_an_image_nothing_is_installed_and_helm_says_how_to_name_one(verb: str, tmp_path: Path) -> None:
+    """A name that is not ours on a public registry would let its owner run programs as root on every node with a GPU."""
+    offline = ("--dry-run=client", "--kubeconfig", tmp_path / "none") if verb == "install" else ()
+    done = helm(verb, "draco", CHART, "--namespace", NAMESPACE, *offline)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    assert "image.repository is empty" in done.stderr
+    assert "--set image.repository=registry.example.com/draco" in done.stderr
+    assert helm("lint", "--strict", CHART).returncode == 0
+
+
+def test_nothing_that_is_installed_names_an_image_of_somebody_else() -> None:
+    """On a node `localhost/…` is what was loaded there, and nothing else."""
+    committed = (REPOSITORY / "manifests" / "install" / "draco.yaml").read_text()
+    named = set(re.findall(r"^ *(?:- )?image: *(\S+)", committed, re.MULTILINE))
+    assert named == {f"{image.NAME}:{__version__}"}
+    assert image.NAME.startswith("localhost/")
+    assert "draco-dra/draco" not in "".join(path.read_text() for path in CHART.rglob("*.*") if path.is_file())
 
 
 @pytest.mark.parametrize(

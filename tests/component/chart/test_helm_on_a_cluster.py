@@ -24,7 +24,7 @@ from draco_local.cluster import controlplane
 from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
 from draco_local.cluster.errors import ProcessFailed
 from draco_local.cluster.programs import binaries
-from tests.component.chart.rendering import CHART, NAMESPACE, helm, refusal
+from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm, refusal
 from tests.conftest import DIES_WITH_THE_TESTS, start_control_plane
 from tests.requests import RefusedError, call
 
@@ -55,15 +55,15 @@ class Release:
         return done.returncode, done.stderr
 
     def install(self, *arguments: str | Path, chart: Path = CHART) -> None:
-        code, said = self.helm("install", chart, "--create-namespace", *arguments)
+        code, said = self.helm("install", chart, "--create-namespace", *IMAGE, *arguments)
         assert code == 0, said
 
     def upgrade(self, *arguments: str | Path, chart: Path = CHART) -> None:
-        code, said = self.helm("upgrade", chart, *arguments)
+        code, said = self.helm("upgrade", chart, *IMAGE, *arguments)
         assert code == 0, said
 
     def refused(self, *arguments: str) -> str:
-        code, said = self.helm("install", CHART, "--create-namespace", *arguments)
+        code, said = self.helm("install", CHART, "--create-namespace", *IMAGE, *arguments)
         assert code != 0
         return said
 
@@ -140,14 +140,16 @@ def test_without_definitions_helm_says_how_to_get_them(empty: ControlPlane) -> N
 def test_an_installation_of_an_older_version_lacks_a_definition_and_helm_says_which(release: Release) -> None:
     """The operator does nothing before it knows all its kinds."""
     call(release.plane, "DELETE", f"{CRDS}/devicelimits.draco.dev")
-    code, said = release.helm("upgrade", CHART, "--set", "crds.enabled=false")
+    code, said = release.helm("upgrade", CHART, *IMAGE, "--set", "crds.enabled=false")
     assert code != 0
     assert "the cluster has no CustomResourceDefinition devicelimits.draco.dev" in said
     release.upgrade()
 
 
 def test_helms_test_may_read_all_that_the_check_looks_at(release: Release, tmp_path: Path) -> None:
-    rendered = helm("template", "draco", CHART, "-n", NAMESPACE, "--show-only", "templates/tests/check.yaml").stdout
+    rendered = helm(
+        "template", "draco", CHART, "-n", NAMESPACE, *IMAGE, "--show-only", "templates/tests/check.yaml"
+    ).stdout
     rights = [each for each in yaml.safe_load_all(rendered) if "rbac" in each["apiVersion"]]
     assert len(rights) == 2
     for each in rights:

@@ -14,7 +14,7 @@ from draco.kube.errors import AlreadyExists, ApiError, Forbidden, Invalid
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, NODES, PODS, SLICES, TAINT_RULES, Kind
 from draco_local.cluster.controlplane import STORE, ControlPlane
-from tests.component.chart.rendering import CHART, NAMESPACE, helm
+from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm
 from tests.conftest import start_control_plane
 from tests.doubles.token import FixedToken
 from tests.requests import call
@@ -42,7 +42,7 @@ def served(release: ControlPlane) -> ControlPlane:
 def release(plane: ControlPlane) -> Iterator[ControlPlane]:
     """The chart with default values, installed by the real helm; uninstalled afterwards."""
     here = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE)
-    done = helm("install", "draco", CHART, *here, "--create-namespace")
+    done = helm("install", "draco", CHART, *here, *IMAGE, "--create-namespace")
     assert done.returncode == 0, done.stderr
     yield plane
     done = helm("uninstall", "draco", *here)
@@ -229,7 +229,7 @@ def test_an_upgrade_keeps_the_webhooks_certificate_and_makes_one_that_was_delete
     hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/draco-operator-webhook"
 
     def certificate() -> dict[str, str]:
-        done = helm("upgrade", "draco", CHART, *here, "--set", "webhook.enabled=true")
+        done = helm("upgrade", "draco", CHART, *here, *IMAGE, "--set", "webhook.enabled=true")
         assert done.returncode == 0, done.stderr
         data: dict[str, str] = call(release, "GET", path)["data"]
         webhooks = call(release, "GET", hooks)["webhooks"]

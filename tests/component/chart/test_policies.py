@@ -10,6 +10,7 @@ import yaml
 
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs import binaries
+from tests.component.chart.rendering import IMAGE
 from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
@@ -19,7 +20,7 @@ PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
 def policies(*arguments: str) -> dict[str, dict[str, Any]]:
-    command = [str(binaries.find("helm")["helm"]), "template", "type-checked", str(CHART), *arguments]
+    command = [str(binaries.find("helm")["helm"]), "template", "type-checked", str(CHART), *IMAGE, *arguments]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     documents = [document for document in yaml.load_all(rendered, yaml.CSafeLoader) if document]
     return {each["metadata"]["name"]: each for each in documents if each["kind"] == POLICY}

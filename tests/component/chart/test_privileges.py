@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from draco_local.cluster.programs import binaries
+from tests.component.chart.rendering import IMAGE
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "concepts" / "threat-model.md"
@@ -26,6 +27,7 @@ def pods(*values: str) -> dict[str, dict[str, Any]]:
         str(REPOSITORY / "charts" / "draco"),
         "--namespace",
         "draco-system",
+        *IMAGE,
         *values,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from draco.resources.names import OPERATOR_LEASE
-from tests.component.chart.rendering import CHART, helm, kinds, only, pod_of, refusal, render
+from tests.component.chart.rendering import CHART, IMAGE, helm, kinds, only, pod_of, refusal, render
 
 OPERATOR_ONLY = ("--set", "profile=operator-only")
 OF_AGENTS = {"DaemonSet", "DeviceClass"}
@@ -152,7 +152,7 @@ def test_administrators_of_namespaces_may_not_take_gpus_out_of_service_unless_to
 
 
 def notes(*arguments: str) -> str:
-    done = helm("install", "draco", CHART, "--dry-run=client", "--namespace", "gpu-system", *arguments)
+    done = helm("install", "draco", CHART, "--dry-run=client", "--namespace", "gpu-system", *IMAGE, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.split("NOTES:", 1)[1]
 
@@ -180,7 +180,7 @@ def test_the_notes_warn_of_what_is_dangerous() -> None:
 
 
 def test_helm_test_runs_the_check_as_nobody_and_removes_its_rights() -> None:
-    done = helm("template", "draco", CHART, "--show-only", "templates/tests/check.yaml")
+    done = helm("template", "draco", CHART, *IMAGE, "--show-only", "templates/tests/check.yaml")
     documents = [document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document]
     assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in documents} == {"test"}
     policy = {each["metadata"]["annotations"]["helm.sh/hook-delete-policy"] for each in documents}

@@ -20,7 +20,7 @@ from draco_local.cluster.controlplane import ALL, APISERVER, ControlPlane, Setti
 from draco_local.cluster.programs import binaries
 from tests.component.chart import audit
 from tests.component.chart.accounts import NODE_NAMES, SCENARIOS, TENANT, Cluster, a_record_is_damaged, an_allocation
-from tests.component.chart.rendering import CHART, NAMESPACE, helm, render
+from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm, render
 from tests.component.controller.replicas import Process, until
 from tests.conftest import DIES_WITH_THE_TESTS
 from tests.requests import call
@@ -59,7 +59,7 @@ def plane(folder: Path) -> Iterator[ControlPlane]:
     try:
         plane.start()
         here = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE)
-        done = helm("install", "draco", CHART, *here, "--create-namespace", *VALUES)
+        done = helm("install", "draco", CHART, *here, "--create-namespace", *IMAGE, *VALUES)
         assert done.returncode == 0, done.stderr
         yield plane
     finally:
@@ -177,7 +177,7 @@ async def test_a_right_that_no_request_names_is_needed_all_the_same(
 
         await until(refused, what="the API server goes by the smaller role")
         here = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE)
-        done = helm("upgrade", "draco", CHART, *here, *VALUES, "--force-conflicts")
+        done = helm("upgrade", "draco", CHART, *here, *IMAGE, *VALUES, "--force-conflicts")
         assert done.returncode == 0, done.stderr
 
         async def permitted() -> bool:

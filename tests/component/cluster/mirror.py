@@ -6,7 +6,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,24 +16,26 @@ from draco_local.cluster.programs.download import ReleasedFile
 class Mirror:
     """What it serves by path, and what it was asked for and when.
 
-    A path in `silent` is accepted and never answered, the answer for one in `slow` comes in two pieces.
+    `sums` are the SHA-256 of what was published, by origin. A path in `silent` is accepted and never answered,
+    one in `stalled` begins to come and goes no further.
     """
 
     def __init__(self) -> None:
+        self.sums: dict[str, str] = {}
         self.files: dict[str, bytes | Path] = {}
         self.asked: list[str] = []
         self.asked_at_s: list[float] = []
         self.silent: set[str] = set()
-        self.slow: set[str] = set()
+        self.stalled: set[str] = set()
         self.ended = threading.Event()
         self.url = ""
 
     def publish(self, release: ReleasedFile, programs: Mapping[str, bytes | Path]) -> None:
-        """Serve a release with these programs in it, and its checksum."""
+        """Serve a release with these programs in it, and know its sum."""
         (content,) = programs.values() if not any(release.programs.values()) else (archive(release, programs),)
         digest = hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
-        self.files[f"/{release.site}{release.path}"] = content
-        self.files[f"/{release.site}{release.checksums}"] = f"{digest}  {release.name}\n".encode()
+        self.files[f"/{release.origin}"] = content
+        self.sums[release.origin] = digest
 
 
 def archive(release: ReleasedFile, programs: Mapping[str, bytes | Path]) -> bytes:
@@ -68,11 +70,12 @@ def running() -> Iterator[Mirror]:
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            if self.path in mirror.slow:
-                self.wfile.write(data[: len(data) // 2])
-                mirror.ended.wait(0.2)
-                data = data[len(data) // 2 :]
-            self.wfile.write(data)
+            with suppress(ConnectionError):  # who only looked whether it is there has left
+                if self.path in mirror.stalled:
+                    self.wfile.write(data[: len(data) // 2])
+                    mirror.ended.wait(60)
+                else:
+                    self.wfile.write(data)
 
         def log_message(self, *arguments: object) -> None:
             """Nobody reads it."""

@@ -16,6 +16,7 @@ from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, EVENTS, GPU_NODES
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.programs import binaries
 from tests.builders import a_claim, a_mig_node, a_slice
+from tests.component.chart.rendering import IMAGE
 from tests.component.controller.repair_lab import Lab
 from tests.component.controller.replicas import Process, until
 
@@ -49,7 +50,7 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[Lab]:
 def installed(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What the chart makes of the test's values."""
     values = [value for marker in request.node.iter_markers("values") for value in marker.args]
-    command = [str(binaries.find("helm")["helm"]), "template", "draco", str(CHART)]
+    command = [str(binaries.find("helm")["helm"]), "template", "draco", str(CHART), *IMAGE]
     command += [word for value in values for word in ("--set", value)]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [document for document in yaml.load_all(rendered, yaml.CSafeLoader) if document]

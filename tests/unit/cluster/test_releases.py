@@ -1,50 +1,40 @@
-"""Where released programs are, and which checksum is theirs."""
+"""Where released programs are, and which of them Draco may fetch."""
+
+import re
+from collections.abc import Sequence
 
 import pytest
 
-from draco_local.cluster.programs.download import digest, releases, url
+from draco_local.cluster.programs import binaries, build, multicall
+from draco_local.cluster.programs.download import SUMS, releases, sums, url
+from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 
-SHA = "0123456789abcdef" * 4
+NOT_KNOWN = {"kubernetes-1.37.2", "kubeadm-1.37.2", binaries.HELM_MODULE}
+"""What nobody but its own site gives a sum of that could be compared here: it is built."""
 
 
 @pytest.mark.parametrize(
-    ("module", "program", "file", "checksums", "member"),
+    ("module", "program", "file", "member"),
     [
-        (
-            "kubernetes-1.36.3",
-            "kubectl",
-            "https://dl.k8s.io/release/v1.36.3/bin/linux/arm64/kubectl",
-            "https://dl.k8s.io/release/v1.36.3/bin/linux/arm64/kubectl.sha256",
-            "",
-        ),
+        ("kubernetes-1.36.3", "kubectl", "https://dl.k8s.io/release/v1.36.3/bin/linux/arm64/kubectl", ""),
         (
             "etcd-3.6.8",
             "etcd",
             "https://github.com/etcd-io/etcd/releases/download/v3.6.8/etcd-v3.6.8-linux-arm64.tar.gz",
-            "https://github.com/etcd-io/etcd/releases/download/v3.6.8/SHA256SUMS",
             "etcd-v3.6.8-linux-arm64/etcd",
         ),
-        (
-            "helm-4.3.1",
-            "helm",
-            "https://get.helm.sh/helm-v4.3.1-linux-arm64.tar.gz",
-            "https://get.helm.sh/helm-v4.3.1-linux-arm64.tar.gz.sha256sum",
-            "linux-arm64/helm",
-        ),
+        ("helm-4.3.1", "helm", "https://get.helm.sh/helm-v4.3.1-linux-arm64.tar.gz", "linux-arm64/helm"),
         (
             "containerd-2.1.9",
             "ctr",
             "https://github.com/containerd/containerd/releases/download/v2.1.9/containerd-static-2.1.9-linux-arm64.tar.gz",
-            "https://github.com/containerd/containerd/releases/download/v2.1.9/containerd-static-2.1.9-linux-arm64.tar.gz.sha256sum",
             "bin/ctr",
         ),
     ],
 )
-def test_each_project_has_its_own_place_and_its_own_checksums(
-    module: str, program: str, file: str, checksums: str, member: str
-) -> None:
+def test_each_project_has_its_own_place(module: str, program: str, file: str, member: str) -> None:
     (release,) = releases(module, [program], machine="aarch64")
-    assert (url(release, release.path), url(release, release.checksums)) == (file, checksums)
+    assert url(release) == file
     assert release.programs == {program: member}
 
 
@@ -60,25 +50,32 @@ def test_nothing_is_published_for_a_machine_that_nobody_knows() -> None:
 
 def test_a_mirror_keeps_each_site_in_a_folder_of_its_name() -> None:
     (release,) = releases("helm-4.3.1", ["helm"], machine="x86_64")
-    assert url(release, release.path, mirror="http://mirror/of/ours/") == (
+    assert url(release, mirror="http://mirror/of/ours/") == (
         "http://mirror/of/ours/get.helm.sh/helm-v4.3.1-linux-amd64.tar.gz"
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        SHA,
-        f"{SHA}\n",
-        f"{SHA.upper()}  helm.tar.gz\n",
-        f"{SHA} *helm.tar.gz\n",
-        f"{'f' * 64}  other.tar.gz\n{SHA}  ./release/helm.tar.gz\n",
-    ],
-)
-def test_checksums_are_read_as_their_publishers_write_them(text: str) -> None:
-    assert digest(text, "helm.tar.gz") == SHA
+def test_sums_are_written_as_sha256sum_reads_them() -> None:
+    lines = [line for line in SUMS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[0-9a-f]{64}  (dl\.k8s\.io|github\.com)/\S+", line)] == []
+    assert len(sums(SUMS)) == len(lines), "a file stands there twice"
 
 
-@pytest.mark.parametrize("text", ["", "<html>sign in first</html>", f"{SHA}  other.tar.gz", SHA[:-1], f"{SHA}0"])
-def test_what_is_no_checksum_of_the_file_is_none(text: str) -> None:
-    assert digest(text, "helm.tar.gz") is None
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_what_is_pinned_has_a_sum_or_is_built(machine: str) -> None:
+    kubernetes = [f"kubernetes-{version}" for version in KUBERNETES_VERSIONS]
+    wanted: dict[str, Sequence[str]] = {
+        **dict.fromkeys(kubernetes, multicall.PROGRAMS),
+        **{f"kubeadm-{version}": ["kubeadm"] for version in KUBERNETES_VERSIONS},
+        binaries.ETCD_MODULE: ["etcd"],
+        binaries.CONTAINERD_MODULE: ["containerd", "ctr"],
+        binaries.HELM_MODULE: ["helm"],
+    }
+    known = sums(SUMS)
+    files = {module: releases(module, programs, machine=machine) for module, programs in wanted.items()}
+    assert {
+        module for module, published in files.items() if not all(each.origin in known for each in published)
+    } == NOT_KNOWN
+    for module in (*NOT_KNOWN, binaries.KIND_MODULE, binaries.COREDNS_MODULE):
+        folder = build.MODULES / module.replace("kubeadm", "kubernetes")
+        assert " h1:" in (folder / "go.sum").read_text(), f"nothing vouches for {module}"

@@ -48,11 +48,6 @@ class Docker:
             return False
         return done.returncode == 0
 
-    def pull(self, image: str) -> str:
-        """Have the engine fetch an image; returns why it could not, "" if it could."""
-        done = self._start(["docker", "pull", "--quiet", image])
-        return "" if done.returncode == 0 else _reason(done.stderr)
-
     def run(self, command: Sequence[str | Path], *, given: Path | None = None) -> str:
         """Run a command, with a file as its standard input if one is given; raises ClusterError with what it complained about."""
         done = self._start(command, given=given)

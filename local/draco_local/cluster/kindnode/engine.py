@@ -1,4 +1,4 @@
-"""A private Docker Engine for clusters of kind, where no Docker answers or it cannot pull.
+"""A private Docker Engine for clusters of kind, where no Docker answers or it lacks the node image.
 
 Owns starting it with the first cluster that uses it and stopping it after the last one. It is Debian's, and has no way out of the
 machine. Its network namespace holds its bridges

@@ -69,9 +69,9 @@ def find(
     """Find the path of each program, by name.
 
     Looks in `bin_dir`, in the folder that KUBEBUILDER_ASSETS names, and in the cache. What is in none of them is fetched from
-    its publisher, or from `mirror`, if that answers within seconds, and else built, which takes minutes. Raises WrongVersion
-    if a named folder's program is of another Kubernetes version, WrongChecksum if one was fetched that is not what its
-    publisher says, and BinariesMissing, with what to do, if something is missing and cannot be built.
+    its publisher, or from `mirror`, if SHA256SUMS has its sum and that answers within seconds, and else built, in minutes. Raises
+    WrongVersion if a named folder's program is of another Kubernetes version, WrongChecksum if one was fetched that its sum does
+    not vouch for, and BinariesMissing, with what to do, if something is missing and cannot be built.
     """
     environ = os.environ if environ is None else environ
     mirror = mirror or environ.get(MIRROR, "")

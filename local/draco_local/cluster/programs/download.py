@@ -1,25 +1,26 @@
-"""Fetching released programs: where they are, which are had within seconds, and nothing that its checksum does not vouch for.
+"""Fetching released programs: where they are, which are had within seconds, and nothing that SHA256SUMS does not vouch for.
 
-Owns the addresses, the network and its time limits. What is not published for this machine is not listed here. Who cannot be
-reached is reported in a sentence, for the caller to build instead; a file that is not what its checksum says is an error. Every
-site is waited for at the same time, once, for the checksums.
+Owns the addresses, the network and its time limits, and the sums, which come with Draco: who serves a file must not say what is
+right. What is not published for this machine, or has no sum there, is not offered. Who cannot be reached is reported in a
+sentence, for the caller to build instead; a file that is not what its sum says is an error. Sites are asked all at one time.
 """
 
 import asyncio
+import functools
 import hashlib
-import re
 import shutil
 import tarfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import aiohttp
 
 from draco_local.cluster.errors import BinariesMissing, ClusterError
 
 _ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
-_DIGEST = re.compile(r"([0-9a-fA-F]{64})(?:[ \t]+\*?(?P<name>\S+))?[ \t]*")
+SUMS: Final = Path(__file__).with_name("SHA256SUMS")
+"""Lines as `sha256sum` writes them, of files by their site and path."""
 
 
 class ReleasedFile(NamedTuple):
@@ -28,13 +29,17 @@ class ReleasedFile(NamedTuple):
     module: str
     site: str
     path: str
-    checksums: str
     programs: Mapping[str, str]
 
     @property
     def name(self) -> str:
         """The name of the file."""
         return self.path.rpartition("/")[2]
+
+    @property
+    def origin(self) -> str:
+        """Its site and path, as SHA256SUMS names it."""
+        return f"{self.site}{self.path}"
 
 
 def releases(module: str, programs: Sequence[str], *, machine: str) -> list[ReleasedFile]:
@@ -46,42 +51,34 @@ def releases(module: str, programs: Sequence[str], *, machine: str) -> list[Rele
     match name:
         case "kubernetes" | "kubeadm":
             folder = f"/release/v{version}/bin/linux/{architecture}"
-            return [
-                ReleasedFile(module, "dl.k8s.io", f"{folder}/{program}", f"{folder}/{program}.sha256", {program: ""})
-                for program in programs
-            ]
+            return [ReleasedFile(module, "dl.k8s.io", f"{folder}/{program}", {program: ""}) for program in programs]
         case "etcd":
             folder = f"/etcd-io/etcd/releases/download/v{version}"
             archive = f"etcd-v{version}-linux-{architecture}"
             inside = {program: f"{archive}/{program}" for program in programs}
-            return [ReleasedFile(module, "github.com", f"{folder}/{archive}.tar.gz", f"{folder}/SHA256SUMS", inside)]
+            return [ReleasedFile(module, "github.com", f"{folder}/{archive}.tar.gz", inside)]
         case "containerd":
             # The static one: the other needs a C library as new as that of the machine it was built on.
             file = f"/containerd/containerd/releases/download/v{version}/containerd-static-{version}-linux-{architecture}.tar.gz"
-            return [
-                ReleasedFile(
-                    module, "github.com", file, f"{file}.sha256sum", {program: f"bin/{program}" for program in programs}
-                )
-            ]
+            return [ReleasedFile(module, "github.com", file, {program: f"bin/{program}" for program in programs})]
         case "helm":
             file = f"/helm-v{version}-linux-{architecture}.tar.gz"
             inside = {program: f"linux-{architecture}/{program}" for program in programs}
-            return [ReleasedFile(module, "get.helm.sh", file, f"{file}.sha256sum", inside)]
+            return [ReleasedFile(module, "get.helm.sh", file, inside)]
         case _:
             return []
 
 
-def url(release: ReleasedFile, path: str, *, mirror: str = "") -> str:
-    """Return where `path` of a release's site is: there, or below a mirror's folder of that site, as `wget -x` makes it."""
-    return f"{mirror.rstrip('/')}/{release.site}{path}" if mirror else f"https://{release.site}{path}"
+def url(release: ReleasedFile, *, mirror: str = "") -> str:
+    """Return where a release is: on its site, or below a mirror's folder of that site, as `wget -x` makes it."""
+    return f"{mirror.rstrip('/')}/{release.origin}" if mirror else f"https://{release.origin}"
 
 
-def digest(text: str, name: str) -> str | None:
-    """Find the SHA-256 of the file `name` that a checksum file says: alone, or on a line with the name; None if it says none."""
-    for line in text.splitlines():
-        if (match := _DIGEST.fullmatch(line)) and (match["name"] or name).rpartition("/")[2] == name:
-            return match[1].lower()
-    return None
+@functools.cache
+def sums(file: Path) -> Mapping[str, str]:
+    """Read the SHA-256 of each file that may be fetched, by its origin."""
+    lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return {origin: sha256 for sha256, origin in lines}
 
 
 NONE = "none"
@@ -90,14 +87,13 @@ NONE = "none"
 _CONNECT_WITHIN_S = 2.5
 _ANSWER_WITHIN_S = 5.0
 _STALLED_AFTER_S = 10.0
-_LARGEST_CHECKSUMS = 1 << 20
 _CHUNK = 1 << 18
 
 T = TypeVar("T")
 
 
 class WrongChecksum(ClusterError):
-    """What was fetched is not what its publisher's checksum says."""
+    """What was fetched is not what SHA256SUMS says."""
 
 
 class DownloadFailed(Exception):
@@ -105,7 +101,7 @@ class DownloadFailed(Exception):
 
 
 class ChecksummedFile(NamedTuple):
-    """A released file whose checksum its site has published."""
+    """A released file that its site has, and whose checksum is known."""
 
     release: ReleasedFile
     url: str
@@ -122,7 +118,13 @@ def check_mirror(mirror: str) -> None:
 
 def offers(releases: Sequence[ReleasedFile], *, mirror: str = "") -> tuple[list[ChecksummedFile], list[str]]:
     """Find those of `releases` that are to be had, and why the others are not; takes seconds, however many sites are silent."""
-    return _run(_offers(releases, mirror=mirror))
+    known = sums(SUMS)
+    vouched = [
+        ChecksummedFile(each, url(each, mirror=mirror), known[each.origin]) for each in releases if each.origin in known
+    ]
+    unknown = [each.module.replace("-", " ") for each in releases if each.origin not in known]
+    found, reasons = _run(_there(vouched, mirror=mirror))
+    return found, [*(f"Draco knows no checksum of {name}'s release" for name in dict.fromkeys(unknown)), *reasons]
 
 
 def fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Callable[[str], None]) -> dict[str, Path]:
@@ -148,42 +150,24 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-async def _offers(releases: Sequence[ReleasedFile], *, mirror: str) -> tuple[list[ChecksummedFile], list[str]]:
+async def _there(offered: Sequence[ChecksummedFile], *, mirror: str) -> tuple[list[ChecksummedFile], list[str]]:
     timeout = aiohttp.ClientTimeout(total=_ANSWER_WITHIN_S, sock_connect=_CONNECT_WITHIN_S)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
-        asked = [_offer(session, release, mirror=mirror) for release in releases]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-    found, reasons = [], []
-    for answer in answers:
-        if isinstance(answer, DownloadFailed):
-            reasons.append(str(answer))
-        elif isinstance(answer, BaseException):
-            raise answer
-        else:
-            found.append(answer)
-    return found, list(dict.fromkeys(reasons))
+        answers = await asyncio.gather(*(_missing(session, offer, mirror=mirror) for offer in offered))
+    found = [offer for offer, reason in zip(offered, answers, strict=True) if not reason]
+    return found, list(dict.fromkeys(filter(None, answers)))
 
 
-async def _offer(session: aiohttp.ClientSession, release: ReleasedFile, *, mirror: str) -> ChecksummedFile:
-    address = url(release, release.checksums, mirror=mirror)
+async def _missing(session: aiohttp.ClientSession, offer: ChecksummedFile, *, mirror: str) -> str:
+    """Why a file is not to be had now; "" if its site begins to send it, which is not waited for."""
     try:
-        async with session.get(address) as response:
-            _check(response, address)
-            text = (await _beginning(response, _LARGEST_CHECKSUMS)).decode(errors="replace")
+        async with session.get(offer.url) as response:
+            _check(response, offer.url)
+    except DownloadFailed as error:
+        return str(error)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise DownloadFailed(_why(error, mirror or release.site)) from error
-    if (sha256 := digest(text, release.name)) is None:
-        raise DownloadFailed(f"{address} holds no checksum of {release.name}")
-    return ChecksummedFile(release, url(release, release.path, mirror=mirror), sha256)
-
-
-async def _beginning(response: aiohttp.ClientResponse, most: int) -> bytes:
-    found = b""
-    async for chunk in response.content.iter_any():
-        found += chunk
-        if len(found) >= most:
-            break
-    return found[:most]
+        return _why(error, mirror or offer.release.site)
+    return ""
 
 
 async def _fetch(offered: Sequence[ChecksummedFile], folder: Path, detail: Callable[[str], None]) -> None:
@@ -228,7 +212,7 @@ async def _fetch_one(
             raise DownloadFailed(_why(error, offer.url)) from error
     if hashed.hexdigest() != offer.sha256:
         raise WrongChecksum(
-            f"{offer.url} does not match its checksum (its SHA-256 is {hashed.hexdigest()}, not "
+            f"{offer.url} does not match the checksum that Draco has of it (its SHA-256 is {hashed.hexdigest()}, not "
             f"{offer.sha256}), so it was thrown away: try again, name another --mirror, or build with --mirror {NONE}."
         )
 

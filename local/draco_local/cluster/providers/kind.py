@@ -1,7 +1,7 @@
 """The `kind` provider: the cluster is kind's (Docker), with the gates and CDI that DRA with GPUs needs.
 
 Owns kind's configuration file, the calls of `kind`, and which Docker Engine it uses: the machine's own where that has kind's
-node image or can pull it, else a private one (`kindnode`). Real nodes are kind's workers, with GPUs where Draco is installed from
+node image, else a private one (`kindnode`). Real nodes are kind's workers, with GPUs where Draco is installed from
 an image; simulated nodes and the operator are attached as to any existing cluster.
 """
 
@@ -146,12 +146,11 @@ class KindCluster:
         if docker.answers():
             if docker.has_image(image_):
                 return docker, image_, self._kind(progress)
-            with progress.step(f"Asking Docker for {image_}"):
-                reason = docker.pull(image_)
-            if not reason:
-                return docker, image_, self._kind(progress)
-            unable = f"Docker has no {image_} and cannot pull it ({reason})"
-            self._engine.check(unable, otherwise="give it that image with `docker load`")
+            # Draco pulls none: it has no digest of these to compare, and a name alone is whatever the registry makes of it today.
+            unable = f"Docker has no {image_}"
+            self._engine.check(
+                unable, otherwise=f"run `docker pull {image_}`, if you trust who serves it, or `docker load`"
+            )
             progress.note(f" • {unable}: one is made here, for a private engine")
         programs = self._programs(*node_image.PROGRAMS, progress=progress)
         docker = self._engine.acquire(self._record.folder, progress)
