@@ -66,6 +66,7 @@ class AllocationParts:
             guard=guard,
             clock=clock,
             count=metrics.claims_allocated,
+            count_late=metrics.late_decisions,
             overdue_s=settings.overdue_s,
             tell_after_s=settings.pending_after_s,
         )

@@ -100,7 +100,8 @@ class HandoverReconciler:
             _WITH_THE_TAINT, lambda item: [True] if any(map(_is_tainted, item.spec.devices)) else []
         )
         self.when_owned = Listeners[[]]()
-        """Called when Draco may give out other GPUs than before, withhold others, evict pods from others, or spread over others."""
+        """Called when Draco may give out other GPUs than before, withholds others, may evict pods from others, or spreads over
+        others."""
         self.when_to_taint = Listeners[[str]]()
         """Called with the name of a node when other GPUs of it are to be tainted."""
 
