@@ -83,7 +83,7 @@ class AllocationParts:
         self._evicting = PreemptionEvictions(
             client, self._allocations.preemptions, evictions, events, count=metrics.preemptions
         )
-        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms)
+        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms, clock=clock)
         self._losses = PartialLosses(
             client,
             view,
