@@ -19,12 +19,11 @@ class Permissive:
     """All that allocating asks about besides: every GPU is Draco's, and nothing is limited."""
 
     owned = frozenset({GpuPlace("gpu.nvidia.com", "node-0", "gpu-0")})
-    preemptible = spread = frozenset[Any]()
+    preemptible = spread = withheld = frozenset[Any]()
     version = 0
-    limited = False
 
     def __init__(self) -> None:
-        self.when_owned = self.when_changed = Listeners[[]]()
+        self.when_owned, self.when_changed = Listeners[[]](), Listeners[[]]()
 
     def record(self, *_: Any, **__: Any) -> None:
         """What is said is heard by nobody."""
@@ -59,6 +58,7 @@ def permissive_allocations(
         guard=permissive,
         clock=clock,
         count=Counter("allocated", "", registry=CollectorRegistry()),
+        count_late=Counter("late", "", registry=CollectorRegistry()),
         overdue_s=600.0,
         tell_after_s=600.0,
     )

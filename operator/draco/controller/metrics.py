@@ -62,6 +62,12 @@ class OperatorMetrics:
         self.claims_allocated = Counter(
             "draco_claims_allocated_total", "Claims that Draco allocated.", registry=self.registry
         )
+        self.late_decisions = Counter(
+            "draco_allocation_late_decisions_total",
+            "Times that Draco found something to allocate only because it looks again after a minute without a reason: 0 unless "
+            "Draco has a fault, which its log tells of.",
+            registry=self.registry,
+        )
         self.preemptions = Counter(
             "draco_preemption_evictions_total",
             "Pods that were to make room for pods of a higher priority: evicted, or refused (and asked again later).",

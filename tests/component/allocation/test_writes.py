@@ -47,10 +47,10 @@ class Lab:
     def __init__(self, client: Client, connection: TroubledConnection, namespace: str) -> None:
         self.client, self.connection, self.namespace = client, connection, namespace
         self.count = Counter("allocated", "", registry=CollectorRegistry())
-        writer, clock = Client(connection), SystemClock()
-        events = EventRecorder(writer, controller="tests", instance="tests", clock=clock)
-        self.view = ClusterView(writer, None, clock=clock)
-        self.writes = AllocationWrites(writer, self.view, events, clock=clock, count=self.count)
+        writer, self.clock = Client(connection), SystemClock()
+        events = EventRecorder(writer, controller="tests", instance="tests", clock=self.clock)
+        self.view = ClusterView(writer, None, clock=self.clock)
+        self.writes = AllocationWrites(writer, self.view, events, clock=self.clock, count=self.count)
 
     async def claim(self) -> ResourceClaim:
         request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}
@@ -67,7 +67,12 @@ class Lab:
     @property
     def waits(self) -> bool:
         """Whether a write is to be made again."""
-        return self.writes.next_s() < float("inf")
+        return self.next_s < float("inf")
+
+    @property
+    def next_s(self) -> float:
+        """In how many seconds."""
+        return self.writes.next_s(self.clock.monotonic())
 
     @property
     def counted(self) -> float:
@@ -183,10 +188,10 @@ async def test_after_a_refusal_the_claim_is_left_alone_for_a_while_longer_each_t
     refused[other] = pause._replace(until_s=0)
     assert f"does not let Draco allocate claims {key} and 1 more: " in lab.writes.trouble
     del refused[other]
-    first_s = lab.writes.next_s()
+    first_s = lab.next_s
     refused[one] = refused[one]._replace(until_s=0)  # the pause is over
     await lab.write(claim, code)
-    assert first_s < lab.writes.next_s() < 2 * first_s + 1
+    assert first_s < lab.next_s < 2 * first_s + 1
     assert not lab.writes.is_refused(ObjectKey(lab.namespace, "other"))
     lab.writes.settle()
     assert lab.writes.trouble

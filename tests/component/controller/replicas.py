@@ -167,7 +167,10 @@ async def an_operator(
     clock: Clock | None = None,
     ends: tuple[type[BaseException], ...] = (Died,),
 ) -> AsyncIterator[tuple[Operator, "asyncio.Task[None]"]]:
-    """A running operator and its task; stopped at the end, unless it has ended by one of `ends`."""
+    """A running operator and its task; stopped at the end, unless it has ended by one of `ends`.
+
+    It has never decided anything only because it looks again after a minute.
+    """
     clock, stop = clock or SystemClock(), asyncio.Event()
     connection = await connect(served.kubeconfig)
     if dies_after_writes:
@@ -205,6 +208,8 @@ async def an_operator(
             except BaseExceptionGroup as group:
                 if group.split(ends)[1] is not None:
                     raise
+        late = operator.metrics.registry.get_sample_value("draco_allocation_late_decisions_total")
+        assert late == 0, "the operator was not woken for something that it had to allocate: see its log"
 
 
 @asynccontextmanager

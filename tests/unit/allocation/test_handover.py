@@ -1,5 +1,6 @@
 """The order of the steps by which a GPU goes from kube-scheduler to Draco and back."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -65,7 +66,7 @@ def test_a_new_leader_gives_nothing_out_before_the_pause() -> None:
 def test_who_begins_to_lead_enters_itself_and_gives_out_when_everybody_knows() -> None:
     handovers = Handovers(SETTLE_S)
     first = plan(handovers, 0.0, wanted=True, tainted=True, registered=True, leads=False)
-    assert (first.enter, first.register, first.owned, first.look_again_s) == (True, ONE, NONE, None)
+    assert (first.enter, first.register, first.owned, first.look_again_s) == (True, ONE, NONE, 0.0)
     entered = plan(handovers, 3.0, wanted=True, tainted=True, registered=True)
     assert (entered.enter, entered.owned, entered.look_again_s) == (False, NONE, 5.0)
     assert plan(handovers, 7.9, wanted=True, tainted=True, registered=True).owned == NONE
@@ -80,6 +81,21 @@ def test_who_is_not_named_any_more_stops_at_once_and_starts_from_the_beginning()
     assert (other.enter, other.register, other.owned) == (True, ONE, NONE)
     assert plan(handovers, 7.0, wanted=True, tainted=True, registered=True).owned == NONE
     assert plan(handovers, 12.0, wanted=True, tainted=True, registered=True).owned == ONE
+
+
+@pytest.mark.parametrize("write_s", [0.1, SETTLE_S - 1e-9, SETTLE_S, 3 * SETTLE_S])
+@pytest.mark.parametrize("leads", [True, False])
+def test_however_long_a_write_takes_it_is_looked_again_until_all_is_given_out(*, leads: bool, write_s: float) -> None:
+    """As the operator does: after a write it plans with what it has written, and then looks again when that says so."""
+    handovers, now_s, registered = Handovers(SETTLE_S), 0.0, False
+    while not (made := plan(handovers, now_s, wanted=True, tainted=True, registered=registered, leads=leads)).owned:
+        if made.enter or bool(made.register) != registered:
+            registered, leads = bool(made.register), True
+            now_s += write_s
+            made = plan(handovers, now_s, wanted=True, tainted=True, registered=registered, leads=leads)
+        assert made.look_again_s is not None
+        assert now_s < 10 * (SETTLE_S + write_s)
+        now_s += max(made.look_again_s, 0.01)
 
 
 def test_nobody_enters_where_no_gpu_is_dracos_or_is_to_be() -> None:

@@ -1,6 +1,6 @@
 """How soon Draco asks again where a claim goes that found no place, without an API server."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -8,18 +8,19 @@ import msgspec
 import pytest
 
 from draco.controller.allocation.allocations import KEY
+from draco.controller.allocation.asking.turns import SECOND_LOOK_S
 from draco.controller.allocation.preempting.preemption import Nomination
 from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, claims_of
 from draco.kube.connect.client import Client
-from draco.kube.errors import Conflict
+from draco.kube.errors import Conflict, Unreachable
 from draco.placing.groups.group import GroupPlacement
 from draco.resources.api.claims import AllocationResult, ResourceClaimConsumerReference
 from draco.resources.api.core import PodStatus, Toleration
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
-from draco.resources.kinds import DEVICE_RESERVATIONS
+from draco.resources.kinds import DEVICE_RESERVATIONS, POD_GROUPS
 from draco.resources.names import LABEL_ALLOCATOR, DeviceKey
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.allocating import permissive_allocations
@@ -58,19 +59,34 @@ class Lab:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.writes = 0
-        self.view = ClusterView(cast("Client", None), None, clock=self.clock)
+        self.refusal: Exception | None = Conflict(409, "Conflict", "the object has been modified")
+        self.view = ClusterView(cast("Client", None), None, clock=self.clock, pod_groups=POD_GROUPS[0])
         self.workers = NeverPoor(self.view)
         self.workers.instead = no_place
         self.allocations = permissive_allocations(self.view, self.workers, self.clock, self)
+        self.is_woken, self.due_s, self.has_reason = True, 0.0, True
+        self.allocations.subscribe(self._wake)
         plain = a_device_class("gpu.draco.dev")
         labels = {LABEL_ALLOCATOR: "operator"}
         mine = msgspec.structs.replace(plain, metadata=msgspec.structs.replace(plain.metadata, labels=labels))
         self.view.classes._publish(self.view.classes.store.put(mine))
         self.wait("waits")
 
+    def _wake(self, _: str) -> None:
+        self.is_woken = True
+
+    @property
+    def decided_late(self) -> float:
+        """How often something was found to do without a reason to look for it."""
+        return cast("float", self.allocations._second_looks._count._value.get())
+
     async def patch(self, *_: Any, **__: Any) -> None:
         self.writes += 1
-        raise Conflict(409, "Conflict", "the object has been modified")
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def list(self, *_: Any, **__: Any) -> list[Any]:
+        raise Unreachable("nothing is listed here")
 
     def wait(self, name: str, *, namespace: str = "default", version: str = "1", **meta: Any) -> None:
         """Another claim waits, too."""
@@ -112,10 +128,13 @@ class Lab:
         self.view.claims._publish(self.view.claims.store.remove(a_claim(f"other-{gpu}").metadata.key))
 
     async def look(self) -> float | None:
-        """Reconcile until there is nothing to do; in how many seconds to look again."""
-        while (again_s := await self.allocations.reconcile(KEY)) == 0.0:
-            pass
-        return again_s
+        """Reconcile whenever it is woken or it is time, as the queue does. In how many seconds there is reason to look again."""
+        while self.is_woken or self.clock.monotonic() >= self.due_s:
+            self.is_woken = False
+            again_s = await self.allocations.reconcile(KEY)
+            self.due_s = float("inf") if again_s is None else self.clock.monotonic() + again_s
+            self.has_reason = again_s is not None and again_s < SECOND_LOOK_S
+        return self.due_s - self.clock.monotonic() if self.has_reason else None
 
     async def rest(self) -> None:
         """Reconcile until there is nothing to do, and whoever asked may ask again at once."""
@@ -125,8 +144,10 @@ class Lab:
 
 
 @pytest.fixture
-def lab() -> Lab:
-    return Lab()
+def lab() -> Iterator[Lab]:
+    made = Lab()
+    yield made
+    assert made.decided_late == 0
 
 
 async def test_as_long_as_nothing_changes_nobody_asks_again(lab: Lab) -> None:
@@ -227,7 +248,7 @@ async def test_a_claim_that_is_another_by_now_is_tried_again_after_a_pause_until
     for _ in range(100):
         await lab.allocations.reconcile(KEY)
     assert (lab.writes, len(lab.workers.asked)) == (1, 1)
-    assert 0 < lab.allocations.writes.next_s() <= 0.05
+    assert 0 < lab.allocations.writes.next_s(lab.clock.monotonic()) <= 0.05
     for _ in range(100):
         lab.clock.pass_without_a_turn(0.1)
         await lab.allocations.reconcile(KEY)

@@ -34,9 +34,10 @@ class World:
     """Claims of a class that is Draco's and of one that is not; what is written is remembered, or answered so."""
 
     def __init__(self) -> None:
-        self.view = ClusterView(cast("Client", self), None, clock=ManualClock(), pod_groups=POD_GROUPS[0])
+        self.clock = ManualClock()
+        self.view = ClusterView(cast("Client", self), None, clock=self.clock, pod_groups=POD_GROUPS[0])
         self.terms: GangTerms | UnknownTerms | None = GangTerms(size=3)
-        self.gates = SchedulingGates(cast("Client", self), self.view, lambda _: self.terms)
+        self.gates = SchedulingGates(cast("Client", self), self.view, lambda _: self.terms, clock=self.clock)
         self.woken: list[ObjectKey | GangKey] = []
         self.gates.subscribe(self.woken.append)
         self.patches: list[dict[str, Any]] = []
@@ -44,6 +45,7 @@ class World:
         self.under_way = self.most_under_way = 0
         self.answer: ApiError | None = None
         self.answers: dict[str, ApiError] = {}
+        self.refused = 0
         ours = a_device_class("ours")
         labels = {"draco.dev/allocator": "operator"}
         meta = msgspec.structs.replace(ours.metadata, labels=labels)
@@ -63,6 +65,7 @@ class World:
     async def patch(self, kind: Kind[Any], key: ObjectKey, patch: dict[str, Any]) -> None:
         assert kind is PODS
         if answer := self.answer or self.answers.get(key.name):
+            self.refused += 1
             raise answer
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -147,8 +150,41 @@ async def test_a_missing_right_is_said_until_a_gate_could_be_taken_off() -> None
     await world.gates.reconcile(KEY)
     assert "let the operator's ClusterRole patch pods" in world.gates.trouble
     world.answer = None
-    await world.gates.reconcile(KEY)
+    assert await world.gates.reconcile(KEY) == 5
+    await world.clock.advance(5)
+    assert await world.gates.reconcile(KEY) is None
     assert not world.gates.trouble
+
+
+async def test_nothing_is_said_of_a_refused_pod_that_is_gone() -> None:
+    world = World()
+    world.pod(SCHEDULING_GATE)
+    world.answer = Forbidden(403, "", "pods is forbidden")
+    await world.gates.reconcile(KEY)
+    for change in world.view.pods.store.remove(KEY):
+        world.view.pods._publish([change])
+    assert not world.gates.trouble
+
+
+async def test_a_pod_whose_gate_the_api_server_keeps_is_left_alone_ever_longer_whatever_wakes_it() -> None:
+    world = World()
+    world.pod(SCHEDULING_GATE)
+    world.answer = Forbidden(403, "", "pods is forbidden")
+    for _ in range(1000):
+        await world.gates.reconcile(KEY)
+        await world.clock.advance(1)
+    assert world.refused == 9
+
+
+async def test_a_pod_keeps_its_gate_while_its_claim_is_being_deleted() -> None:
+    world = World()
+    world.pod(SCHEDULING_GATE, claims=["one"])
+    world.claim("one", "node-0/gpu-0")
+    world.woken.clear()
+    tell(world.view, a_claim("one", device_class="ours", on=["node-0/gpu-0"], deleting=True))
+    assert world.woken == [KEY]
+    await world.gates.reconcile(KEY)
+    assert not world.freed
 
 
 async def test_no_answer_is_left_to_the_queue_that_asks_again() -> None:

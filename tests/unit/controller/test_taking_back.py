@@ -75,7 +75,11 @@ async def test_a_claim_that_is_refused_is_left_alone_longer_each_time_and_no_oth
 ) -> None:
     world.answers = [error, error]
     assert not await world.takebacks.take_back(A)
-    assert (world.takebacks.left_s(A), world.takebacks.left_s(B), world.takebacks.next_s()) == (5, 0, 5)
+    assert (world.takebacks.left_s(A), world.takebacks.left_s(B), world.takebacks.next_s(world.clock.monotonic())) == (
+        5,
+        0,
+        5,
+    )
     said = f"The API server does not let Draco release claim default/a: {REMEDY} (no right)."
     assert (world.takebacks.refusal(A), world.takebacks.refusal(B)) == (said, "")
     await world.clock.advance(5)
@@ -132,7 +136,7 @@ async def test_a_claim_that_may_not_be_given_back_is_tried_ever_more_rarely_and_
         assert A.metadata.key not in world.returns
         await world.clock.advance(1)
     assert 12 <= len(world.tried) <= 22
-    assert 0 < world.returns.next_s() <= 300
+    assert 0 < world.returns.next_s(world.clock.monotonic()) <= 300
     await world.returns.give_back(B, "nobody uses it.")
     assert (world.tried[-1], world.events) == ("b", [])
 
@@ -143,9 +147,9 @@ async def test_a_claim_that_had_changed_when_it_was_given_back_is_looked_at_agai
 ) -> None:
     world.answers = [error]
     await world.returns.give_back(A, "nobody uses it.")
-    assert (A.metadata.key in world.returns, world.returns.next_s()) == (False, 1)
+    assert (A.metadata.key in world.returns, world.returns.next_s(world.clock.monotonic())) == (False, 1)
     await world.clock.advance(1)
-    assert world.returns.next_s() == float("inf")
+    assert world.returns.next_s(world.clock.monotonic()) == float("inf")
     await world.returns.give_back(A, "nobody uses it.")
     assert len(world.events) == 1
 
@@ -155,7 +159,11 @@ async def test_what_was_not_answered_is_on_its_way_for_ten_seconds(world: World,
     world.answers = [error]
     await world.returns.give_back(A, "nobody uses it.")
     world.returns.settle()
-    assert (A.metadata.key in world.returns, world.returns.next_s(), world.events) == (True, 10, [])
+    assert (A.metadata.key in world.returns, world.returns.next_s(world.clock.monotonic()), world.events) == (
+        True,
+        10,
+        [],
+    )
     await world.clock.advance(10)
     world.returns.settle()
-    assert (A.metadata.key in world.returns, world.returns.next_s()) == (False, float("inf"))
+    assert (A.metadata.key in world.returns, world.returns.next_s(world.clock.monotonic())) == (False, float("inf"))

@@ -133,13 +133,31 @@ async def test_a_key_that_fails_again_and_again_is_left_alone_ever_longer_and_no
         await clock.advance(pauses.left_s("a"))
         assert pauses.begin("a", "no") == pause_s
     pauses.begin("b", "never")
-    assert (pauses.left_s("a"), pauses.left_s("b"), pauses.left_s("c"), pauses.next_s()) == (60, 5, 0, 5)
+    assert (pauses.left_s("a"), pauses.left_s("b"), pauses.left_s("c"), pauses.next_s(clock.monotonic())) == (
+        60,
+        5,
+        0,
+        5,
+    )
     await clock.advance(5)
-    assert (pauses.left_s("b"), pauses.next_s()) == (0, 55)
+    assert (pauses.left_s("b"), pauses.next_s(clock.monotonic())) == (0, 55)
     assert {key: each.why for key, each in pauses.by_key.items()} == {"a": "no", "b": "never"}
     for _ in range(2000):  # as after weeks
         await clock.advance(60)
         assert pauses.begin("a", "no") == 60
+
+
+async def test_a_pause_that_has_ended_since_somebody_looked_is_one_to_look_again_for() -> None:
+    """He found the key in its pause, so nobody else looks at it when that ends."""
+    clock = ManualClock()
+    pauses: Pauses[str] = Pauses(clock, first_s=5, longest_s=60)
+    pauses.begin("a", "no")
+    await clock.advance(4)
+    looked_s = clock.monotonic()
+    assert pauses.left_s("a") == 1
+    await clock.advance(3)
+    assert pauses.next_s(looked_s) == 0
+    assert pauses.next_s(clock.monotonic()) == float("inf")
 
 
 async def test_failures_of_one_moment_are_one() -> None:
@@ -161,4 +179,4 @@ async def test_a_key_that_was_forgotten_begins_from_the_beginning() -> None:
     await clock.advance(5)
     pauses.begin("a", "no")
     pauses.forget("a")
-    assert (pauses.left_s("a"), pauses.next_s(), pauses.begin("a", "no")) == (0, float("inf"), 5)
+    assert (pauses.left_s("a"), pauses.next_s(clock.monotonic()), pauses.begin("a", "no")) == (0, float("inf"), 5)

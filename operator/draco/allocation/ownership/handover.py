@@ -53,7 +53,8 @@ class HandoverInput(msgspec.Struct, frozen=True, kw_only=True):
 class HandoverPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be: in the register, tainted, and given out by Draco. Look again after so many seconds at the latest.
 
-    `enter`: the register is to name the operator that asks, if it still leads.
+    `enter`: the register is to name the operator that asks, if it still leads. That is at once as long as the register does not
+    say what it is to: whoever has just written it may have taken so long that more is to be written by now.
     """
 
     enter: bool
@@ -103,12 +104,15 @@ class Handovers:
         rests = [self._tainted[place] for place in ready - register]
         rests += [ours[place] for place in ours.keys() - owned]
         rests += self._let_go.values()
+        enter, registered = not seen.leads and bool(seen.wanted or seen.registered), frozenset(register) | seen.left
+        waits_s = [since_s + self._settle_s - now_s for since_s in rests]
+        waits_s += [0.0] if enter or registered != seen.registered else []
         return HandoverPlan(
-            enter=not seen.leads and bool(seen.wanted or seen.registered),
-            register=frozenset(register) | seen.left,
+            enter=enter,
+            register=registered,
             taint=seen.wanted | seen.registered | self._let_go.keys(),
             owned=frozenset(owned),
-            look_again_s=min((since_s + self._settle_s - now_s for since_s in rests), default=None),
+            look_again_s=min(waits_s, default=None),
         )
 
     def _is_settled(self, since: dict[GpuPlace, float], place: GpuPlace, now_s: float) -> bool:

@@ -17,8 +17,10 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
+from draco.controller.allocation.asking.basis import TIMES, WAKES, Basis, DecisionSources
 from draco.controller.allocation.asking.foresight import Foresight
-from draco.controller.allocation.asking.turns import Basis, Turns
+from draco.controller.allocation.asking.second_looks import SecondLooks
+from draco.controller.allocation.asking.turns import Turns
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.allocation.queue.group_notes import GroupNotes
@@ -29,9 +31,9 @@ from draco.controller.allocation.reclaiming.useless import UselessAllocations, c
 from draco.controller.allocation.writing.writes import AllocationWrites
 from draco.controller.limits.guard import LimitGuard
 from draco.controller.mig.handover import HandoverReconciler
-from draco.controller.reservations.takeovers import about_to_take_over, due, kept_claims
-from draco.controller.reservations.wholeness import on_hold
-from draco.controller.view import UNALLOCATED, ClusterView
+from draco.controller.reservations.held_back import HeldBackClaims
+from draco.controller.reservations.takeovers import due, kept_claims
+from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
     Failed,
@@ -48,9 +50,8 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
 from draco.resources.api.claims import AllocationResult, ResourceClaim
-from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
-from draco.resources.names import ANNOTATION_TOPOLOGY, DeviceKey, PoolKey
+from draco.resources.names import DeviceKey, PoolKey
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +88,7 @@ class ClaimAllocations:
         guard: LimitGuard,
         clock: Clock,
         count: Counter,
+        count_late: Counter,
         overdue_s: float,
         tell_after_s: float,
     ) -> None:
@@ -105,28 +107,31 @@ class ClaimAllocations:
         self._useless = UselessAllocations(
             view, self.gangs, in_flight=self._is_in_flight, refused=self.writes.is_refused
         )
-        self._held: set[ObjectKey] = set()
-        """Claims of reservations that are not whole, and what is about to take over from one."""
+        self._held_back = HeldBackClaims(view, clock=clock)
         self._turns = Turns(view, workers, self.preemptions, self._refusals, clock=clock)
         self._kept = _Kept()
         self._foresight = Foresight(workers, clock=clock)
         self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
+        self._second_looks = SecondLooks(view, clock=clock, count=count_late)
+        self._sources = DecisionSources(
+            view=view,
+            handover=handover,
+            guard=guard,
+            gangs=self.gangs,
+            preemptions=self.preemptions,
+            writes=self.writes,
+            returns=self._returns,
+            held_back=self._held_back,
+        )
+        self._looked_s = float("-inf")
+        """When the look began that goes on, by the monotonic clock."""
         self._has_begun = False
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called when a claim may have to be allocated, or may be by now."""
-        self._view.followed.listeners.add(lambda: wake(KEY))
-        self._view.claims.subscribe(lambda _: wake(KEY), reads=_what_waits)
-        self._view.pods.subscribe(lambda _: wake(KEY), reads=_concern)
-        if self._view.pod_groups is not None:
-            self._view.pod_groups.subscribe(lambda _: wake(KEY))
-        self._view.reservations.subscribe(lambda _: wake(KEY))
-        self._view.classes.subscribe(
-            lambda _: wake(KEY), reads=lambda each: each.metadata.annotations.get(ANNOTATION_TOPOLOGY)
-        )
-        self._handover.when_owned.add(lambda: wake(KEY))
-        self._guard.when_changed.add(lambda: wake(KEY))
-        self.preemptions.listeners.add(lambda _: wake(KEY))
+        woken = self._second_looks.woken(lambda: wake(KEY))
+        for source in WAKES.values():
+            source(self._sources, woken)
 
     def all_keys(self) -> set[str]:
         """The one key."""
@@ -135,6 +140,12 @@ class ClaimAllocations:
     async def reconcile(self, _: str) -> float | None:
         """Allocate what can be. Returns in how many seconds to look again."""
         self._begin()
+        self._second_looks.begin()
+        return self._second_looks.end(await self._look())
+
+    async def _look(self) -> float:
+        """Returns in how many seconds there is a reason to look again; infinite as long as nothing changes."""
+        self._looked_s = self._clock.monotonic()
         self.writes.settle()
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
@@ -147,29 +158,31 @@ class ClaimAllocations:
         unread = self.gangs.unread
         self._forget_others({each.uid for each in waiting})
         groups = {each.uid: each for each in waiting if not each.unready and each.uid not in unread}
-        pause_s = min(
-            self.writes.next_s(), self._returns.next_s(), self.gangs.next_s(), self._notes.tell_unready(waiting)
-        )
-        if not self._handover.owned:
-            return _or_none(pause_s)
-        head = self._head(groups)
+        pause_s = self._notes.tell_unready(waiting)
+        if self._handover.owned:
+            head, overdue_s = self._head(groups)
+            pause_s = min(pause_s, overdue_s, await self._decide(groups, self._basis(head)))
+        return min(pause_s, *(in_s(self._sources, self._looked_s) for in_s in TIMES.values()))
+
+    async def _decide(self, groups: dict[str, WaitingGroup], basis: Basis) -> float:
+        """Have groups get their devices. Returns in how many seconds to ask again, as far as nothing changes."""
         if not groups:
-            return _or_none(min(pause_s, await self._look_ahead()))
-        basis = self._basis()
-        waits = self._turns.waits_s(groups, basis)
-        batch = self._batch({uid: each for uid, each in groups.items() if waits[uid] == 0.0})
+            return await self._look_ahead(basis)
+        waits = self._turns.waits_s(groups, basis, lambda: self._second_looks.is_anything_free(self._handover.owned))
+        now = {uid: each for uid, each in groups.items() if waits[uid] == 0.0}
+        self._second_looks.due((uid for uid, each in now.items() if not self._turns.is_answered(each, basis)), basis)
+        batch = self._batch(now)
         if not batch:
-            return _or_none(min(*waits.values(), pause_s))  # a change of what is known wakes us
+            return min(waits.values())
         batch = await self._not_limited(batch, basis)
-        placements = await self._ask_protecting(batch, head) if batch else None
+        placements = await self._ask_protecting(batch, basis) if batch else None
         if placements is not None:
-            await self._take_up(batch, placements, basis, head)
+            await self._take_up(batch, placements, basis)
         return 0.0
 
     def _waiting_now(self) -> list[WaitingGroup]:
         """All groups as they are now, without what is held by now: claims may have come since."""
-        unallocated, now = self._view.claims.store.by_index(UNALLOCATED, True), self._clock.now()
-        self._held = on_hold(self._view, unallocated, now) | about_to_take_over(self._view, unallocated, now)
+        self._held_back.look()
         return self._waiting.groups()
 
     def _begin(self) -> None:
@@ -180,7 +193,7 @@ class ClaimAllocations:
             self._useless.follow()
 
     def _is_in_flight(self, key: ObjectKey) -> bool:
-        return self._is_written(key) or key in self._returns or key in self._held
+        return self._is_written(key) or key in self._returns or key in self._held_back
 
     def _is_written(self, key: ObjectKey) -> bool:
         """Whether the claim's allocation is on its way, or is not to be written for now."""
@@ -198,32 +211,36 @@ class ClaimAllocations:
         # One that could not be written, as it is another by now, waits as before: what was made free for it stays its own.
         self.preemptions.forget_others(uids | self.preemptions.of_claims(self.writes.is_outdated))
 
-    def _head(self, groups: dict[str, WaitingGroup]) -> str:
-        """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or ""."""
+    def _head(self, groups: dict[str, WaitingGroup]) -> tuple[str, float]:
+        """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or "".
+
+        Returns also in how many seconds it is overdue if it is not yet.
+        """
         if any(map(self.writes.is_outdated, self._kept.claims)):
-            return self._kept.uid  # it waits as before, and is asked about again in a moment
-        now = self._clock.now()
+            return self._kept.uid, float("inf")  # it waits as before, and is asked about again in a moment
+        now, head, overdue_s = self._clock.now(), "", float("inf")
         for uid, each in groups.items():
-            if not self._turns.may_find_place(uid):
-                continue
-            overdue = each.since is not None and (now - each.since).total_seconds() >= self._overdue_s
-            head = uid if overdue else ""
-            break
-        else:
-            head = ""
+            if self._turns.may_find_place(uid):
+                left_s = self._overdue_s - (now - each.since).total_seconds() if each.since is not None else overdue_s
+                head, overdue_s = ("", left_s) if left_s > 0 else (uid, overdue_s)
+                break
         if self._kept.uid != head:
             self._kept = _Kept()
-        return head
+        return head, overdue_s
 
-    def _basis(self) -> Basis:
+    def _basis(self, head: str) -> Basis:
         return Basis(
-            self._view.followed.version,
-            self._guard.version,
-            self.preemptions.version,
-            self._handover.owned,
-            self._handover.preemptible,
-            self._kept.devices,
-            self._turns.freed,
+            fleet=self._view.followed.version,
+            limits=self._guard.version,
+            nominations=self.preemptions.version,
+            writes=self.writes.ended,
+            owned=self._handover.owned,
+            withheld=self._handover.withheld,
+            preemptible=self._handover.preemptible,
+            spread=self._handover.spread,
+            taken_over=frozenset(device for each in kept_claims(self._view) for device in each.devices_held),
+            kept=self._kept.devices,
+            head=head,
         )
 
     def _batch(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:
@@ -248,19 +265,19 @@ class ClaimAllocations:
                 break
         return batch
 
-    async def _ask_protecting(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
+    async def _ask_protecting(self, batch: dict[str, WaitingGroup], basis: Basis) -> list[GroupPlacement] | None:
         """As `_ask`. Meanwhile the claims get their finalizer, which is half of what is written of an allocation."""
         protecting = [self.writes.protect(claim) for each in batch.values() for claim in each.group.claims]
         async with asyncio.TaskGroup() as tasks:
             _start(tasks, protecting)  # first, as a write takes longer than an answer
-            asked = tasks.create_task(self._ask(batch, head))
+            asked = tasks.create_task(self._ask(batch, basis))
         return asked.result()
 
-    async def _ask(self, batch: dict[str, WaitingGroup], head: str) -> list[GroupPlacement] | None:
+    async def _ask(self, batch: dict[str, WaitingGroup], basis: Basis) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
-        groups = [msgspec.structs.replace(each.group, is_overdue=uid == head) for uid, each in batch.items()]
+        groups = [msgspec.structs.replace(each.group, is_overdue=uid == basis.head) for uid, each in batch.items()]
         question = PlaceClaims(groups, self._held_from(batch), self._spread())
-        if (foreseen := self._foresight.answer(question, self._basis())) is not None:
+        if (foreseen := self._foresight.answer(question, self._basis(basis.head))) is not None:
             return foreseen
         namespace, alone = next(iter(batch.values())).namespace, len(groups) == 1
         within_s = _PATIENCE_ALONE_S if alone else _PATIENCE_S
@@ -279,11 +296,11 @@ class ClaimAllocations:
         self._turns.unanswered(batch, alone=alone)
         return [GroupPlacement([], why)] if alone else None
 
-    async def _look_ahead(self) -> float:
+    async def _look_ahead(self, basis: Basis) -> float:
         """Ask ahead where a claim like the last one would go. Returns in how many seconds to look again."""
         if self.writes.claims:
             return float("inf")  # the watch wakes us when they are delivered
-        return await self._foresight.look(self._held_from({}), self._spread(), self._basis())
+        return await self._foresight.look(self._held_from({}), self._spread(), basis)
 
     def _held_from(self, batch: dict[str, WaitingGroup]) -> list[ResourceClaim]:
         """Claims as they count, whatever the cluster says: what is on its way, and what is not for groups such as these."""
@@ -313,33 +330,33 @@ class ClaimAllocations:
         )
         return {uid: each for uid, each in batch.items() if not whys[uid]}
 
-    async def _take_up(
-        self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: Basis, head: str
-    ) -> None:
+    async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: Basis) -> None:
         writes: list[Coroutine[Any, Any, None]] = []
         without: list[WaitingGroup] = []
-        limits = self._guard.begin(self.writes.claims)
+        limits, is_vain = self._guard.begin(self.writes.claims), False
         for (uid, waiting), found in zip(batch.items(), placements, strict=True):
-            devices = frozenset(
-                DeviceKey(one.driver, one.pool, one.device)
-                for results in found.results
-                for result in results
-                for one in result.devices.results
-            )
-            if not self._handover.gives_out(devices):
-                continue  # handed back meanwhile: this result is worth nothing
-            if limits.limited and not found.results:
-                continue  # what was refused before may be just what it lacked: it is asked about again without that
+            if is_vain and not found.results:
+                continue  # what a place before it was to take may be just what it lacked: it is asked about again without that
             if any(waiting.priority is None or waiting.priority <= (each.priority or 0) for each in without):
+                is_vain = True
                 continue  # asked about again once it is known what is kept for the other
+            devices = frozenset(
+                one.key for results in found.results for each in results for one in each.devices.results
+            )
+            may_be = self._handover.gives_out(devices) and all(map(self.writes.may_write, waiting.group.claims))
+            if found.results and not may_be:
+                is_vain = True
+                continue  # handed back, deleted or refused meanwhile: this result is worth nothing
             placement = limits.within(waiting.group, found)
-            if placement.results and uid == head:
+            is_vain |= placement.results != found.results
+            if placement.results and uid == basis.head:
                 claims = frozenset(each.metadata.key for each in waiting.group.claims)
                 self._kept = _Kept(uid, devices, claims)
             elif self._kept.uid == uid or placement.kept:
                 self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
             if placement.results:
-                self._turns.found_place(uid)
+                if (before := self._turns.found_place(waiting, basis)) is not None:
+                    self._second_looks.found(waiting.called, devices, before, basis)
                 for member, results in zip(waiting.group.members, placement.results, strict=True):
                     if results:
                         pairs = zip(member.claims, results, strict=True)
@@ -365,7 +382,7 @@ class ClaimAllocations:
         return bool(self._guard.begin(self.writes.claims).within(group, GroupPlacement(results)).results)
 
     def _remember_no_place(self, waiting: WaitingGroup, placement: GroupPlacement, basis: Basis) -> None:
-        if self._turns.found_none(waiting, basis, is_hopeless=placement.is_hopeless):
+        if self._turns.found_none(waiting, placement, basis, self._looked_s):
             claims = [str(each.metadata.key) for each in waiting.group.claims]
             log.info("allocation.no_place", claims=claims, why=placement.why_not)
         if waiting.group.name:
@@ -386,18 +403,3 @@ def _start(tasks: asyncio.TaskGroup, writes: Iterable[Coroutine[Any, Any, None]]
 
     for each in writes:
         tasks.create_task(one(each))
-
-
-def _or_none(seconds: float) -> float | None:
-    return None if seconds == float("inf") else seconds
-
-
-def _what_waits(claim: ResourceClaim) -> object:
-    # What is followed are allocations: a claim that has none changes nothing for anybody, until it is served.
-    return claim.metadata.uid, claim.status.allocation is None
-
-
-def _concern(pod: Pod) -> object:
-    # A pod that waits may be let go by the controller that gated it, tolerate more, and be told what group it is of.
-    terms = (pod.spec, pod.metadata.labels, pod.metadata.annotations) if pod.waits else ()
-    return pod.waits, pod.claims, *terms

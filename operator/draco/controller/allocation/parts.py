@@ -66,6 +66,7 @@ class AllocationParts:
             guard=guard,
             clock=clock,
             count=metrics.claims_allocated,
+            count_late=metrics.late_decisions,
             overdue_s=settings.overdue_s,
             tell_after_s=settings.pending_after_s,
         )
@@ -82,7 +83,7 @@ class AllocationParts:
         self._evicting = PreemptionEvictions(
             client, self._allocations.preemptions, evictions, events, count=metrics.preemptions
         )
-        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms)
+        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms, clock=clock)
         self._losses = PartialLosses(
             client,
             view,

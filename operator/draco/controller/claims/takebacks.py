@@ -50,9 +50,9 @@ class Takebacks:
         """For how many more seconds the claim is left alone."""
         return self._refused.left_s(claim.metadata.uid)
 
-    def next_s(self) -> float:
-        """In how many seconds the next claim may be tried again; infinite where none was refused."""
-        return self._refused.next_s()
+    def next_s(self, since_s: float) -> float:
+        """In how many seconds the next claim may be tried again that might not at `since_s`; infinite where none was refused."""
+        return self._refused.next_s(since_s)
 
     async def take_back(self, claim: ResourceClaim, what: Literal["allocation", "reservedFor"] = "allocation") -> bool:
         """Returns whether it is done; if not, the claim has changed, or it was refused. Raises ApiError where that is open."""

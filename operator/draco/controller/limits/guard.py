@@ -53,7 +53,9 @@ class LimitGuard:
         """Called when something else is permitted, or to others."""
         self.version = 0
         """Grows with every change of what is permitted to whom."""
-        view.limits.subscribe(lambda _: self._changed(), reads=lambda limit: limit.spec)
+        view.limits.subscribe(
+            lambda _: self._changed(), reads=lambda limit: (limit.spec, limit.metadata.deletion_timestamp is None)
+        )
         view.namespaces.subscribe(lambda _: self._changed(), reads=lambda item: item.metadata.labels)
         view.claims.subscribe(self._follow)
 
@@ -120,8 +122,6 @@ class LimitRound:
     def __init__(
         self, guard: LimitGuard, held: HeldDevices, check: LimitCheck | None, namespaces: NamespaceLabels
     ) -> None:
-        self.limited = False
-        """Whether a placement was refused as a whole."""
         self._guard = guard
         self._held = held
         self._check = check
@@ -172,7 +172,6 @@ class LimitRound:
         return msgspec.structs.replace(placement, results=results)
 
     def _none(self, why: str) -> GroupPlacement:
-        self.limited = True
         return GroupPlacement([], why, is_hopeless=True)
 
     def _holdings(self, member: GroupMember, results: Sequence[AllocationResult]) -> Holdings:

@@ -40,8 +40,10 @@ from draco.resources.names import ALLOCATION_REGISTER, TAINT_OPERATOR_ALLOCATED,
 log = structlog.get_logger(__name__)
 
 KEY = ""
+_WITH_THE_TAINT = "published as Draco's"
 _MISSING_S = 30.0
 """How soon to try again to make a register that could not be made."""
+_SOONEST_S = 0.05
 _BEHIND_S = 0.2
 """How soon to look again whether the watch has brought what was written before."""
 _NOT_LEADING_S = 2.0
@@ -80,8 +82,9 @@ class HandoverReconciler:
         self.owned: frozenset[GpuPlace] = frozenset()
         """The GPUs that Draco may give out now."""
         self._tainted: frozenset[GpuPlace] = frozenset()
-        self._withheld: frozenset[GpuPlace] = frozenset()
-        """What is tainted and not owned."""
+        """GPUs with devices that are published as Draco's, whatever policies and the register say of them."""
+        self.withheld: frozenset[GpuPlace] = frozenset()
+        """Those of them that are not to be given out, or not yet."""
         self._to_taint: frozenset[GpuPlace] | None = None
         self._register_uid = ""
         self._is_entered = False
@@ -93,8 +96,12 @@ class HandoverReconciler:
         self.preemptible: frozenset[GpuPlace] = frozenset()
         """The GPUs from which pods may be evicted for pods of a higher priority."""
         self._trouble = ""
+        view.slices.store.add_index(
+            _WITH_THE_TAINT, lambda item: [True] if any(map(_is_tainted, item.spec.devices)) else []
+        )
         self.when_owned = Listeners[[]]()
-        """Called when Draco may give out other GPUs than before, or evict pods from others."""
+        """Called when Draco may give out other GPUs than before, withholds others, may evict pods from others, or spreads over
+        others."""
         self.when_to_taint = Listeners[[str]]()
         """Called with the name of a node when other GPUs of it are to be tainted."""
 
@@ -105,8 +112,8 @@ class HandoverReconciler:
 
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
-        pools = {place.pool_key for place in self._withheld}
-        return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in self._withheld]
+        pools = {place.pool_key for place in self.withheld}
+        return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in self.withheld]
 
     def gives_out(self, devices: Iterable[DeviceKey]) -> bool:
         """Whether Draco may give out all these devices still: a GPU may have gone back while it was decided who gets it."""
@@ -154,11 +161,12 @@ class HandoverReconciler:
         wanted = await self._wanted(cooperative)
         places = wanted | registered
         published = await self._published(places, cooperative)
-        self._tainted = frozenset(place for place in places if published.get(place))
-        self._withheld = self._tainted - self.owned
+        tainted = frozenset(place for place in places if published.get(place) == {True})
+        self._tainted = frozenset(place for place, taints in published.items() if True in taints)
+        self._own(self.owned)
         left = self._left(places, published)
         leads = register is not None and self._is_entered and register.leader == self._entered
-        seen = HandoverInput(wanted=wanted, tainted=self._tainted, registered=registered, leads=leads, left=left)
+        seen = HandoverInput(wanted=wanted, tainted=tainted, registered=registered, leads=leads, left=left)
         plan = self._handovers.plan(seen, self._clock.monotonic())
         # What Draco stops giving out, it stops before anybody else may begin.
         self._take_up(plan.owned & self.owned, plan.taint)
@@ -173,7 +181,7 @@ class HandoverReconciler:
         if not await self._has_seen_all(plan.owned - self.owned):
             return _BEHIND_S
         self._take_up(plan.owned, plan.taint)
-        return plan.look_again_s
+        return None if plan.look_again_s is None else max(plan.look_again_s, _SOONEST_S)
 
     async def _read(self) -> Register | None:
         """The register, made if it is not there; None where it cannot be."""
@@ -221,18 +229,19 @@ class HandoverReconciler:
             self.when_to_taint.tell(node)
 
     def _own(self, owned: frozenset[GpuPlace]) -> None:
-        if owned == self.owned:
-            return
-        self.owned, self._withheld = owned, self._tainted - owned
-        log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
-        self.when_owned.tell()
+        before = self.owned, self.withheld
+        self.owned, self.withheld = owned, self._tainted - owned
+        if owned != before[0]:
+            log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
+        if before != (owned, self.withheld):
+            self.when_owned.tell()
 
     async def _wanted(self, cooperative: CooperativeWork) -> frozenset[GpuPlace]:
         found, preemptible = set(), set()
         decisions = await self._decisions.all()
         permitting = preempting_policies(self._view.mig_policies.store.values())
         drivers = {each.metadata.name: each.status.driver for each in self._view.gpu_nodes.store.values()}
-        self.spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
+        spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
         for decision in decisions:
             uuids = {each.uuid for each in decision.gpus if each.allocator is Allocator.OPERATOR and each.policy}
             gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if uuids else None
@@ -246,12 +255,12 @@ class HandoverReconciler:
                     if each.uuid in uuids & names.keys() and each.policy in permitting
                 }
             await cooperative.pause()
-        self._permit(frozenset(preemptible))
+        self._permit(frozenset(preemptible), spread)
         return frozenset(found)
 
-    def _permit(self, preemptible: frozenset[GpuPlace]) -> None:
-        if preemptible != self.preemptible:
-            self.preemptible = preemptible
+    def _permit(self, preemptible: frozenset[GpuPlace], spread: frozenset[PoolKey]) -> None:
+        if (preemptible, spread) != (self.preemptible, self.spread):
+            self.preemptible, self.spread = preemptible, spread
             self.when_owned.tell()
 
     def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:
@@ -263,13 +272,14 @@ class HandoverReconciler:
         published = {board: gpu_name(name) for name in hardware.published if (board := hardware.board(name))}
         return published | reported
 
-    async def _published(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> dict[GpuPlace, bool]:
-        """All GPUs that are published in the pools of these, and whether all devices of each have the taint."""
-        by_gpu: dict[GpuPlace, bool] = {}
-        for pool in {each.pool_key for each in places}:
+    async def _published(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> dict[GpuPlace, set[bool]]:
+        """All GPUs that are published in the pools of these, and where any has the taint; whether devices of each have it."""
+        by_gpu: dict[GpuPlace, set[bool]] = {}
+        pools = {each.pool_key for each in places}
+        pools |= {each.pool for each in self._view.slices.store.by_index(_WITH_THE_TAINT, True)}
+        for pool in pools:
             for key, device in self._devices(pool):
-                place = GpuPlace.of(key)
-                by_gpu[place] = by_gpu.get(place, True) and _is_tainted(device)
+                by_gpu.setdefault(GpuPlace.of(key), set()).add(_is_tainted(device))
             await cooperative.pause()
         return by_gpu
 

@@ -95,12 +95,15 @@ class Pauses(Generic[K]):
         found = self.by_key.get(key)
         return max(0.0, found.until_s - self._clock.monotonic()) if found is not None else 0.0
 
-    def next_s(self) -> float:
-        """In how many seconds the first pause ends that has not ended yet; infinite where there is none."""
+    def next_s(self, since_s: float) -> float:
+        """In how many seconds the first pause ends of those that had not ended at `since_s`; infinite where there is none.
+
+        `since_s` is when the caller began to look, by the monotonic clock. What he found in a pause then may be out of it by
+        now, so 0 for such a one: otherwise nobody would look again.
+        """
         now_s = self._clock.monotonic()
-        return min(
-            (each.until_s - now_s for each in self.by_key.values() if each.until_s > now_s), default=float("inf")
-        )
+        ends = (each.until_s for each in self.by_key.values() if each.until_s > since_s)
+        return max(0.0, min(ends, default=float("inf")) - now_s)
 
     def forget(self, key: K) -> None:
         """The key is fine, or gone: its next pause is the first again."""

@@ -3,12 +3,13 @@
 Owns what is remembered of groups without a place, and of those that got no answer. Asks nothing and writes nothing.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Final
 
 import msgspec
 
-from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.allocation.asking.basis import Basis, Wanted
 from draco.controller.allocation.asking.releases import Releases
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.queue.refusals import NodeRefusals
@@ -17,44 +18,40 @@ from draco.controller.view import ClusterView
 from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import doubling_s
-from draco.resources.names import DeviceKey
+from draco.placing.groups.group import GroupPlacement
 
 _SOONEST_S: Final = 0.05
 _LATEST_S: Final = 1.0
 _REST: Final = 4
 """How soon a group that found no place is asked about again after something has changed: after so many times what that took of
 processor time, within these bounds."""
+SECOND_LOOK_S: Final = 60.0
+"""How old an answer gets before it is asked for again without a reason."""
+_CALM: Final = 20
+"""After each answer nothing is asked without a reason for so many times what it took of processor time."""
 _LONGEST_S: Final = 60.0
 """The longest for which a group is left alone that got no answer: each time twice as long as before."""
 
 
-class Basis(NamedTuple):
-    """What a placement rests on."""
-
-    fleet: int
-    limits: int
-    nominations: int
-    """The versions of these."""
-    owned: frozenset[GpuPlace]
-    """The GPUs that may be given out, and those from which pods may be evicted."""
-    preemptible: frozenset[GpuPlace]
-    kept: frozenset[DeviceKey]
-    """What is kept for others."""
-    freed: int
-    """How many claims have lost their devices."""
-
-
-class _NoPlace(msgspec.Struct, frozen=True):
+class NoPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A group that found no place: what was known then (None: no change counts), what it asked for, and when to ask again.
 
     That is not before `rested_s` where something else is known or asked for, and at `again_s` whatever is.
     """
 
     basis: Basis | None
-    wanted: object
+    wanted: Wanted
+    at_s: float
+    freed: int
+    """How many claims had lost their devices by then."""
     rested_s: float
     again_s: float
-    is_hopeless: bool = False
+    why_not: str
+    is_hopeless: bool
+
+    def holds(self, waiting: WaitingGroup, basis: Basis) -> bool:
+        """Whether it is to be so still, as all that it rests on is as it was."""
+        return self.basis == basis and self.wanted == Wanted.by(waiting)
 
 
 class Turns:
@@ -69,13 +66,9 @@ class Turns:
         self._clock = clock
         self._releases = Releases(view, clock=clock)
         self._rest_s = _SOONEST_S
-        self._without_place: dict[str, _NoPlace] = {}
+        self._calm_s = float("-inf")
+        self._without_place: dict[str, NoPlace] = {}
         self._unanswered: dict[str, int] = {}
-
-    @property
-    def freed(self) -> int:
-        """How many claims have lost their devices."""
-        return self._releases.freed
 
     def is_alone(self, uid: str) -> bool:
         """Whether the group is to be asked about on its own, since there was no answer when it was with others."""
@@ -96,66 +89,84 @@ class Turns:
         for uid in uids:
             self._unanswered.pop(uid, None)
         self._rest_s = min(max(_SOONEST_S, _REST * cpu_s), _LATEST_S)
+        self._calm_s = self._clock.monotonic() + _CALM * cpu_s
 
     def unanswered(self, uids: Iterable[str], *, alone: bool) -> None:
         """There was none in time."""
         for uid in uids:
             self._unanswered[uid] = self._unanswered.get(uid, 0) + alone
 
-    def found_place(self, uid: str) -> None:
-        """The group is being given devices."""
-        self._without_place.pop(uid, None)
+    def found_place(self, waiting: WaitingGroup, basis: Basis) -> NoPlace | None:
+        """The group is being given devices. Returns what was answered before, if that was to be so still."""
+        asked = self._without_place.pop(waiting.uid, None)
+        return asked if asked is not None and asked.holds(waiting, basis) else None
 
-    def found_none(self, waiting: WaitingGroup, basis: Basis, *, is_hopeless: bool) -> bool:
-        """The group found no place. Returns whether that is new."""
+    def found_none(self, waiting: WaitingGroup, placement: GroupPlacement, basis: Basis, since_s: float) -> bool:
+        """The group, as it was looked at from `since_s` on, found no place. Returns whether that is new."""
         now_s, uid = self._clock.monotonic(), waiting.uid
         is_new = uid not in self._without_place
         out = [pod.metadata.uid for member in waiting.group.members if member.without for pod in member.pods]
-        again_s = min(map(self._refusals.until_s, out), default=float("inf"))
+        again_s = min((self._refusals.until_s(pod, since_s) for pod in out), default=float("inf"))
         known: Basis | None = basis
         if uid in self._unanswered:
             known, again_s = None, now_s + doubling_s(1.0, self._unanswered[uid], _LONGEST_S)
-        self._without_place[uid] = _NoPlace(known, _wanted(waiting), now_s + self._rest_s, again_s, is_hopeless)
+        self._without_place[uid] = NoPlace(
+            basis=known,
+            wanted=Wanted.by(waiting),
+            at_s=now_s,
+            freed=self._releases.freed,
+            rested_s=now_s + self._rest_s,
+            again_s=again_s,
+            why_not=placement.why_not,
+            is_hopeless=placement.is_hopeless,
+        )
         return is_new
 
-    def waits_s(self, groups: Mapping[str, WaitingGroup], basis: Basis) -> dict[str, float]:
+    def is_answered(self, waiting: WaitingGroup, basis: Basis) -> bool:
+        """Whether the group found no place, and that is to be so still."""
+        asked = self._without_place.get(waiting.uid)
+        return asked is not None and asked.holds(waiting, basis)
+
+    def waits_s(
+        self, groups: Mapping[str, WaitingGroup], basis: Basis, is_anything_free: Callable[[], bool]
+    ) -> dict[str, float]:
         """In how many seconds to ask about each group; infinite as long as nothing changes. `groups` are in their order.
 
         One that was never asked about waits for those before it that rest: what has become free since they were asked about may
-        be what they need, so who comes now does not get it before they do.
+        be what they need, so who comes now does not get it before they do. As long as anything is free, each is asked about again
+        after a while though nothing has changed.
         """
         now_s, rests_s, found = self._clock.monotonic(), 0.0, {}
+        is_free = cache(is_anything_free)
         for uid, each in groups.items():
             asked, may_ask = self._without_place.get(uid), self._workers.may_ask(each.namespace)
-            wait_s = self._wait_s(each, asked, basis, now_s, among=len(groups)) if may_ask else _LATEST_S
+            wait_s = self._wait_s(each, asked, basis, now_s, is_free, among=len(groups)) if may_ask else _LATEST_S
             found[uid] = max(wait_s, rests_s) if asked is None else wait_s
-            if asked is None or asked.basis is None or asked.is_hopeless or asked.basis.freed == basis.freed:
+            if asked is None or asked.basis is None or asked.is_hopeless or asked.freed == self._releases.freed:
                 continue
             if may_ask:  # nobody waits for a tenant that asks too much
                 rests_s = max(rests_s, wait_s)
         return found
 
     def _wait_s(
-        self, waiting: WaitingGroup, asked: _NoPlace | None, basis: Basis, now_s: float, *, among: int
+        self,
+        waiting: WaitingGroup,
+        asked: NoPlace | None,
+        basis: Basis,
+        now_s: float,
+        is_anything_free: Callable[[], bool],
+        *,
+        among: int,
     ) -> float:
         if asked is None:
             return 0.0
-        is_same = asked.basis is None or (asked.basis == basis and asked.wanted == _wanted(waiting))
+        is_same = asked.basis is None or asked.holds(waiting, basis)
         changed_s = float("inf") if is_same else asked.rested_s
+        if asked.basis is not None and is_same and now_s >= asked.at_s + SECOND_LOOK_S and is_anything_free():
+            changed_s = self._calm_s
         if among > 1:  # the oldest may need all that becomes free: it is not given to others bit by bit
             changed_s = max(changed_s, self._releases.over_s(asked.rested_s))
         # Nobody is evicted for one that would find no place all the same, or of which nobody knows.
         is_vain = asked.is_hopeless or waiting.uid in self._unanswered
         preempts_s = float("inf") if is_vain else now_s + self._preemptions.due_s(waiting)
         return max(0.0, min(changed_s, asked.again_s, preempts_s) - now_s)
-
-
-def _wanted(waiting: WaitingGroup) -> object:
-    """What decides about the group's place and is its own: pods come and go, or are changed, and so are its terms.
-
-    In no order: whatever the watch tells of a pod, also of its status alone, makes it the last of its group.
-    """
-    group = waiting.group
-    claims = frozenset(claim.metadata.uid for member in group.members for claim in (*member.claims, *member.others))
-    pods = {pod.metadata.uid: pod.spec for member in group.members for pod in member.pods}
-    return claims, pods, group.needed, group.topology

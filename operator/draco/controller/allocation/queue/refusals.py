@@ -53,10 +53,9 @@ class NodeRefusals:
         now_s = self._clock.monotonic()
         return sorted(name for name, until_s in self._until_s.get(uid, {}).items() if until_s > now_s)
 
-    def until_s(self, uid: str) -> float:
-        """When the first of them may be taken again, by the monotonic clock; infinite where none is out."""
-        now_s = self._clock.monotonic()
-        return min((each for each in self._until_s.get(uid, {}).values() if each > now_s), default=float("inf"))
+    def until_s(self, uid: str, since_s: float) -> float:
+        """When the first may be taken again of those that were out at `since_s`, by the monotonic clock; infinite without any."""
+        return min((each for each in self._until_s.get(uid, {}).values() if each > since_s), default=float("inf"))
 
     def _follow(self, change: Change[ResourceClaim]) -> None:
         before, after = change.before, change.after

@@ -40,11 +40,15 @@ class AllocationReturns:
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._replaced
 
-    def next_s(self) -> float:
-        """In how many seconds one that was not answered, was refused or had changed may be tried again; infinite without any."""
-        now_s = self._clock.monotonic()
-        waits = [self._takebacks.next_s(), *(max(0.0, until_s - now_s) for _, until_s in self._replaced.values())]
-        return min([*waits, self._again_s - now_s] if self._again_s > now_s else waits)
+    def next_s(self, since_s: float) -> float:
+        """In how many seconds one that was not answered, was refused or had changed may be tried again; infinite without any.
+
+        `since_s` as of Pauses.
+        """
+        dues = [until_s for _, until_s in self._replaced.values()]
+        dues += [self._again_s] if self._again_s > since_s else []
+        left_s = max(0.0, min(dues, default=float("inf")) - self._clock.monotonic())
+        return min(self._takebacks.next_s(since_s), left_s)
 
     def settle(self) -> None:
         """Forget what the watch has delivered, or what is not answered for too long."""

@@ -13,7 +13,9 @@ import structlog
 from draco.allocation.ownership.claims import is_for_operator, is_operators
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, UnknownTerms, pod_group_of
 from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import Forbidden, Invalid, NotFound
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass, ResourceClaim
@@ -29,7 +31,9 @@ GATES_AT_ONCE: Final = 32
 REQUESTS_AT_ONCE: Final = 64
 """Of all groups together: more would keep the operator's other requests waiting, those for its Lease among them."""
 _AGAIN_S = 10.0
-"""How soon to try again what was refused: either the pod changed meanwhile, which its watch tells, or a role is to be mended."""
+"""How soon to try again with a pod that changed meanwhile, should its watch not tell."""
+_FORBIDDEN_LONGEST_S = 300.0
+"""How long a pod is left alone after the API server refused, at most."""
 
 
 class SchedulingGates:
@@ -40,7 +44,12 @@ class SchedulingGates:
     """
 
     def __init__(
-        self, client: Client, view: ClusterView, terms: Callable[[GangKey], GangTerms | UnknownTerms | None]
+        self,
+        client: Client,
+        view: ClusterView,
+        terms: Callable[[GangKey], GangTerms | UnknownTerms | None],
+        *,
+        clock: Clock,
     ) -> None:
         self._client = client
         self._view = view
@@ -48,8 +57,18 @@ class SchedulingGates:
         self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._off: set[str] = set()
         """UIDs of pods whose gate is off though the watch has not told of it yet."""
-        self.trouble = ""
+        self._forbidden: Pauses[str] = Pauses(clock, first_s=FORBIDDEN_S, longest_s=_FORBIDDEN_LONGEST_S)  # by UID
+
+    @property
+    def trouble(self) -> str:
         """What keeps Draco from taking gates off, and what to do; "" if nothing does, as far as is known."""
+        last = max(self._forbidden.by_key.values(), key=lambda each: each.until_s, default=None)
+        if last is None:
+            return ""
+        return (
+            f"The API server does not let Draco take the scheduling gate {SCHEDULING_GATE} off pods, so they wait: let the "
+            f"operator's ClusterRole patch pods, as the chart's does ({last.why})."
+        )
 
     def subscribe(self, wake: Callable[[ObjectKey | GangKey], None]) -> None:
         """Have `wake` called with every pod with the gate, or PodGroup, that a change may concern."""
@@ -66,6 +85,7 @@ class SchedulingGates:
         def pod_changed(change: Change[Pod]) -> None:
             if change.before is not None and (change.after is None or not _has_gate(change.after)):
                 self._off.discard(change.before.metadata.uid)
+                self._forbidden.forget(change.before.metadata.uid)
             if change.after is not None and (_has_gate(change.after) or change.differs(_gates)):
                 concerned(change.after)
 
@@ -73,7 +93,10 @@ class SchedulingGates:
             for key in self.all_keys():
                 wake(key)
 
-        self._view.claims.subscribe(claim_changed, reads=lambda claim: claim.status.allocation is None)
+        self._view.claims.subscribe(
+            claim_changed,
+            reads=lambda claim: (claim.status.allocation is None, claim.metadata.deletion_timestamp is None),
+        )
         self._view.pods.subscribe(pod_changed)
         self._view.classes.subscribe(class_changed, reads=is_operators)
         if self._view.pod_groups is not None:
@@ -94,10 +117,12 @@ class SchedulingGates:
         failure = next((each for each in answers if isinstance(each, BaseException)), None)
         if failure is not None:
             raise failure
-        return _AGAIN_S if False in answers else None
+        return min((each for each in answers if isinstance(each, float)), default=None)
 
-    async def _take_off(self, pod: Pod) -> bool:
-        """Returns whether it is done; it is to be tried again where the API server refused it. Raises ApiError."""
+    async def _take_off(self, pod: Pod) -> float | None:
+        """Returns in how many seconds to try again, where it is not done. Raises ApiError."""
+        if (left_s := self._forbidden.left_s(pod.metadata.uid)) > 0:
+            return left_s
         key, others = pod.metadata.key, [each for each in pod.spec.scheduling_gates if each.name != SCHEDULING_GATE]
         # Nothing comes back: Kubernetes refuses to add a gate. A JSON patch that tests costs the API server a third more.
         change = {"metadata": {"uid": pod.metadata.uid}, "spec": {"schedulingGates": others or None}}
@@ -105,21 +130,18 @@ class SchedulingGates:
             async with self._requests:
                 await self._client.patch(PODS, key, change)
         except NotFound:
-            return True
+            return None
         except Invalid as error:
             log.info("gate.changed", pod=str(key), error=str(error))
-            return False
+            return _AGAIN_S
         except Forbidden as error:
-            log.warning("gate.refused", pod=str(key), error=str(error))
-            self.trouble = (
-                f"The API server does not let Draco take the scheduling gate {SCHEDULING_GATE} off pods, so they wait: let the "
-                f"operator's ClusterRole patch pods, as the chart's does ({error})."
-            )
-            return False
-        self.trouble = ""
+            again_s = self._forbidden.begin(pod.metadata.uid, str(error))
+            log.warning("gate.refused", pod=str(key), error=str(error), again_in_s=again_s)
+            return again_s
+        self._forbidden.forget(pod.metadata.uid)
         self._off.add(pod.metadata.uid)
         log.info("gate.removed", pod=str(key))
-        return True
+        return None
 
     def _ready(self, key: ObjectKey) -> Sequence[Pod]:
         """The pod, if it is."""
@@ -141,14 +163,19 @@ class SchedulingGates:
         return ready if dispensable >= 0 else []
 
     def _has_all(self, pod: Pod) -> bool:
-        """Whether it has all that Draco is to allocate for it. One that wants nothing of Draco's waits for nothing."""
+        """Whether it has all that Draco is to allocate for it. One that wants nothing of Draco's waits for nothing.
+
+        With a claim that is being deleted Kubernetes lets no pod start.
+        """
         keys = self._view.claims_of(pod)
         if len(keys) < len(pod.spec.resource_claims):
             return False
         classes = self._view.classes_by_name
         claims = map(self._view.claims.store.get, keys)
         return all(
-            each is not None and (each.status.allocation is not None or not is_for_operator(each, classes))
+            each is not None
+            and each.metadata.deletion_timestamp is None
+            and (each.status.allocation is not None or not is_for_operator(each, classes))
             for each in claims
         )
 

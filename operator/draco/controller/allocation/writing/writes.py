@@ -96,6 +96,8 @@ class AllocationWrites:
         self._events = events
         self._clock = clock
         self._count = count
+        self.ended = 0
+        """How many writes have ended, in whatever way: what they held is free from then on, or as the watch says."""
         self._writes: dict[ObjectKey, _Write] = {}
         self._protected: dict[ObjectKey, tuple[str, str]] = {}
         """Claims with the finalizer that the watch has not delivered: the version without it, and the one with it."""
@@ -130,11 +132,15 @@ class AllocationWrites:
         claim = self._view.claims.store.get(key)
         return claim is not None and self._outdated.left_s(_Version(key, claim.metadata.resource_version)) > 0
 
-    def next_s(self) -> float:
-        """In how many seconds a write is to be made again; infinite where all are answered."""
+    def remembers(self, key: ObjectKey) -> bool:
+        """Whether the claim is written, or was and is another by now: what the watch tells of it next decides how that ends."""
+        return key in self._writes or any(each.key == key for each in self._outdated.by_key)
+
+    def next_s(self, since_s: float) -> float:
+        """In how many seconds a write is to be made again; infinite where all are answered. `since_s` as of Pauses."""
         now_s = self._clock.monotonic()
         unanswered = [max(0.0, each.again_s - now_s) for each in self._writes.values() if each.again_s is not None]
-        return min([*unanswered, self._refused.next_s(), self._outdated.next_s()])
+        return min([*unanswered, self._refused.next_s(since_s), self._outdated.next_s(since_s)])
 
     def unanswered(self) -> Iterable[ObjectKey]:
         """What is to be made again now."""
@@ -143,7 +149,8 @@ class AllocationWrites:
 
     def settle(self) -> None:
         """Forget what the watch has delivered, or what is older than it."""
-        self._writes = {key: each for key, each in self._writes.items() if not self._is_delivered(each)}
+        for key in [key for key, each in self._writes.items() if self._is_delivered(each)]:
+            self._end(key)
         self._protected = {
             key: (seen, fresh)
             for key, (seen, fresh) in self._protected.items()
@@ -155,17 +162,26 @@ class AllocationWrites:
             self._outdated.forget(seen)
 
     async def protect(self, claim: ResourceClaim) -> None:
-        """Write the finalizer ahead, while it is decided where the claim goes. Raises nothing: `write` meets what is wrong, too.
+        """Write the finalizer ahead, while it is decided where the claim goes. Raises nothing.
 
-        A claim that then finds no place keeps it, and kube-controller-manager takes it from one that is deleted.
+        A claim that then finds no place keeps it, and kube-controller-manager takes it from one that is deleted. Where the API
+        server refuses it, the claim is refused. Whatever else is wrong `write` meets, too.
         """
         meta = claim.metadata
         if FINALIZER in meta.finalizers or meta.key in self._protected:
             return
         try:
             self._protected[meta.key] = meta.resource_version, await self._add_finalizer(meta)
+        except (Forbidden, Invalid) as error:
+            self._refuse(meta, error)
         except ApiError as error:
             log.debug("allocation.not_protected", claim=str(meta.key), error=str(error))
+
+    def may_write(self, claim: ResourceClaim) -> bool:
+        """Whether the claim waits as yet, as far as the watch has told, and the API server has not just refused it."""
+        key, uid = claim.metadata.key, claim.metadata.uid
+        known = self._view.claims.store.get(key)
+        return known is not None and known.metadata.uid == uid and known.waits and not self.is_refused(key)
 
     async def write(self, claim: ResourceClaim, result: AllocationResult) -> None:
         """Allocate the claim so. Raises nothing: what became of it is seen by whether it is here."""
@@ -223,9 +239,12 @@ class AllocationWrites:
         if isinstance(error, Conflict):
             self._outdated.begin(write.seen_as, "")
         else:
-            # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
-            pause_s = self._refused.begin(_Refused(write.key, write.planned.metadata.uid), str(error))
-            log.warning("allocation.refused", claim=str(write.key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
+            self._refuse(write.planned.metadata, error)
+
+    def _refuse(self, meta: ObjectMeta, error: Forbidden | Invalid) -> None:
+        # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
+        pause_s = self._refused.begin(_Refused(meta.key, meta.uid), str(error))
+        log.warning("allocation.refused", claim=str(meta.key), error=str(error), remedy=REMEDY, again_in_s=pause_s)
 
     async def _is_made(self, write: _Write) -> bool:
         found = await self._client.list(
@@ -237,7 +256,11 @@ class AllocationWrites:
 
     def _drop(self, write: _Write, why: str) -> None:
         log.info("allocation.dropped", claim=str(write.key), why=why)
-        self._writes.pop(write.key, None)
+        self._end(write.key)
+
+    def _end(self, key: ObjectKey) -> None:
+        if self._writes.pop(key, None) is not None:
+            self.ended += 1
 
     def _postpone(self, write: _Write, error: ApiError) -> None:
         pause_s = doubling_s(1.0, write.tries - 1, _LONGEST_S)
@@ -264,9 +287,9 @@ class AllocationWrites:
         return claim is not None and claim.metadata.resource_version == seen.version
 
     def _waits(self, refused: _Refused) -> bool:
-        """Whether the claim is still there, and without an allocation."""
+        """Whether the claim is still there, and waits."""
         claim = self._view.claims.store.get(refused.key)
-        return claim is not None and claim.metadata.uid == refused.uid and claim.status.allocation is None
+        return claim is not None and claim.metadata.uid == refused.uid and claim.waits
 
     def _is_delivered(self, write: _Write) -> bool:
         claim = self._view.claims.store.get(write.key)

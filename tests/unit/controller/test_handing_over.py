@@ -1,0 +1,120 @@
+"""What the operator does about GPUs that come to Draco, without an API server: the register is kept in memory."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import msgspec
+
+from draco.allocation.ownership.handover import GpuPlace
+from draco.controller.mig.handover import KEY, HandoverReconciler
+from draco.controller.mig.leader import OwnLeadership
+from draco.controller.mig.register import Register, RegisterStore
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.allocation import RegisteredLeader
+from draco.resources.api.draco import Allocator, MigMode, PlacementStrategy
+from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import NVIDIA_DRIVER, TAINT_OPERATOR_ALLOCATED
+from tests.builders import a_device, a_mig_node, a_mig_policy, a_node, a_slice
+from tests.unit.controller.test_mig_decisions import World
+
+SETTLE_S = 0.5
+ME = RegisteredLeader(identity="me", pod_uid="")
+ALL = frozenset({GpuPlace(NVIDIA_DRIVER, "node-0", "gpu-0"), GpuPlace(NVIDIA_DRIVER, "node-0", "gpu-1")})
+
+
+class Lab(World):
+    """A node of two GPUs that are Draco's by a policy, published with the taint. It has the Lease, and a register in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register = Register(places=frozenset(), pools=frozenset(), leader=ME, uid="uid", resource_version="1")
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Happens while the API server is asked for the Lease."""
+        self.handover = HandoverReconciler(
+            cast("Any", self),
+            self.view,
+            self.decisions,
+            cast("RegisterStore", self),
+            cast("OwnLeadership", self),
+            clock=self.clock,
+            settle_s=SETTLE_S,
+        )
+        self.told = 0
+        self.handover.when_owned.add(self._tell)
+        self.put(
+            a_mig_node(board=BOARDS["H100-80GB"]),
+            a_node(),
+            a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR),
+        )
+        self.publish(tainted=True)
+
+    def publish(self, *, tainted: bool) -> None:
+        taints = [DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")] if tainted else []
+        self.put(a_slice("node-0", [a_device(each.gpu, taints=taints) for each in sorted(ALL)]))
+
+    def _tell(self) -> None:
+        self.told += 1
+
+    async def list(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    async def read(self) -> Register:
+        return self.register
+
+    async def write(self, seen: Register, places: Iterable[GpuPlace], leader: RegisteredLeader) -> Register:
+        assert seen == self.register
+        self.register = msgspec.structs.replace(seen, places=frozenset(places), leader=leader)
+        return self.register
+
+    async def holds(self) -> bool:
+        self.meanwhile()
+        return True
+
+    async def entry(self) -> RegisteredLeader:
+        return ME
+
+    async def until_still(self) -> None:
+        """Reconcile whenever it asks to, until it does not."""
+        for _ in range(50):
+            again_s = await self.handover.reconcile(KEY)
+            if again_s is None:
+                return
+            self.clock.pass_without_a_turn(again_s)
+        raise AssertionError("it never comes to rest")
+
+
+async def test_gpus_come_to_draco_though_a_pause_ends_while_the_api_server_is_asked() -> None:
+    """The register names this operator already and is empty, so nothing is written, and no watch tells of anything."""
+    lab = Lab()
+    lab.meanwhile = lambda: lab.clock.pass_without_a_turn(SETTLE_S)
+    await lab.until_still()
+    assert lab.handover.owned == ALL
+
+
+async def test_what_is_published_as_dracos_and_not_to_be_given_out_is_withheld_and_told_of() -> None:
+    lab = Lab()
+    await lab.handover.reconcile(KEY)
+    assert (lab.handover.withheld, lab.told) == (ALL, 1)
+    await lab.until_still()
+    assert (lab.handover.owned, lab.handover.withheld, lab.told) == (ALL, frozenset(), 2)
+
+
+async def test_what_no_policy_gives_to_draco_any_more_is_withheld_until_the_taint_is_gone() -> None:
+    lab = Lab()
+    await lab.until_still()
+    lab.put(a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.SCHEDULER))
+    await lab.until_still()
+    assert (lab.register.places, lab.handover.owned, lab.handover.withheld) == (frozenset(), frozenset(), ALL)
+    told = lab.told
+    lab.publish(tainted=False)
+    await lab.until_still()
+    assert (lab.handover.withheld, lab.told) == (frozenset(), told + 1)
+
+
+async def test_what_is_to_be_spread_over_is_told_of() -> None:
+    lab = Lab()
+    await lab.until_still()
+    told = lab.told
+    lab.put(a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR, placement=PlacementStrategy.SPREAD))
+    await lab.until_still()
+    assert (len(lab.handover.spread), lab.told) == (1, told + 1)
