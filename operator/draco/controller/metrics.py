@@ -59,6 +59,12 @@ class OperatorMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.events_dropped = Counter(
+            "draco_events_dropped_total",
+            "Events that were not posted: full (their namespace has as many as it may), or refused by the API server.",
+            ["why"],
+            registry=self.registry,
+        )
         self.claims_allocated = Counter(
             "draco_claims_allocated_total", "Claims that Draco allocated.", registry=self.registry
         )
