@@ -9,7 +9,7 @@ from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.fleet_process import FleetFeed
 from draco.controller.workers.messages import Answer, Question, SkippedObject
-from draco.controller.workers.pool import Answered
+from draco.controller.workers.pool import Answered, ReadQuestion
 from tests.doubles.placing import a_placed_fleet
 
 
@@ -45,7 +45,7 @@ class UnaskedWorkers:
     def may_ask(self, namespace: str) -> bool:
         raise NotImplementedError
 
-    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
+    async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
         raise NotImplementedError
 
     async def ask_within(
@@ -65,7 +65,11 @@ class PromptWorkers(UnaskedWorkers):
         self.is_late = False
         """Whether what is asked for within some time is not answered in time."""
 
-    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
+    async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
+        question = read()
+        return self._answered(question) if question is not None else None
+
+    def _answered(self, question: Question) -> Answered:
         self.asked.append(question)
         found = self.instead(question) or answer(a_placed_fleet(fleet_of(self._view)), question)
         return Answered(found, self._view.followed.version, self.cpu_s)
@@ -73,4 +77,4 @@ class PromptWorkers(UnaskedWorkers):
     async def ask_within(
         self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
-        return None if self.is_late else await self.ask(question, namespace, urgency)
+        return None if self.is_late else self._answered(question)

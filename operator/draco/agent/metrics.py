@@ -32,6 +32,12 @@ class AgentMetrics:
         self._unprepares = Counter(
             "draco_agent_unprepares_total", "Claims that kubelet unprepared.", ["result"], registry=self.registry
         )
+        self._events_dropped = Counter(
+            "draco_agent_events_dropped_total",
+            "Events that were not posted: full (their namespace has as many as it may), or refused by the API server.",
+            ["why"],
+            registry=self.registry,
+        )
         self._gpus = Gauge("draco_agent_gpus", "GPUs of this node by health.", ["health"], registry=self.registry)
         self._faults = Gauge(
             "draco_gpu_fault",
@@ -73,6 +79,10 @@ class AgentMetrics:
     def unprepared(self, *, failed: bool) -> None:
         """Kubelet gave a claim up."""
         self._unprepares.labels("error" if failed else "ok").inc()
+
+    def event_dropped(self, why: str) -> None:
+        """An Event is not posted."""
+        self._events_dropped.labels(why).inc()
 
     def hardware(self, view: HardwareView) -> None:
         """The GPUs were read."""

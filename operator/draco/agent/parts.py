@@ -40,7 +40,8 @@ from draco.agent.startup import Startup
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import Features
-from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventType
 from draco.resources.api.core import ObjectReference
 from draco.resources.names import FIELD_MANAGER_AGENT, GpuUuid
 
@@ -90,7 +91,11 @@ class AgentParts:
         self.health: Final = HealthService(pool=settings.node_name, timeout_s=settings.health_timeout_s)
         # What is written to the API server
         self.events: Final = EventRecorder(
-            client, controller=FIELD_MANAGER_AGENT, instance=settings.node_name, clock=clock
+            client,
+            controller=FIELD_MANAGER_AGENT,
+            instance=settings.node_name,
+            clock=clock,
+            dropped=self.metrics.event_dropped,
         )
         self.publisher: Final = SlicePublisher(
             client,

@@ -59,6 +59,12 @@ class OperatorMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.events_dropped = Counter(
+            "draco_events_dropped_total",
+            "Events that were not posted: full (their namespace has as many as it may), or refused by the API server.",
+            ["why"],
+            registry=self.registry,
+        )
         self.claims_allocated = Counter(
             "draco_claims_allocated_total", "Claims that Draco allocated.", registry=self.registry
         )
@@ -144,13 +150,14 @@ def register_workers(metrics: OperatorMetrics, workers: Workers) -> None:
     metrics.on_scrape(
         "draco_worker_questions_total",
         "Questions about claims that workers were asked: answered, too costly, remembered as too costly (or failed) "
-        "without being asked again, or failed.",
+        "without being asked again, failed, or refused, as too many of the namespace were waiting.",
         ["outcome"],
         lambda: {
             "answered": counts.answered,
             "too-costly": counts.too_costly,
             "remembered": counts.remembered,
             "failed": counts.failed,
+            "refused": counts.refused,
         },
     )
     metrics.on_scrape("draco_worker_cpu_seconds_total", "CPU time spent on answers.", [], lambda: counts.cpu_s)

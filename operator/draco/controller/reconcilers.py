@@ -78,7 +78,13 @@ class Reconcilers:
         self._settings, self._client, self._features = settings, client, features
         self._view, self._metrics, self._minor, self._clock = view, metrics, minor, clock
         self._by_name: dict[str, Reconciling[Any]] = {}
-        self.events = EventRecorder(client, controller=FIELD_MANAGER_OPERATOR, instance=settings.identity, clock=clock)
+        self.events = EventRecorder(
+            client,
+            controller=FIELD_MANAGER_OPERATOR,
+            instance=settings.identity,
+            clock=clock,
+            dropped=lambda why: metrics.events_dropped.labels(why).inc(),
+        )
         self.workers = Workers(view.followed, clock=clock, settings=settings.worker)
         self.decisions = MigDecisions(view, clock=clock)
         self._evictions = PodEvictions(client, clock=clock)

@@ -25,6 +25,7 @@ from draco.controller.workers.messages import (
     OutOfMemory,
     OverBudget,
     PendingAnswer,
+    Question,
     ReleaseAnswer,
 )
 from draco.controller.workers.pool import Answered, Workers, WorkerSettings
@@ -75,7 +76,12 @@ class Lab:
 
     async def ask(self, claim: ResourceClaim, *, namespace: str = "default") -> Answered:
         question = ExplainPending(a_pod(namespace=namespace), [claim], "", 36)
-        return await self.workers.ask(question, namespace, QueuePriority.FIRST)
+        return await self.asked(question, namespace, QueuePriority.FIRST)
+
+    async def asked(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
+        answered = await self.workers.ask(lambda: question, namespace, urgency)
+        assert answered is not None
+        return answered
 
     def children(self) -> list[int]:
         """The processes that answer, or have."""
@@ -182,10 +188,10 @@ async def test_what_a_worker_says_is_what_the_explanation_says() -> None:
         said = await lab.ask(claim)
         expected = explain(fleet_of(lab.view), [claim], pod=a_pod(), minor=36)
         assert said.answer == PendingAnswer(str(expected), str(expected.reason))
-        wrong = await lab.workers.ask(CheckClaim(claim), "default", QueuePriority.REVIEW)
+        wrong = await lab.asked(CheckClaim(claim), "default", QueuePriority.REVIEW)
         assert wrong.answer == ClaimProblems(expected.problems)
         movable = FindRelease(a_pod(claims=["waiting"]), [claim], [(claim.metadata.key, 1)], 100)
-        found = await lab.workers.ask(movable, "default", QueuePriority.SEARCH)
+        found = await lab.asked(movable, "default", QueuePriority.SEARCH)
         assert isinstance(found.answer, ReleaseAnswer)
         assert found.answer.release is None
 

@@ -13,16 +13,8 @@ from draco.allocation.ownership.gangs import gang_of
 from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims, scheduler_says
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.messages import (
-    Answer,
-    CostlySelector,
-    ExplainPending,
-    Failed,
-    OverBudget,
-    PendingAnswer,
-    Question,
-)
-from draco.controller.workers.pool import Answered
+from draco.controller.workers.messages import Answer, CostlySelector, ExplainPending, Failed, OverBudget, PendingAnswer
+from draco.controller.workers.pool import Answered, ReadQuestion
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import Condition, ObjectKey
 from tests.builders import a_claim, a_pod
@@ -40,6 +32,8 @@ class Lab(UnaskedWorkers):
         self.followed = FollowedFleet()
         self.explanations = Explanations(self.followed, self, clock=self.clock, minor=MINOR)
         self.takes_s = 0.0
+        self.left = 0
+        """Questions that were not waited for to the end."""
         self.pods: dict[ObjectKey, PodWithClaims] = {}
         self.made: Counter[str] = Counter()
         self.urgencies: list[QueuePriority] = []
@@ -48,7 +42,9 @@ class Lab(UnaskedWorkers):
         self.text: Callable[[Pod], str] = lambda _: f"changed {self.followed.version} times"
         self.answer: Callable[[Pod], Answer] = lambda pod: PendingAnswer(self.text(pod), "InUse")
 
-    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
+    async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
+        if (question := read()) is None:
+            return None
         assert isinstance(question, ExplainPending)
         assert (question.minor, question.pod.metadata.namespace) == (MINOR, namespace)
         version = self.followed.version
@@ -56,7 +52,11 @@ class Lab(UnaskedWorkers):
         self.made[question.pod.metadata.name] += 1
         answer = self.answer(question.pod)
         if self.takes_s:
-            await self.clock.sleep(self.takes_s)
+            try:
+                await self.clock.sleep(self.takes_s)
+            except asyncio.CancelledError:
+                self.left += 1
+                raise
         return Answered(answer, version, self.takes_s)
 
     def add(self, *names: str, alike: bool = False, namespace: str = "default") -> None:
@@ -246,8 +246,76 @@ async def test_a_pod_that_waits_no_more_is_forgotten() -> None:
         lab.change()
         await lab.clock.advance(1)
         assert not lab.made
-        kept = lab.explanations
-        assert (kept._topics, kept._topic_of, kept._answered) == ({}, {}, {})
+        assert kept(lab) == NOTHING
+
+
+def kept(lab: Lab) -> tuple[object, ...]:
+    made = lab.explanations
+    return made._topics, made._topic_of, made._answered, made._divided, made._new, made._asked
+
+
+NOTHING: tuple[object, ...] = ({}, {}, {}, {}, {}, Counter[str]())
+
+
+async def test_of_a_pod_that_is_forgotten_nothing_is_left_whether_or_not_it_was_explained() -> None:
+    lab = Lab()
+    lab.text = lambda pod: f"{pod.metadata.name} cannot be placed"
+    lab.add("one", "two", alike=True)
+    lab.add("other")
+    async with lab.kept_young():
+        await lab.explained()
+        lab.takes_s = 30.0
+        lab.add("waiting")
+        lab.known()
+        await lab.clock.advance(1)
+        for key in lab.pods:
+            lab.explanations.forget(key)
+        await lab.clock.advance(0)
+        assert kept(lab) == NOTHING
+        assert lab.left == 1, "its question has been left"
+
+
+async def test_a_question_that_others_ask_too_is_kept_for_them() -> None:
+    lab = Lab()
+    lab.add("one", "two", alike=True)
+    async with lab.kept_young():
+        await lab.explained()
+        lab.explanations.forget(ObjectKey("default", "one"))
+        lab.pods.pop(ObjectKey("default", "one"))
+        lab.change()
+        await lab.clock.advance(1)
+        assert (lab.made, lab.known()) == ({"two": 1}, {"two": "changed 1 times"})
+
+
+async def test_an_answer_about_a_pod_that_has_gone_is_not_given_to_another_that_asks_the_same() -> None:
+    lab = Lab()
+    lab.text = lambda pod: f"{pod.metadata.name} cannot be placed"
+    lab.add("one", "two", alike=True)
+    lab.takes_s = 5.0
+    async with lab.kept_young():
+        lab.known()
+        await lab.clock.advance(1)
+        assert lab.made == {"one": 1}
+        lab.explanations.forget(ObjectKey("default", "one"))
+        lab.pods.pop(ObjectKey("default", "one"))
+        await lab.clock.advance(5)
+        assert (lab.made, lab.known()) == ({"one": 1, "two": 1}, {})
+        await lab.clock.advance(5)
+        assert lab.known() == {"two": "two cannot be placed"}
+
+
+async def test_of_a_namespace_so_many_first_questions_are_asked_at_a_time_and_all_in_the_end() -> None:
+    lab = Lab()
+    lab.add(*(f"pod-{number}" for number in range(200)))
+    lab.add("alone", namespace="quiet")
+    lab.takes_s = 1.0
+    async with lab.kept_young():
+        lab.known()
+        await lab.clock.advance(0.5)
+        assert (sum(lab.made.values()), lab.made["alone"]) == (65, 1)
+        for _ in range(4):
+            await lab.clock.advance(1.0)
+        assert len(lab.known()) == 201
 
 
 async def test_a_pod_that_comes_back_is_explained_again() -> None:

@@ -1,13 +1,17 @@
-"""How much of an API server's time Events take, and what becomes of them at the end."""
+"""How much of an API server's time and of our memory Events take, whose come first, and what becomes of them at the end."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from draco.kube.connect.client import Client
-from draco.kube.events.events import EventRecorder
-from draco.resources.api.core import ObjectReference
+from draco.kube.events.events import EventLimits, EventRecorder
+from draco.kube.events.shares import EventType
+from draco.resources.api.core import Event, ObjectReference
 from draco.resources.api.meta import ObjectKey
 from tests.doubles.clock import ManualClock
 
@@ -70,3 +74,135 @@ async def test_an_event_that_is_on_its_way_at_the_end_is_posted_once_more() -> N
     await recorder.flush(10)
     assert server.asked[0] == "pod-0"
     assert sorted(server.asked[1:]) == ["pod-0", "pod-1", "pod-2"]
+
+
+def a_pod(number: int, namespace: str) -> ObjectReference:
+    return ObjectReference(api_version="v1", kind="Pod", name=f"pod-{number}", namespace=namespace, uid=f"{number}")
+
+
+NODE = ObjectReference(api_version="v1", kind="Node", name="node-1", uid="node-1")
+
+
+class Noting:
+    """A server that notes which Events it is sent."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def apply(self, _: Any, __: ObjectKey, event: Event, **___: Any) -> None:
+        self.events.append(event)
+
+    def said(self, namespace: str) -> list[str]:
+        return [
+            each.message for each in self.events if each.involved_object and each.involved_object.namespace == namespace
+        ]
+
+
+class Lab:
+    """A recorder whose Events take no time."""
+
+    def __init__(self, **limits: int) -> None:
+        self.clock = ManualClock()
+        self.server = Noting()
+        self.dropped: list[str] = []
+        self.recorder = EventRecorder(
+            cast("Client", self.server),
+            controller="draco.dev/test",
+            instance="one",
+            clock=self.clock,
+            limits=EventLimits(**limits),
+            dropped=self.dropped.append,
+        )
+
+    def record(self, about: ObjectReference, note: str, *, type: EventType = "Normal") -> None:  # noqa: A002 - the field's name
+        self.recorder.record(about, type=type, reason="R", action="A", note=note)
+
+    @asynccontextmanager
+    async def posting(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.recorder.run())
+        await self.clock.advance(0)
+        try:
+            yield
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def post(self) -> None:
+        for _ in range(300):
+            await self.clock.advance(0)
+
+
+@pytest.mark.parametrize("type_", ["Normal", "Warning"])
+async def test_what_one_tenant_causes_silences_neither_nodes_nor_other_tenants(type_: EventType) -> None:
+    lab = Lab()
+    with capture_logs() as logs:
+        for number in range(10_000):
+            lab.record(a_pod(number, "loud"), "noise", type=type_)
+        lab.record(NODE, "lost", type="Warning")
+        lab.record(a_pod(1, "quiet"), "allocated")
+    async with lab.posting():
+        await lab.post()
+        said = [each.message for each in lab.server.events[:3]]
+        assert said[0] == "lost"
+        assert "allocated" in said, "each namespace has its turn"
+    assert lab.dropped == ["full"] * 9_000
+    assert [each["namespace"] for each in logs] == ["loud"], "it is said once in a while"
+
+
+async def test_a_warning_takes_the_place_of_what_is_normal_and_the_other_way_round_it_does_not() -> None:
+    lab = Lab(series_in_namespace=3)
+    for number in range(2):
+        lab.record(a_pod(number, "team"), f"normal {number}")
+    async with lab.posting():
+        await lab.post()
+        lab.record(a_pod(2, "team"), "normal 2")
+        lab.record(a_pod(3, "team"), "warning 3", type="Warning")
+        assert lab.dropped == [], "what is posted gives way first, and is not lost"
+        lab.record(a_pod(4, "team"), "warning 4", type="Warning")
+        assert lab.dropped == []
+        lab.record(a_pod(5, "team"), "warning 5", type="Warning")
+        assert lab.dropped == ["full"], "then what is not"
+        lab.record(a_pod(6, "team"), "warning 6", type="Warning")
+        lab.record(a_pod(7, "team"), "normal 7")
+        assert lab.dropped == ["full"] * 3
+        await lab.post()
+    assert lab.server.said("team")[2:] == ["warning 3", "warning 4", "warning 5"]
+
+
+async def test_warnings_are_posted_before_what_is_normal() -> None:
+    lab = Lab()
+    for number in range(5):
+        lab.record(a_pod(number, "team"), f"normal {number}")
+    lab.record(a_pod(9, "team"), "warning", type="Warning")
+    async with lab.posting():
+        await lab.post()
+    assert lab.server.said("team") == ["warning", *(f"normal {number}" for number in range(5))]
+
+
+async def test_many_namespaces_together_have_a_bound_and_the_largest_gives_way() -> None:
+    lab = Lab(series=10, series_in_namespace=8)
+    for number in range(8):
+        lab.record(a_pod(number, "large"), "large")
+    for number in range(6):
+        lab.record(a_pod(number, f"small-{number}"), "small")
+    lab.record(NODE, "lost", type="Warning")
+    async with lab.posting():
+        await lab.post()
+    assert len(lab.server.said("large")) == 4
+    assert sum(len(lab.server.said(f"small-{number}")) for number in range(6)) == 6
+    assert lab.server.said("") == ["lost"], "nodes have places of their own"
+    assert lab.dropped == ["full"] * 4
+
+
+async def test_a_day_of_events_leaves_nothing_when_it_is_over() -> None:
+    lab = Lab(series_in_namespace=50)
+    async with lab.posting():
+        for hour in range(24):
+            for number in range(100):
+                lab.record(a_pod(1000 * hour + number, f"team-{number % 7}"), "noise")
+            await lab.clock.advance(3600)
+        recorder = lab.recorder
+        assert (len(recorder._shares), recorder._shares.waiting, recorder._budgets) == (0, 0, {})
+        assert not recorder._shares._shares
+    assert len(lab.server.events) == 2400

@@ -8,12 +8,15 @@ Nothing here waits for an answer: what is known is said, and who asked is woken 
   comes first. All of that takes half of one processor at most, however many pods wait and however much changes.
 - Pods that ask for the same, as those of one Job or Deployment do, share one explanation.
 - Nothing is explained again faster than the results are written: `backlog` says how much of that is still to do.
+- Nothing is kept of a pod but its name and a digest of what it asks: it is read when its question's turn comes. `forget` leaves
+  nothing of it, and its question, if nobody else asks that, leaves the workers' queue.
+- Of each namespace, `_ASKED_AT_ONCE` first questions are with the workers at a time.
 """
 
 import asyncio
 import hashlib
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +26,7 @@ from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.controller.workers import messages
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.pool import Answered, WorkerPool
+from draco.controller.workers.pool import Answered, ReadQuestion, WorkerPool
 from draco.kube.clock import Clock
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -35,7 +38,7 @@ _COLLECT_S = 0.1
 _AT_MOST_EVERY_S = 0.5
 _LONGEST_BACKLOG = 8
 _BACKLOG_PAUSE_S = 0.05
-_REMEMBERED = 4096
+_ASKED_AT_ONCE = 64
 
 
 class PodExplanation(msgspec.Struct, frozen=True):
@@ -55,6 +58,23 @@ class _Topic(msgspec.Struct, eq=False):
     explanation: PodExplanation | None = None
     version: int = -1
     at_s: float = 0.0
+    of_all: bytes = b""
+    """The question as it was before it was divided."""
+    asking: "asyncio.Task[Answered | None] | None" = None
+
+
+class _Division(msgspec.Struct, eq=False):
+    """A question whose answer names who asks: the pod, or its group. So each asks it for itself, in these topics."""
+
+    is_by_pod: bool
+    topics: set[bytes] = msgspec.field(default_factory=set)
+
+
+class _Namespace(msgspec.Struct, eq=False):
+    """What was answered to pods of one namespace, the longest unexplained first, and what wakes who keeps it young."""
+
+    topics: OrderedDict[bytes, _Topic] = msgspec.field(default_factory=OrderedDict)
+    wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
 PodWithClaims = tuple[Pod, Sequence[ResourceClaim]]
@@ -71,36 +91,41 @@ class Explanations:
         self._minor = minor
         self._topics: dict[bytes, _Topic] = {}
         self._topic_of: dict[ObjectKey, _Topic] = {}
-        self._answered: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, the longest unexplained first
-        self._personal: set[bytes] = set()  # questions whose answers name the pod
-        self._of_groups: set[bytes] = set()  # and those whose answers name the pod's group
-        self._new: deque[tuple[_Topic, PodWithClaims]] = deque()
+        self._answered: dict[str, _Namespace] = {}
+        self._divided: dict[bytes, _Division] = {}
+        self._new: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, the oldest first
+        self._asked: Counter[str] = Counter()  # first questions that are with the workers
         self._unkept: set[str] = set()  # namespaces with answers that nobody keeps young yet
         self._work = asyncio.Event()
-        self._change = asyncio.Event()
         followed.listeners.add(self._on_change)
 
     def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> PodExplanation | None:
         """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""
         key = pod.metadata.key
-        question = self._own(_question(pod, claims), pod)
-        topic = self._topics.get(question)
+        question = _question(pod, claims)
+        division = self._divided.get(question)
+        own = _own(question, division, pod)
+        topic = self._topics.get(own)
         if topic is None:
-            topic = self._topics[question] = _Topic(question, key.namespace)
-            self._new.append((topic, (pod, claims)))
+            topic = self._topics[own] = _Topic(own, key.namespace)
+            if division is not None:
+                topic.of_all = question
+                division.topics.add(own)
+            self._new.setdefault(key.namespace, OrderedDict())[own] = topic
             self._work.set()
-        before = self._topic_of.get(key)
-        if before is not topic:
-            self._forget(key)
+        if self._topic_of.get(key) is not topic:
+            self.forget(key)
             topic.pods[key] = None
             self._topic_of[key] = topic
         return topic.explanation
 
-    def _own(self, question: bytes, pod: Pod) -> bytes:
-        """The question, or the same asked by nobody else, where the answer names who asks."""
-        if question in self._personal:
-            return _of(question, pod.metadata.key)
-        return _of(question, gang_of(pod)) if question in self._of_groups else question
+    def forget(self, key: ObjectKey) -> None:
+        """The pod of that name does not wait any more: leave nothing of it."""
+        topic = self._topic_of.pop(key, None)
+        if topic is not None:
+            topic.pods.pop(key, None)
+            if not topic.pods:
+                self._drop(topic)
 
     async def keep_young(
         self,
@@ -116,33 +141,48 @@ class Explanations:
         young = _Young(waiting, changed, backlog)
         async with asyncio.TaskGroup() as group:
             while True:
-                while self._new:
-                    group.create_task(self._explain_first(*self._new.popleft(), young))
+                for topic in self._next_first():
+                    group.create_task(self._explain_first(topic, young))
                 while self._unkept:
                     group.create_task(self._keep_namespace(self._unkept.pop(), young))
                 await self._work.wait()
                 self._work.clear()
 
-    async def _explain_first(self, topic: _Topic, waiting: PodWithClaims, young: "_Young") -> None:
+    def _next_first(self) -> Iterator[_Topic]:
+        """The questions that are to be asked for the first time now."""
+        for namespace in list(self._new):
+            topics = self._new[namespace]
+            while topics and self._asked[namespace] < _ASKED_AT_ONCE:
+                self._asked[namespace] += 1
+                yield topics.popitem(last=False)[1]
+            if not topics:
+                del self._new[namespace]
+
+    async def _explain_first(self, topic: _Topic, young: "_Young") -> None:
         try:
-            await self._explain(topic, waiting, QueuePriority.FIRST)
+            if await self._explain(topic, young, QueuePriority.FIRST):
+                self._tell(topic, young)
         except Exception:
             # One question's fault must not stop the others.
-            log.exception("explaining.failed", pod=str(waiting[0].metadata.key))
+            log.exception("explaining.failed", pod=str(next(iter(topic.pods), "")))
             self._drop(topic)
-            return
-        self._tell(topic, young)
+        finally:
+            self._asked[topic.namespace] -= 1
+            if not self._asked[topic.namespace]:
+                del self._asked[topic.namespace]
+            self._work.set()
 
     async def _keep_namespace(self, namespace: str, young: "_Young") -> None:
         """Explain again, one after the other, what pods of the namespace ask, until none of them asks anything."""
-        topics = self._answered[namespace]
-        while topics:
-            change = self._change
-            oldest = next(iter(topics.values()))
+        answered = self._answered[namespace]
+        while answered.topics:
+            answered.wake.clear()
+            oldest = next(iter(answered.topics.values()))
             early_s = oldest.at_s + _AT_MOST_EVERY_S - self._clock.monotonic()
             if oldest.version >= self._followed.version:
-                await change.wait()
-                await self._clock.sleep(_COLLECT_S)
+                await answered.wake.wait()
+                if answered.topics:
+                    await self._clock.sleep(_COLLECT_S)
             elif young.backlog() > _LONGEST_BACKLOG:
                 await self._clock.sleep(_BACKLOG_PAUSE_S)
             elif early_s > 0:
@@ -152,68 +192,104 @@ class Explanations:
         del self._answered[namespace]
 
     async def _explain_again(self, topic: _Topic, young: "_Young") -> None:
-        waiting = self._still_asked(topic, young)
-        if waiting is None:
-            self._drop(topic)
-            return
         before = topic.explanation
         try:
-            await self._explain(topic, waiting, QueuePriority.AGAIN)
+            is_explained = await self._explain(topic, young, QueuePriority.AGAIN)
         except Exception:
-            log.exception("explaining.failed", pod=str(waiting[0].metadata.key))
+            log.exception("explaining.failed", pod=str(next(iter(topic.pods), "")))
             self._tell(topic, young)  # whose reconciliation asks again
             self._drop(topic)
             return
-        if topic.explanation != before:
+        if is_explained and topic.explanation != before:
             self._tell(topic, young)
 
     def _still_asked(self, topic: _Topic, young: "_Young") -> PodWithClaims | None:
         """A pod that still asks this; others are let go."""
         for key in list(topic.pods):
-            waiting = young.waiting(key)
-            if waiting is not None:
-                question = _question(*waiting)
-                if topic.key in {question, _of(question, key), _of(question, gang_of(waiting[0]))}:
-                    return waiting
-            self._forget(key)
+            if (waiting := self._asks(key, topic, young)) is not None:
+                return waiting
+            self.forget(key)
         return None
 
-    async def _explain(self, topic: _Topic, waiting: PodWithClaims, urgency: QueuePriority) -> None:
+    def _asks(self, key: ObjectKey, topic: _Topic, young: "_Young") -> PodWithClaims | None:
+        """The pod of that name, if it asks this."""
+        waiting = young.waiting(key)
+        if waiting is None:
+            return None
+        question = _question(*waiting)
+        asks = {question, _of(question, key), _of(question, gang_of(waiting[0]))}
+        return waiting if topic.key in asks else None
+
+    async def _explain(self, topic: _Topic, young: "_Young", urgency: QueuePriority) -> bool:
+        """Have it answered. Whether it is, and somebody still asks it."""
+        whose: ObjectKey | None = None
+
+        def read() -> messages.Question | None:
+            nonlocal whose
+            if (waiting := self._still_asked(topic, young)) is None:
+                return None
+            pod, claims = waiting
+            whose = pod.metadata.key
+            return messages.ExplainPending(pod, list(claims), scheduler_says(pod), self._minor)
+
+        while self._topics.get(topic.key) is topic:
+            answered = await self._ask(topic, read, urgency)
+            if answered is None or whose is None:
+                self._drop(topic)
+                return False
+            # An answer may name who it is about: if that pod has gone, it is no answer to the others.
+            if (waiting := self._asks(whose, topic, young)) is not None and whose in topic.pods:
+                self._answer(topic, answered, waiting)
+                return True
+        return False
+
+    async def _ask(self, topic: _Topic, read: ReadQuestion, urgency: QueuePriority) -> Answered | None:
+        """Ask the workers; None if the topic is dropped meanwhile."""
+        asking = topic.asking = asyncio.create_task(self._workers.ask(read, topic.namespace, urgency))
+        try:
+            await asyncio.wait([asking])
+        finally:
+            topic.asking = None
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        return None if asking.cancelled() else asking.result()
+
+    def _answer(self, topic: _Topic, answered: Answered, waiting: PodWithClaims) -> None:
         pod, claims = waiting
-        question = messages.ExplainPending(pod, list(claims), scheduler_says(pod), self._minor)
-        answered = await self._workers.ask(question, topic.namespace, urgency)
         topic.explanation = self._explanation_of(answered, claims)
         topic.version = answered.version
         topic.at_s = self._clock.monotonic()
-        if self._topics.get(topic.key) is not topic:
-            return  # nobody asks this any more
         known = self._answered.get(topic.namespace)
         if known is None:
-            known = self._answered[topic.namespace] = OrderedDict()
+            known = self._answered[topic.namespace] = _Namespace()
             self._unkept.add(topic.namespace)
             self._work.set()
-        known[topic.key] = topic
-        known.move_to_end(topic.key)
+        known.topics[topic.key] = topic
+        known.topics.move_to_end(topic.key)
         if topic.key != _question(pod, claims):
             return
         text, gang = topic.explanation.text, gang_of(pod)
         if _names_itself(text, pod, claims):
-            self._divide(topic, pod, self._personal)
+            self._divide(topic, pod, is_by_pod=True)
         elif gang is not None and str(gang) in text:
-            self._divide(topic, pod, self._of_groups)
+            self._divide(topic, pod, is_by_pod=False)
 
-    def _divide(self, topic: _Topic, pod: Pod, divided: set[bytes]) -> None:
+    def _divide(self, topic: _Topic, pod: Pod, *, is_by_pod: bool) -> None:
         """What was answered is true of that pod only, or of its group: the others are to be asked about for themselves."""
-        if len(divided) >= _REMEMBERED:
-            divided.clear()
-        divided.add(topic.key)
         key = pod.metadata.key
+        others = [each for each in topic.pods if each != key]
+        division = self._divided[topic.key] = _Division(is_by_pod)
         own = _Topic(
-            self._own(topic.key, pod), topic.namespace, {key: None}, topic.explanation, topic.version, topic.at_s
+            _own(topic.key, division, pod), topic.namespace, {key: None}, topic.explanation, topic.version, topic.at_s
         )
+        own.of_all = topic.key
+        division.topics.add(own.key)
+        self._topics[own.key] = self._answered[own.namespace].topics[own.key] = own
+        for other in others:
+            self._topic_of.pop(other, None)
+        topic.pods = {}
         self._drop(topic)
-        self._topics[own.key] = self._topic_of[key] = own
-        self._answered[own.namespace][own.key] = own
+        self._topic_of[key] = own
 
     def _tell(self, topic: _Topic, young: "_Young") -> None:
         for key in list(topic.pods):
@@ -221,18 +297,26 @@ class Explanations:
             if waiting is not None:
                 young.changed(waiting[0])
 
-    def _forget(self, key: ObjectKey) -> None:
-        topic = self._topic_of.pop(key, None)
-        if topic is not None:
-            topic.pods.pop(key, None)
-
     def _drop(self, topic: _Topic) -> None:
-        self._topics.pop(topic.key, None)
-        if topic.namespace in self._answered:
-            self._answered[topic.namespace].pop(topic.key, None)
+        """Nobody asks it any more."""
+        if topic.asking is not None:
+            topic.asking.cancel()
         for key in topic.pods:
             if self._topic_of.get(key) is topic:
                 del self._topic_of[key]
+        if self._topics.get(topic.key) is not topic:
+            return
+        del self._topics[topic.key]
+        if (new := self._new.get(topic.namespace)) is not None:
+            new.pop(topic.key, None)
+        if (answered := self._answered.get(topic.namespace)) is not None:
+            answered.topics.pop(topic.key, None)
+            if not answered.topics:
+                answered.wake.set()
+        if (division := self._divided.get(topic.of_all)) is not None:
+            division.topics.discard(topic.key)
+            if not division.topics:
+                del self._divided[topic.of_all]
 
     def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
         match answered.answer:
@@ -247,8 +331,8 @@ class Explanations:
         raise TypeError(f"{answered.answer} is the answer to another question")
 
     def _on_change(self) -> None:
-        change, self._change = self._change, asyncio.Event()
-        change.set()
+        for each in self._answered.values():
+            each.wake.set()
 
 
 class _Young(NamedTuple):
@@ -283,6 +367,13 @@ def _question(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
         pod.metadata.namespace,
     )
     return _digest(msgspec.json.encode(asked))
+
+
+def _own(question: bytes, division: _Division | None, pod: Pod) -> bytes:
+    """The question, or the same asked by nobody else, where the answer names who asks."""
+    if division is None:
+        return question
+    return _of(question, pod.metadata.key if division.is_by_pod else gang_of(pod))
 
 
 def _of(question: bytes, whose: ObjectKey | GangKey | None) -> bytes:

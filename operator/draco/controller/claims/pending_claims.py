@@ -143,6 +143,7 @@ class PendingClaims:
         pod = self._view.pods.store.get(subject.key)
         left_s = self._left_s(pod) if pod else None
         if pod is None or left_s is None:
+            self._explanations.forget(subject.key)
             await self._notes.withdraw(subject)
             return None
         if left_s > 0:

@@ -18,7 +18,8 @@ from draco.controller.view import FENCES, ClusterView
 from draco.health.fencing import FencingPlan, FencingTerms, plan_fencing
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
-from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.isolating.fences import fence_for, fenced_node, is_fence
 from draco.maintenance.rules import isolates_as

@@ -29,7 +29,8 @@ from draco.health.remediation import (
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, NotFound
-from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventType
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.resources.api.claims import DeviceClass

@@ -18,7 +18,8 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
-from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.drain import AskedPod, DrainInput, plan_drain
 from draco.maintenance.progress import DrainState

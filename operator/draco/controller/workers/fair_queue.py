@@ -7,15 +7,21 @@ Owns the order and each namespace's budget of CPU time. The laws:
   wait, so that nobody has the workers to himself by asking for ever.
 - What was answered before is answered again only for namespaces with half of their budget left, one at a time, and all of that
   together takes half of one processor at most.
+- No more than `most` questions of a namespace wait with the same priority: who asks more is refused, and nobody else notices.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Hashable
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
+
+
+MOST_WAITING: Final = 256
+"""Questions of one namespace with the same priority."""
 
 
 class QueuePriority(IntEnum):
@@ -41,11 +47,14 @@ class _Namespace(msgspec.Struct):
 class FairQueue(Generic[T]):
     """Questions of namespaces. `now_s` is monotonic time; it never goes back."""
 
-    def __init__(self, *, burst_s: float = 20.0, refill: float = 0.25, rest: float = 1.0) -> None:
+    def __init__(
+        self, *, burst_s: float = 20.0, refill: float = 0.25, rest: float = 1.0, most: int = MOST_WAITING
+    ) -> None:
         self._burst_s = burst_s
         self._refill = refill
         self._rest = rest
-        self._lanes: dict[QueuePriority, OrderedDict[str, deque[T]]] = {
+        self._most = most
+        self._lanes: dict[QueuePriority, OrderedDict[str, OrderedDict[T, None]]] = {
             urgency: OrderedDict() for urgency in QueuePriority
         }
         self._namespaces: dict[str, _Namespace] = {}
@@ -56,15 +65,19 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(len(waiting) for lane in self._lanes.values() for waiting in lane.values())
 
-    def put(self, item: T, namespace: str, urgency: QueuePriority) -> None:
-        """Have it wait for its turn."""
-        self._lanes[urgency].setdefault(namespace, deque()).append(item)
+    def put(self, item: T, namespace: str, urgency: QueuePriority) -> bool:
+        """Have it wait for its turn. Whether there was room for it."""
+        waiting = self._lanes[urgency].setdefault(namespace, OrderedDict())
+        if len(waiting) >= self._most:
+            return False
+        waiting[item] = None
+        return True
 
     def discard(self, item: T, namespace: str, urgency: QueuePriority) -> None:
         """Nobody waits for it any more; nothing happens if it does not wait here."""
         waiting = self._lanes[urgency].get(namespace)
         if waiting is not None and item in waiting:
-            waiting.remove(item)
+            del waiting[item]
             if not waiting:
                 del self._lanes[urgency][namespace]
 
@@ -82,7 +95,7 @@ class FairQueue(Generic[T]):
             self._served += 1
             self._namespaces[name].served = self._served
             self._running_again += urgency is QueuePriority.AGAIN
-            item = lane[name].popleft()
+            item, _ = lane[name].popitem(last=False)
             if not lane[name]:
                 del lane[name]
             return item

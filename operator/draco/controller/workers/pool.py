@@ -7,18 +7,20 @@ A question first has a short budget, in one of a few places. What needs more is 
 that a costly question keeps no other waiting for longer than a short budget; what looks costly by its length begins there. What
 exceeds the long one too is remembered as too costly for as long as the claims and their classes stay as they are, and costs
 nothing any more. A question whose process dies is asked once more, and then remembered for a while.
+
+What waits is not the question but how to read it: the objects that it is about are read when its turn comes, so a queue of any
+length holds none of them. A question that nobody waits for any more leaves the queue, and a namespace has so many places there.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 import structlog
-from cachetools import LRUCache
 
-from draco.controller.workers.fair_queue import FairQueue, QueuePriority
+from draco.controller.workers.experience import Experience, looks_costly
+from draco.controller.workers.fair_queue import MOST_WAITING, FairQueue, QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
     Answer,
@@ -31,8 +33,6 @@ from draco.controller.workers.messages import (
     Question,
     Reply,
     SkippedObject,
-    claims_of,
-    pods_of,
 )
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded, WorkerProcess
 from draco.kube.clock import Clock, wait_for
@@ -41,11 +41,7 @@ from draco.kube.connect.retry import Backoff
 log = structlog.get_logger(__name__)
 
 _CHANGES_AT_ONCE: Final = 64
-_LONG_CHARACTERS: Final = 2000
-"""Selectors of so many characters together may well be costly; what people write has a few hundred."""
-_REMEMBERED: Final = 4096
-_FAILED_FOR_S: Final = 300.0
-_TWICE: Final = 2
+_NO_ROOM: Final = Failed(f"{MOST_WAITING} questions of its namespace are waiting already")
 _LATE_S: Final = 5.0
 """How much later than a child's deadline the fleet process itself counts as hung."""
 
@@ -60,6 +56,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     long_cpu_s: float = 2.0
     long_wall_s: float = 15.0
     devices: int = 50_000
+
+
+ReadQuestion: TypeAlias = Callable[[], Question | None]
+"""Reads what is asked about as it now is, and says what to ask; None if nobody asks it any more."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -82,8 +82,11 @@ class WorkerPool(Protocol):
         """Whether the namespace has some of its budget left."""
         ...
 
-    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
-        """The answer by the cluster as it is now or later. OverBudget, OutOfMemory and Failed are answers too."""
+    async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
+        """The answer by the cluster as it is now or later; None if nobody asks any more when the question's turn comes.
+
+        OverBudget, OutOfMemory and Failed are answers too. `read` is called now, and again at its turn.
+        """
         ...
 
     async def ask_within(
@@ -100,26 +103,28 @@ class WorkerCounts(msgspec.Struct):
     too_costly: int = 0
     remembered: int = 0
     failed: int = 0
+    refused: int = 0
+    """Questions of namespaces that have no place left in the queue."""
     cpu_s: float = 0.0
     killed: int = 0
     restarts: int = 0
 
 
 class _Pending:
-    """A question that somebody waits for."""
+    """A question that somebody waits for. What it is about is read when its turn comes."""
 
-    def __init__(self, question: Question, namespace: str, urgency: QueuePriority, version: int, key: bytes) -> None:
-        self.question = question
+    def __init__(
+        self, read: ReadQuestion, namespace: str, urgency: QueuePriority, key: bytes, *, is_long: bool
+    ) -> None:
+        self.read = read
         self.namespace = namespace
         self.urgency = urgency
-        self.version = version
         self.key = key
-        self.is_long = False
-        self.failures = 0
+        self.is_long = is_long
         self.cpu_s = 0.0
         self.asked_s = 0.0
         self.scale = 1.0
-        self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
 
 
 class Workers:
@@ -141,7 +146,7 @@ class Workers:
         self._long: FairQueue[_Pending] = FairQueue()
         self._running: dict[int, _Pending] = {}
         self._number = 0
-        self._costly: LRUCache[bytes, tuple[Answer, float]] = LRUCache(_REMEMBERED)
+        self._experience = Experience(followed, clock=clock)
         self._wake = asyncio.Event()
         self.counts = WorkerCounts()
         followed.when_unsaid.add(self._wake.set)
@@ -164,16 +169,25 @@ class Workers:
         """Whether the namespace has some of its budget left."""
         return self._short.may_ask(namespace, self._clock.monotonic())
 
-    async def ask(self, question: Question, namespace: str, urgency: QueuePriority) -> Answered:
-        """The answer by the cluster as it is now or later. OverBudget, OutOfMemory and Failed are answers too."""
-        key = self._key(question)
-        known = self._costly.get(key)
-        if known is not None and self._clock.monotonic() < known[1]:
+    async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
+        """The answer by the cluster as it is now or later; None if nobody asks any more when the question's turn comes.
+
+        OverBudget, OutOfMemory and Failed are answers too. `read` is called now, and again at its turn.
+        """
+        question = read()
+        if question is None:
+            return None
+        key = self._experience.key(question)
+        if (refused := self._experience.refusal(key)) is not None:
             self.counts.remembered += 1
-            return Answered(known[0], self._followed.version, 0.0)
-        pending = _Pending(question, namespace, urgency, self._followed.version, key)
-        pending.is_long = urgency is not QueuePriority.REVIEW and _length(question) > _LONG_CHARACTERS
-        self._queue_of(pending).put(pending, namespace, urgency)
+            return Answered(refused, self._followed.version, 0.0)
+        is_long = self._experience.needed_long(key)
+        is_long |= urgency is not QueuePriority.REVIEW and looks_costly(question)
+        del question  # as much as it may be, it waits with whoever asks
+        pending = _Pending(read, namespace, urgency, key, is_long=is_long)
+        if not self._queue_of(pending).put(pending, namespace, urgency):
+            self.counts.refused += 1
+            return Answered(_NO_ROOM, self._followed.version, 0.0)
         self._wake.set()
         try:
             return await pending.future
@@ -185,7 +199,7 @@ class Workers:
         self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
     ) -> Answered | None:
         """The answer, if it comes in time."""
-        asking = asyncio.create_task(self.ask(question, namespace, urgency))
+        asking = asyncio.create_task(self.ask(lambda: question, namespace, urgency))
         waiting = asyncio.create_task(self._clock.sleep(within_s))
         try:
             await asyncio.wait([asking, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -274,14 +288,26 @@ class Workers:
         """The questions whose turn it is."""
         questions = []
         while (pending := self._next()) is not None:
-            if (
-                pending.future.done() and not pending.is_long
-            ):  # of the others it is to be known whether they are too costly
+            question = self._read(pending)
+            if question is not None:
+                questions.append(self._ask(pending, question))
+            else:
                 queue = self._queue_of(pending)
                 queue.finished(pending.namespace, pending.urgency, 0.0, self._clock.monotonic())
-                continue
-            questions.append(self._ask(pending))
         return questions
+
+    def _read(self, pending: _Pending) -> Question | None:
+        """What is asked by now; None if nobody waits for it, who learns so."""
+        if pending.future.done():
+            return None
+        try:
+            question = pending.read()
+        except Exception as error:  # noqa: BLE001 - who asks meets it; the others are still answered
+            pending.future.set_exception(error)
+            return None
+        if question is None:
+            pending.future.set_result(None)
+        return question
 
     def _next(self) -> _Pending | None:
         now_s = self._clock.monotonic()
@@ -299,7 +325,7 @@ class Workers:
         taken = sum(each.is_long is is_long for each in self._running.values())
         return (1 if is_long else self._settings.places) - taken
 
-    def _ask(self, pending: _Pending) -> AskQuestion:
+    def _ask(self, pending: _Pending, question: Question) -> AskQuestion:
         now_s = self._clock.monotonic()
         self._number += 1
         self._running[self._number] = pending
@@ -307,7 +333,7 @@ class Workers:
         pending.scale = self._scale
         self._queue_of(pending).hold(pending.namespace, self._cpu_s(pending), now_s)
         cpu_s, wall_s = self._cpu_s(pending), self._wall_s(pending)
-        return AskQuestion(self._number, pending.question, pending.version, cpu_s, wall_s, pending.is_long)
+        return AskQuestion(self._number, question, self._followed.version, cpu_s, wall_s, pending.is_long)
 
     def _queue_of(self, pending: _Pending) -> FairQueue[_Pending]:
         return self._long if pending.is_long else self._short
@@ -319,7 +345,7 @@ class Workers:
         return pending.scale * (self._settings.long_wall_s if pending.is_long else self._settings.short_wall_s)
 
     def _finish(self, pending: _Pending, reply: Reply) -> None:
-        """It has been answered, or will be asked once more."""
+        """It has been answered, or will be asked once more if somebody still waits for it."""
         now_s = self._clock.monotonic()
         queue = self._queue_of(pending)
         queue.hold(pending.namespace, -self._cpu_s(pending), now_s)
@@ -331,56 +357,36 @@ class Workers:
         match reply.answer:
             case OverBudget() if not pending.is_long:
                 pending.is_long = True
-                self._long.put(pending, pending.namespace, pending.urgency)
+                self._experience.needs_long(pending.key)
+                self._put_again(pending)
                 return
-            case OverBudget() | OutOfMemory():
+            case OverBudget() | OutOfMemory() as costly:
                 self.counts.too_costly += 1
-                self._costly[pending.key] = (reply.answer, float("inf"))
-            case Failed(why):
-                pending.failures += 1
+                self._experience.too_costly(pending.key, costly)
+            case Failed(why) as failed:
+                times = self._experience.failed(pending.key, failed)
                 self.counts.killed += 1
-                log.warning("workers.question_failed", namespace=pending.namespace, error=why, times=pending.failures)
-                if pending.failures < _TWICE:
-                    queue.put(pending, pending.namespace, pending.urgency)
+                log.warning("workers.question_failed", namespace=pending.namespace, error=why, times=times)
+                if self._experience.refusal(pending.key) is None:
+                    self._put_again(pending)
                     return
                 self.counts.failed += 1
-                self._costly[pending.key] = (reply.answer, now_s + _FAILED_FOR_S)
             case _:
                 self.counts.answered += 1
+                self._experience.answered(pending.key)
         if not pending.future.done():
             pending.future.set_result(Answered(reply.answer, reply.version, pending.cpu_s))
+
+    def _put_again(self, pending: _Pending) -> None:
+        """It is to be asked once more: now, if somebody waits for it, else when somebody asks it again."""
+        if pending.future.done():
+            return
+        if not self._queue_of(pending).put(pending, pending.namespace, pending.urgency):
+            self.counts.refused += 1
+            pending.future.set_result(Answered(_NO_ROOM, self._followed.version, pending.cpu_s))
 
     def _ask_again(self, why: str) -> None:
         """What was being answered when the fleet process ended may be what ended it."""
         running, self._running = self._running, {}
         for pending in running.values():
             self._finish(pending, Reply(0, Failed(why), 0, 0.0))
-
-    def _key(self, question: Question) -> bytes:
-        """What the cost of a question depends on, but for the fleet: the same for all pods of one Deployment."""
-        claims = claims_of(question)
-        names = {
-            asked.device_class_name
-            for claim in claims
-            for request in claim.spec.devices.requests
-            for asked in (request.exactly, *request.first_available)
-            if asked is not None
-        }
-        classes = [self._followed.class_spec(name) for name in sorted(names)]
-        of_pods = [(pod.spec.node_selector, pod.spec.affinity, pod.spec.tolerations) for pod in pods_of(question)]
-        kind = type(question).__name__
-        whole = msgspec.msgpack.encode((kind, [claim.spec for claim in claims], classes, of_pods))
-        return hashlib.blake2b(whole, digest_size=16).digest()
-
-
-def _length(question: Question) -> int:
-    """The characters of all selectors that the question's claims bring along."""
-    return sum(
-        len(selector.cel.expression)
-        for claim in claims_of(question)
-        for request in claim.spec.devices.requests
-        for asked in (request.exactly, *request.first_available)
-        if asked is not None
-        for selector in asked.selectors
-        if selector.cel is not None
-    )

@@ -9,17 +9,16 @@ The laws of `EventRecorder`:
 - `record` never waits and never fails: it notes what is to be said and returns.
 - The same regarding, reason, action and type is one Event object for as long as it keeps happening: its note is updated, its
   count raised. It is never repeated as another object while the first is fresh.
-- What is said of one object is limited; beyond the limit, updates are merged and posted later, not lost. New series beyond the
-  memory's bound are dropped and counted.
+- What is said of one object is limited; beyond the limit, updates are merged and posted later, not lost. What is said of all
+  objects is bounded by namespace (`shares`); what finds no room there is dropped and counted.
 - Errors of the API delay what is to be posted, or drop the one Event the server refuses; they never reach the caller.
 """
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from datetime import datetime
+from collections.abc import Callable
 from secrets import token_hex
-from typing import Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -28,6 +27,7 @@ from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import TRANSIENT, Backoff
 from draco.kube.errors import ApiError, NamespaceTerminating, NotFound
+from draco.kube.events.shares import EventContent, EventShares, EventSubject, EventType, RememberedSeries
 from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.api.core import Event, EventSeries, ObjectReference
 from draco.resources.api.meta import ObjectKey, micro_time
@@ -35,8 +35,6 @@ from draco.resources.kinds import EVENTS
 from draco.resources.texts import shown
 
 log = structlog.get_logger()
-
-EventType = Literal["Normal", "Warning"]
 
 NOTE_BYTES = 1024
 CLUSTER_EVENTS_NAMESPACE = "default"
@@ -46,24 +44,6 @@ _REST, _LONGEST_REST_S = 2, 0.1
 """After each Event nothing is posted for so many times what it took, up to this: what many objects say at once must not slow down
 what is being done, and an API server that is busy answers later."""
 _LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
-
-
-class EventSubject(NamedTuple):
-    """What one Event, or series of equal ones, is about."""
-
-    regarding: ObjectReference
-    reason: str
-    action: str
-    type: EventType
-
-
-class EventContent(msgspec.Struct, frozen=True):
-    """What an Event says: a note, how often it was so, and since when."""
-
-    note: str
-    count: int
-    first: datetime
-    last: datetime
 
 
 class EventWriter:
@@ -99,25 +79,26 @@ class EventWriter:
 class EventLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much is said. Of one object at most `burst` posts at once, then one per `refill_s` seconds.
 
-    A series that has been silent for `series_s` seconds is over: what happens next is a new Event.
+    A series that has been silent for `series_s` seconds is over: what happens next is a new Event. So many `series` are
+    remembered of all namespaces together, as many of cluster-scoped objects, and `series_in_namespace` of one namespace.
     """
 
     burst: int = 10
     refill_s: float = 30.0
     series_s: float = 900.0
     series: int = 10_000
+    series_in_namespace: int = 1_000
 
 
-class _Series(msgspec.Struct):
-    """One Event as it should be, and when last something happened."""
+Drop = Literal["full", "refused"]
+"""Why an Event is not posted: its namespace has as many as it may, or the API server refuses it."""
 
-    name: str
-    said: EventContent
-    last_at: float
+_SWEEP_S: Final = 60.0
+"""How often what is over is looked for while nothing happens."""
 
 
 class EventRecorder:
-    """Says what happened. `controller` is a qualified name such as "draco-operator", `instance` names this process."""
+    """Says what happened. `controller` is a qualified name, `instance` names this process; `dropped` is told of each loss."""
 
     def __init__(
         self,
@@ -127,16 +108,17 @@ class EventRecorder:
         instance: str,
         clock: Clock,
         limits: EventLimits | None = None,
+        dropped: Callable[[Drop], None] = lambda _: None,
     ) -> None:
-        self.dropped = 0
-        """Records that found no room, or that the server refused."""
         self._writer = EventWriter(client, controller=controller, instance=instance)
         self._clock = clock
         self._limits = limits or EventLimits()
-        self._series: OrderedDict[EventSubject, _Series] = OrderedDict()  # the longest silent first
-        self._unposted: OrderedDict[EventSubject, None] = OrderedDict()
+        self._dropped = dropped
+        self._shares = EventShares(most=self._limits.series, most_in_namespace=self._limits.series_in_namespace)
+        self._shares.when_dropped.add(self._found_no_room)
         self._rate = RateLimit(self._limits.burst, self._limits.refill_s)
         self._budgets: dict[ObjectReference, Budget] = {}
+        self._swept_at = self._said_full_at = float("-inf")
         self._wake = asyncio.Event()
 
     def record(self, regarding: ObjectReference, *, type: EventType, reason: str, action: str, note: str) -> None:  # noqa: A002 - the field's name
@@ -147,17 +129,14 @@ class EventRecorder:
         now, at = self._clock.now(), self._clock.monotonic()
         self._forget_silent(at)
         subject = EventSubject(regarding, reason, action, type)
-        series = self._series.get(subject)
+        series = self._shares.get(subject)
         if series is None:
-            if len(self._series) >= self._limits.series:
-                self.dropped += 1
+            if not self._shares.has_room(subject):
                 return
-            name = event_name(regarding, token_hex(8))
-            series = self._series[subject] = _Series(name, EventContent(note, 0, now, now), at)
+            series = RememberedSeries(event_name(regarding, token_hex(8)), EventContent(note, 0, now, now), at)
         series.said = EventContent(note, series.said.count + 1, series.said.first, now)
         series.last_at = at
-        self._series.move_to_end(subject)
-        self._unposted.setdefault(subject)
+        self._shares.put(subject, series)
         self._wake.set()
 
     async def run(self) -> None:
@@ -165,6 +144,7 @@ class EventRecorder:
         backoff = Backoff(self._clock, base_s=0.5, cap_s=60.0)
         while True:
             self._wake.clear()
+            self._forget_silent(self._clock.monotonic())
             subject, wait_s = self._next()
             if subject is None:
                 await wait_for(self._wake, self._clock, wait_s)
@@ -175,11 +155,11 @@ class EventRecorder:
             except TRANSIENT as error:
                 pause_s = backoff.next(at_least_s=error.retry_after_s)
                 log.warning(
-                    "events.delayed", waiting=len(self._unposted), error=str(error), again_in_s=round(pause_s, 1)
+                    "events.delayed", waiting=self._shares.waiting, error=str(error), again_in_s=round(pause_s, 1)
                 )
                 await self._clock.sleep(pause_s)
             except ApiError as error:
-                self.dropped += 1
+                self._dropped("refused")
                 name = str(subject.regarding.name)
                 if isinstance(error, NamespaceTerminating):  # nobody's mistake
                     log.debug("events.refused", regarding=name, reason=subject.reason, error=str(error))
@@ -195,16 +175,24 @@ class EventRecorder:
         """Post what waits, limits aside, before the process ends; give up after `timeout_s`. `run` must have ended."""
         try:
             async with asyncio.timeout(timeout_s):
-                for subject in list(self._unposted):
+                for subject in list(self._shares.to_post()):
                     await self._post(subject)
         except (ApiError, TimeoutError) as error:
-            log.warning("events.not_posted", waiting=len(self._unposted), error=str(error) or "no time left")
+            log.warning("events.not_posted", waiting=self._shares.waiting, error=str(error) or "no time left")
+
+    def _found_no_room(self, subject: EventSubject) -> None:
+        self._dropped("full")
+        at = self._clock.monotonic()
+        if at >= self._said_full_at + _SWEEP_S:
+            self._said_full_at = at
+            namespace, name = subject.regarding.namespace, subject.regarding.name
+            log.warning("events.full", namespace=namespace, regarding=name, reason=subject.reason)
 
     def _next(self) -> tuple[EventSubject | None, float | None]:
-        """What to post now; else in how many seconds something may be posted (None: nothing waits)."""
+        """What to post now; else in how many seconds something may be posted, or is over (None: nothing is remembered)."""
         at = self._clock.monotonic()
-        wait_s: float | None = None
-        for subject in self._unposted:
+        wait_s = _SWEEP_S if self._shares or self._budgets else None
+        for subject in self._shares.to_post():
             missing_s = self._budget(subject.regarding, at).wait_s(at)
             if not missing_s:
                 return subject, None
@@ -215,8 +203,8 @@ class EventRecorder:
         return self._budgets.get(regarding) or self._rate.unspent(at)
 
     async def _post(self, subject: EventSubject) -> None:
-        series = self._series.get(subject)
-        self._unposted.pop(subject, None)
+        series = self._shares.get(subject)
+        self._shares.posted(subject)
         if series is None:
             return
         at = self._clock.monotonic()
@@ -224,17 +212,15 @@ class EventRecorder:
         try:
             await self._writer.write(subject, series.name, series.said)
         except (*TRANSIENT, asyncio.CancelledError):  # should it have arrived, it is written once more as it is
-            self._unposted.setdefault(subject)
+            self._shares.unposted(subject)
             raise
 
     def _forget_silent(self, at: float) -> None:
-        while self._series:
-            subject, series = next(iter(self._series.items()))
-            if at - series.last_at < self._limits.series_s or subject in self._unposted:
-                return
-            del self._series[subject]
-            if self._budget(subject.regarding, at).is_whole(at):
-                self._budgets.pop(subject.regarding, None)
+        """Forget the series that are over, and whole budgets: those are as if nothing had been said."""
+        self._shares.forget_silent(at - self._limits.series_s)
+        if at >= self._swept_at + _SWEEP_S:
+            self._swept_at = at
+            self._budgets = {about: each for about, each in self._budgets.items() if not each.is_whole(at)}
 
 
 def _key(regarding: ObjectReference, name: str) -> ObjectKey:

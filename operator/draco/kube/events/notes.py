@@ -21,7 +21,8 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import FORBIDDEN_S, Pauses
 from draco.kube.errors import ApiError, Forbidden, Invalid, NamespaceTerminating, NotFound
-from draco.kube.events.events import EventContent, EventSubject, EventType, EventWriter, cut, event_name
+from draco.kube.events.events import EventWriter, cut, event_name
+from draco.kube.events.shares import EventContent, EventSubject, EventType
 from draco.kube.rate_limit import Budget, RateLimit
 from draco.resources.api.core import Event, ObjectReference
 from draco.resources.kinds import EVENTS

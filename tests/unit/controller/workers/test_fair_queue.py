@@ -96,3 +96,13 @@ def test_namespaces_with_their_whole_budget_are_forgotten() -> None:
     for number in range(1000):
         queue.finished(f"team-{number}", QueuePriority.FIRST, 1.0, float(number))
     assert len(queue._namespaces) <= 257
+
+
+def test_a_namespace_has_so_many_places_and_takes_none_of_the_others() -> None:
+    queue: FairQueue[str] = FairQueue(most=3)
+    assert [queue.put(f"one-{number}", "loud", QueuePriority.FIRST) for number in range(5)] == [True] * 3 + [False] * 2
+    assert queue.put("again", "loud", QueuePriority.AGAIN)
+    assert queue.put("one", "quiet", QueuePriority.FIRST)
+    assert len(queue) == 5
+    queue.discard("one-1", "loud", QueuePriority.FIRST)
+    assert queue.put("one-5", "loud", QueuePriority.FIRST), "a place that was left is free"

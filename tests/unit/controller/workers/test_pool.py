@@ -1,6 +1,8 @@
 """How questions are asked of a process that may not answer: budgets, what is remembered, and what is asked again."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.view import ClusterView
-from draco.controller.workers.fair_queue import QueuePriority
+from draco.controller.workers.fair_queue import MOST_WAITING, QueuePriority
 from draco.controller.workers.messages import (
     Answer,
     AskQuestion,
@@ -24,7 +26,7 @@ from draco.controller.workers.messages import (
     PendingAnswer,
     Reply,
 )
-from draco.controller.workers.pool import Answered, Workers, WorkerSettings
+from draco.controller.workers.pool import Answered, ReadQuestion, Workers, WorkerSettings
 from draco.controller.workers.process import ProcessEnded
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -80,7 +82,7 @@ class Lab:
         self.view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=self.clock)
         self.processes: list[Scripted] = []
         self.workers = Workers(self.view.followed, clock=self.clock, settings=SETTINGS, start=self.start)
-        self.asked: list[asyncio.Task[Answered]] = []
+        self.asked: list[asyncio.Task[Answered | None]] = []
 
     async def start(self) -> Scripted:
         self.processes.append(Scripted())
@@ -92,9 +94,9 @@ class Lab:
 
     async def ask(
         self, name: str = "claim", *, namespace: str = "default", urgency: QueuePriority = QueuePriority.FIRST
-    ) -> "asyncio.Task[Answered]":
+    ) -> "asyncio.Task[Answered | None]":
         question = ExplainPending(a_pod(namespace=namespace), [a_claim(name, device_class=name)], "", 36)
-        task = asyncio.create_task(self.workers.ask(question, namespace, urgency))
+        task = asyncio.create_task(self.workers.ask(lambda: question, namespace, urgency))
         self.asked.append(task)
         await self.clock.advance(0)
         return task
@@ -126,6 +128,12 @@ async def running(lab: Lab) -> AsyncIterator[None]:
         for each in (task, *lab.asked):
             each.cancel()
         await asyncio.gather(task, *lab.asked, return_exceptions=True)
+
+
+async def answer_to(asked: "asyncio.Task[Answered | None]") -> Answer:
+    answered = await asked
+    assert answered is not None
+    return answered.answer
 
 
 def put(lab: Lab, number: int) -> None:
@@ -178,7 +186,9 @@ async def test_a_question_of_much_text_waits_where_the_costly_ones_do(lab: Lab) 
     devices = msgspec.structs.replace(claim.spec.devices, requests=[msgspec.structs.replace(request, exactly=exactly)])
     long = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
     lab.asked.append(
-        asyncio.create_task(lab.workers.ask(ExplainPending(a_pod(), [long], "", 36), "default", QueuePriority.FIRST))
+        asyncio.create_task(
+            lab.workers.ask(lambda: ExplainPending(a_pod(), [long], "", 36), "default", QueuePriority.FIRST)
+        )
     )
     await lab.ask("short")
     assert {name: ask.is_last for name, ask in zip(lab.names(), lab.process.asks, strict=True)} == {
@@ -217,8 +227,8 @@ async def test_on_very_many_devices_a_question_may_take_longer(lab: Lab) -> None
 async def test_what_takes_too_much_memory_is_not_asked_again(lab: Lab) -> None:
     asked = await lab.ask()
     lab.process.answer(OutOfMemory())
-    assert (await asked).answer == OutOfMemory()
-    assert (await (await lab.ask())).answer == OutOfMemory()
+    assert (await answer_to(asked)) == OutOfMemory()
+    assert (await answer_to(await lab.ask())) == OutOfMemory()
     assert lab.process.asks == []
 
 
@@ -229,7 +239,7 @@ async def test_a_question_that_kills_its_process_is_asked_once_more_and_then_not
         await lab.clock.advance(0)
         assert len(lab.process.asks) == 1
         lab.process.answer(Failed("killed"))
-        assert (await asked).answer == Failed("killed")
+        assert (await answer_to(asked)) == Failed("killed")
     assert [said["event"] for said in logs] == ["workers.question_failed"] * 2
     assert (await lab.ask()).done()
     await lab.clock.advance(301)
@@ -249,7 +259,7 @@ async def test_a_process_that_ends_is_replaced_after_a_pause_and_told_everything
     assert (len(lab.processes), lab.process.changes, lab.workers.counts.restarts) == (2, 1, 1)
     assert lab.names() == ["claim"]
     lab.process.answer(GOOD)
-    assert (await asked).answer == GOOD
+    assert (await answer_to(asked)) == GOOD
 
 
 async def test_a_question_during_which_the_process_ends_twice_is_not_asked_a_third_time(lab: Lab) -> None:
@@ -258,7 +268,7 @@ async def test_a_question_during_which_the_process_ends_twice_is_not_asked_a_thi
         for _ in range(2):
             lab.process.die()
             await lab.clock.advance(2)
-    assert isinstance((await asked).answer, Failed)
+    assert isinstance(await answer_to(asked), Failed)
     assert (len(lab.processes), lab.process.asks) == (3, [])
 
 
@@ -304,3 +314,113 @@ async def test_an_answer_that_comes_too_late_is_not_waited_for(lab: Lab) -> None
     await lab.clock.advance(0)
     lab.process.answer(ClaimProblems([]))
     assert (await in_time) == Answered(ClaimProblems([]), 0, 0.01)
+
+
+async def asking(lab: Lab, read: ReadQuestion, namespace: str = "default") -> "asyncio.Task[Answered | None]":
+    task = asyncio.create_task(lab.workers.ask(read, namespace, QueuePriority.FIRST))
+    lab.asked.append(task)
+    await lab.clock.advance(0)
+    return task
+
+
+class Name(str):
+    """A name that can be seen to be forgotten, and with it the object that has it."""
+
+    __slots__ = ("__weakref__",)
+
+
+def about(name: str) -> ExplainPending:
+    return ExplainPending(a_pod(), [a_claim(name, device_class=str(name))], "", 36)
+
+
+async def test_what_waits_for_its_turn_holds_nothing_of_what_it_is_about(lab: Lab) -> None:
+    for name in "ab":
+        await lab.ask(name)
+    kept: list[weakref.ref[Name]] = []
+
+    def read() -> ExplainPending:
+        name = Name("waiting")
+        kept.append(weakref.ref(name))
+        return about(name)
+
+    await asking(lab, read)
+    gc.collect()
+    assert (lab.workers.waiting, [each() for each in kept]) == (1, [None])
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert lab.names() == ["b", "waiting"]
+
+
+async def test_what_is_asked_is_read_when_its_turn_comes(lab: Lab) -> None:
+    for name in "ab":
+        await lab.ask(name)
+    current = [about("before")]
+    asked = await asking(lab, lambda: current[0])
+    put(lab, 1)
+    current[0] = about("now")
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert (lab.names(), lab.process.asks[-1].version) == (["b", "now"], 1)
+    assert not asked.done()
+
+
+async def test_what_is_gone_when_its_turn_comes_is_not_asked(lab: Lab) -> None:
+    for name in "ab":
+        await lab.ask(name)
+    current: list[ExplainPending | None] = [about("gone")]
+    asked = await asking(lab, lambda: current[0])
+    current[0] = None
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert (await asked, lab.names(), lab.workers.waiting) == (None, ["b"], 0)
+    assert await (await asking(lab, lambda: None)) is None, "nor where it was gone before"
+
+
+async def test_a_question_that_cannot_be_read_keeps_no_other_from_being_answered(lab: Lab) -> None:
+    for name in "ab":
+        await lab.ask(name)
+    questions = [about("bad")]
+    asked = await asking(lab, questions.pop)
+    other = await lab.ask("other")
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    with pytest.raises(IndexError):
+        await asked
+    assert lab.names() == ["b", "other"]
+    assert not other.done()
+
+
+async def test_what_nobody_waits_for_is_not_kept_until_there_is_time_but_known_to_be_costly(lab: Lab) -> None:
+    for _ in range(2):
+        await lab.ask("costly")
+    for task in lab.asked:
+        task.cancel()
+    await lab.clock.advance(0)
+    for _ in range(2):
+        lab.process.answer(OverBudget(None, 8), cpu_s=0.5)
+    await lab.clock.advance(0)
+    assert (lab.workers.waiting, lab.process.asks) == (0, [])
+    await lab.ask("costly")
+    assert [ask.is_last for ask in lab.process.asks] == [True], "it begins where costly ones are asked"
+
+
+async def test_what_killed_its_process_while_nobody_waited_is_asked_once_more_and_no_third_time(lab: Lab) -> None:
+    with capture_logs():
+        for _ in range(2):
+            task = await lab.ask()
+            task.cancel()
+            await lab.clock.advance(0)
+            lab.process.answer(Failed("killed"))
+            await lab.clock.advance(0)
+    assert lab.process.asks == []
+    assert (await (await lab.ask())) == Answered(Failed("killed"), 0, 0.0)
+
+
+async def test_a_namespace_that_asks_without_end_is_refused_and_no_other_is(lab: Lab) -> None:
+    asked = [await lab.ask(f"claim-{number}", namespace="loud") for number in range(MOST_WAITING + 5)]
+    refused = [each for each in asked if each.done()]
+    assert len(refused) == 3, "two have their turn"
+    assert isinstance(await answer_to(refused[0]), Failed)
+    assert (lab.workers.counts.refused, lab.workers.waiting) == (3, MOST_WAITING)
+    await lab.ask("other", namespace="quiet")
+    assert lab.workers.waiting == MOST_WAITING + 1

@@ -23,7 +23,8 @@ from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff
-from draco.kube.events.events import EventRecorder, EventType
+from draco.kube.events.events import EventRecorder
+from draco.kube.events.shares import EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.draining.disruption import why_refused
 from draco.placing.preempting.victims import VictimInput, evictable

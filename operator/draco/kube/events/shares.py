@@ -1,0 +1,194 @@
+"""Which series of Events are remembered, and which is posted next, so that what happens to one tenant silences nobody else.
+
+Owns the bounds and the order:
+
+- Each namespace has a share, and cluster-scoped objects have one of their own, which no namespace can fill. All namespaces
+  together have a bound too: beyond it, the one with the most gives up its oldest.
+- Where a share is full, a Warning takes the place of a Normal series, one that has been posted before one that has not. A Normal
+  series takes no place of another.
+- Posted are cluster-scoped objects' Events first, then those of each namespace in turn, of each its Warnings before the rest.
+
+Pure: knows nothing of the API server, and time is the caller's.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from draco.kube.listeners import Listeners
+from draco.resources.api.core import ObjectReference
+
+EventType = Literal["Normal", "Warning"]
+
+_TYPES: Final[tuple[EventType, ...]] = ("Warning", "Normal")
+_CLUSTER: Final = ""
+
+
+class EventSubject(NamedTuple):
+    """What one Event, or series of equal ones, is about."""
+
+    regarding: ObjectReference
+    reason: str
+    action: str
+    type: EventType
+
+
+class EventContent(msgspec.Struct, frozen=True):
+    """What an Event says: a note, how often it was so, and since when."""
+
+    note: str
+    count: int
+    first: datetime
+    last: datetime
+
+
+class RememberedSeries(msgspec.Struct):
+    """One Event as it should be, and when last something happened."""
+
+    name: str
+    said: EventContent
+    last_at: float
+
+
+class _Share(msgspec.Struct):
+    """Of one namespace: its series by type, and those that are to be posted. All the longest silent first."""
+
+    series: dict[EventType, OrderedDict[EventSubject, None]] = msgspec.field(
+        default_factory=lambda: {each: OrderedDict() for each in _TYPES}
+    )
+    unposted: dict[EventType, OrderedDict[EventSubject, None]] = msgspec.field(
+        default_factory=lambda: {each: OrderedDict() for each in _TYPES}
+    )
+
+    def __len__(self) -> int:
+        return sum(map(len, self.series.values()))
+
+
+class EventShares:
+    """Series by subject: `most_in_namespace` of one namespace, `most` of all, and as many of cluster-scoped objects."""
+
+    def __init__(self, *, most: int, most_in_namespace: int) -> None:
+        self._most = most
+        self._most_in_namespace = most_in_namespace
+        self._series: OrderedDict[EventSubject, RememberedSeries] = OrderedDict()  # the longest silent first
+        self._shares: OrderedDict[str, _Share] = OrderedDict()  # whose turn is first comes first
+        self.when_dropped = Listeners[[EventSubject]]()
+        """Called with what was to be posted and finds no room, or loses it."""
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    @property
+    def waiting(self) -> int:
+        """How many series are to be posted."""
+        return sum(len(each) for share in self._shares.values() for each in share.unposted.values())
+
+    def get(self, subject: EventSubject) -> RememberedSeries | None:
+        """The series, if it is remembered."""
+        return self._series.get(subject)
+
+    def has_room(self, subject: EventSubject) -> bool:
+        """Whether a new series can be remembered; room is made for it if possible. If not, it counts as dropped."""
+        namespace = subject.regarding.namespace
+        if not self._is_full(namespace) or self._make_room(subject):
+            return True
+        self.when_dropped.tell(subject)
+        return False
+
+    def put(self, subject: EventSubject, series: RememberedSeries) -> None:
+        """Remember that something happened: the series is to be posted."""
+        share = self._shares.setdefault(subject.regarding.namespace, _Share())
+        self._series[subject] = series
+        self._series.move_to_end(subject)
+        share.series[subject.type][subject] = None
+        share.series[subject.type].move_to_end(subject)
+        share.unposted[subject.type].setdefault(subject)
+
+    def posted(self, subject: EventSubject) -> None:
+        """It is posted as it is: the next turn is another namespace's."""
+        if (share := self._shares.get(subject.regarding.namespace)) is not None:
+            share.unposted[subject.type].pop(subject, None)
+            self._shares.move_to_end(subject.regarding.namespace)
+
+    def unposted(self, subject: EventSubject) -> None:
+        """It has to be posted once more."""
+        if subject in self._series:
+            self._shares[subject.regarding.namespace].unposted[subject.type].setdefault(subject)
+
+    def to_post(self) -> Iterator[EventSubject]:
+        """What is to be posted, what is next first."""
+        yield from self._of(_CLUSTER)
+        turns = deque(self._of(namespace) for namespace in list(self._shares) if namespace != _CLUSTER)
+        while turns:
+            turn = turns.popleft()
+            for subject in turn:
+                yield subject
+                turns.append(turn)
+                break
+
+    def forget_silent(self, before: float) -> None:
+        """Forget the series that are posted and to which nothing has happened since then."""
+        gone = []
+        for subject, series in self._series.items():
+            if series.last_at > before:
+                break
+            if subject not in self._shares[subject.regarding.namespace].unposted[subject.type]:
+                gone.append(subject)
+        for subject in gone:
+            self._remove(subject)
+
+    def _of(self, namespace: str) -> Iterator[EventSubject]:
+        share = self._shares.get(namespace)
+        for each in share.unposted.values() if share is not None else ():
+            yield from each
+
+    def _is_full(self, namespace: str) -> bool:
+        share = self._shares.get(namespace)
+        if namespace == _CLUSTER:
+            return share is not None and len(share) >= self._most
+        if share is not None and len(share) >= self._most_in_namespace:
+            return True
+        return self._in_namespaces >= self._most
+
+    @property
+    def _in_namespaces(self) -> int:
+        cluster = self._shares.get(_CLUSTER)
+        return len(self._series) - (len(cluster) if cluster is not None else 0)
+
+    def _make_room(self, subject: EventSubject) -> bool:
+        namespace = subject.regarding.namespace
+        own = self._shares.get(namespace)
+        if own is not None and subject.type == "Warning" and (normal := _first_of(own, "Normal")) is not None:
+            self._give_up(normal)
+            return True
+        if namespace == _CLUSTER or (own is not None and len(own) >= self._most_in_namespace):
+            return False
+        largest = max((each for name, each in self._shares.items() if name != _CLUSTER), key=len)
+        if len(largest) <= (len(own) if own is not None else 0) + 1:
+            return False
+        self._give_up(_first_of(largest, "Normal") or next(iter(largest.series["Warning"])))
+        return True
+
+    def _give_up(self, subject: EventSubject) -> None:
+        if subject in self._shares[subject.regarding.namespace].unposted[subject.type]:
+            self.when_dropped.tell(subject)
+        self._remove(subject)
+
+    def _remove(self, subject: EventSubject) -> None:
+        namespace = subject.regarding.namespace
+        share = self._shares[namespace]
+        del self._series[subject], share.series[subject.type][subject]
+        share.unposted[subject.type].pop(subject, None)
+        if not len(share):
+            del self._shares[namespace]
+
+
+def _first_of(share: _Share, kind: EventType) -> EventSubject | None:
+    """The longest silent series of the type that has been posted, or else the longest silent."""
+    series, unposted = share.series[kind], share.unposted[kind]
+    if len(unposted) < len(series):
+        return next(each for each in series if each not in unposted)
+    return next(iter(series), None)
