@@ -286,13 +286,15 @@ class Lab:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.recovered, self.known = asyncio.Event(), asyncio.Event()
+        self.recovered, self.recalled, self.known = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.told: list[list[str]] = []
         publisher: Any = SimpleNamespace(
             want=lambda devices, _counters: self.told.append([one.name for one in devices])
         )
         dividing: Any = SimpleNamespace(
-            keeper=SimpleNamespace(known=self.known, wanted={}, promised={}, isolated=(), operator_allocated=()),
+            keeper=SimpleNamespace(
+                recalled=self.recalled, known=self.known, wanted={}, promised={}, isolated=(), operator_allocated=()
+            ),
             offered=lambda _gpus: {},
         )
         self.view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))
@@ -325,6 +327,9 @@ async def test_nothing_is_offered_before_it_is_known_whose_instances_there_are_a
         await settle()
         assert lab.told == []
         lab.recovered.set()
+        await lab.clock.advance(10 * PATIENCE_S)
+        assert lab.told == []
+        lab.recalled.set()
         await settle()
         assert lab.told == []
         lab.known.set()
@@ -335,6 +340,7 @@ async def test_nothing_is_offered_before_it_is_known_whose_instances_there_are_a
 async def test_a_cluster_without_gpunodes_is_not_asked_what_is_wanted(lab: Lab) -> None:
     async with lab.running(follows=False):
         lab.recovered.set()
+        lab.recalled.set()
         await settle()
         assert lab.told == [["gpu-0"]]
 
@@ -343,6 +349,7 @@ async def test_wishes_that_cannot_be_read_do_not_keep_whole_gpus_from_their_user
     with capture_logs() as logs:
         async with lab.running():
             lab.recovered.set()
+            lab.recalled.set()
             await settle()
             await lab.clock.advance(PATIENCE_S - 1)
             assert lab.told == []

@@ -184,7 +184,7 @@ def _whole(located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: S
 log = structlog.get_logger()
 
 PATIENCE_S = 30.0
-"""So long a GpuNode that is served and cannot be read is waited for; the GPUs no claim holds a part of are offered whole then."""
+"""So long a GpuNode that is served and cannot be read is waited for; then GPUs are offered by what was wanted of them last."""
 
 
 class Offers:
@@ -223,6 +223,7 @@ class Offers:
         """
         self._offering = Offering(partitionable=partitionable)
         await recovered.wait()
+        await self._dividing.keeper.recalled.wait()
         if follows:
             known = self._dividing.keeper.known
             await wait_for(known, self._clock, self._patience_s)
