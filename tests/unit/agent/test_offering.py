@@ -95,6 +95,32 @@ def test_before_hopper_a_gpu_is_offered_as_the_mode_it_is_in() -> None:
     assert taints(offer(ampere(0), on)) == {("draco.dev/unsettled", "MigMode")}
 
 
+RESET = ("draco.dev/unsettled", "NeedsReset")
+
+
+@pytest.mark.parametrize("mode", [MigMode.STATIC, MigMode.DYNAMIC])
+def test_what_is_to_be_reset_now_takes_nothing_new_until_it_was(mode: MigMode) -> None:
+    """Else the next claim would have the GPU as soon as the one that is waited for has left it."""
+    off, on = (msgspec.structs.replace(a_mig(ampere(0), enabled=mig), capable=True) for mig in (False, True))
+    fields: dict[str, Any] = {"layout": LAYOUT} if mode is MigMode.STATIC else {}
+    assert taints(offer(ampere(0), off, mode, reset_permitted=True, **fields)) == {RESET}
+    assert taints(offer(ampere(0), on, mode, reset_permitted=True, **fields)) == set()
+    assert taints(offer(ampere(0), off, mode, **fields)) == set(), "its window has not opened"
+    assert taints(offer(ampere(0), off)) == set(), "no policy wants it any more"
+    hopper = LocatedGpu(a_gpu(0))
+    assert taints(offer(hopper, a_mig(hopper), mode, reset_permitted=True, **fields)) == set()
+    incapable = GpuMigView(gpu=off.gpu)
+    assert taints(offer(ampere(0), incapable, mode, reset_permitted=True, **fields)) == set()
+
+
+def test_partitions_beside_a_gpu_that_is_to_be_reset_take_nothing_new_either() -> None:
+    mig = msgspec.structs.replace(a_mig(ampere(0), ("1g.10gb", 2, Use.CLAIM)), capable=True)
+    offered = offer(ampere(0), mig, MigMode.DISABLED, reset_permitted=True)
+    assert names(offered) == ["gpu-0", "gpu-0-mig-1g10gb-19-2"]
+    assert [[(one.key, one.value) for one in device.taints] for device in offered.devices] == [[RESET], [RESET]]
+    assert taints(offer(ampere(0), mig, MigMode.DISABLED)) == set()
+
+
 def test_static_offers_the_layout_and_nothing_else() -> None:
     offered = offer(LocatedGpu(a_gpu(0)), a_mig(LocatedGpu(a_gpu(0))), MigMode.STATIC, layout=LAYOUT)
     assert sorted(names(offered)) == ["gpu-0-mig-3g40gb-9-4", "gpu-0-mig-4g40gb-5-0"]
