@@ -22,6 +22,7 @@ from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPci
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.lanes import Lanes
 from draco.agent.metrics import AgentMetrics
+from draco.agent.mig.last_spec import LAST_SPEC, SpecMemory
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.plugin.health_service import HealthService
@@ -129,10 +130,20 @@ class AgentParts:
         )
 
     def _instances(self) -> NodeDivisions:
+        memory = SpecMemory(
+            self._client,
+            node=self._settings.node_name,
+            driver=self._settings.driver,
+            path=self._settings.state_folder / LAST_SPEC,
+            files=self._files,
+            in_thread=self.lanes.on_record,
+            clock=self._clock,
+        )
         return NodeDivisions(
             self._client,
             self._nvml,
             self.checkpoint,
+            memory,
             node=self._settings.node_name,
             boot_id=self._boot_id,
             proc=self._settings.proc_root,
@@ -140,7 +151,7 @@ class AgentParts:
             on_gpu=lambda uuid, work: self.lanes.with_driver(work, {uuid}),
             shown=self.divisions_shown,
             changed=self.worked_on,
-            gone=self.gpunode_deleted,
+            report=self.gpunode_changed,
             isolation=self.isolation_changed,
             clock=self._clock,
         )
@@ -317,8 +328,8 @@ class AgentParts:
             kind: EventType = "Warning" if news.grave and not news.over else "Normal"
             self._record("GpuFaultEnded" if news.over else "GpuFault", "Watch", note, f"{news.gpu}/{news.name}", kind)
 
-    def gpunode_deleted(self) -> None:
-        """Somebody deleted the node's GpuNode."""
+    def gpunode_changed(self) -> None:
+        """Somebody deleted the node's GpuNode, or the operator wrote into it."""
         self.node_reporter.report_now()
 
     def divisions_shown(self) -> None:

@@ -28,7 +28,7 @@ async def want(node: SimulatedNode, promised: tuple[str, str, int] | None = None
     if promised is not None:
         device, profile, start = promised
         kept = [{"device": device, "uuid": uuids["gpu_0"], "claim": "default/soon", "profile": profile, "start": start}]
-    wanted = {"spec": {"gpus": spec, "promised": kept}}
+    wanted = {"spec": {"gpus": spec, "promised": kept, "decided": sorted(uuids.values())}}
     await node.client.apply(GPU_NODES, ObjectKey("", node.name), wanted, manager="operator")
 
 

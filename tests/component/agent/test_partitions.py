@@ -357,11 +357,29 @@ async def test_a_layout_is_made_once_the_reset_that_its_mig_mode_waits_for_has_c
 ) -> None:
     node = SimulatedNode(client, gpus=1, board="A100-40GB")
     await node.create()
+    claim = await node.claim("gpu-0")
+
+    async def takes_nothing_new() -> bool:
+        return all(device.taints for one in await node.slices() for device in one.spec.devices)
+
+    async def takes_claims() -> bool:
+        return not any(device.taints for one in await node.slices() for device in one.spec.devices)
+
     async with node.running():
-        await want(node, MigMode.STATIC, layout=[{"profile": "3g.20gb", "start": 4}], resetPermitted=True)
+        assert not await error_of(node, "prepare", claim)
+        layout = [{"profile": "3g.20gb", "start": 4}]
+        await want(node, MigMode.STATIC, layout=layout, resetPermitted=True)
+        await eventually(takes_nothing_new)  # else a busy GPU would never be reset
+        await want(node, MigMode.STATIC, layout=layout)
+        await eventually(takes_claims)  # the window has closed
+        await want(node, MigMode.STATIC, layout=layout, resetPermitted=True)
+        await eventually(takes_nothing_new)
+        assert not await error_of(node, "unprepare", claim)
         await eventually(lambda: in_state(node, MigState.NEEDS_RESET))
+        assert await takes_nothing_new()
         faults.reset(node.gpus, 0)
         await eventually(lambda: is_used(node, [("3g.20gb", 4, InstanceUse.LAYOUT)]))
+        await eventually(takes_claims)
     await node.delete()
 
 

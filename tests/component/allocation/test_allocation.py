@@ -4,6 +4,7 @@ On a whole control plane with simulated nodes and real agents: kube-scheduler is
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from draco.cli.explain.command import command as explain_command
 from draco.controller.allocation.writing import writes
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
-from draco.kube.errors import ApiStatus, Invalid, from_status
+from draco.kube.errors import ApiStatus, Invalid, NotFound, from_status
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, EVENTS, MIG_POLICIES, NODES, PODS, SLICES
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS, EVENTS, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES
 from draco.resources.names import gpu_name
 from tests.component.allocation.lab import ALLOCATING, REGISTER, Guarded, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
@@ -71,6 +72,40 @@ async def test_a_gpu_that_is_handed_back_is_the_schedulers_again_and_its_claim_k
         assert len(held) == len(set(held)) == 8
         (kept,) = [each for each in claims if each.metadata.name == "kept"]
         assert kept.results == before.results
+
+
+async def test_a_gpunode_that_is_deleted_hands_no_gpu_back(
+    guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+) -> None:
+    """Its agent makes another that says nothing yet. Meanwhile the GPUs stay Draco's, and kept from kube-scheduler."""
+    key, given_back = ObjectKey("", "sim-1"), []
+
+    async def watch() -> None:
+        while True:
+            slices = await handed_over.list(SLICES, field_selector="spec.nodeName=sim-1")
+            register = await handed_over.get(ALLOCATION_REGISTERS, REGISTER)
+            bare = [device.name for each in slices for device in each.spec.devices if not device.taints]
+            if bare or not register.spec.pools:
+                given_back.append((bare, register.spec))
+            await asyncio.sleep(0.02)
+
+    async def decided() -> bool:
+        with contextlib.suppress(NotFound):
+            return len((await handed_over.get(GPU_NODES, key)).spec.operator_allocated) == 8
+        return False
+
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING):
+        await make_claim(handed_over, namespace, "first")
+        await until_allocated(handed_over, namespace, "first")
+        watching = asyncio.create_task(watch())
+        for number in range(3):
+            uid = (await handed_over.get(GPU_NODES, key)).metadata.uid
+            await handed_over.delete(GPU_NODES, key, uid=uid)
+            await until(decided, what="a GpuNode that says which GPUs are Draco's")
+            await make_claim(handed_over, namespace, f"next-{number}")
+            await until_allocated(handed_over, namespace, f"next-{number}")
+        watching.cancel()
+        assert not given_back
 
 
 async def test_a_pod_that_cannot_run_where_its_claim_is_gets_devices_elsewhere(

@@ -136,7 +136,8 @@ class AgentsLab(DividedLab):
         await self.client.create(NODES, {"metadata": {"name": self.pool}})
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}
         await self.client.patch(NODES, self.key, {"status": ready}, subresource="status")
-        await self.client.create(GPU_NODES, {"metadata": {"name": self.pool}})
+        decided = {"decided": [a_gpu(0).uuid]}
+        await self.client.create(GPU_NODES, {"metadata": {"name": self.pool}, "spec": decided})
         published = {
             "type": "Published",
             "status": str(publishes),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
@@ -11,6 +12,7 @@ import structlog
 from draco.agent.hardware.gpus import GpuMigView, LocatedGpu, PlacementKey
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.keeper import MigKeeper
+from draco.agent.mig.last_spec import NOTHING, LastSpec, SpecMemory
 from draco.agent.mig.layout import LayoutApplier
 from draco.kube.connect.client import Client
 from draco.kube.queue import run_workers
@@ -32,9 +34,11 @@ class Node:
         self.isolations: list[list[str]] = []
         self.divisions = {uuid: GpuMigView(gpu=uuid) for uuid in (ONE, TWO)}
         self.clock = ManualClock()
+        self.memory = cast("SpecMemory", SimpleNamespace(last=LastSpec(node_uid="", spec=NOTHING)))
         self.keeper = MigKeeper(
             cast("Client", None),
             node="node-0",
+            memory=self.memory,
             layouts=cast("LayoutApplier", self),
             divisions=lambda: self.divisions,
             on_gpu=self._on_gpu,
@@ -65,8 +69,7 @@ class Node:
             node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, promised=[whole]))
         under = [IsolatedGpu(request=each, key="draco.dev/maintenance", effect="NoSchedule") for each in isolated]
         node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, isolated=under))
-        self.keeper._informer.store.put(node)
-        self.keeper._spec(None)
+        self.keeper._want(node.spec)
 
     async def work(self, seconds: float = 0.0) -> list[tuple[GpuUuid, str]]:
         """What is done in so much time."""

@@ -95,6 +95,32 @@ def test_before_hopper_a_gpu_is_offered_as_the_mode_it_is_in() -> None:
     assert taints(offer(ampere(0), on)) == {("draco.dev/unsettled", "MigMode")}
 
 
+RESET = ("draco.dev/unsettled", "NeedsReset")
+
+
+@pytest.mark.parametrize("mode", [MigMode.STATIC, MigMode.DYNAMIC])
+def test_what_is_to_be_reset_now_takes_nothing_new_until_it_was(mode: MigMode) -> None:
+    """Else the next claim would have the GPU as soon as the one that is waited for has left it."""
+    off, on = (msgspec.structs.replace(a_mig(ampere(0), enabled=mig), capable=True) for mig in (False, True))
+    fields: dict[str, Any] = {"layout": LAYOUT} if mode is MigMode.STATIC else {}
+    assert taints(offer(ampere(0), off, mode, reset_permitted=True, **fields)) == {RESET}
+    assert taints(offer(ampere(0), on, mode, reset_permitted=True, **fields)) == set()
+    assert taints(offer(ampere(0), off, mode, **fields)) == set(), "its window has not opened"
+    assert taints(offer(ampere(0), off)) == set(), "no policy wants it any more"
+    hopper = LocatedGpu(a_gpu(0))
+    assert taints(offer(hopper, a_mig(hopper), mode, reset_permitted=True, **fields)) == set()
+    incapable = GpuMigView(gpu=off.gpu)
+    assert taints(offer(ampere(0), incapable, mode, reset_permitted=True, **fields)) == set()
+
+
+def test_partitions_beside_a_gpu_that_is_to_be_reset_take_nothing_new_either() -> None:
+    mig = msgspec.structs.replace(a_mig(ampere(0), ("1g.10gb", 2, Use.CLAIM)), capable=True)
+    offered = offer(ampere(0), mig, MigMode.DISABLED, reset_permitted=True)
+    assert names(offered) == ["gpu-0", "gpu-0-mig-1g10gb-19-2"]
+    assert [[(one.key, one.value) for one in device.taints] for device in offered.devices] == [[RESET], [RESET]]
+    assert taints(offer(ampere(0), mig, MigMode.DISABLED)) == set()
+
+
 def test_static_offers_the_layout_and_nothing_else() -> None:
     offered = offer(LocatedGpu(a_gpu(0)), a_mig(LocatedGpu(a_gpu(0))), MigMode.STATIC, layout=LAYOUT)
     assert sorted(names(offered)) == ["gpu-0-mig-3g40gb-9-4", "gpu-0-mig-4g40gb-5-0"]
@@ -286,13 +312,15 @@ class Lab:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.recovered, self.known = asyncio.Event(), asyncio.Event()
+        self.recovered, self.recalled, self.known = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.told: list[list[str]] = []
         publisher: Any = SimpleNamespace(
             want=lambda devices, _counters: self.told.append([one.name for one in devices])
         )
         dividing: Any = SimpleNamespace(
-            keeper=SimpleNamespace(known=self.known, wanted={}, promised={}, isolated=(), operator_allocated=()),
+            keeper=SimpleNamespace(
+                recalled=self.recalled, known=self.known, wanted={}, promised={}, isolated=(), operator_allocated=()
+            ),
             offered=lambda _gpus: {},
         )
         self.view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))
@@ -325,6 +353,9 @@ async def test_nothing_is_offered_before_it_is_known_whose_instances_there_are_a
         await settle()
         assert lab.told == []
         lab.recovered.set()
+        await lab.clock.advance(10 * PATIENCE_S)
+        assert lab.told == []
+        lab.recalled.set()
         await settle()
         assert lab.told == []
         lab.known.set()
@@ -335,6 +366,7 @@ async def test_nothing_is_offered_before_it_is_known_whose_instances_there_are_a
 async def test_a_cluster_without_gpunodes_is_not_asked_what_is_wanted(lab: Lab) -> None:
     async with lab.running(follows=False):
         lab.recovered.set()
+        lab.recalled.set()
         await settle()
         assert lab.told == [["gpu-0"]]
 
@@ -343,6 +375,7 @@ async def test_wishes_that_cannot_be_read_do_not_keep_whole_gpus_from_their_user
     with capture_logs() as logs:
         async with lab.running():
             lab.recovered.set()
+            lab.recalled.set()
             await settle()
             await lab.clock.advance(PATIENCE_S - 1)
             assert lab.told == []

@@ -1,16 +1,18 @@
 """What is written of MIG policies, and on top of what: against an API server that only remembers what it was asked."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.listeners import Listeners
-from draco.resources.api.draco import GpuNode, MigMode, MigPolicy, MigReset, ResetPermit, WantedGpu
+from draco.resources.api.draco import GpuNode, GpuNodeStatus, MigMode, MigPolicy, MigReset, ResetPermit, WantedGpu
 from draco.resources.api.meta import LabelSelector, ObjectKey
 from draco.resources.api.schedule import TimeWindow
 from tests.builders import a_mig_node, a_mig_policy, a_node, a_slice
@@ -44,7 +46,8 @@ class Server:
             raise NotFound(404, "NotFound", "not found")
         if "status" in body:
             return newer(a_mig_policy(), self.version)
-        spec = msgspec.structs.replace(NODE.spec, gpus=[*body["spec"]["gpus"], *beside])
+        told = body["spec"]
+        spec = msgspec.structs.replace(NODE.spec, gpus=[*told["gpus"], *beside], decided=told.get("decided", []))
         return newer(msgspec.structs.replace(NODE, spec=spec), self.version)
 
 
@@ -110,6 +113,31 @@ async def test_a_write_that_changed_nothing_is_not_waited_for() -> None:
     for _ in range(2):
         await reconciler.reconcile("node-0")
     assert len(server.asked) == 2
+
+
+async def test_what_is_decided_is_said_of_the_gpus_that_the_agent_reports_and_of_no_others() -> None:
+    server, world = Server(), a_world()
+    await layouts(world, server).reconcile("node-0")
+    assert server.asked[0][1]["spec"]["decided"] == sorted(each.uuid for each in NODE.status.gpus)
+    silent = msgspec.structs.replace(NODE, spec=NODE.spec, status=GpuNodeStatus())  # as its agent makes it
+    world.put(newer(silent, "3"))
+    server.asked.clear()
+    await layouts(world, server).reconcile("node-0")
+    assert not any(body["spec"].get("decided") for _, body in server.asked)
+
+
+async def test_nothing_is_decided_while_nobody_knows_which_gpus_draco_allocates() -> None:
+    server, world = Server(), a_world()
+    handover = SimpleNamespace(is_known=False, to_taint=lambda node: node.spec.operator_allocated)
+    made = MigLayoutReconciler(
+        cast("Client", server), world.view, world.decisions, world.health, cast("HandoverReconciler", handover)
+    )
+    await made.reconcile("node-0")
+    assert "decided" not in server.asked[0][1]["spec"]
+    handover.is_known = True
+    world.put(newer(NODE, "3"))
+    await made.reconcile("node-0")
+    assert server.asked[1][1]["spec"]["decided"]
 
 
 async def test_a_node_that_goes_while_it_is_written_is_no_trouble() -> None:

@@ -96,6 +96,7 @@ def test_a_gpu_that_the_agent_does_not_report_is_bad_and_an_agent_that_is_silent
     assert missing is not None
     assert "gpu-7 of node-1 is not reported" in missing.bad[0]
     assert said_of(a_node(a_fault()), silent=True) == AgentVerdict(silent=("node-1",))
+    assert said_of(None, silent=True) == AgentVerdict(silent=("node-1",)), "its GpuNode was deleted"
     assert said_of(None) is None
 
 

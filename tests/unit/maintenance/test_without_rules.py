@@ -85,7 +85,7 @@ class Cluster:
                 claims=tuple(self.claims),
                 rules_served=False,
                 unheeded=tuple(not_heeded(self.request, scope, pools, nodes)),
-                beyond=tuple(not_reached(scope, pools, nodes)),
+                beyond=tuple(not_reached(self.request, scope, pools, nodes)),
                 informed=informed,
             ),
         )
@@ -186,6 +186,16 @@ def test_a_taint_that_goes_away_ends_the_promise_before_all_else(at_work: Cluste
     at_work.publish()
     assert at_work.reconcile().status_first
     assert at_work.is_in(MaintenancePhase.REHEARSED)
+
+
+def test_work_stops_while_a_node_has_no_gpunode_though_its_agent_keeps_the_taint(at_work: Cluster) -> None:
+    gpu_node, at_work.node = at_work.node, None
+    assert at_work.reconcile().status_first
+    assert not at_work.is_in(MaintenancePhase.IN_MAINTENANCE)
+    assert "waiting for Draco's agent on node-1 to publish the taint" in at_work.isolated.message
+    at_work.node = gpu_node
+    at_work.settle()
+    assert at_work.is_in(MaintenancePhase.IN_MAINTENANCE)
 
 
 def test_a_request_is_completed_once_no_agent_is_informed_of_it(at_work: Cluster) -> None:

@@ -1,7 +1,7 @@
 """Keeps the node's GPUs divided as wanted: schedules the work on each GPU, and its retries.
 
-Owns following this node's GpuNode and the pace of retries. The work itself is `layout`'s, done where claims are prepared, so
-that the two never meet halfway.
+Owns following this node's GpuNode and the pace of retries. What is wanted while the GpuNode does not say it is `last_spec`'s; the
+work itself is `layout`'s, done where claims are prepared, so that the two never meet halfway.
 """
 
 import asyncio
@@ -11,15 +11,16 @@ import structlog
 
 from draco.agent.hardware.gpus import GpuMigView, PlacementKey
 from draco.agent.hardware.monitor import HardwareView
+from draco.agent.mig.last_spec import SpecMemory
 from draco.agent.mig.layout import LayoutApplier
-from draco.kube.clock import Clock
+from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import Backoff, persistently
 from draco.kube.discovery import serves
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.resources.api.draco import GpuNode, IsolatedGpu, MigState, PromisedDevice, WantedGpu
+from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigState, PromisedDevice, WantedGpu
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
@@ -28,6 +29,8 @@ from draco.resources.names import FORGET_GPU, GpuUuid
 log = structlog.get_logger()
 
 ABSENT_S = 60.0
+UNWRITTEN_S = 30.0
+"""How soon to try again to record what is wanted."""
 OnGpu = Callable[[GpuUuid, Callable[[], str]], Awaitable[str]]
 """Runs work on a GPU where claims of partitions are prepared, and while no claim of that GPU is."""
 
@@ -36,12 +39,14 @@ _Facts = tuple[bool, bool, frozenset[PlacementKey]]
 
 
 class MigKeeper:
-    """Works on one GPU after the other. `wanted` is None until the API server was read once, and `known` is set from then on.
+    """Works on one GPU after the other. `recalled` is set once it is known what was wanted last, `known` once GpuNodes were read.
 
+    `wanted` is None until either says something. `as_published`: it was read off slices, so nothing is made or destroyed by it.
     `promised` is what claims have been allocated beside that, `forgotten` are GPUs that a person says are gone for good;
     `generation` is that of the GpuNode that says so.
-    `divisions` tells how the GPUs stand; `changed` is called after every work on one, `gone` when somebody deleted the GpuNode,
-    `isolation` when `isolated`, what is under maintenance, or `operator_allocated`, which GPUs Draco allocates, has changed.
+    `divisions` tells how the GPUs stand; `changed` is called after every work on one, `report` when somebody deleted the GpuNode
+    or wrote into it what asks for no work, `isolation` when `isolated`, what is under maintenance, `operator_allocated`, which
+    GPUs Draco allocates, or `health`, what policies make of faults, has changed.
     """
 
     def __init__(
@@ -49,11 +54,12 @@ class MigKeeper:
         client: Client,
         *,
         node: str,
+        memory: SpecMemory,
         layouts: LayoutApplier,
         divisions: Callable[[], Mapping[GpuUuid, GpuMigView]],
         on_gpu: OnGpu,
         changed: Callable[[GpuUuid], Awaitable[None]],
-        gone: Callable[[], None] = lambda: None,
+        report: Callable[[], None] = lambda: None,
         isolation: Callable[[], None] = lambda: None,
         clock: Clock,
     ) -> None:
@@ -64,27 +70,32 @@ class MigKeeper:
         self.health: Sequence[FaultOverride] = []
         self.forgotten: frozenset[GpuUuid] = frozenset()
         self.generation = 0
+        self.as_published = False
+        self.recalled = asyncio.Event()
         self.known = asyncio.Event()
         self._client = client
         self._clock = clock
         self._node = node
+        self._memory = memory
         self._layouts = layouts
         self._divisions = divisions
         self._on_gpu = on_gpu
         self._changed = changed
-        self._gone = gone
+        self._report = report
         self._isolation = isolation
         self._informer = Informer(client, GPU_NODES, field_selector=f"metadata.name={node}", clock=clock)
         self._queue: WorkQueue[GpuUuid] = WorkQueue(clock=clock, base_s=0.5, cap_s=30.0)
         self._backoffs: dict[GpuUuid, Backoff] = {}
         self._left: dict[GpuUuid, _Facts] = {}
+        self._heard = asyncio.Event()
 
     async def run(self) -> None:
         """Work until cancelled."""
-        self._informer.subscribe(self._spec)
+        self._informer.subscribe(self._changed_there)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow(), name="wanted")
             tasks.create_task(self._first(), name="wanted first")
+            tasks.create_task(self._take_up(), name="wanted now")
             self.touch_all()
             await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
@@ -116,39 +127,60 @@ class MigKeeper:
             self.touch(uuid)
 
     async def _follow(self) -> None:
-        """Follow the GpuNode, once there is such a kind. Without it nothing is wanted."""
+        """Follow the GpuNode, once there is such a kind. Without it nothing else is wanted than before."""
         while not await persistently("wanted.unknown", lambda: serves(self._client, GPU_NODES), clock=self._clock):
-            if self.wanted is None:
-                self._spec(None)
+            self._heard.set()
             await self._clock.sleep(ABSENT_S)
         await self._informer.run()
 
     async def _first(self) -> None:
         """Nothing may be wanted: then there is no change that would tell."""
         await self._informer.synced.wait()
-        self._spec(None)
+        self._heard.set()
 
-    def _spec(self, change: Change[GpuNode] | None) -> None:
-        found = self._informer.store.get(ObjectKey("", self._node))
-        if change is not None and found is None:
-            self._gone()
-        self.generation = found.metadata.generation if found else 0
-        said = found.metadata.annotations.get(FORGET_GPU, "") if found else ""
-        self.forgotten = frozenset(GpuUuid(one.strip()) for one in said.split(",") if one.strip())
-        fresh = {GpuUuid(one.uuid): one for one in found.spec.gpus} if found else {}
+    def _changed_there(self, change: Change[GpuNode]) -> None:
+        if change.after is None:
+            self._report()
+        self._heard.set()
+
+    async def _take_up(self) -> None:
+        """Take up what is wanted whenever something is heard of it. It is on record before anything is done by it."""
+        await self._memory.recall()
+        if self._memory.last.spec != GpuNodeSpec():
+            self._want(self._memory.last.spec)
+        self.recalled.set()
+        while True:
+            await wait_for(self._heard, self._clock, UNWRITTEN_S if self._memory.unwritten else None)
+            self._heard.clear()
+            found = self._informer.store.get(ObjectKey("", self._node))
+            said = found.metadata.annotations.get(FORGET_GPU, "") if found else ""
+            self.forgotten = frozenset(GpuUuid(one.strip()) for one in said.split(",") if one.strip())
+            await self._memory.hear(found, self.forgotten)
+            self._want(self._memory.last.spec, found.metadata.generation if found else 0)
+            self.known.set()
+
+    def _want(self, spec: GpuNodeSpec, generation: int = 0) -> None:
+        """From now on this is wanted, all of it at once: nothing is ever offered by one part without the taints of another."""
+        seen, self.generation = self.generation, generation
+        self.as_published = self._memory.last.published
+        fresh = {GpuUuid(one.uuid): one for one in spec.gpus}
         before, self.wanted = self.wanted, fresh
-        promised = _by_gpu(found.spec.promised if found else ())
-        kept, self.promised = self.promised, promised
-        # Together with what is wanted: nothing is ever offered by the one without the taints of the other.
-        isolated, self.isolated = self.isolated, found.spec.isolated if found else []
-        allocated, self.operator_allocated = self.operator_allocated, found.spec.operator_allocated if found else []
-        health, self.health = self.health, found.spec.health if found else []
+        kept, self.promised = self.promised, _by_gpu(spec.promised)
+        isolated, self.isolated = self.isolated, spec.isolated
+        allocated, self.operator_allocated = self.operator_allocated, spec.operator_allocated
+        health, self.health = self.health, spec.health
         if (isolated, allocated, health) != (self.isolated, self.operator_allocated, self.health):
             self._isolation()
-        for uuid in {*fresh, *(before or {}), *promised, *kept, *(() if before is not None else self._divisions())}:
-            if before is None or before.get(uuid) != fresh.get(uuid) or kept.get(uuid) != promised.get(uuid):
-                self.touch(uuid)
-        self.known.set()
+        uuids = {*fresh, *(before or {}), *self.promised, *kept, *(() if before is not None else self._divisions())}
+        others = [
+            uuid
+            for uuid in uuids
+            if before is None or before.get(uuid) != fresh.get(uuid) or kept.get(uuid) != self.promised.get(uuid)
+        ]
+        for uuid in others:
+            self.touch(uuid)
+        if seen != generation and not others:
+            self._report()
 
     def _wake(self, uuid: GpuUuid) -> None:
         if uuid not in self._backoffs:
@@ -171,7 +203,7 @@ class MigKeeper:
 
     async def _worked_on(self, uuid: GpuUuid) -> str:
         """What is still to be done on a GPU, after the work on it."""
-        if self.wanted is None:
+        if self.wanted is None or self.as_published:
             return await self._on_gpu(uuid, lambda: self._layouts.keep(uuid))
         wanted, promised = self.wanted.get(uuid), self.promised.get(uuid, ())
         return await self._on_gpu(uuid, lambda: self._layouts.apply(uuid, wanted, promised))

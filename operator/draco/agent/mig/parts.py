@@ -18,6 +18,7 @@ from draco.agent.mig.holders import Holders, HolderSearch, own_pid
 from draco.agent.mig.instance_manager import NOBODY_LISTED, InstanceManager
 from draco.agent.mig.inventory import UNFINISHED, MigInventory
 from draco.agent.mig.keeper import MigKeeper, OnGpu
+from draco.agent.mig.last_spec import SpecMemory
 from draco.agent.mig.layout import LayoutApplier
 from draco.agent.mig.ownership import remains
 from draco.agent.record.checkpoint import Checkpoint
@@ -38,6 +39,7 @@ class NodeDivisions:
         client: Client,
         nvml: Nvml,
         record: Checkpoint,
+        memory: SpecMemory,
         *,
         node: str,
         boot_id: str,
@@ -46,7 +48,7 @@ class NodeDivisions:
         on_gpu: OnGpu,
         shown: Callable[[], None],
         changed: Callable[[GpuUuid], Awaitable[None]],
-        gone: Callable[[], None],
+        report: Callable[[], None],
         isolation: Callable[[], None],
         clock: Clock,
     ) -> None:
@@ -60,11 +62,12 @@ class NodeDivisions:
         self.keeper = MigKeeper(
             client,
             node=node,
+            memory=memory,
             layouts=LayoutApplier(record, self.inventory, manager, self.instances),
             divisions=lambda: self.divisions,
             on_gpu=on_gpu,
             changed=changed,
-            gone=gone,
+            report=report,
             isolation=isolation,
             clock=clock,
         )

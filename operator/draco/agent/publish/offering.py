@@ -90,10 +90,11 @@ class Offering:
             mig = migs.get(uuid) or GpuMigView(gpu=uuid)
             made = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
             concerned = tuple(one for one in isolated if one.uuid in {"", uuid})
+            resets = _is_to_be_reset(located, mig, wanted.get(uuid))
             if made is None:
-                plain.append(_whole(located, mig, driver, concerned))
+                plain.append(_whole(located, mig, driver, concerned, resets=resets))
             else:
-                divisible.append(msgspec.structs.replace(made, isolated=concerned))
+                divisible.append(msgspec.structs.replace(made, isolated=concerned, resets=resets))
         again_in_s = self._reorder(divisible, now_s)
         links = nvlinks(gpus)  # of whole GPUs: no program in a partition reaches another GPU over NVLink
         devices = [
@@ -155,6 +156,13 @@ def _claimed(mig: GpuMigView, board: Board) -> tuple[Placement, ...]:
     )
 
 
+def _is_to_be_reset(located: LocatedGpu, mig: GpuMigView, wanted: WantedGpu | None) -> bool:
+    """Whether a reset is wanted now, for the MIG mode, and is permitted: it waits for work to end, and for none to begin."""
+    if wanted is None or not (wanted.reset_permitted and mig.capable and located.gpu.mig_needs_reset):
+        return False
+    return mig.enabled is (wanted.mode is MigMode.DISABLED)
+
+
 def _linked(device: Device, links: NvLinks) -> Device:
     return msgspec.structs.replace(device, attributes=device.attributes | links.attributes())
 
@@ -169,7 +177,9 @@ def _kept_from_scheduler(device: Device) -> Device:
     )
 
 
-def _whole(located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: Sequence[IsolatedGpu]) -> Device:
+def _whole(
+    located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: Sequence[IsolatedGpu], *, resets: bool
+) -> Device:
     """A GPU that is offered undivided, tainted where it cannot be had so now."""
     taints = isolation_taints(isolated) + judgement.taints(located.gpu.faults)
     if mig.foreign:
@@ -178,13 +188,15 @@ def _whole(located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: S
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=mig.state.value, effect="NoSchedule"))
     if mig.enabled and located.gpu.mig_needs_reset:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value="MigMode", effect="NoSchedule"))
+    elif resets:
+        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=MigState.NEEDS_RESET.value, effect="NoSchedule"))
     return msgspec.structs.replace(slices.device(located, driver), taints=as_many_as_fit(taints))
 
 
 log = structlog.get_logger()
 
 PATIENCE_S = 30.0
-"""So long a GpuNode that is served and cannot be read is waited for; the GPUs no claim holds a part of are offered whole then."""
+"""So long a GpuNode that is served and cannot be read is waited for; then GPUs are offered by what was wanted of them last."""
 
 
 class Offers:
@@ -223,6 +235,7 @@ class Offers:
         """
         self._offering = Offering(partitionable=partitionable)
         await recovered.wait()
+        await self._dividing.keeper.recalled.wait()
         if follows:
             known = self._dividing.keeper.known
             await wait_for(known, self._clock, self._patience_s)

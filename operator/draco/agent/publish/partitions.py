@@ -43,13 +43,15 @@ class Divisible(msgspec.Struct, frozen=True, kw_only=True):
 
     `profiles` are the names of those that may be had, empty for all. `layout` are the only placements there will be; None means
     that every one can be asked for. `beside` stay published whatever the other two say: claims hold them. `whole` says whether
-    the GPU can be had undivided as well. `isolated` is what of it is under maintenance.
+    the GPU can be had undivided as well. `isolated` is what of it is under maintenance. `resets`: it is to be reset as soon as
+    nobody uses it.
     """
 
     located: LocatedGpu
     mig: GpuMigView
     board: Board
     isolated: tuple[IsolatedGpu, ...] = ()
+    resets: bool = False
     profiles: frozenset[str] = frozenset()
     layout: tuple[Placement, ...] | None = None
     beside: tuple[Placement, ...] = ()
@@ -255,8 +257,11 @@ class _Maker:
         taints += judgement.taints(self._gpu.located.gpu.faults, None if placement is None else placement.mask)
         if self._foreign & mask:
             taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
-        if self._gpu.mig.state in _UNSETTLED:
-            taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=self._gpu.mig.state.value, effect="NoSchedule"))
+        state = self._gpu.mig.state
+        if state not in _UNSETTLED and self._gpu.resets:
+            state = MigState.NEEDS_RESET
+        if state in _UNSETTLED:
+            taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=state.value, effect="NoSchedule"))
         return as_many_as_fit(taints)
 
 

@@ -88,6 +88,8 @@ class MaintenanceSights:
         served = self._view.taint_rules is not None
         idle = self._idle(nodes)
         own = self._jobs.own_claims(request)
+        unheeded = tuple(not_heeded(request, scope, pools, nodes, idle))
+        untold = {device.pool_key for device in unheeded if device.pool_key not in nodes}
         return PlanInput(
             now=now,
             scope=scope,
@@ -105,9 +107,9 @@ class MaintenanceSights:
             own_claims=own,
             tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in own)),
             rules_served=served,
-            unheeded=tuple(not_heeded(request, scope, pools, nodes, idle)),
+            unheeded=unheeded,
             vanished=tuple(vanished(isolated, pools)),
-            beyond=() if served else tuple(not_reached(scope, pools, nodes)),
+            beyond=() if served else tuple(not_reached(request, scope, pools, nodes)),
             informed=()
             if served
             else tuple(
@@ -119,7 +121,7 @@ class MaintenanceSights:
             drain=self._draining(request, scope, claims.values(), rules, own=own) if has_begun(request) else None,
             work=self._jobs.look(request, Purpose.WORK),
             verification=self._jobs.look(request, Purpose.VERIFICATION),
-            agents=_agents_say(scope, isolated, nodes, idle | self._fenced(nodes)),
+            agents=_agents_say(scope, isolated, nodes, idle | untold | self._fenced(nodes)),
         )
 
     def _draining(

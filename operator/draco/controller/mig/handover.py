@@ -32,7 +32,7 @@ from draco.mig_policy.matching import preempting_policies
 from draco.resources.api.allocation import AllocationRegister, RegisteredLeader
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import Allocator, GpuNode
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS
 from draco.resources.names import ALLOCATION_REGISTER, TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name
@@ -110,6 +110,11 @@ class HandoverReconciler:
         """Why nothing is handed over, or an operator that led before not kept away; "" if nothing is in the way."""
         return self._trouble or self._unfenced
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known by now which GPUs are to be tainted."""
+        return self._to_taint is not None
+
     def not_owned(self) -> list[DeviceKey]:
         """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
         pools = {place.pool_key for place in self.withheld}
@@ -159,9 +164,11 @@ class HandoverReconciler:
         registered = register.places if register else frozenset()
         cooperative = CooperativeWork(self._clock)
         wanted = await self._wanted(cooperative)
-        places = wanted | registered
+        unsaid = self._unsaid(registered | (self._to_taint or frozenset()))
+        places = wanted | registered | unsaid
         published = await self._published(places, cooperative)
         tainted = frozenset(place for place in places if published.get(place) == {True})
+        wanted |= unsaid & tainted
         self._tainted = frozenset(place for place, taints in published.items() if True in taints)
         self._own(self.owned)
         left = self._left(places, published)
@@ -258,6 +265,20 @@ class HandoverReconciler:
         self._permit(frozenset(preemptible), spread)
         return frozenset(found)
 
+    def _unsaid(self, places: Iterable[GpuPlace]) -> frozenset[GpuPlace]:
+        """Those of these GPUs whose agents have not said that they have them: nobody knows whether a policy wants them.
+
+        A GpuNode that was deleted, or the one that the agent makes then, takes no GPU back.
+        """
+        by_node: dict[str, GpuNode | None] = {}
+        found = set()
+        for place in places:
+            if place.pool not in by_node:
+                by_node[place.pool] = self._view.gpu_nodes.store.get(ObjectKey("", place.pool))
+            if not _says(by_node[place.pool], place) and ObjectKey("", place.pool) in self._view.nodes.store:
+                found.add(place)
+        return frozenset(found)
+
     def _permit(self, preemptible: frozenset[GpuPlace], spread: frozenset[PoolKey]) -> None:
         if (preemptible, spread) != (self.preemptible, self.spread):
             self.preemptible, self.spread = preemptible, spread
@@ -311,6 +332,14 @@ class HandoverReconciler:
         if trouble and trouble != self._trouble:
             log.warning("handover.impossible", error=trouble)
         self._trouble = trouble
+
+
+def _says(gpu_node: GpuNode | None, place: GpuPlace) -> bool:
+    """Whether an agent that reads its GPUs reports the GPU, or that it has no such GPU."""
+    if gpu_node is None or not gpu_node.status.driver:
+        return False
+    readable = find_condition(gpu_node.status.conditions, "Readable")
+    return readable is None or readable.status == "True" or place.gpu in {one.device for one in gpu_node.status.gpus}
 
 
 def _is_tainted(device: Device) -> bool:

@@ -2,7 +2,8 @@
 
 Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. All
 come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering, nor
-without the taints that it has to offer it with. Keys are names of nodes.
+without the taints that it has to offer it with. `spec.decided` says which GPUs all this is about: as long as the agent has not
+reported one, or it is not known which GPUs Draco allocates, the agent goes on by what was written last. Keys are names of nodes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -98,6 +99,7 @@ class MigLayoutReconciler:
             isolated=isolated,
             health=overrides,
             operator_allocated=self._handover.to_taint(gpu_node) if self._handover else [],
+            decided=self._decided(gpu_node),
         )
         if wanted != _in_order(gpu_node):
             kept = [f"{each.device} for claim {each.claim}" for each in wanted.promised]
@@ -113,6 +115,12 @@ class MigLayoutReconciler:
             if written.metadata.resource_version != meta.resource_version:
                 self._superseded[node] = meta.resource_version
         return self._decisions.seconds_to_next_window() if decision.wanted else None
+
+    def _decided(self, gpu_node: GpuNode) -> list[str]:
+        """The GPUs about which everything is decided; as it stands, as long as something of it is not known."""
+        if not gpu_node.status.driver or (self._handover is not None and not self._handover.is_known):
+            return _in_order(gpu_node).decided
+        return sorted({each.uuid for each in gpu_node.status.gpus if each.uuid})
 
     def _promised(self, gpu_node: GpuNode, decision: NodeDecision) -> list[PromisedDevice]:
         """What claims have of the node's devices, as far as nothing else would keep it published."""
@@ -173,6 +181,8 @@ class MigLayoutReconciler:
             spec["health"] = wanted.health
         if wanted.operator_allocated:
             spec["operatorAllocated"] = wanted.operator_allocated
+        if wanted.decided:
+            spec["decided"] = wanted.decided
         written = await self._client.apply(
             GPU_NODES, key, {"metadata": seen, "spec": spec}, manager=FIELD_MANAGER_OPERATOR
         )
@@ -184,7 +194,7 @@ class MigLayoutReconciler:
         )
         seen["resourceVersion"] = written.metadata.resource_version
         spec |= {"promised": wanted.promised, "isolated": wanted.isolated, "health": wanted.health}
-        spec["operatorAllocated"] = wanted.operator_allocated
+        spec |= {"operatorAllocated": wanted.operator_allocated, "decided": wanted.decided}
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
@@ -233,6 +243,7 @@ def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
         isolated=sorted(spec.isolated, key=_place),
         health=in_order(spec.health),
         operator_allocated=sorted(spec.operator_allocated),
+        decided=sorted(spec.decided),
     )
 
 

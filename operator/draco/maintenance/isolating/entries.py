@@ -82,17 +82,17 @@ def not_heeded(
 
     As soon as none is left of a GPU, its agent knows of the maintenance, and whatever it publishes of that GPU later has the
     taint as well. `nodes` are the GpuNodes of the pools. Of the `idle` ones nothing is published now: it is enough that their
-    agents will read.
+    agents will read. Where a GpuNode is gone, what has the taint keeps it, but its agent is still to be told again.
     """
     if not _may_isolate(request):
         return []
-    taint = request.spec.taint
-    wanted = (taint.key, taint.value, taint.effect)
     found = []
     for key in (*scope.named, *scope.overlapping):
         pool = key.pool_key
         node = nodes.get(pool)
         board = scope.boards.get(key, "")
+        if node is None and _has_taint(request, pools[pool], key):
+            found.append(key)
         if node is None or not _can_isolate(node, board) or key.device not in pools[pool].published:
             continue
         asked = _asked(request, scope, key)
@@ -101,7 +101,7 @@ def not_heeded(
         taints = device.taints if device is not None else []
         # One that has no room for another taint is kept off by those that it has: the agent puts those of maintenance first.
         is_full = len(taints) >= TAINTS_PER_DEVICE
-        heeds = pool in idle or is_full or wanted in {(each.key, each.value, each.effect) for each in taints}
+        heeds = pool in idle or is_full or _has_taint(request, pools[pool], key)
         if not (is_told and heeds):
             found.append(key)
     return sorted(found)
@@ -114,15 +114,26 @@ def _asked(request: DeviceMaintenance, scope: MaintenanceScope, device: DeviceKe
 
 
 def not_reached(
-    scope: MaintenanceScope, pools: Mapping[PoolKey, PoolHardware], nodes: Mapping[PoolKey, GpuNode]
+    request: DeviceMaintenance,
+    scope: MaintenanceScope,
+    pools: Mapping[PoolKey, PoolHardware],
+    nodes: Mapping[PoolKey, GpuNode],
 ) -> Sequence[DeviceKey]:
     """Published devices that a request concerns and that no agent of Draco would publish with its taint. `nodes` as above."""
     return sorted(
         key
         for key in (*scope.named, *scope.overlapping)
         if key.device in pools[pool := key.pool_key].published
+        and not _has_taint(request, pools[pool], key)
         and not ((node := nodes.get(pool)) and _can_isolate(node, scope.boards.get(key, "")))
     )
+
+
+def _has_taint(request: DeviceMaintenance, hardware: PoolHardware, key: DeviceKey) -> bool:
+    """Whether the device is published with the request's taint in its own slice, which is an agent's doing."""
+    taint, device = request.spec.taint, hardware.published_as(key.device)
+    taints = device.taints if device is not None else []
+    return (taint.key, taint.value, taint.effect) in {(each.key, each.value, each.effect) for each in taints}
 
 
 def _can_isolate(node: GpuNode, board: str) -> bool:

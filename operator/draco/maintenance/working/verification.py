@@ -4,7 +4,7 @@ Owns the verdict for each mode, and what is asked of an agent: that it reports e
 keep pods off. What it says is not compared with any clock of ours.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 
 import msgspec
@@ -92,11 +92,12 @@ def _by_jobs(jobs: JobsState | None) -> VerificationVerdict:
 def agents_say(
     devices: Iterable[tuple[DeviceKey, str, str]],
     nodes: Mapping[PoolKey, GpuNode],
-    silent: Iterable[PoolKey] = (),
+    silent: Collection[PoolKey] = (),
 ) -> AgentVerdict | None:
     """What agents say of devices, each with the UUID of its GPU when it was isolated and the one by that name now.
 
-    `nodes` are the GpuNodes of those pools that have an agent of Draco; those of `silent` report nothing that could be relied on.
+    `nodes` are the GpuNodes of those pools that have an agent of Draco; those of `silent` report nothing that could be relied on,
+    or have lost theirs.
     None where no device has an agent.
     """
     bad: set[str] = set()
@@ -106,10 +107,10 @@ def agents_say(
     for device, before, now in devices:
         pool = device.pool_key
         node = nodes.get(pool)
-        if node is None:
+        if node is None and pool not in silent:
             continue
         asked = True
-        if pool in silent:
+        if node is None or pool in silent:
             quiet.add(device.pool)
             continue
         found = _gpus(node, device, {before, now} - {""})

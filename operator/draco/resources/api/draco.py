@@ -181,7 +181,8 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
 
     `promised` stays published and free for its claims. `operator_allocated` are the UUIDs of GPUs whose devices are kept from
-    kube-scheduler, because Draco allocates them.
+    kube-scheduler, because Draco allocates them. `decided` are the UUIDs of the GPUs that all this is about: what is not said of
+    any other is not known, so its agent goes on by what it was told last. Empty: the operator has decided nothing yet.
     """
 
     gpus: list[WantedGpu] = []
@@ -189,6 +190,7 @@ class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     isolated: list[IsolatedGpu] = []
     health: list[FaultOverride] = []
     operator_allocated: list[str] = []
+    decided: list[str] = []
 
 
 class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
@@ -216,6 +218,12 @@ class GpuNode(ApiStruct, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
     spec: GpuNodeSpec = GpuNodeSpec()
     status: GpuNodeStatus = GpuNodeStatus()
+
+    @property
+    def node_uid(self) -> str:
+        """The UID of the Node that owns it; "" where nobody does."""
+        owners = (each.uid for each in self.metadata.owner_references if each.kind == "Node")
+        return next(owners, "")
 
     @property
     def pool(self) -> PoolKey:
