@@ -41,8 +41,7 @@ class Lab:
         await make_pod(self.client, self.namespace, EARLY, EARLY)
         await until_running(self.client, self.namespace, EARLY)
         for name in self.gang:
-            terms = {"labels": KUEUE, "annotations": sized(GPUS)}
-            await make_member(self.client, self.namespace, name, template="one", **terms)
+            await make_member(self.client, self.namespace, name, template="one", labels=KUEUE, annotations=sized(GPUS))
 
         async def waits() -> bool:
             told = [await events_of(self.client, self.namespace, name, "GroupWaiting") for name in self.gang]

@@ -11,6 +11,8 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import PodStatus
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.kinds import DEVICE_RESERVATIONS
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.watching import collection_of
@@ -123,3 +125,33 @@ def test_a_pod_waits_until_all_of_its_claims_are_made() -> None:
     assert not world.waiting.groups()
     world.put(a_claim("pod-nic-y8", device_class="plain", made_for=("pod", "nic")))
     assert [each.metadata.name for each in world.group().group.claims] == ["pod-gpu-x7", "pod-nic-y8"]
+
+
+def test_a_group_with_enough_pods_goes_on_without_one_whose_claim_is_being_deleted() -> None:
+    """Kubernetes lets that pod start no more, however long somebody's finalizer keeps the claim."""
+    world = World(PLAIN)
+    for name in ("a", "b", "c"):
+        world.member(name, "plain")
+    world.put(a_claim("a", device_class="plain", deleting=True))
+    found = world.group()
+    assert [each.pods[0].metadata.name for each in found.group.members] == ["b", "c"]
+    assert (found.group.needed, found.unready) == (2, "")
+
+
+def test_a_group_that_needs_a_pod_whose_claim_is_being_deleted_waits_and_says_so() -> None:
+    world = World(PLAIN)
+    world.member("a", "plain")
+    world.member("b", "plain")
+    world.put(a_claim("a", device_class="plain", deleting=True))
+    assert world.group().unready == "Of Kueue pod group default/train, claim a of pod a is being deleted."
+
+
+def test_the_claims_of_a_reservation_need_not_be_near_one_that_is_being_deleted() -> None:
+    world = World(PLAIN)
+    owner = DEVICE_RESERVATIONS.owner(ObjectMeta(name="evening", namespace="default", uid="evening"))
+    for name, on, deleting in (("0", ["node-0/gpu-0"], True), ("1", ["node-0/gpu-1"], False), ("2", [], False)):
+        claim = a_claim(f"evening-{name}", device_class="plain", on=on, deleting=deleting)
+        world.put(
+            msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, owner_references=[owner]))
+        )
+    assert [each.metadata.name for each in world.group().group.placed] == ["evening-1"]

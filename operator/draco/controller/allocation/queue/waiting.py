@@ -20,10 +20,10 @@ from draco.controller.allocation.queue.refusals import NodeRefusals
 from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
 from draco.placing.groups.group import ClaimGroup, GroupMember
-from draco.reservations.claims import reserved_by
+from draco.reservations.claims import is_there_to_stay, reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
-from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.meta import ObjectKey
 from draco.resources.names import ANNOTATION_TOPOLOGY, LABEL_RESERVATION
 from draco.resources.texts import counted
 
@@ -66,6 +66,8 @@ class _GangPods(msgspec.Struct):
     """Pods that have their devices, or need none."""
     placed: list[ResourceClaim] = []
     loose: list[ResourceClaim] = []
+    leaving: list[str] = []
+    """Why pods cannot start any more: others of the group may without them."""
     unready: list[str] = []
 
 
@@ -138,7 +140,7 @@ class WaitingGroups:
             return None
         waiting = [each for each in own if each.metadata.key in mine and not self._pods_of(each.metadata.key)]
         oldest = min(waiting, key=lambda each: (str(each.metadata.creation_timestamp), each.metadata.key)).metadata
-        placed = [each for each in own if each.status.allocation]
+        placed = [each for each in own if each.status.allocation and is_there_to_stay(each)]
         topology = oldest.annotations.get(ANNOTATION_TOPOLOGY, "")
         name = f"DeviceReservation {oldest.labels.get(LABEL_RESERVATION, '')}"
         members = [GroupMember([each]) for each in sorted(waiting, key=lambda each: each.metadata.key)]
@@ -161,10 +163,8 @@ class WaitingGroups:
             return f"the claims of pod {pod.metadata.name} are not all made yet"
         found = [(key, self._view.claims.store.get(key)) for key in keys]
         known = [(key, claim) for key, claim in found if claim is not None]
-        if pod.waits and (
-            leaving := [each.metadata for _, each in known if each.metadata.deletion_timestamp is not None]
-        ):
-            return _leaving(pod, leaving[0])
+        if leaving := self._leaving(pod):
+            return leaving
         if missing := [key.name for key, claim in found if claim is None]:
             named, name = missing[0], pod.metadata.name
             return f"claim {named} of pod {name} does not exist: create it, or delete the pod if a template made it"
@@ -178,6 +178,16 @@ class WaitingGroups:
             classes = self._view.classes_by_name
             others = [each for each in others if not is_for_operator(each, classes)]
         return GroupMember(together, [pod], beside, self._refusals.nodes(pod.metadata.uid), others)
+
+    def _leaving(self, pod: Pod) -> str:
+        """What is said of a pod that waits with a claim that is being deleted: Kubernetes lets no such pod start; else ""."""
+        claims = filter(None, map(self._view.claims.store.get, self._view.claims_of(pod))) if pod.waits else ()
+        claim = next((each.metadata for each in claims if each.metadata.deletion_timestamp is not None), None)
+        if claim is None:
+            return ""
+        foreign = [each for each in claim.finalizers if each != FINALIZER]
+        kept = f": it stays until the finalizer {foreign[0]} is taken off it" if foreign else ""
+        return f"claim {claim.name} of pod {pod.metadata.name} is being deleted{kept}"
 
     def _gang(
         self,
@@ -204,6 +214,8 @@ class WaitingGroups:
             unready = topology.why
         elif found.unready:
             unready = f"Of {gang}, {found.unready[0]}."
+        elif missing > 0 and found.leaving:
+            unready = f"Of {gang}, {found.leaving[0]}."
         elif missing > 0:
             unready = f"{gang} waits for {counted(missing, 'more pod')}: {known.size} start together."
         yield WaitingGroup(
@@ -235,6 +247,8 @@ class WaitingGroups:
                 continue
             elif pod.waits and pod.is_gated_by_others:
                 found.unready.append(f"pod {pod.metadata.name} has a scheduling gate")
+            elif leaving := self._leaving(pod):
+                found.leaving.append(leaving)
             elif isinstance(member := self._of_pod(pod, mine), str):
                 found.unready.append(member)
             else:
@@ -253,13 +267,6 @@ class WaitingGroups:
                 each for each in member.beside if not each.status.reserved_for and self._gangs.users(each) == {gang}
             ]
             found.loose += [each for each in loose if each not in found.loose]
-
-
-def _leaving(pod: Pod, claim: ObjectMeta) -> str:
-    """What is said of a pod with a claim that is being deleted: Kubernetes lets no such pod start."""
-    foreign = [each for each in claim.finalizers if each != FINALIZER]
-    kept = f": it stays until the finalizer {foreign[0]} is taken off it" if foreign else ""
-    return f"claim {claim.name} of pod {pod.metadata.name} is being deleted{kept}"
 
 
 def _alone(claim: ResourceClaim) -> WaitingGroup:
