@@ -36,6 +36,7 @@ WHAT_TO_DO: Final[Mapping[FaultFamily, str]] = MappingProxyType(
         FaultFamily.ROW_REMAP: "reset the GPU at the next opportunity; replace it if the remap failed",
         FaultFamily.THERMAL: "check the node's cooling",
         FaultFamily.NVLINK: "check the links and the fabric manager, then reset the GPU",
+        FaultFamily.FABRIC: "look into the fabric manager's log, then reset the GPU or reboot the node",
         FaultFamily.RECOVERY: "do what NVML's recovery action asks for",
         FaultFamily.LOST: "reboot the node; reseat or replace the board if it stays away",
         FaultFamily.DRIVER: "reload the driver or reboot the node",

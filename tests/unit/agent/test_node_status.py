@@ -53,7 +53,7 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
     ]
     assert (said.driver_version, said.pool_generation, said.prepared_claims, said.gpu_count) == ("580.95.05", 3, 1, 2)
     assert {one.type: one.status for one in said.conditions} == dict.fromkeys(
-        ("Ready", "Readable", "Published", "Registered", "Writable", "Exclusive"), "True"
+        ("Ready", "Readable", "Published", "Registered", "Writable", "Exclusive", "Complete"), "True"
     )
     assert {one.observed_generation for one in said.conditions} == {4}
 
