@@ -277,9 +277,7 @@ def test_a_mode_that_does_not_come_about_is_explained(tmp_path: Path, name: str)
 
 
 @codes
-def test_waiting_ends_quietly_when_nothing_happened_and_is_refused_else(
-    node: MigNode, name: str
-) -> None:
+def test_waiting_ends_quietly_when_nothing_happened_and_is_refused_else(node: MigNode, name: str) -> None:
     faults.fail(node.path, "nvmlEventSetWait_v2", faults.ERRORS[name])
     if name == "TIMEOUT":
         assert list(node.nvml.wait_events(0)) == []

@@ -251,11 +251,11 @@ class Nvml:
                     continue  # else another board is in its place, or the same one was out in between
                 types = self.call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
                 self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
+                self._unheard.pop(uuid, None)
             except CallError as error:
-                if error.blames_gpu:
-                    continue  # its health says so; it is tried again on the next wait
-                # It will not be otherwise before another driver is loaded.
                 self._unheard[uuid] = UnreadFact("events", f"its XIDs are not heard of: {error}")
+                if error.blames_gpu:
+                    continue  # it is tried again on the next wait; before another driver is loaded nothing else changes
             events.watched[index] = uuid
             events.by_address[_address(handle)] = uuid
 

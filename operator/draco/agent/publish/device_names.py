@@ -159,10 +159,11 @@ def remembered(
 
 def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
     """What is worth keeping of a reading: not what changes while the GPU is at work."""
+    located = _as_told_before(located, known)
     board = located.gpu.board or (known.last.board if known.last else None)
     links = located.gpu.links or (known.last.links if known.last else None)
     lasting = msgspec.structs.replace(
-        as_told_before(located.gpu, known.last),
+        located.gpu,
         device=known.device,
         index=-1,
         board=board,
@@ -190,7 +191,7 @@ def shown(
     One that NVML lists, and of which it has not told enough since, is not absent: it is as it was known before.
     """
     here = [
-        msgspec.structs.replace(located, gpu=_under_its_name(located.gpu, one))
+        _under_its_name(_as_told_before(located, one), one)
         for located in present
         if (one := known.get(located.gpu.uuid)) is not None
     ]
@@ -210,10 +211,16 @@ def shown(
     return (*here, *away)
 
 
-def _under_its_name(gpu: Gpu, known: KnownGpu) -> Gpu:
-    told = as_told_before(gpu, known.last)
-    links = told.links or (known.last.links if known.last else None)
-    return msgspec.structs.replace(told, device=known.device, links=links)
+def _as_told_before(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
+    """A GPU with what only cannot be read now, as since the agent's start, as it was when it was read last."""
+    gpu = as_told_before(located.gpu, known.last)
+    return LocatedGpu(gpu, located.pcie_root, gpu.numa_node if located.numa_node is None else located.numa_node)
+
+
+def _under_its_name(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
+    links = located.gpu.links or (known.last.links if known.last else None)
+    named = msgspec.structs.replace(located.gpu, device=known.device, links=links)
+    return msgspec.structs.replace(located, gpu=named)
 
 
 def _unplaced(last: Gpu, why: str) -> Gpu:
