@@ -1,4 +1,4 @@
-"""Any call of NVML may be refused for one GPU, in any way, from the agent's start on: the others are served, and it is published or named.
+"""Any call of NVML may be refused for one GPU, in any way, from the agent's start: the others are served, it is shown or named.
 
 What the agent asks, and what each call is needed for, is the table in docs/reference/nvml.md.
 """

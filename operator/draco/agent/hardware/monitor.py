@@ -338,7 +338,7 @@ class HardwareMonitor:
 
         Of neither NVML sends an event.
         """
-        joining = any(one.gpu.joining for one in self._calm.gpus)
+        joining = self._last is not None and any(one.gpu.joining for one in self._last.gpus)
         return self._probe_s if joining or self._faults.ending else self._rescan_s
 
     def _place(self, event: GpuEvent) -> InstancePlace | None:

@@ -56,11 +56,12 @@ def version(text: str) -> str | None:
 def unpublishable(driver: DriverInfo) -> list[str]:
     """Why versions that the driver tells are not published, as sentences."""
     told = {"driverVersion": driver.driver_version, "cudaDriverVersion": driver.cuda_driver_version}
+    unread = {one.name for one in driver.unread}
     return [
-        f"published without {name}: {shown(text)} is no version of three numbers, such as 580.95.5; a selector that reads {name} "
-        f'fails on this node\'s devices unless it asks first whether "{name}" is in their attributes.'
+        f"published without {name}: {shown(text) or 'an empty text'} is no version of three numbers, such as 580.95.5; a selector "
+        f'that reads {name} fails on this node\'s devices unless it asks first whether "{name}" is in their attributes.'
         for name, text in told.items()
-        if text and version(text) is None
+        if name not in unread and version(text) is None
     ]
 
 
