@@ -7,7 +7,7 @@ Owns the options. What is shown of a node is in `cluster_gpus_screen`, what each
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 
@@ -201,6 +201,18 @@ def nvlink(path: Path, gpu: int | str, link: int, down: bool | None, **errors: i
     if down is None and not any(errors.values()):
         raise click.UsageError("Say what: --down, --up, or errors by --replay N, --recovery N, --crc N.")
     faults.nvlink(path, gpu, link, down=down, **errors)
+
+
+@command.command()
+@_node
+@_GPU
+@click.argument("state", type=click.Choice(get_args(faults.FabricState)))
+def fabric(path: Path, gpu: int | str, state: faults.FabricState) -> None:
+    """Set how far a GPU is with its NVLink fabric.
+
+    As after a boot, before the fabric manager is done. A reset joins it again.
+    """
+    faults.fabric(path, gpu, state)
 
 
 @command.command()

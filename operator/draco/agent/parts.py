@@ -416,6 +416,7 @@ class AgentParts:
             claims=sum(claim.state == "prepared" for claim in self.checkpoint.claims.values()),
             divisions=self.dividing.divisions if self.startup.recovered.is_set() else {},
             generation=self.dividing.keeper.generation,
+            wanted=self.dividing.keeper.wanted or {},
             features=self.features,
             folders_problem=self.folders_problem(),
             edits_problem=self.common_edits.problem,

@@ -1,8 +1,9 @@
 """How much a claim holds, in the amounts that a DeviceLimit can bound.
 
 Owns what a GPU, a partition and a share of a device count as. All amounts are whole billionths, so that adding up is exact. What
-is published says how large a device is. Of one that is not published any more its name is known: a partition then counts as
-another one of its profile in the pool does, and what nothing is known of as one whole GPU without memory.
+is published says how large a device is; one that is published without memory counts none. Of one that is not published any more
+its name is known: a partition then counts as another one of its profile in the pool does, and what nothing is known of as one
+whole GPU without memory.
 """
 
 import re
@@ -50,16 +51,20 @@ HardwareOf: TypeAlias = Callable[[PoolKey], PoolHardware]
 
 
 class ClaimHoldings(msgspec.Struct, frozen=True):
-    """What a claim holds. `unknown` are its devices of which nothing is known but their names."""
+    """What a claim holds. `unknown` are its devices of which nothing is known but their names.
+
+    `unsized` are those that are published without memory, as GPUs are whose memory is the host's.
+    """
 
     holdings: Holdings
     unknown: tuple[str, ...] = ()
+    unsized: tuple[str, ...] = ()
 
 
 def holdings_of(claim: ResourceClaim, hardware: HardwareOf) -> ClaimHoldings:
     """What an allocated claim holds. Administrative access holds nothing."""
     found: dict[DeviceOrigin, Counter[LimitedAmount]] = {}
-    unknown = []
+    unknown, unsized = [], []
     for result in claim.results:
         if result.admin_access:
             continue
@@ -67,9 +72,11 @@ def holdings_of(claim: ResourceClaim, hardware: HardwareOf) -> ClaimHoldings:
         device = pool.published_as(result.device) or pool.published_like(result.device)
         if device is None:
             unknown.append(result.device)
+        elif not _capacity(device, result.driver):
+            unsized.append(result.device)
         origin = DeviceOrigin(class_of(claim, result.request), result.driver)
         found.setdefault(origin, Counter()).update(_amounts(result, device, pool))
-    return ClaimHoldings(found, tuple(unknown))
+    return ClaimHoldings(found, tuple(unknown), tuple(unsized))
 
 
 def least_of(claim: ResourceClaim) -> Holdings:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from draco.allocation.ownership.claims import is_operators
-from draco.limits.amounts import Amounts, Holdings
+from draco.limits.amounts import Amounts, Holdings, LimitedAmount
 from draco.limits.rules import LimitRule, NamespaceLabels
 from draco.limits.wording import use_text, written
 from draco.resources.api.claims import DeviceClass
@@ -30,6 +30,8 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     by_namespace: Mapping[str, Amounts]
     unknown: Sequence[str] = ()
     """Devices that are not published, and whose size nothing says."""
+    unsized: Sequence[str] = ()
+    """Devices that are published without memory."""
 
     @property
     def together(self) -> Amounts:
@@ -54,11 +56,20 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use_of(
-    rule: LimitRule, namespaces: NamespaceLabels, held: Mapping[str, Holdings], unknown: Sequence[str] = ()
+    rule: LimitRule,
+    namespaces: NamespaceLabels,
+    held: Mapping[str, Holdings],
+    unknown: Sequence[str] = (),
+    unsized: Sequence[str] = (),
 ) -> LimitUse:
     """What the limit counts. `held` needs to have only namespaces whose claims hold something."""
     selected = [name for name, labels in namespaces.items() if rule.selects(labels)]
-    return LimitUse(rule=rule, by_namespace={name: rule.of(held.get(name, {})) for name in selected}, unknown=unknown)
+    return LimitUse(
+        rule=rule,
+        by_namespace={name: rule.of(held.get(name, {})) for name in selected},
+        unknown=unknown,
+        unsized=unsized,
+    )
 
 
 def limit_status(
@@ -132,6 +143,12 @@ def _remarks(use: LimitUse, classes: Mapping[str, DeviceClass], *, allocates: bo
         are = agreeing(len(use.unknown), "is", "are")
         found.append(
             f"{listed(use.unknown)} {are} held and not published: each counts as one whole GPU without memory."
+        )
+    if use.unsized and LimitedAmount.MEMORY in use.rule.permitted:
+        number = len(use.unsized)
+        found.append(
+            f"{listed(use.unsized)} {agreeing(number, 'is', 'are')} held and published without memory, and "
+            f"{agreeing(number, 'counts', 'count')} 0 of it: bound gpuShare or devices as well."
         )
     if not allocates:
         found.append("Draco allocates nothing here (chart value operator.allocate), so this is only counted.")

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, InstanceUse, MigMode, MigState, ResetPermit, WantedGpu
 from draco.resources.names import CONDITION_PARTITIONABLE
 
-_SWITCHED_BY_RESET = frozenset({"Ampere"})
-"""Architectures with MIG whose mode changes by a reset only. Source: NVIDIA's MIG user guide."""
+_SWITCHED_BY_RESET = frozenset({"Ampere", ""})
+"""Architectures with MIG whose mode changes by a reset only, and those that are not known. Source: NVIDIA's MIG user guide."""
 
 _NO_COUNTERS = (
     "this cluster does not keep the counters of partitions, so none are published on demand; use mode Static, or Kubernetes 1.36 "

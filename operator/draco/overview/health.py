@@ -36,6 +36,7 @@ WHAT_TO_DO: Final[Mapping[FaultFamily, str]] = MappingProxyType(
         FaultFamily.ROW_REMAP: "reset the GPU at the next opportunity; replace it if the remap failed",
         FaultFamily.THERMAL: "check the node's cooling",
         FaultFamily.NVLINK: "check the links and the fabric manager, then reset the GPU",
+        FaultFamily.FABRIC: "look into the fabric manager's log, then reset the GPU or reboot the node",
         FaultFamily.RECOVERY: "do what NVML's recovery action asks for",
         FaultFamily.LOST: "reboot the node; reseat or replace the board if it stays away",
         FaultFamily.DRIVER: "reload the driver or reboot the node",
@@ -69,6 +70,7 @@ class FaultView(OutputStruct, frozen=True, kw_only=True):
 class GpuHealthView(OutputStruct, frozen=True, kw_only=True):
     """One GPU. `faults` are the worst first; `claims` are on it or on parts of it, `pods` use these.
 
+    `notes` say what is not known of it, and what keeps it from claims without being a fault.
     `maintenances` are the requests about it that are not over.
     """
 
@@ -78,6 +80,7 @@ class GpuHealthView(OutputStruct, frozen=True, kw_only=True):
     product: str
     health: str
     message: str = ""
+    notes: list[str] = []
     faults: list[FaultView] = []
     claims: list[str] = []
     pods: list[str] = []
@@ -86,14 +89,27 @@ class GpuHealthView(OutputStruct, frozen=True, kw_only=True):
     @property
     def is_noteworthy(self) -> bool:
         """Whether there is anything to say of it."""
-        return self.health != HEALTHY or bool(self.faults)
+        return self.health != HEALTHY or bool(self.faults or self.notes)
+
+
+class UnidentifiedView(OutputStruct, frozen=True, kw_only=True):
+    """A GPU that can be given to no claim, as NVML does not tell what that takes; `message` says what to do."""
+
+    node: str
+    index: int
+    uuid: str = ""
+    message: str = ""
 
 
 class HealthDocument(OutputStruct, frozen=True, kw_only=True):
-    """GPUs and their health. `healthy` are those that are not listed; `unread` says what could not be read."""
+    """GPUs and their health. `healthy` are those that are not listed; `unread` says what could not be read.
+
+    `unidentified` are in neither, nor in `total`.
+    """
 
     schema: str = SCHEMA
     gpus: list[GpuHealthView]
+    unidentified: list[UnidentifiedView] = []
     total: int = 0
     healthy: int = 0
     unread: list[str] = []
@@ -133,6 +149,15 @@ def gpu_views(objects: HealthObjects) -> list[GpuHealthView]:
     return views
 
 
+def unidentified(gpu_nodes: Iterable[GpuNode]) -> list[UnidentifiedView]:
+    """The GPUs that agents count and cannot identify, by node and index."""
+    return [
+        UnidentifiedView(node=node.metadata.name, index=one.index, uuid=one.uuid, message=one.message)
+        for node in sorted(gpu_nodes, key=lambda each: natural(each.metadata.name))
+        for one in sorted(node.status.unidentified, key=lambda each: each.index)
+    ]
+
+
 def chosen(views: Sequence[GpuHealthView], text: str) -> list[GpuHealthView]:
     """Those that are meant by the name of a node, by NODE/DEVICE, or by a UUID; none if nothing is."""
     ways: tuple[Callable[[GpuHealthView], bool], ...] = (
@@ -156,6 +181,7 @@ def _view(node: GpuNode, gpu: GpuStatus, claims: list[str], pods: list[str], mai
         product=gpu.product_name,
         health=gpu.health,
         message=gpu.message,
+        notes=gpu.notes,
         faults=[_fault(each) for each in sorted(gpu.faults, key=lambda each: -LADDER.index(each.effect))],
         claims=claims,
         pods=pods,

@@ -18,7 +18,7 @@ from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectMeta, find_condition
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.names import ANNOTATION_TROUBLES, CONDITION_CERTIFICATE, OPERATOR_LEASE
+from draco.resources.names import ANNOTATION_TROUBLES, CONDITION_CERTIFICATE, CONDITION_COMPLETE, OPERATOR_LEASE
 from draco.resources.texts import agreeing, are, counted, listed
 
 OPERATORS: Final = f"metadata.name={OPERATOR_LEASE}"
@@ -124,6 +124,7 @@ def check(found: Installation, *, now: datetime) -> CheckReport:
             CheckFinding(about=about, verdict=Verdict.WARNING, message=sentence)
             for about, sentence in troubles(leading(found.leases, now), found.gpu_nodes)
         ),
+        *_incomplete(found.gpu_nodes),
         *(
             CheckFinding(
                 about="features", verdict=Verdict.WARNING, message=f"{one.name}: {one.consequence}", remedy=one.remedy
@@ -286,6 +287,19 @@ def _devices(found: Installation) -> list[CheckFinding]:
                 )
             )
     return findings
+
+
+def _incomplete(gpu_nodes: Sequence[GpuNode]) -> list[CheckFinding]:
+    """What agents do not know of their GPUs or cannot use of them, each sentence once."""
+    nodes: dict[str, list[str]] = {}
+    for node in gpu_nodes:
+        one = find_condition(node.status.conditions, CONDITION_COMPLETE)
+        for line in one.message.splitlines() if one is not None and one.status == "False" else ():
+            nodes.setdefault(line, []).append(node.metadata.name)
+    return [
+        CheckFinding(about="gpu", verdict=Verdict.WARNING, message=f"{listed(names)}: {line}")
+        for line, names in nodes.items()
+    ]
 
 
 def _runtimes(found: Installation) -> list[CheckFinding]:

@@ -376,6 +376,22 @@ def _counted_as_free(
         )
 
 
+def _unpublished(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> Iterator[str]:
+    """Pools of other drivers that claims have devices of and that nobody publishes: no object says which drivers a node has."""
+    ours = {node.pool for node in snapshot.gpu_nodes}
+    held: dict[PoolKey, set[str]] = defaultdict(set)
+    for claim in snapshot.claims:
+        for result in claim.results:
+            held[result.key.pool_key].add(str(claim.metadata.key))
+    for key in sorted(held.keys() - pools.keys() - ours):
+        claims = sorted(held[key])
+        yield (
+            f"Pool {key} is not published, and {counted(len(claims), 'claim')} ({listed(claims)}) "
+            f"{agreeing(len(claims), 'has', 'have')} devices of it: see the log of driver {key.driver} there; the API server "
+            "may refuse its slices."
+        )
+
+
 def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
     """What makes the screen itself doubtful."""
     known = {node.metadata.name for node in snapshot.nodes}
@@ -402,6 +418,7 @@ def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]
         warnings += [
             f"Pool {key} is published for node {name}, which does not exist." for name in sorted(nodes - known)
         ]
+    warnings += _unpublished(snapshot, pools)
     warnings += [
         f"Node {node} is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
         for node in sorted(filter(None, map(fenced_node, snapshot.rules)))

@@ -10,7 +10,7 @@ reset of the GPU, which loading the driver implies, or by a reboot only; or with
 from collections.abc import Mapping
 from typing import Any
 
-FAMILIES = ("xid", "ecc", "row-remap", "thermal", "nvlink", "recovery", "lost", "driver", "unreadable")
+FAMILIES = ("xid", "ecc", "row-remap", "thermal", "nvlink", "fabric", "recovery", "lost", "driver", "unreadable")
 FAULTS = frozenset(f"draco.dev/{family}" for family in FAMILIES)
 FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
 """What ends it. The other XIDs that the machine sends are the fault of an application."""

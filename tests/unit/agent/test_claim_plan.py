@@ -61,3 +61,19 @@ def test_a_gpu_that_is_said_to_be_in_two_places_is_nobody_s() -> None:
     twice = {**GPUS, "gpu-1": msgspec.structs.replace(GPUS["gpu-1"], minor=GPUS["gpu-0"].minor)}
     with pytest.raises(DeviceMissing, match="NVML reports /dev/nvidia"):
         plan_prepare(ONE, {}, driver=NVIDIA_DRIVER, pool="node-0", gpus=twice)
+
+
+@pytest.mark.parametrize("state", [None, PreparationState.PREPARED])
+def test_a_claim_waits_until_its_gpus_have_joined_their_fabric(state: PreparationState | None) -> None:
+    record = {} if state is None else {(known := on_record(ONE, state)).uid: known}
+    gpus = {name: msgspec.structs.replace(gpu, joining=name == "gpu-0") for name, gpu in GPUS.items()}
+
+    def plan(claim: ResourceClaim) -> ClaimPlan:
+        return plan_prepare(claim, record, driver=NVIDIA_DRIVER, pool="node-0", gpus=gpus)
+
+    with pytest.raises(
+        PrepareError, match=r"gpu-0 is still being registered with the NVLink fabric.*kubelet tries again"
+    ):
+        plan(ONE)
+    assert isinstance(plan(a_claim("other", on=["node-0/gpu-1"])), FirstPrepare)
+    assert isinstance(plan(a_claim("admin", on=["node-0/gpu-0"], admin_access=True)), FirstPrepare)

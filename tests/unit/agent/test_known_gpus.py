@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, KnownGpu, LocatedGpu, UnidentifiedGpu
+from draco.agent.claims.presence import gone
+from draco.agent.hardware.gpus import Gpu, GpuHealth, HealthState, KnownGpu, LocatedGpu, UnidentifiedGpu, UnreadFact
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
@@ -101,9 +102,9 @@ def test_a_board_in_whose_place_another_sits_is_no_longer_told_of_unless_a_claim
 
 
 def test_an_absent_gpu_may_be_one_that_does_not_tell_its_uuid() -> None:
-    [_, gone] = shown(after([A, B]), read(B), unidentified=[UnidentifiedGpu(0, "lost")])
-    assert gone.gpu.fault is not None
-    assert "NVML does not report the UUID of 1 GPU of this node, which may be this one." in gone.gpu.fault.message
+    [_, away] = shown(after([A, B]), read(B), unidentified=[UnidentifiedGpu(0, "lost")])
+    assert away.gpu.fault is not None
+    assert "NVML does not report the UUID of 1 GPU of this node, which may be this one." in away.gpu.fault.message
 
 
 def test_what_changes_while_a_gpu_is_at_work_is_not_worth_a_write() -> None:
@@ -145,9 +146,9 @@ def test_who_tells_a_name_first_is_right_and_no_name_is_told_twice() -> None:
 def test_what_was_published_of_a_gpu_that_is_gone_is_enough_to_publish_it_again() -> None:
     before = LocatedGpu(msgspec.structs.replace(A, device="gpu-4", addressing_mode="ATS"), "pci0000:00", 1)
     known = bound({}, [*reported(None), *published([a_slice(1, device(before, DRIVER))])])
-    [gone] = shown(known, [])
-    assert gone.gpu.absent
-    assert device(gone, DRIVER) == device(before, DRIVER)
+    [away] = shown(known, [])
+    assert away.gpu.absent
+    assert device(away, DRIVER) == device(before, DRIVER)
     bare = Device(name="gpu-4", attributes={"uuid": DeviceAttribute(string=A.uuid)})
     assert published([a_slice(1, bare)]) == [KnownGpu(uuid=A.uuid, device="gpu-4")]
     later = bound({A.uuid: KnownGpu(uuid=A.uuid, device="gpu-4")}, published([a_slice(1, device(before, DRIVER))]))
@@ -225,3 +226,30 @@ def test_whatever_else_is_recorded_the_names_stay(tmp_path: Path, change: dict[s
     record.remember(after([A]).values())
     record.replace([], boot_id="next") if "claims" in change else record.change()
     assert names(dict(a_record(tmp_path / "checkpoint.json").known)) == ["gpu-0"]
+
+
+def test_a_gpu_that_does_not_tell_where_it_is_stays_what_it_was_and_is_given_to_nobody() -> None:
+    [kept, _] = sorted(
+        shown(after([A, B]), read(B), unidentified=[UnidentifiedGpu(0, "It has no minor number.", A.uuid)]),
+        key=lambda one: one.gpu.device,
+    )
+    assert (kept.gpu.uuid, kept.gpu.minor, gone(kept.gpu)) == (A.uuid, -1, True)
+    assert kept.gpu.fault is not None
+    assert (kept.gpu.fault.name, kept.gpu.fault.message) == ("Unreadable", "It has no minor number.")
+    assert not kept.gpu.absent
+
+
+def test_what_cannot_be_read_now_is_as_it_was_for_an_agent_that_starts_and_what_does_not_exist_is_not() -> None:
+    known = after([at(A, 0, numa_node=1)])
+    unread = (UnreadFact("memory", "x"), UnreadFact("numaNode", "x"), UnreadFact("brand", "x", lacking=True))
+    now = at(A, 0, memory_bytes=None, numa_node=None, brand="", unread=unread)
+    [seen] = shown(remembered(known, read(now)), read(now))
+    assert (seen.gpu.memory_bytes, seen.numa_node, seen.gpu.brand) == (A.memory_bytes, 1, "")
+    assert remembered(known, read(now))[A.uuid].last == msgspec.structs.replace(known[A.uuid].last or A, brand="")
+
+
+def test_a_gpu_that_was_published_with_little_can_be_published_again() -> None:
+    little = at(A, 0, memory_bytes=None, brand="", architecture="", compute_major=None, compute_minor=None)
+    before = LocatedGpu(msgspec.structs.replace(little, device="gpu-0"))
+    [away] = shown(bound({}, published([a_slice(1, device(before, DRIVER))])), [])
+    assert device(away, DRIVER) == device(before, DRIVER)

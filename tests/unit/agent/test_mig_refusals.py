@@ -11,6 +11,7 @@ from draco.mig.board import Board
 from draco.resources.names import ClaimUid
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
+from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
 ONE = a_mig_claim("one", *names([(9, 4)]))
@@ -95,3 +96,23 @@ def test_mig_mode_that_needs_a_reset_is_told_of_a_gpu_whose_claims_lost_their_pa
         "Prepared claims need instances of this GPU, whose MIG mode is off, and turning it on needs a reset."
     ]
     assert (node.hardware().mig_current, node.real()) == (0, [])
+
+
+@pytest.mark.parametrize("board", ["A100-80GB", "H100-80GB"])
+def test_the_whole_of_a_gpu_is_prepared_only_when_it_is_known_not_to_be_in_mig_mode(tmp_path: Path, board: str) -> None:
+    path = build(tmp_path, board=board)
+    faults.fail(path, "nvmlDeviceGetMigMode", faults.ERRORS["UNKNOWN"])
+    node = MigNode(tmp_path)
+    claim = a_claim("whole", on=[f"node-0/gpu-{node.gpus[0].minor}"])
+    with pytest.raises(PrepareError, match="nvmlDeviceGetMigMode answered Unknown Error"):
+        node.prepare(claim)
+    with pytest.raises(PrepareError, match="nobody knows whether it is in MIG mode"):
+        node.desk.prepare_unasked(claim, node.named)
+    assert (node.specs(), dict(node.record.claims)) == ({}, {})
+    faults.stop_failing(path)
+    if board == "A100-80GB":
+        with pytest.raises(PrepareError, match="is in MIG mode, and turning it off needs a reset"):
+            node.prepare(claim)
+        return
+    node.prepare(claim)
+    assert (node.hardware().mig_current, len(node.specs())) == (0, 1)

@@ -5,6 +5,7 @@ import msgspec
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import (
     DriverInfo,
+    Gpu,
     GpuFault,
     GpuHealth,
     GpuMigView,
@@ -13,15 +14,17 @@ from draco.agent.hardware.gpus import (
     Instance,
     LocatedGpu,
     UnidentifiedGpu,
+    UnreadFact,
 )
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.publisher import PublishedPool
+from draco.agent.report.gpu_notes import JOINING
 from draco.agent.report.node_status import NodeReport, status
 from draco.kube.discovery import Features
-from draco.resources.api.draco import InstanceUse
+from draco.resources.api.draco import InstanceUse, MigState
 from tests.builders import MOMENT, a_gpu
 
 DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")
@@ -53,7 +56,7 @@ def test_the_status_names_gpus_in_order_and_is_ready() -> None:
     ]
     assert (said.driver_version, said.pool_generation, said.prepared_claims, said.gpu_count) == ("580.95.05", 3, 1, 2)
     assert {one.type: one.status for one in said.conditions} == dict.fromkeys(
-        ("Ready", "Readable", "Published", "Registered", "Writable", "Exclusive"), "True"
+        ("Ready", "Readable", "Published", "Registered", "Writable", "Exclusive", "Complete"), "True"
     )
     assert {one.observed_generation for one in said.conditions} == {4}
 
@@ -170,3 +173,53 @@ def test_an_unhealthy_gpu_is_reported_with_its_reason() -> None:
     view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0, health=LOST)),), read_at=MOMENT)
     [gpu] = status(node_report(view), generation=1).gpus
     assert (gpu.health, gpu.message) == ("Unhealthy", "The GPU is lost.")
+
+
+def complete(*gpus: Gpu, driver: DriverInfo = DRIVER, deaf: str = "", **changes: object) -> tuple[str, list[str]]:
+    view = HardwareView(driver=driver, gpus=tuple(map(LocatedGpu, gpus)), deaf=deaf, read_at=MOMENT)
+    found, _, message = conditions(node_report(view, **changes))["Complete"]
+    return found, message.splitlines()
+
+
+def test_what_is_not_known_of_gpus_is_said_once_for_all_that_it_is_so_of_and_keeps_no_node_from_being_ready() -> None:
+    lacking = (UnreadFact("memory", "published without memory: it has none.", lacking=True),)
+    gpus = [a_gpu(minor, unread=lacking, memory_bytes=None) for minor in range(2)]
+    assert complete(*gpus, a_gpu(2)) == ("False", ["gpu-0, gpu-1: published without memory: it has none."])
+    said = status(node_report(HardwareView(driver=DRIVER, gpus=(LocatedGpu(gpus[0]),), read_at=MOMENT)), generation=1)
+    [gpu] = said.gpus
+    assert (gpu.memory, gpu.health, gpu.message, gpu.notes) == ("", "Healthy", "", [lacking[0].message])
+    assert {one.type for one in said.conditions if one.status == "False"} == {"Complete"}
+
+
+def test_what_is_not_known_of_the_driver_is_said() -> None:
+    unread = (UnreadFact("cudaDriverVersion", "published without cudaDriverVersion: it is too old."),)
+    state, lines = complete(a_gpu(0), driver=DriverInfo("r590-beta", "", "", unread), deaf="It has no events.")
+    assert state == "False"
+    assert lines[0] == "Published without cudaDriverVersion: it is too old."
+    assert lines[1].startswith("Published without driverVersion: r590-beta is no version of three numbers")
+    assert lines[2] == "XIDs are not heard of, and the GPUs are read at intervals only: It has no events."
+    assert status(node_report(HardwareView(driver=DriverInfo("r590-beta", "", ""))), generation=1).driver_version == (
+        "r590-beta"
+    )
+
+
+def test_a_gpu_that_joins_its_fabric_is_said() -> None:
+    assert complete(a_gpu(0, joining=True), a_gpu(1))[1] == [f"gpu-0: {JOINING}"]
+
+
+def test_a_gpu_that_somebody_left_in_mig_mode_says_how_to_get_it_back() -> None:
+    old = a_gpu(0, architecture="Ampere", compute_major=8)
+    left = GpuMigView(gpu=old.uuid, capable=True, enabled=True)
+    [note] = complete(old, divisions={old.uuid: left})[1]
+    assert f"`nvidia-smi -i {old.uuid} -mig 0`" in note
+    assert f"`nvidia-smi --gpu-reset -i {old.uuid}`" in note
+    assert complete(old, divisions={old.uuid: left}, wanted={old.uuid}) == ("True", []), "its policy sees to it"
+    pending = msgspec.structs.replace(left, pending=True, state=MigState.NEEDS_RESET)
+    assert complete(old, divisions={old.uuid: pending}) == ("True", []), "it says itself what it waits for"
+    assert complete(a_gpu(0), divisions={old.uuid: left}) == ("True", []), "a claim of all of it turns the mode off"
+
+
+def test_gpus_that_can_be_given_to_nobody_are_listed() -> None:
+    view = HardwareView(driver=DRIVER, unidentified=(UnidentifiedGpu(2, "No minor number.", "GPU-2"),), read_at=MOMENT)
+    [one] = status(node_report(view), generation=1).unidentified
+    assert (one.index, one.uuid, one.message) == (2, "GPU-2", "No minor number.")

@@ -10,7 +10,7 @@ import msgspec
 import pynvml
 import pytest
 
-from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.faults import FABRIC_FAILED, with_fault
 from draco.agent.hardware.gpus import (
     ABSENT,
     DriverInfo,
@@ -30,6 +30,7 @@ from draco.agent.publish.offering import Offering
 from draco.allocation.fleet.inventory import Inventory
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import allocate
+from draco.health.ledger import DriverLoad, FaultLedger, looked
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.draco import MigMode, WantedGpu
@@ -40,7 +41,7 @@ from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import wiring
 from draco_local.simulator.gpus.state import create, load, mutate
 from draco_local.simulator.nvml.library import SimulatedNvml
-from tests.builders import a_gpu, a_node, a_slice
+from tests.builders import MOMENT, a_gpu, a_node, a_slice
 
 CLUSTER = uuid.UUID("c1c1c1c1-0000-4000-8000-000000000001")
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
@@ -271,3 +272,55 @@ def test_two_gpus_with_an_nvlink_between_them_can_be_asked_for(path: Path) -> No
     )
     assert results is not None
     assert [each.device for each in results[0].devices.results] == ["gpu-2", "gpu-3"]
+
+
+def test_a_gpu_joins_its_fabric_has_joined_or_could_not(path: Path) -> None:
+    nvml = opened(path)
+    faults.fabric(path, 0, "joining")
+    faults.fabric(path, 1, "failed")
+    joining, failed, *joined = nvml.gpus()
+    assert [gpu.joining for gpu in (joining, failed, *joined)] == [True, False, False, False]
+    assert joining.reading.signs == ()
+    [sign] = failed.reading.signs
+    assert sign.name == FABRIC_FAILED
+    assert "(GPU requires restart, status 16)" in sign.message
+    assert nvlinks(located([joining, failed])) == {}, "nothing goes through switches"
+    assert not any(gpu.joining or gpu.reading.signs for gpu in joined)
+    for gpu in (0, 1):
+        faults.fabric(path, gpu, "joined")
+    assert not any(gpu.joining or gpu.reading.signs for gpu in nvml.gpus())
+
+
+def test_a_divided_gpu_does_not_need_its_fabric(path: Path) -> None:
+    nvml = opened(path)
+    for gpu, how in enumerate(("joining", "failed")):
+        faults.fabric(path, gpu, how)  # type: ignore[arg-type] # both are states
+        with mutate(path) as state:
+            state.gpus[gpu].mig_current = state.gpus[gpu].mig_pending = 1
+    assert not any(gpu.joining or gpu.reading.signs for gpu in nvml.gpus())
+
+
+def test_whether_a_gpu_has_joined_stays_what_it_was_while_that_cannot_be_read(path: Path) -> None:
+    nvml = opened(path)
+    faults.fabric(path, 0, "joining")
+    faults.fabric(path, 1, "failed")
+    before = nvml.gpus()
+    for gpu in (0, 1):
+        faults.fail(path, "nvmlDeviceGetGpuFabricInfoV", pynvml.NVML_ERROR_UNKNOWN, gpu=gpu)
+    joining, failed, *_ = nvml.gpus()
+    assert (joining.joining, joining.unread[0].name) == (True, "fabric")
+    known = looked(FaultLedger(), [before[1].reading], now=MOMENT, load=DriverLoad("boot"))
+    still = looked(known, [failed.reading], now=MOMENT, load=DriverLoad("boot"))
+    assert FABRIC_FAILED in {one.name for one in still.entries}
+    faults.stop_failing(path)
+    faults.fabric(path, 1, "joined")
+    over = looked(still, [nvml.gpus()[1].reading], now=MOMENT, load=DriverLoad("boot"))
+    assert FABRIC_FAILED not in {one.name for one in over.entries}, "it is free with the first reading that says so"
+
+
+@pytest.mark.parametrize("code", ["ARGUMENT_VERSION_MISMATCH", "FUNCTION_NOT_FOUND", "NOT_SUPPORTED"])
+def test_a_driver_that_knows_an_older_way_to_ask_for_the_fabric_is_asked_that_way(path: Path, code: str) -> None:
+    wiring.join_fabric(path, cluster=CLUSTER, clique=7, joined=False)
+    faults.fail(path, "nvmlDeviceGetGpuFabricInfoV", faults.ERRORS[code])
+    nvml = opened(path)
+    assert [(gpu.joining, gpu.unread) for gpu in nvml.gpus()] == [(True, ())] * 4

@@ -21,7 +21,6 @@ from draco.agent.hardware.nvml_errors import (
     DriverMissing,
     DriverReloaded,
     GpuUnknown,
-    NotSupported,
 )
 from draco.health.ledger import GpuReading, LinkReading
 from draco.resources.names import GpuUuid
@@ -83,7 +82,7 @@ def test_a_gpu_is_read_with_everything_that_is_published(nvml: Nvml, path: Path)
         links=LinkEnds(switched=True),
         seen=GpuReading(gpu=_uuids(path)[4], links=LinkReading(up=(1 << 18) - 1)),
     )
-    assert (gpus[4].memory_bytes >> 20, gpus[4].cuda_compute_capability) == (81559, "9.0.0")
+    assert gpus[4].cuda_compute_capability == "9.0.0"
 
 
 @pytest.mark.parametrize(
@@ -271,10 +270,6 @@ def test_a_function_the_driver_lacks_is_a_missing_feature_and_no_fault(path: Pat
     [gpu, *_] = at_first_sight(nvml.gpus())
     assert (gpu.mig_capable, gpu.numa_node, gpu.addressing_mode) == (False, None, None)
     assert gpu.health.state is HealthState.HEALTHY
-    required = Nvml(Overriding(path, nvmlSystemGetNVMLVersion=missing))
-    required.open()
-    with pytest.raises(NotSupported, match="driver is too old for NVML's nvmlSystemGetNVMLVersion"):
-        required.driver()
 
 
 @pytest.mark.parametrize("action", range(1, 8))
@@ -444,11 +439,11 @@ def test_a_fault_of_work_aside_is_the_caller_s(nvml: Nvml) -> None:
         nvml.aside(fault)
 
 
-def test_a_gpu_whose_name_is_no_text_is_not_identified_and_the_others_are(path: Path) -> None:
+def test_a_gpu_whose_name_is_no_text_is_unreadable_and_stays_what_it_is(path: Path) -> None:
     answers = iter([b"H100", b"\xff", b"H100", *[b"H100"] * 5])
     nvml = Nvml(Overriding(path, nvmlDeviceGetName=lambda _: next(answers).decode()))  # as pynvml does
     nvml.open()
-    assert [gpu.index for gpu in nvml.gpus()] == [0, *range(2, 8)]
-    [odd] = nvml.unidentified()
-    assert odd.index == 1
-    assert odd.message.startswith("NVML's nvmlDeviceGetName answered bytes that are not text")
+    gpus = at_first_sight(nvml.gpus())
+    assert [gpu.product_name for gpu in gpus] == ["H100", "", *["H100"] * 6]
+    assert [gpu.index for gpu in gpus if gpu.health.state is HealthState.UNKNOWN] == [1]
+    assert gpus[1].health.message.startswith("NVML's nvmlDeviceGetName answered bytes that are not text")

@@ -192,3 +192,18 @@ def test_a_profile_whose_name_is_no_text_is_told_in_a_sentence(edge: Edge, monke
     monkeypatch.setattr(edge.nvml._library, "nvmlDeviceGetGpuInstanceProfileInfo", garbled)
     with pytest.raises(Unreadable, match="answered bytes that are not text"):
         edge.board(edge.uuid)
+
+
+@pytest.mark.parametrize("key", [key for key, board in BOARDS.items() if board.mig])
+def test_every_profile_of_every_board_gets_one_compute_instance_of_all_its_slices(tmp_path: Path, key: str) -> None:
+    edge = Edge(tmp_path / "gpus.json", key)
+    board = edge.board(edge.uuid)
+    assert board
+    assert max(profile.slices for profile in board.profiles) < max(profile.size for profile in board.profiles) or (
+        key == "A30"
+    ), "memory units are not compute slices"
+    for profile in board.profiles:
+        made = edge.create(edge.uuid, Placement(profile, profile.starts[0]), lambda _: None)
+        [there] = load(edge.path).gpus[0].instances
+        assert [(one.uuid, one.slices) for one in there.compute] == [(made.uuid, profile.slices)]
+        edge.destroy(made)

@@ -384,3 +384,15 @@ async def test_wishes_that_cannot_be_read_do_not_keep_whole_gpus_from_their_user
             assert lab.told == [["gpu-0"]]
     (said,) = [each for each in logs if each["event"] == "offers.wishes_unknown"]
     assert "gpunodes.draco.dev" in said["remedy"]
+
+
+def test_a_gpu_that_joins_its_fabric_is_not_to_be_had_as_a_whole_and_its_partitions_are() -> None:
+    located = LocatedGpu(a_gpu(0, joining=True))
+    assert taints(offer(located, a_mig(located))) == {("draco.dev/unsettled", "FabricJoining")}
+    offered = offer(located, a_mig(located), MigMode.DYNAMIC)
+    assert [one.name for one in offered.devices if one.taints] == ["gpu-0"]
+
+
+def test_a_gpu_of_an_unknown_generation_needs_a_reset_to_leave_mig_mode() -> None:
+    located = LocatedGpu(a_gpu(0, compute_major=None, compute_minor=None))
+    assert taints(offer(located, a_mig(located, enabled=True))) == {("draco.dev/unsettled", "MigMode")}

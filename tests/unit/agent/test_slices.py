@@ -232,3 +232,46 @@ def test_the_time_the_server_adds_to_a_taint_is_no_change() -> None:
 
 def test_a_plan_reads_as_a_sentence() -> None:
     assert str(slices.plan(some_devices(1), [], by=BY)) == "generation 1: replace 0, create 1, delete 0"
+
+
+def test_a_gpu_of_which_little_is_known_is_published_with_that() -> None:
+    bare = a_gpu(
+        0,
+        product_name="",
+        brand="",
+        architecture="",
+        compute_major=None,
+        compute_minor=None,
+        memory_bytes=None,
+        pci_bus_id="000f:01:00.0",
+    )
+    device = slices.device(LocatedGpu(bare), DriverInfo("r590-beta", "", ""))
+    assert device.capacity == {}
+    assert {name: one.value for name, one in device.attributes.items()} == {
+        "type": "gpu",
+        "uuid": bare.uuid,
+        "resource.kubernetes.io/pciBusID": "000f:01:00.0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "published"),
+    [
+        ("580.95.05", "580.95.5"),
+        ("610.43", "610.43.0"),
+        ("570.86.16-grid", "570.86.16-grid"),
+        ("535.129.03.01", None),
+        ("r590-beta", None),
+        ("18446744073709551616.1.1", None),
+        ("5" * 80, None),
+        ("", None),
+    ],
+)
+def test_a_version_that_kubernetes_cannot_keep_is_left_out_and_that_is_said(text: str, published: str | None) -> None:
+    assert slices.version(text) == published
+    said = slices.unpublishable(DriverInfo(text, "13.0", ""))
+    assert (
+        said == []
+        if published
+        else [each.partition(": ")[2].startswith(text or "an empty text is") for each in said] == [True]
+    )

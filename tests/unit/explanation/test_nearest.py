@@ -444,3 +444,29 @@ def test_random_selectors_are_explained_without_fail_and_never_wrongly() -> None
         for change in nearest_changes(fleet, [wanted]):
             claims, node = change.claims or [wanted], fleet.nodes[change.miss.node]
             assert allocate(fleet.inventory, fleet.state, node, claims, fleet.classes, share_ids=repeat("id"))
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (
+            "MigMode",
+            " by turning its MIG mode off (`nvidia-smi -i UUID -mig 0`) and resetting it, or by a MigPolicy that divides it",
+        ),
+        (
+            "FabricJoining",
+            (
+                ": its agent does as soon as the GPU has joined its NVLink fabric; if that takes minutes, see the fabric manager "
+                "on its node"
+            ),
+        ),
+    ],
+)
+def test_a_gpu_that_is_not_settled_says_how_that_ends(value: str, remedy: str) -> None:
+    fleet = a_fleet()
+    rule = a_rule(taint="draco.dev/unsettled", driver=GPU, pool="n1")
+    taint = msgspec.structs.replace(rule.spec.taint, value=value)
+    fleet.put_rule(msgspec.structs.replace(rule, spec=msgspec.structs.replace(rule.spec, taint=taint)))
+    assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT] == (
+        f"lift the taint draco.dev/unsettled={value}:NoSchedule (rule rule) from {GPU}/n1/gpu-0{remedy}"
+    )

@@ -135,3 +135,15 @@ def test_what_a_claim_asks_for_by_number_is_known_beforehand() -> None:
 )
 def test_memory_reads_as_people_write_it(octets: int, text: str) -> None:
     assert text_of(LimitedAmount.MEMORY, octets * ONE) == text
+
+
+def test_a_gpu_without_memory_of_its_own_is_one_gpu_and_no_memory_and_is_named() -> None:
+    unified = [a_slice("node-0", [a_device("gpu-0")])]
+    found = holdings_of(a_claim("spark", on=["node-0/gpu-0"]), lambda _: PoolHardware(unified))
+    assert (found.unknown, found.unsized) == ((), ("gpu-0",))
+    (amounts,) = found.holdings.values()
+    assert (amounts[LimitedAmount.GPU_SHARE], amounts[LimitedAmount.MEMORY]) == (ONE, 0)
+    assert (
+        holdings_of(a_claim("whole", on=["node-0/gpu-0"]), lambda _: PoolHardware(a_mig_pool("node-0", 1))).unsized
+        == ()
+    )

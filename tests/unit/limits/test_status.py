@@ -14,7 +14,7 @@ GPU = DeviceOrigin("gpu.draco.dev", "gpu.nvidia.com")
 def status(limit: DeviceLimit, held: dict[str, int], **said: Any) -> DeviceLimitStatus:
     namespaces = {name: {"tenant": name[0]} for name in held}
     holdings: dict[str, Holdings] = {name: {GPU: {LimitedAmount.DEVICES: n * ONE}} for name, n in held.items()}
-    use = use_of(rule_of(limit), namespaces, holdings, said.pop("unknown", ()))
+    use = use_of(rule_of(limit), namespaces, holdings, said.pop("unknown", ()), said.pop("unsized", ()))
     terms = {"classes": {}, "waiting": 0, "allocates": True, "now": MOMENT, **said}
     return limit_status(limit, use, **terms)
 
@@ -66,3 +66,9 @@ def test_devices_of_unknown_size_are_named() -> None:
 def test_the_list_of_namespaces_is_bounded() -> None:
     found = status(a_limit(devices=2), {f"team-{number:03}": 1 for number in range(100)})
     assert (found.selected, len(found.namespaces)) == (100, LISTED_NAMESPACES)
+
+
+def test_a_limit_by_memory_says_which_gpus_count_none() -> None:
+    found = status(a_limit(memory="80Gi"), {"a": 1}, unsized=["gpu-0"])
+    assert "gpu-0 is held and published without memory, and counts 0 of it: bound gpuShare or devices" in found.message
+    assert "without memory" not in status(a_limit(devices=2), {"a": 1}, unsized=["gpu-0"]).message

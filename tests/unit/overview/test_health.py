@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.overview.health import WHAT_TO_DO, HealthObjects, chosen, gpu_views, names_of
-from draco.resources.api.draco import GpuNode
+from draco.overview.health import WHAT_TO_DO, HealthObjects, UnidentifiedView, chosen, gpu_views, names_of, unidentified
+from draco.resources.api.draco import GpuNode, UnidentifiedGpuStatus
 from draco.resources.api.health import FaultFamily, FaultScope, GpuFaultStatus, HealthEffect
 from draco.resources.api.maintenance import MaintainedDevice, MaintenancePhase
 from draco.resources.names import DeviceKey
@@ -113,3 +113,20 @@ def test_requests_make_work_that_grows_with_the_fleet_and_not_with_its_square(mo
         return len(asked)
 
     assert comparisons(8) <= 2 * comparisons(4)
+
+
+def test_what_is_not_known_of_a_healthy_gpu_is_worth_a_line_and_what_cannot_be_identified_is_listed() -> None:
+    node = a_gpu_node("node-0", gpus={"gpu-0": "Healthy", "gpu-1": "Healthy"})
+    first, other = node.status.gpus
+    status = msgspec.structs.replace(
+        node.status,
+        gpus=[msgspec.structs.replace(first, notes=["published without memory: it has none."]), other],
+        unidentified=[UnidentifiedGpuStatus(index=2, uuid="GPU-2", message="It has no minor number.")],
+    )
+    node = msgspec.structs.replace(node, status=status)
+    noted, plain = views(node)
+    assert (noted.is_noteworthy, noted.notes) == (True, ["published without memory: it has none."])
+    assert not plain.is_noteworthy
+    assert unidentified([node]) == [
+        UnidentifiedView(node="node-0", index=2, uuid="GPU-2", message="It has no minor number.")
+    ]

@@ -215,3 +215,24 @@ def test_classes_whose_claims_two_or_none_may_allocate_are_named_by_what_is_publ
     assert both.remedy == 'Add the selector device.attributes["draco.dev"].?allocator.orValue("") == "operator".'
     assert neither.message.startswith("DeviceClass lost: nobody allocates its claims")
     assert neither.remedy == "Give it the label draco.dev/allocator=operator."
+
+
+def test_what_agents_do_not_know_of_their_gpus_is_said_once_for_all_nodes() -> None:
+    lacking = [
+        msgspec.structs.replace(
+            gpu_node(f"node-{index}"),
+            status=GpuNodeStatus(
+                conditions=[
+                    Condition(type="Ready", status="True"),
+                    Condition(type="Complete", status="False", message=said),
+                ]
+            ),
+        )
+        for index, said in enumerate(
+            ["gpu-0: published without memory.", "gpu-0: published without memory.\nOnly here."]
+        )
+    ]
+    assert [(each.about, each.verdict, each.message) for each in trouble(gpu_nodes=lacking)] == [
+        ("gpu", Verdict.WARNING, "node-0, node-1: gpu-0: published without memory."),
+        ("gpu", Verdict.WARNING, "node-1: Only here."),
+    ]

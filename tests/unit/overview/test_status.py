@@ -511,3 +511,13 @@ def test_rules_for_single_devices_make_work_that_grows_with_the_fleet_and_not_wi
         return len(asked)
 
     assert comparisons(12) <= 2 * comparisons(6)
+
+
+def test_a_pool_that_claims_have_devices_of_and_nobody_publishes_is_a_warning() -> None:
+    held = a_claim("train", on=["node-0/gpu-0"])
+    (warning,) = status_of(Snapshot(nodes=[a_node()], claims=[held])).warnings
+    assert warning == (
+        "Pool gpu.nvidia.com/node-0 is not published, and 1 claim (default/train) has devices of it: see the log of driver "
+        "gpu.nvidia.com there; the API server may refuse its slices."
+    )
+    assert status_of(Snapshot(nodes=[a_node()], slices=[a_slice()], claims=[held])).warnings == []

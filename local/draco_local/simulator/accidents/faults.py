@@ -39,6 +39,7 @@ XID_NVLINK_5 = (
 XID_FALLEN_OFF_THE_BUS = 79
 XID_RECOVERY_ACTION_CHANGED = 154
 
+FabricState = Literal["joining", "joined", "failed"]
 ERRORS: Mapping[str, int] = MappingProxyType(
     {
         name.removeprefix("NVML_ERROR_"): code
@@ -127,6 +128,19 @@ def nvlink(
             xid = XID_NVLINK_5 if board.nvlink_version is NvLinkVersion.V5 else XID_NVLINK
             state.add_event(target.uuid, pynvml.nvmlEventTypeXidCriticalError, xid)
         faults.down = faults.down if down is None else down
+
+
+def fabric(path: Path, gpu: int | str, state: FabricState) -> None:
+    """Let the GPU be registering with its NVLink fabric, have joined it, or have failed to. NVML sends no event of it.
+
+    StateError for a board that is not behind NVSwitches of a fabric manager.
+    """
+    with mutate(path) as node:
+        target = gpu_named(node, gpu)
+        if not (board_of(target).fabric and target.nvlink):
+            raise StateError(f"GPU {target.uuid} ({target.board}) is in no NVLink fabric.")
+        target.joined = state != "joining"
+        target.fabric_status = pynvml.NVML_ERROR_RESET_REQUIRED if state == "failed" else pynvml.NVML_SUCCESS
 
 
 def remapped_rows(path: Path, gpu: int | str, rows: RemappedRows) -> None:

@@ -89,6 +89,7 @@ def fresh(gpu: GpuState) -> None:
     gpu.ecc.corrected_volatile = gpu.ecc.uncorrected_volatile = 0
     gpu.remapped.pending = False
     gpu.links.clear()  # a reset trains them again, and counts from 0
+    gpu.joined, gpu.fabric_status = True, 0
 
 
 def cure(gpu: GpuState) -> None:
@@ -96,6 +97,7 @@ def cure(gpu: GpuState) -> None:
     gpu.error = 0
     gpu.recovery_action = 0
     gpu.temperature_c = 32
+    gpu.joined, gpu.fabric_status = True, 0
     gpu.links.clear()
     gpu.ecc = EccCounts()
     gpu.remapped = RemappedRows()

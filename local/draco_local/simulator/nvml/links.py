@@ -157,7 +157,7 @@ class LinkCalls:
         complete = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED if gpu.joined else pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
         info.state = complete if registered else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
         # A single server has no cluster UUID and is clique 0.
-        info.status, info.cliqueId = pynvml.NVML_SUCCESS, gpu.clique
+        info.status, info.cliqueId = gpu.fabric_status if gpu.joined else pynvml.NVML_SUCCESS, gpu.clique
         if gpu.cluster:
             info.clusterUuid[:] = uuid.UUID(gpu.cluster).bytes
         if hasattr(info, "healthMask"):

@@ -17,7 +17,7 @@ from draco.agent.record.checkpoint import Partition, PreparationState, PreparedC
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
-from draco.resources.texts import shown
+from draco.resources.texts import are, shown
 
 
 class FirstPrepare(msgspec.Struct, frozen=True):
@@ -56,12 +56,14 @@ def plan_prepare(
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
         _check_unchanged(known, claim, driver)
+        if refusal := joining(known, gpus):  # as after a boot
+            raise PrepareError(refusal)
         return RepeatedPrepare(known)
     if known is not None and known.state is PreparationState.RELEASING:
         return PartlyReleased(known)
     # An intent that was left over counts for nothing.
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
-    refusal = conflict(intent, record.values()) or sick(intent, gpus)
+    refusal = conflict(intent, record.values()) or sick(intent, gpus) or joining(intent, gpus)
     if refusal:
         raise PrepareError(refusal)
     gpus_of(intent, {gpu.uuid: gpu for gpu in gpus.values()})
@@ -206,6 +208,22 @@ def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
     return (
         f"Claim {claim} was allocated a device that takes no new work: {'; '.join(ill)}; delete the pod so that the claim is "
         "allocated again, elsewhere."
+    )
+
+
+def joining(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:
+    """Which whole GPUs of the claim have not joined their NVLink fabric yet, as a sentence; "" when none has to wait."""
+    by_uuid = {gpu.uuid: gpu for gpu in gpus.values()}
+    late = [
+        one.device
+        for one in claim.devices
+        if one.partition is None and not one.admin and one.gpu in by_uuid and by_uuid[one.gpu].joining
+    ]
+    if not late:
+        return ""
+    return (
+        f"Claim {claim} cannot be prepared yet: {', '.join(late)} {are(len(late))} still being registered with the NVLink "
+        "fabric, and CUDA fails there until that is done; kubelet tries again."
     )
 
 

@@ -36,7 +36,7 @@ class NodeHardware(msgspec.Struct, frozen=True, kw_only=True):
 
 def gone(gpu: Gpu | None) -> bool:
     """Whether a GPU is one that nobody can be given, not even who has it already."""
-    return gpu is None or (gpu.fault is not None and gpu.fault.name in GONE)
+    return gpu is None or gpu.minor < 0 or (gpu.fault is not None and gpu.fault.name in GONE)
 
 
 def gpus_of(claim: PreparedClaim, gpus: Mapping[GpuUuid, Gpu]) -> dict[GpuUuid, Gpu]:

@@ -4,7 +4,9 @@ Owns the shapes only. `nvml` and `nvml_instances` fill them, `mig.ownership` dec
 agent reads them without knowing NVML.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -147,12 +149,24 @@ class LinkEnds(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus: tuple[str, ...] = ()
 
 
+class UnreadFact(msgspec.Struct, frozen=True):
+    """What NVML does not tell of a GPU or of the driver, by the name under which it is published, and why, as a sentence.
+
+    `lacking`: there is no such thing on this board or with this driver. Else it is only not known now.
+    """
+
+    name: str
+    message: str
+    lacking: bool = False
+
+
 class DriverInfo(msgspec.Struct, frozen=True):
-    """Versions of the node's driver, as NVML writes them; `cuda_driver_version` is `major.minor`."""
+    """Versions of the node's driver as NVML writes them, "" for what it does not tell; `cuda_driver_version` is `major.minor`."""
 
     driver_version: str
     cuda_driver_version: str
     nvml_version: str
+    unread: tuple[UnreadFact, ...] = ()
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,18 +177,20 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     is what the last reading said, before the ledger was asked.
     `device` is the name it is published under, which stays with its UUID (`device_names`); "" for one that has none yet.
     `links` is None while it is not known where its NVLinks lead: a GPU that is divided does not say.
+    Of the fields without which it is still a GPU, None and "" mean that there is nothing to know, or that it is not known;
+    `unread` says which. `joining`: it is still being registered with its NVLink fabric; until then CUDA fails on it.
     """
 
     uuid: GpuUuid
     device: str = ""
     index: int
-    minor: int  # the device node is /dev/nvidia<minor>; it can change over a reboot
+    minor: int  # the device node is /dev/nvidia<minor>; it can change over a reboot. -1: not known now
     product_name: str
     brand: str
     architecture: str
-    compute_major: int
-    compute_minor: int
-    memory_bytes: int
+    compute_major: int | None
+    compute_minor: int | None
+    memory_bytes: int | None
     pci_bus_id: str  # as sysfs writes it: 0000:3b:00.0
     numa_node: int | None = None
     mig_capable: bool = False
@@ -182,12 +198,14 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     board: Board | None = None
     instances: tuple[Instance, ...] = ()
     fabric: FabricPlace | None = None
+    joining: bool = False
     links: LinkEnds | None = None
     addressing_mode: str | None = None  # None: the driver does not say; "None": it says that there is none
     health: GpuHealth = HEALTHY
     fault: GpuFault | None = None  # it takes no new work while there is one; claims that have it keep it
     faults: tuple[JudgedFault, ...] = ()
     seen: GpuReading | None = None
+    unread: tuple[UnreadFact, ...] = ()
 
     @property
     def reading(self) -> GpuReading:
@@ -201,13 +219,16 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mig_needs_reset(self) -> bool:
-        """Whether MIG mode changes only by a reset of the GPU: so it is before Hopper. Source: NVIDIA's MIG user guide."""
-        return self.compute_major < _HOPPER
+        """Whether MIG mode changes only by a reset of the GPU: so it is before Hopper. Source: NVIDIA's MIG user guide.
+
+        Of a GPU that does not tell its generation nothing is promised.
+        """
+        return self.compute_major is None or self.compute_major < _HOPPER
 
     @property
     def cuda_compute_capability(self) -> str:
-        """As a semantic version, e.g. `9.0.0`."""
-        return f"{self.compute_major}.{self.compute_minor}.0"
+        """As a semantic version, e.g. `9.0.0`; "" if it is not known."""
+        return "" if self.compute_major is None else f"{self.compute_major}.{self.compute_minor or 0}.0"
 
 
 class GpuLocation(NamedTuple):
@@ -231,10 +252,39 @@ class KnownGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UnidentifiedGpu(msgspec.Struct, frozen=True):
-    """A GPU whose UUID NVML has not returned since the session was opened, and why."""
+    """A GPU of which NVML has not told, since the session was opened, what it takes to give it to anybody; and why.
+
+    `uuid` is "" where not even that is known.
+    """
 
     index: int
     message: str
+    uuid: str = ""
+
+
+_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "productName": ("product_name",),
+        "brand": ("brand",),
+        "architecture": ("architecture",),
+        "cudaComputeCapability": ("compute_major", "compute_minor"),
+        "memory": ("memory_bytes",),
+        "numaNode": ("numa_node",),
+        "addressingMode": ("addressing_mode",),
+        "mig": ("mig_capable", "mig_enabled"),
+        "fabric": ("fabric", "joining"),
+        "links": ("links",),
+    }
+)
+"""The fields of a GPU by the fact that they are."""
+
+
+def as_told_before(gpu: Gpu, before: Gpu | None) -> Gpu:
+    """The GPU with what is only not known now as it was before. What the board does not have stays out."""
+    if before is None:
+        return gpu
+    fields = [field for one in gpu.unread if not one.lacking for field in _FIELDS.get(one.name, ())]
+    return msgspec.structs.replace(gpu, **{field: getattr(before, field) for field in fields}) if fields else gpu
 
 
 class EventKind(StrEnum):

@@ -12,7 +12,6 @@ the GPU it is about takes no new work, and nothing that is known of the others i
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -35,12 +34,12 @@ from draco.agent.hardware.gpus import (
     device_name,
 )
 from draco.agent.hardware.nvml import Nvml, NvmlCall
-from draco.agent.hardware.nvml_errors import DriverReloaded, NvmlError
+from draco.agent.hardware.nvml_errors import CallError, DriverReloaded, NotSupported, NvmlError
 from draco.agent.lanes import Lane
 from draco.health.ledger import InstancePlace, Sign
 from draco.kube.clock import Clock
 
-_ROOT = re.compile(r"pci[0-9a-f]{4}:[0-9a-f]{2}")
+_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 class SysfsPcieRoots:
@@ -93,6 +92,8 @@ class HardwareView(msgspec.Struct, frozen=True, kw_only=True):
     """NVML does not answer: which call. `fault` says it in a sentence."""
     mismatch: str = ""
     """Why no container could use a GPU though NVML answers: the driver's files are of another version than what is loaded."""
+    deaf: str = ""
+    """Why NVML's events are not heard: the GPUs are read at intervals only, and XIDs are missed."""
 
     @property
     def driver_version(self) -> str:
@@ -155,6 +156,7 @@ class HardwareMonitor:
         self._read_s = clock.monotonic()
         self._hang: NvmlCall | None = None
         self._said = ""
+        self._deaf = ""
         self._hanging = asyncio.Event()  # set while NVML hangs
 
     def subscribe(self, callback: Callable[[HardwareView], None]) -> None:
@@ -208,9 +210,14 @@ class HardwareMonitor:
             self._lane.close()
 
     async def _read_once(self) -> None:
-        before, self._last = self._calm.mismatch, await self._heard_by(0.0, self._read)
-        if self._last.mismatch not in ("", before):
+        before, self._last = self._calm, await self._heard_by(0.0, self._read)
+        if self._last.mismatch not in ("", before.mismatch):
             log.error("driver.mismatch", error=self._last.mismatch)
+        if self._last.deaf not in ("", before.deaf):
+            log.warning("nvml.no_events", error=self._last.deaf)
+        for one in self._last.unidentified:
+            if one not in before.unidentified:
+                log.warning("gpu.unidentified", index=one.index, gpu=one.uuid, error=one.message)
         self._read_s = self._clock.monotonic()
         self._calm = await self._named(self._last)
         self._mark(None)
@@ -257,9 +264,14 @@ class HardwareMonitor:
     def _read(self) -> HardwareView:
         with self._nvml.lock:
             self._nvml.open()
+            deaf = self._deaf
             if self._event_wait_s > 0:
-                with suppress(NvmlError):  # the wait for events meets it again
+                try:
                     self._nvml.watch()  # before the reading: nothing that happens after it is missed
+                except CallError as error:
+                    deaf = str(error)
+                except NvmlError:
+                    pass  # the reading meets it again
             driver = self._nvml.driver()
             mismatch = self._mismatch(driver.driver_version)
             seen = self._nvml.gpus()
@@ -272,6 +284,7 @@ class HardwareMonitor:
                 unidentified=self._nvml.unidentified(),
                 read_at=self._clock.now(),
                 mismatch=mismatch,
+                deaf=deaf,
             )
 
     def _count_failure(self, error: NvmlError) -> None:
@@ -300,7 +313,16 @@ class HardwareMonitor:
         due = self._clock.monotonic() + self._pause_s
         while (left_s := due - self._clock.monotonic()) > 0:
             wait_s = min(left_s, self._event_wait_s)
-            events = await self._heard_by(wait_s, partial(self._wait, wait_s))
+            try:
+                events = await self._heard_by(wait_s, partial(self._wait, wait_s))
+                self._deaf = ""
+            except CallError as error:
+                # Not every driver has events. The GPUs are read all the same, at their intervals.
+                self._deaf = str(error)
+                pause_s = left_s if isinstance(error, NotSupported) else min(left_s, self._retry_s)
+                self._due_s = self._clock.monotonic() + pause_s
+                await self._clock.sleep(pause_s)
+                continue
             for event in events:
                 if event.kind is EventKind.MIG_CHANGED:  # most of these changes are our own
                     log.debug("gpu.event", kind=event.kind, gpu=event.gpu, data=event.data)
@@ -312,8 +334,12 @@ class HardwareMonitor:
 
     @property
     def _pause_s(self) -> float:
-        """Until the next reading: not long while it takes a few more to say that a fault is over."""
-        return self._probe_s if self._faults.ending else self._rescan_s
+        """Until the next reading: not long while it takes a few more to say that a fault is over, or a GPU joins its fabric.
+
+        Of neither NVML sends an event.
+        """
+        joining = self._last is not None and any(one.gpu.joining for one in self._last.gpus)
+        return self._probe_s if joining or self._faults.ending else self._rescan_s
 
     def _place(self, event: GpuEvent) -> InstancePlace | None:
         """The instance that an event is about, by the last look at what there is."""

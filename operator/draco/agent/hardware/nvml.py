@@ -1,8 +1,9 @@
 """NVML as the agent sees it: typed reads of the node's GPUs, and one sentence for everything that can go wrong.
 
-Owns the session and every call about whole GPUs; those about instances are `nvml_instances`'. Decides nothing: what a fault
-means for a claim is not its business. All calls block. A caller that makes several related calls holds `lock` meanwhile; a
-thread may wait for events without it, and must have stopped before the session is closed.
+Owns the session, its events, and which GPUs there are; what is read of one is `nvml_facts`', and instances are
+`nvml_instances`'. Decides nothing: what a fault means for a claim is not its business. All calls block. A caller that makes
+several related calls holds `lock` meanwhile; a thread may wait for events without it, and must have stopped before the session
+is closed.
 """
 
 import ctypes
@@ -13,14 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import pynvml
 
 from draco.agent.hardware.faults import UNREADABLE, only_sign
-from draco.agent.hardware.gpus import DriverInfo, EventKind, Gpu, GpuEvent, GpuLocation, UnidentifiedGpu
+from draco.agent.hardware.gpus import DriverInfo, EventKind, Gpu, GpuEvent, GpuLocation, UnidentifiedGpu, UnreadFact
 from draco.agent.hardware.nvml_errors import (
-    ADDRESSING_MODES,
-    ARCHITECTURES,
-    BRANDS,
     EVENT_KINDS,
     WATCHED,
     CallError,
@@ -30,8 +29,7 @@ from draco.agent.hardware.nvml_errors import (
     not_text,
     translated,
 )
-from draco.agent.hardware.nvml_health import HealthReader
-from draco.agent.hardware.nvml_links import LinkReader
+from draco.agent.hardware.nvml_facts import GpuReader
 from draco.health.ledger import Sign
 from draco.resources.names import GpuUuid
 
@@ -76,8 +74,9 @@ class Nvml:
         self._unidentified: tuple[UnidentifiedGpu, ...] = ()
         self._handles: dict[GpuUuid, Any] = {}
         self._events: _Subscription | None = None
-        self._health = HealthReader(self.call)
-        self._links = LinkReader(self.call)
+        self._unheard: dict[GpuUuid, UnreadFact] = {}
+        self._driver: DriverInfo | None = None
+        self._reader = GpuReader(self.call)
 
     def open(self) -> None:
         """Start the session; DriverMissing when the node has no working driver."""
@@ -88,8 +87,8 @@ class Nvml:
         self._open = True
         self.sessions += 1
         self._seen, self._handles, self._unidentified = {}, {}, ()
-        self._health.forget()
-        self._links.forget()
+        self._unheard, self._driver = {}, None
+        self._reader.forget()
 
     def close(self) -> None:
         """End the session, also when the driver is already gone. Nobody may be waiting for events."""
@@ -127,32 +126,54 @@ class Nvml:
         return done.result()
 
     def driver(self) -> DriverInfo:
-        """Versions of the driver."""
-        cuda = self.call("nvmlSystemGetCudaDriverVersion_v2")
-        return DriverInfo(
-            driver_version=str(self.call("nvmlSystemGetDriverVersion")),
-            cuda_driver_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
-            nvml_version=str(self.call("nvmlSystemGetNVMLVersion")),
+        """Versions of the driver. One that cannot be read now is as it was read before in this session. DriverError.
+
+        No GPU is held back by one: it is "" if it was never read.
+        """
+        unread: list[UnreadFact] = []
+
+        def told(name: str, function: str, before: str, read: Callable[[Any], str] = str) -> str:
+            try:
+                return read(self.call(function))
+            except CallError as error:
+                lacking = isinstance(error, NotSupported)
+                why = f"published without {name}" if lacking or not before else f"{name} cannot be read"
+                unread.append(UnreadFact(name, f"{why}: {error}", lacking))
+                return "" if lacking else before
+
+        before = self._driver or DriverInfo("", "", "")
+        self._driver = DriverInfo(
+            driver_version=told("driverVersion", "nvmlSystemGetDriverVersion", before.driver_version),
+            cuda_driver_version=told(
+                "cudaDriverVersion",
+                "nvmlSystemGetCudaDriverVersion_v2",
+                before.cuda_driver_version,
+                lambda cuda: f"{cuda // 1000}.{cuda % 1000 // 10}",
+            ),
+            nvml_version=told("the version of NVML", "nvmlSystemGetNVMLVersion", before.nvml_version),
+            unread=tuple(one for one in unread if one.name != "the version of NVML"),  # nobody sees it
         )
+        return self._driver
 
     def gpus(self) -> list[Gpu]:
         """All GPUs that could be identified, in PCI order.
 
-        A GPU that cannot be read now keeps what was read before and says so in its signs; one that was never read in
-        this session is in `unidentified`. DriverError when no GPU can be read at all.
+        A GPU that cannot be read now keeps what was read before and says so in its signs, as does what of it cannot be read;
+        one that was never identified in this session is in `unidentified`. DriverError when no GPU can be read at all.
         """
         unidentified = []
         seen: dict[int, Gpu] = {}
+        told: dict[int, GpuUuid] = {}
         count = self.call("nvmlDeviceGetCount")
         if self._seen and count != self._counted:  # indexes have moved, so the handles are others'
             self._seen, self._handles, self._events = {}, {}, None
         for index in range(count):
             try:
-                seen[index] = self._read(index)
+                seen[index] = self._read(index, told)
             except CallError as error:
                 known = self._seen.get(index)
-                if known is None:
-                    unidentified.append(UnidentifiedGpu(index, str(error)))
+                if known is None or told.get(index, known.uuid) != known.uuid:
+                    unidentified.append(UnidentifiedGpu(index, str(error), told.get(index, "")))
                 else:
                     seen[index] = _troubled(known, error)
         self._seen, self._counted = seen, count
@@ -170,7 +191,8 @@ class Nvml:
     def wait_events(self, timeout_ms: int) -> Iterator[GpuEvent]:
         """Wait up to `timeout_ms` for the first event, then yield all that are there.
 
-        DriverReloaded when the session is over. GPUs that cannot be watched now are tried again on the next call.
+        DriverReloaded when the session is over, CallError when events cannot be waited for. GPUs that cannot be watched now are
+        tried again on the next call.
         """
         events = self._subscription()
         self._watch_all(events)
@@ -180,58 +202,31 @@ class Nvml:
             except NoEvent:
                 return
             except GpuLost:
-                yield from self._drop_lost(events)
+                lost = list(self._drop_lost(events))
+                yield from lost
+                if not lost:  # the next wait would say the same at once
+                    raise
                 return
+            except CallError:
+                self._events = None  # the next wait has a new set
+                raise
             event = self._event(data, events)
             if event is not None:
                 yield event
             timeout_ms = 0
 
-    def _read(self, index: int) -> Gpu:
+    def _read(self, index: int, told: dict[int, GpuUuid]) -> Gpu:
         handle = self.call("nvmlDeviceGetHandleByIndex", index)
-        uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
-        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", handle)
-        mode = self.optional("nvmlDeviceGetMigMode", handle)
+        uuid = told[index] = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
         self._handles[uuid] = handle
-        divided = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-        seen = self._health.read(uuid, handle, divided=divided)
-        fabric = self._links.fabric(uuid, handle)
-        return Gpu(
-            uuid=uuid,
-            index=index,
-            minor=int(self.call("nvmlDeviceGetMinorNumber", handle)),
-            product_name=str(self.call("nvmlDeviceGetName", handle)),
-            brand=BRANDS.get(self.call("nvmlDeviceGetBrand", handle), "Unknown"),
-            architecture=ARCHITECTURES.get(self.call("nvmlDeviceGetArchitecture", handle), "Unknown"),
-            compute_major=int(major),
-            compute_minor=int(minor),
-            memory_bytes=int(self.call("nvmlDeviceGetMemoryInfo", handle).total),
-            pci_bus_id=self._address(handle),
-            numa_node=self._numa_node(handle),
-            mig_capable=mode is not None,
-            mig_enabled=divided,
-            addressing_mode=ADDRESSING_MODES.get(self.optional("nvmlDeviceGetAddressingMode", handle)),
-            fabric=fabric.place,
-            links=self._links.ends(uuid, handle, seen.links.up if seen.links else None, fabric),
-            seen=seen,
-        )
-
-    def _numa_node(self, handle: Any) -> int | None:
-        """The nearest NUMA node; nvmlDeviceGetNumaNodeId is for GPUs that are such nodes themselves."""
-        words = self.optional("nvmlDeviceGetMemoryAffinity", handle, 16, pynvml.NVML_AFFINITY_SCOPE_NODE)
-        for number, word in enumerate(map(int, words or ())):
-            if word:
-                return number * 64 + ((word & -word).bit_length() - 1)
-        return None
+        known = self._seen.get(index)
+        gpu = self._reader.read(uuid, index, handle, before=known if known is not None and known.uuid == uuid else None)
+        silent = self._unheard.get(uuid)
+        return gpu if silent is None else msgspec.structs.replace(gpu, unread=(*gpu.unread, silent))
 
     def where(self, uuid: GpuUuid) -> GpuLocation:
         """Where a GPU is now: asked of NVML, not remembered."""
-        handle = self.handle(uuid)
-        return GpuLocation(int(self.call("nvmlDeviceGetMinorNumber", handle)), self._address(handle))
-
-    def _address(self, handle: Any) -> str:
-        pci = self.call("nvmlDeviceGetPciInfo", handle)
-        return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+        return self._reader.location(self.handle(uuid))
 
     def handle(self, uuid: GpuUuid) -> Any:
         """Handles are kept: looking one up by UUID can take NVML seconds."""
@@ -249,12 +244,18 @@ class Nvml:
             try:
                 handle = self.call("nvmlDeviceGetHandleByIndex", index)
                 uuid = GpuUuid(self.call("nvmlDeviceGetUUID", handle))
+            except CallError:
+                continue
+            try:
                 if events.watched.get(index) == uuid == events.by_address.get(_address(handle)):
                     continue  # else another board is in its place, or the same one was out in between
                 types = self.call("nvmlDeviceGetSupportedEventTypes", handle) & WATCHED
                 self.call("nvmlDeviceRegisterEvents", handle, types, events.handle)
-            except CallError:
-                continue  # its health says so; it is tried again on the next wait
+                self._unheard.pop(uuid, None)
+            except CallError as error:
+                self._unheard[uuid] = UnreadFact("events", f"its XIDs are not heard of: {error}")
+                if error.blames_gpu:
+                    continue  # it is tried again on the next wait; before another driver is loaded nothing else changes
             events.watched[index] = uuid
             events.by_address[_address(handle)] = uuid
 

@@ -47,6 +47,8 @@ class CallError(NvmlError):
 
     fault: str = ""
     """The name of the fault that a GPU has which answers so; "" where that says nothing of its state."""
+    blames_gpu: bool = True
+    """Whether a GPU that answers so may be broken. False where the answer is about the board's features, or about who asks."""
 
 
 class GpuLost(CallError):
@@ -64,9 +66,19 @@ class ResetRequired(CallError):
 class PermissionMissing(CallError):
     """The agent may not make this call."""
 
+    blames_gpu = False
+
 
 class NotSupported(CallError):
-    """The board or the driver does not have this."""
+    """The board or the driver does not have this: there is nothing to know, and nothing is broken."""
+
+    blames_gpu = False
+
+
+class VersionUnknown(CallError):
+    """The driver does not know this version of a call's argument: it is older than the one that this agent was built for."""
+
+    blames_gpu = False
 
 
 class GpuUnknown(CallError):
@@ -168,6 +180,14 @@ _ERRORS: Mapping[int, tuple[Callable[[str, int], NvmlError], str]] = MappingProx
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (
             NotSupported,
             "The installed NVIDIA driver is too old for NVML's {function}; upgrade the driver.",
+        ),
+        pynvml.NVML_ERROR_DEPRECATED: (
+            NotSupported,
+            "The installed NVIDIA driver no longer has NVML's {function}; upgrade Draco.",
+        ),
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: (
+            VersionUnknown,
+            "The installed NVIDIA driver is too old for this way to call NVML's {function}; upgrade the driver.",
         ),
         pynvml.NVML_ERROR_NOT_FOUND: (GpuUnknown, _GONE),
         pynvml.NVML_ERROR_GPU_NOT_FOUND: (GpuUnknown, _GONE),

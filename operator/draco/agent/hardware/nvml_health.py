@@ -34,6 +34,7 @@ _HOT = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
 _LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 
 Call = Callable[..., Any]
+Refused = Callable[[FaultFamily, CallError], None]
 
 
 class HealthReader:
@@ -48,16 +49,34 @@ class HealthReader:
         """A new session begins: the driver may be another one."""
         self._slowdown_c, self._links = {}, {}
 
-    def read(self, uuid: GpuUuid, handle: Any, *, divided: bool) -> GpuReading:
-        """Ask about one GPU. CallError when an answer says that the GPU itself is in trouble."""
+    def read(
+        self, uuid: GpuUuid, handle: Any, *, divided: bool, refused: Refused = lambda _family, _why: None
+    ) -> GpuReading:
+        """Ask about one GPU. CallError when an answer says that the GPU itself is in trouble.
+
+        `refused` is called with each family that cannot be asked about now, and why, unless the board has no such thing.
+        """
         signs: list[Sign] = []
         unasked: set[FaultFamily] = set()
         hidden: set[FaultFamily] = set()
-        values = self._values(uuid, handle)
+        try:
+            values = self._values(uuid, handle)
+        except CallError as error:
+            if error.blames_gpu:
+                raise
+            for family in (FaultFamily.RECOVERY, FaultFamily.ECC, FaultFamily.NVLINK):
+                refused(family, error)
+            values = {}
         _recovery(values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), signs, unasked)
-        self._ecc(values.get(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL), handle, signs, unasked)
-        self._rows(handle, signs, hidden if divided else unasked)
-        self._thermal(uuid, handle, signs, unasked)
+        counted = values.get(pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL)
+        found = {
+            FaultFamily.ECC: self._ecc(counted, handle, signs, unasked),
+            FaultFamily.ROW_REMAP: self._rows(handle, signs, hidden if divided else unasked),
+            FaultFamily.THERMAL: self._thermal(uuid, handle, signs, unasked),
+        }
+        for family, why in found.items():
+            if why is not None and family not in hidden:
+                refused(family, why)
         links = None
         if divided:  # partitions have no NVLinks: how they are then says nothing
             hidden.add(FaultFamily.NVLINK)
@@ -94,7 +113,7 @@ class HealthReader:
         up = sum(1 << link for link, state in enumerate(states) if state)
         return LinkReading(up, sum(values.get(one, 0) for one in _ERRORS_OF_LINKS))
 
-    def _ecc(self, errors: int | None, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> None:
+    def _ecc(self, errors: int | None, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> CallError | None:
         if errors:
             what = "memory error" if errors == 1 else "memory errors"
             sentence = f"{errors} {what} could not be corrected since the driver was loaded; {_AT_NEXT_RESET}."
@@ -107,23 +126,25 @@ class HealthReader:
             _unless_faulty(error)
             if errors is None or not isinstance(error, NotSupported):  # older boards have no such counters
                 unasked.add(FaultFamily.ECC)
-            return
+            return _unless_lacking(error)
         if status.bThresholdExceeded:
             signs.append(Sign(faults.ECC_THRESHOLD))
+        return None
 
-    def _rows(self, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> None:
+    def _rows(self, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> CallError | None:
         try:
             rows = self._call("nvmlDeviceGetRemappedRows", handle)
         except CallError as error:
             _unless_faulty(error)
             unasked.add(FaultFamily.ROW_REMAP)  # it cannot be asked of a GPU that is divided: what it last said holds
-            return
+            return _unless_lacking(error)
         if rows[2]:
             signs.append(Sign(faults.REMAP_PENDING, count=int(rows[0]) + int(rows[1])))
         if rows[3]:
             signs.append(Sign(faults.REMAP_FAILED))
+        return None
 
-    def _thermal(self, uuid: GpuUuid, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> None:
+    def _thermal(self, uuid: GpuUuid, handle: Any, signs: list[Sign], unasked: set[FaultFamily]) -> CallError | None:
         try:
             if uuid not in self._slowdown_c:
                 limit = pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
@@ -134,12 +155,13 @@ class HealthReader:
         except CallError as error:
             _unless_faulty(error)
             unasked.add(FaultFamily.THERMAL)
-            return
+            return _unless_lacking(error)
         if reasons & _HOT or (slowdown is not None and celsius >= slowdown):
             sentence = f"The GPU is at {celsius} °C and lowers its clocks; check its cooling."
             signs.append(Sign(faults.THERMAL_SLOWDOWN, sentence))
         elif slowdown is not None and celsius > slowdown - THERMAL_MARGIN_C:
             unasked.add(FaultFamily.THERMAL)
+        return None
 
     def _optional(self, function: str, *args: Any) -> Any:
         try:
@@ -164,3 +186,7 @@ def _unless_faulty(error: CallError) -> None:
     """What an answer says of the GPU itself counts more than that one thing could not be asked."""
     if error.fault:
         raise error
+
+
+def _unless_lacking(error: CallError) -> CallError | None:
+    return None if isinstance(error, NotSupported) else error

@@ -228,7 +228,9 @@ class NvmlInstances:
         count = ctypes.c_uint(SLOTS)
         try:
             self._nvml.call(function, parent, profile_id, array, ctypes.byref(count))
-        except NotSupported:
+        except NotSupported as error:
+            if error.code == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                raise  # it cannot be listed, which does not mean that nothing is there
             return []
         return list(array[: count.value])
 

@@ -13,17 +13,21 @@ from typing import Any, NamedTuple
 import pynvml
 
 from draco.agent.hardware.gpus import FabricPlace, LinkEnds
-from draco.agent.hardware.nvml_errors import CallError
+from draco.agent.hardware.nvml_errors import NotSupported, VersionUnknown
 from draco.resources.names import GpuUuid
 
 Call = Callable[..., Any]
 
 
 class FabricReading(NamedTuple):
-    """`place` is None for a GPU that is in no fabric of several nodes; `pending` is one that has not joined its fabric yet."""
+    """`place` is None for a GPU that is in no fabric of several nodes; `pending` is one that has not joined its fabric yet.
+
+    `failed` says in a sentence why it could not join, "" where it could.
+    """
 
     place: FabricPlace | None = None
     pending: bool = False
+    failed: str = ""
 
 
 class LinkReader:
@@ -41,14 +45,15 @@ class LinkReader:
     def ends(self, uuid: GpuUuid, handle: Any, up: int | None, fabric: FabricReading) -> LinkEnds | None:
         """Where the links lead that are up, one bit each; None when that is not known, as while the GPU is divided.
 
-        CallError when an answer says that the GPU itself is in trouble.
+        CallError when it cannot be read now.
         """
         if up is None:
             return self._ends[uuid][1] if uuid in self._ends else None
         if uuid not in self._ends or self._ends[uuid][0] != up:
             self._ends[uuid] = (up, self._asked(handle, [link for link in range(up.bit_length()) if up >> link & 1]))
         ends = self._ends[uuid][1]
-        return LinkEnds(gpus=ends.gpus) if fabric.pending else ends  # switches carry nothing before the GPU has joined
+        apart = fabric.pending or fabric.failed  # switches carry nothing before the GPU has joined
+        return LinkEnds(gpus=ends.gpus) if apart else ends
 
     def _asked(self, handle: Any, links: list[int]) -> LinkEnds:
         switched, gpus = False, set()
@@ -62,28 +67,47 @@ class LinkReader:
                     gpus.add(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
         return LinkEnds(switched=switched, gpus=tuple(sorted(gpus)))
 
-    def fabric(self, uuid: GpuUuid, handle: Any) -> FabricReading:
-        """Which fabric the GPU is in. CallError when an answer says that the GPU itself is in trouble."""
+    def fabric(self, uuid: GpuUuid, handle: Any, *, divided: bool) -> FabricReading:
+        """Which fabric the GPU is in. CallError when that cannot be read now."""
         if uuid in self._without_fabric:
             return FabricReading()
-        info: Any = pynvml.c_nvmlGpuFabricInfoV_t()
-        if self._told("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:  # before 2024's drivers
-            info = pynvml.c_nvmlGpuFabricInfo_t()
-            if self._told("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None:
-                self._without_fabric.add(uuid)
-                return FabricReading()
-        if info.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != pynvml.NVML_SUCCESS:
-            return FabricReading(pending=info.state != pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
-        cluster = bytes(info.clusterUuid)
-        return FabricReading(_place(cluster, int(info.cliqueId)) if any(cluster) else None)
+        for function, kind in _FABRIC_CALLS:
+            info: Any = kind()
+            try:
+                self._call(function, handle, ctypes.byref(info))
+            except (NotSupported, VersionUnknown):
+                continue
+            return _fabric(info)
+        if not divided:  # what it answers while it is divided may be another thing
+            self._without_fabric.add(uuid)
+        return FabricReading()
 
     def _told(self, function: str, *args: Any) -> Any:
         try:
             return self._call(function, *args)
-        except CallError as error:
-            if error.fault:  # what an answer says of the GPU itself counts more than that one thing could not be asked
-                raise
+        except NotSupported:
             return None
+
+
+_FABRIC_CALLS: tuple[tuple[str, Any], ...] = (
+    ("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfoV_t),
+    ("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t),  # drivers before 2024 have this one only
+)
+
+
+def _fabric(info: Any) -> FabricReading:
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return FabricReading()
+    if info.state != pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
+        return FabricReading(pending=True)
+    if info.status != pynvml.NVML_SUCCESS:
+        said = str(pynvml.NVMLError(int(info.status)))
+        return FabricReading(
+            failed=f"The GPU could not join its NVLink fabric ({said}, status {info.status}); look into the fabric manager's log "
+            "(`journalctl -u nvidia-fabricmanager`), then reset the GPU or reboot the node."
+        )
+    cluster = bytes(info.clusterUuid)
+    return FabricReading(_place(cluster, int(info.cliqueId)) if any(cluster) else None)
 
 
 def _place(cluster: bytes, clique: int) -> FabricPlace:

@@ -132,12 +132,11 @@ class ClaimInstances:
         NVML is asked for the mode, since the last look may be older than what somebody did by hand.
         """
         for device in intent.devices:
-            seen = self._inventory.known(device.gpu)
-            if device.partition is not None or device.admin or seen is None or seen.mode is None:
+            if device.partition is not None or device.admin or self._inventory.never_divided(device.gpu):
                 continue
             try:
                 with self._inventory.lock:  # a look between plan and step may no longer find what the plan speaks of
-                    if self._inventory.divided(device.gpu) or seen.mode.enabled:
+                    if self._inventory.divided(device.gpu) or self._inventory.seen_divided(device.gpu):
                         self._manager.settle(device.gpu)
                         self._undivide(intent, device)
             except (NvmlError, StillHeld, OSError) as error:
@@ -148,12 +147,16 @@ class ClaimInstances:
     def seen_whole(self, intent: PreparedClaim) -> None:
         """Refuse what was divided when it was last looked at. NVML is not asked."""
         for device in intent.devices:
-            seen = self._inventory.known(device.gpu)
-            if device.admin or seen is None or seen.mode is None or not seen.mode.enabled:
+            if device.admin or self._inventory.never_divided(device.gpu):
                 continue
+            seen = self._inventory.known(device.gpu)
+            if seen is not None and seen.mode is not None and not seen.mode.enabled:
+                continue
+            divided = seen is not None and seen.mode is not None
+            why = "it was in MIG mode when it was last read" if divided else "nobody knows whether it is in MIG mode"
             raise PrepareError(
-                f"Claim {intent} cannot get the whole of {device.device} now: it had GPU instances when it was last read, and "
-                "NVML does not answer. Kubelet tries again."
+                f"Claim {intent} cannot get the whole of {device.device}: {why}, and NVML does not answer now. Kubelet tries "
+                "again."
             )
 
     def _undivide(self, intent: PreparedClaim, device: PreparedDevice) -> None:

@@ -192,6 +192,16 @@ class MigInventory:
             mode = self._mig.mode(uuid)
             return mode is not None and mode.enabled
 
+    def seen_divided(self, uuid: GpuUuid) -> bool:
+        """Whether a GPU was in MIG mode when that was last read."""
+        seen = self._seen.get(uuid)
+        return seen is not None and seen.mode is not None and seen.mode.enabled
+
+    def never_divided(self, uuid: GpuUuid) -> bool:
+        """Whether the last look says that a GPU has no MIG mode. One that could not be looked at may be in it."""
+        seen = self.listed(uuid)
+        return seen is not None and seen.mode is None
+
     def known(self, uuid: GpuUuid) -> GpuInventory | None:
         """The last look."""
         return self._seen.get(uuid)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from draco.agent.files import advice
-from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.faults import UNREADABLE, with_fault
 from draco.agent.hardware.gpus import (
     ABSENT,
     HEALTHY,
@@ -25,6 +25,7 @@ from draco.agent.hardware.gpus import (
     KnownGpu,
     LocatedGpu,
     UnidentifiedGpu,
+    as_told_before,
     device_name,
     position,
 )
@@ -73,31 +74,41 @@ def _published(device: Device) -> KnownGpu | None:
     if not said.get("uuid"):
         return None
     known = KnownGpu(uuid=GpuUuid(str(said["uuid"])), device=device.name)
-    try:
-        major, minor, _ = str(said["cudaComputeCapability"]).split(".")
-        numa_node = said.get(STANDARD_NUMA_NODE)
-        last = Gpu(
-            uuid=known.uuid,
-            device=known.device,
-            index=-1,
-            minor=-1,
-            product_name=str(said["productName"]),
-            brand=str(said["brand"]),
-            architecture=str(said["architecture"]),
-            compute_major=int(major),
-            compute_minor=int(minor),
-            memory_bytes=Quantity.parse(device.capacity["memory"].value).value(),
-            pci_bus_id=str(said[STANDARD_PCI_BUS_ID]),
-            addressing_mode=None if (mode := said.get("addressingMode")) is None else str(mode),
-        )
-    except (KeyError, ValueError):  # published by somebody who said less: the name is what counts
+    address = said.get(STANDARD_PCI_BUS_ID)
+    if not address:  # published by somebody who said less: the name is what counts
         return known
+    major, minor = _capability(str(said.get("cudaComputeCapability", "")))
+    amount = device.capacity.get("memory")
+    memory = None if amount is None else Quantity.read(amount.value)
+    mode, numa_node = said.get("addressingMode"), said.get(STANDARD_NUMA_NODE)
+    last = Gpu(
+        uuid=known.uuid,
+        device=known.device,
+        index=-1,
+        minor=-1,
+        product_name=str(said.get("productName", "")),
+        brand=str(said.get("brand", "")),
+        architecture=str(said.get("architecture", "")),
+        compute_major=major,
+        compute_minor=minor,
+        memory_bytes=None if memory is None else memory.value(),
+        pci_bus_id=str(address),
+        addressing_mode=None if mode is None else str(mode),
+    )
     return msgspec.structs.replace(
         known,
         last=last,
         pcie_root=None if (root := said.get(STANDARD_PCIE_ROOT)) is None else str(root),
         numa_node=numa_node if isinstance(numa_node, int) else None,
     )
+
+
+def _capability(version: str) -> tuple[int | None, int | None]:
+    """Both numbers of a compute capability that was published as 9.0.0; None for what is not."""
+    match version.split("."):
+        case [major, minor, _] if major.isdecimal() and minor.isdecimal():
+            return int(major), int(minor)
+    return None, None
 
 
 def reported(node: GpuNode | None) -> list[KnownGpu]:
@@ -148,6 +159,7 @@ def remembered(
 
 def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
     """What is worth keeping of a reading: not what changes while the GPU is at work."""
+    located = _as_told_before(located, known)
     board = located.gpu.board or (known.last.board if known.last else None)
     links = located.gpu.links or (known.last.links if known.last else None)
     lasting = msgspec.structs.replace(
@@ -161,6 +173,8 @@ def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
         fault=None,
         faults=(),
         seen=None,
+        unread=(),
+        joining=False,
     )
     return msgspec.structs.replace(known, last=lasting, pcie_root=located.pcie_root, numa_node=located.numa_node)
 
@@ -172,25 +186,45 @@ def shown(
     needed: Collection[GpuUuid] = (),
     unidentified: Sequence[UnidentifiedGpu] = (),
 ) -> tuple[LocatedGpu, ...]:
-    """The GPUs under their names, and those that are absent. One that has no name on record is left out."""
+    """The GPUs under their names, and those that are absent. One that has no name on record is left out.
+
+    One that NVML lists, and of which it has not told enough since, is not absent: it is as it was known before.
+    """
     here = [
-        msgspec.structs.replace(located, gpu=_under_its_name(located.gpu, one))
+        _under_its_name(_as_told_before(located, one), one)
         for located in present
         if (one := known.get(located.gpu.uuid)) is not None
     ]
     uuids = {located.gpu.uuid for located in present}
     places = {located.gpu.pci_bus_id for located in present}
+    listed = {one.uuid: one.message for one in unidentified if one.uuid}
+    nobody = [one for one in unidentified if not one.uuid]
     away = [
-        LocatedGpu(_absent(one.last, unidentified), one.pcie_root, one.numa_node)
+        LocatedGpu(
+            _unplaced(one.last, listed[uuid]) if uuid in listed else _absent(one.last, nobody),
+            one.pcie_root,
+            one.numa_node,
+        )
         for uuid, one in known.items()
         if uuid not in uuids and one.last is not None and (uuid in needed or one.last.pci_bus_id not in places)
     ]
     return (*here, *away)
 
 
-def _under_its_name(gpu: Gpu, known: KnownGpu) -> Gpu:
-    links = gpu.links or (known.last.links if known.last else None)
-    return msgspec.structs.replace(gpu, device=known.device, links=links)
+def _as_told_before(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
+    """A GPU with what only cannot be read now, as since the agent's start, as it was when it was read last."""
+    gpu = as_told_before(located.gpu, known.last)
+    return LocatedGpu(gpu, located.pcie_root, gpu.numa_node if located.numa_node is None else located.numa_node)
+
+
+def _under_its_name(located: LocatedGpu, known: KnownGpu) -> LocatedGpu:
+    links = located.gpu.links or (known.last.links if known.last else None)
+    named = msgspec.structs.replace(located.gpu, device=known.device, links=links)
+    return msgspec.structs.replace(located, gpu=named)
+
+
+def _unplaced(last: Gpu, why: str) -> Gpu:
+    return with_fault(msgspec.structs.replace(last, minor=-1), GpuFault(UNREADABLE, why))
 
 
 def _absent(last: Gpu, unidentified: Sequence[UnidentifiedGpu]) -> Gpu:
@@ -260,7 +294,9 @@ class KnownGpus:
         known = known if problem else fresh
         nameless = tuple(
             UnidentifiedGpu(
-                one.gpu.index, f"{one.gpu.uuid} has no device name yet, as it cannot be recorded: {problem}"
+                one.gpu.index,
+                f"{one.gpu.uuid} has no device name yet, as it cannot be recorded: {problem}",
+                one.gpu.uuid,
             )
             for one in read.gpus
             if one.gpu.uuid not in known

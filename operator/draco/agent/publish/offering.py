@@ -22,7 +22,7 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.nvlink import NvLinks, nvlinks
-from draco.agent.publish.partitions import Divisible, Place, as_many_as_fit, isolation_taints
+from draco.agent.publish.partitions import Divisible, Place, as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.publisher import SlicePublisher
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
@@ -38,6 +38,7 @@ from draco.resources.names import (
     TAINT_FOREIGN_INSTANCE,
     TAINT_OPERATOR_ALLOCATED,
     TAINT_UNSETTLED,
+    UNSETTLED_MIG_MODE,
     GpuUuid,
     gpu_name,
 )
@@ -186,8 +187,9 @@ def _whole(
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
     if mig.board is None and mig.state is MigState.DIRTY:  # nobody knows what there is of it
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=mig.state.value, effect="NoSchedule"))
+    taints += joining_taints(located)
     if mig.enabled and located.gpu.mig_needs_reset:
-        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value="MigMode", effect="NoSchedule"))
+        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_MIG_MODE, effect="NoSchedule"))
     elif resets:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=MigState.NEEDS_RESET.value, effect="NoSchedule"))
     return msgspec.structs.replace(slices.device(located, driver), taints=as_many_as_fit(taints))

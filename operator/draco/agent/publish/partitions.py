@@ -30,7 +30,13 @@ from draco.resources.api.slices import (
     DeviceCounterConsumption,
 )
 from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaint
-from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid, read_partition_name
+from draco.resources.names import (
+    TAINT_FOREIGN_INSTANCE,
+    TAINT_UNSETTLED,
+    UNSETTLED_FABRIC,
+    GpuUuid,
+    read_partition_name,
+)
 from draco.resources.quantity import Format, Quantity
 
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
@@ -257,12 +263,21 @@ class _Maker:
         taints += judgement.taints(self._gpu.located.gpu.faults, None if placement is None else placement.mask)
         if self._foreign & mask:
             taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
+        if placement is None:
+            taints += joining_taints(self._gpu.located)
         state = self._gpu.mig.state
         if state not in _UNSETTLED and self._gpu.resets:
             state = MigState.NEEDS_RESET
         if state in _UNSETTLED:
             taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=state.value, effect="NoSchedule"))
         return as_many_as_fit(taints)
+
+
+def joining_taints(located: LocatedGpu) -> list[DeviceTaint]:
+    """The taint of a whole GPU that is still being registered with its NVLink fabric; its partitions do not need that."""
+    return (
+        [DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_FABRIC, effect="NoSchedule")] if located.gpu.joining else []
+    )
 
 
 def as_many_as_fit(taints: Sequence[DeviceTaint]) -> list[DeviceTaint]:

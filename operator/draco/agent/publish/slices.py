@@ -30,6 +30,7 @@ from draco.resources.names import (
 )
 from draco.resources.quantity import Format, Quantity
 from draco.resources.semver import SemVer
+from draco.resources.texts import shown
 
 T = TypeVar("T")
 
@@ -42,14 +43,26 @@ NAME_LIMIT = 253
 
 
 def memory(gpu: Gpu) -> str:
-    """A GPU's memory as a quantity in canonical form, such as 81559Mi."""
-    return str(Quantity.of(gpu.memory_bytes, Format.BINARY_SI))
+    """A GPU's memory as a quantity in canonical form, such as 81559Mi; "" if nobody knows how much it has."""
+    return "" if gpu.memory_bytes is None else str(Quantity.of(gpu.memory_bytes, Format.BINARY_SI))
 
 
 def version(text: str) -> str | None:
     """A driver's version as a semantic one: 580.65.06 becomes 580.65.6, 12.8 becomes 12.8.0. None when it cannot be read."""
     parsed = SemVer.read(text, loosely=True)
     return str(parsed) if parsed is not None and len(str(parsed)) <= STRING_LIMIT else None
+
+
+def unpublishable(driver: DriverInfo) -> list[str]:
+    """Why versions that the driver tells are not published, as sentences."""
+    told = {"driverVersion": driver.driver_version, "cudaDriverVersion": driver.cuda_driver_version}
+    unread = {one.name for one in driver.unread}
+    return [
+        f"published without {name}: {shown(text) or 'an empty text'} is no version of three numbers, such as 580.95.5; a selector "
+        f'that reads {name} fails on this node\'s devices unless it asks first whether "{name}" is in their attributes.'
+        for name, text in told.items()
+        if name not in unread and version(text) is None
+    ]
 
 
 def device(located: LocatedGpu, driver: DriverInfo) -> Device:
@@ -77,7 +90,8 @@ def device(located: LocatedGpu, driver: DriverInfo) -> Device:
         attributes[STANDARD_NUMA_NODE] = DeviceAttribute(int_=located.numa_node)
     if gpu.fabric is not None:
         attributes[ATTRIBUTE_CLIQUE_ID] = DeviceAttribute(int_=gpu.fabric.clique)
-    return Device(name=device_name(gpu), attributes=attributes, capacity={"memory": DeviceCapacity(value=memory(gpu))})
+    capacity = {"memory": DeviceCapacity(value=amount)} if (amount := memory(gpu)) else {}
+    return Device(name=device_name(gpu), attributes=attributes, capacity=capacity)
 
 
 def _cut(text: str) -> str:

@@ -21,8 +21,9 @@ def boards(gpus: Iterable[Gpu]) -> Mapping[Board, str]:
     for gpu in gpus:
         if gpu.board is None or gpu.board in names:
             continue
-        alike = sum(name.partition(" #")[0] == gpu.product_name for name in names.values())
-        names[gpu.board] = f"{gpu.product_name} #{alike + 1}" if alike else gpu.product_name
+        product = gpu.product_name or "unnamed board"
+        alike = sum(name.partition(" #")[0] == product for name in names.values())
+        names[gpu.board] = f"{product} #{alike + 1}" if alike else product
     return names
 
 
@@ -42,7 +43,8 @@ def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMigView], names: Mapping[Board,
     if division is None:
         return None
     if not division.capable:
-        return None if gpu.mig_capable or gpu.absent else api.GpuMig()
+        unknown = any(one.name == "mig" for one in gpu.unread)
+        return None if gpu.mig_capable or gpu.absent or unknown else api.GpuMig()
     board = division.board
     return api.GpuMig(
         capable=True,

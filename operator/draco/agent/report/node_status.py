@@ -3,7 +3,7 @@
 Owns the object's existence and its status. Where the kind is not installed the agent works without it and says so once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -15,18 +15,26 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import PluginConflict, RegistrationState
 from draco.agent.publish.publisher import PublishedPool
-from draco.agent.publish.slices import memory
+from draco.agent.publish.slices import memory, unpublishable
 from draco.agent.report import mig_report
+from draco.agent.report.gpu_notes import notes
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import PARTITIONABLE, Features
 from draco.kube.errors import AlreadyExists, NotFound
 from draco.kube.queue import WorkQueue, run_workers
-from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
+from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus, UnidentifiedGpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerReference, all_timed
 from draco.resources.kinds import GPU_NODES, NODES
-from draco.resources.names import CONDITION_CERTIFICATE, CONDITION_PARTITIONABLE, FIELD_MANAGER_AGENT, GpuUuid
+from draco.resources.names import (
+    CONDITION_CERTIFICATE,
+    CONDITION_COMPLETE,
+    CONDITION_PARTITIONABLE,
+    FIELD_MANAGER_AGENT,
+    GpuUuid,
+)
+from draco.resources.texts import listed
 
 log = structlog.get_logger()
 
@@ -56,6 +64,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why what claims need cannot be written."""
     edits_problem: str | None = None
     """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
+    wanted: Container[GpuUuid] = ()
+    """The GPUs that a MigPolicy has."""
     certificate_problem: str | None = None
     """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
 
@@ -78,6 +88,7 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
             numa_node=one.numa_node,
             health=health[device_name(one.gpu)].state.value,
             message=health[device_name(one.gpu)].message,
+            notes=notes(one.gpu, node_report.divisions.get(one.gpu.uuid), wanted=one.gpu.uuid in node_report.wanted),
             faults=[fault.status for fault in one.gpu.faults[:FAULTS_PER_GPU]],
             mig=mig_report.mig(one.gpu, node_report.divisions, boards),
         )
@@ -96,8 +107,13 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
         mig_gpu_count=sum(one.mig is not None and one.mig.enabled for one in gpus),
         mig_instance_count=sum(len(one.mig.instances) for one in gpus if one.mig is not None),
         gpus=gpus,
+        unidentified=[
+            UnidentifiedGpuStatus(index=one.index, uuid=one.uuid, message=one.message) for one in view.unidentified
+        ],
         boards=mig_report.tables(boards),
-        conditions=[msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(node_report)],
+        conditions=[
+            msgspec.structs.replace(one, observed_generation=generation) for one in _conditions(node_report, gpus)
+        ],
     )
 
 
@@ -111,7 +127,7 @@ def _without_figures(fault: GpuFaultStatus) -> GpuFaultStatus:
     return msgspec.structs.replace(fault, message="", count=0, clean_probes=0, first_seen=None, last_seen=None)
 
 
-def _conditions(node_report: NodeReport) -> list[Condition]:
+def _conditions(node_report: NodeReport, gpus: Sequence[GpuStatus]) -> list[Condition]:
     view, published, registration = node_report.view, node_report.published, node_report.registration
     unreadable, why_unreadable = _unreadable(view)
     parts = [
@@ -130,6 +146,7 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
     further = [
         *_partitionable(node_report.features),
+        *_complete(view, gpus),
         *_if_known("ToolkitUsed", node_report.edits_problem, "EditsTaken", "OwnEdits"),
         *_if_known(CONDITION_CERTIFICATE, node_report.certificate_problem, "Trusted", "Unfit"),
     ]
@@ -144,6 +161,22 @@ def _unreadable(view: HardwareView) -> tuple[str, str]:
         return DRIVER_MISMATCH, view.mismatch
     named = "; ".join(f"GPU {one.index}: {one.message}" for one in view.unidentified)
     return ("GpuUnidentified" if named else ""), named
+
+
+def _complete(view: HardwareView, gpus: Sequence[GpuStatus]) -> list[Condition]:
+    """Whether all is published that a node can have, and no GPU waits for somebody. Nothing before the GPUs have been read."""
+    if view.driver is None:
+        return []
+    by_note: dict[str, list[str]] = {}
+    for gpu in gpus:
+        for note in gpu.notes:
+            by_note.setdefault(note, []).append(gpu.device)
+    of_node = [*(one.message for one in view.driver.unread), *unpublishable(view.driver)]
+    if view.deaf:
+        of_node.append(f"XIDs are not heard of, and the GPUs are read at intervals only: {view.deaf}")
+    said = [f"{sentence[0].upper()}{sentence[1:]}" for sentence in of_node]
+    said += [f"{listed(devices)}: {note}" for note, devices in by_note.items()]
+    return [_condition(CONDITION_COMPLETE, not said, "AllPublished", "NotAllPublished", "\n".join(said))]
 
 
 def _exclusive(conflict: str) -> Condition:

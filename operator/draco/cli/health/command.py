@@ -16,7 +16,16 @@ from draco.cli.input.reading import ClusterReadError, Reader, cluster_with_dra, 
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
-from draco.overview.health import FaultView, GpuHealthView, HealthDocument, HealthObjects, chosen, gpu_views, names_of
+from draco.overview.health import (
+    FaultView,
+    GpuHealthView,
+    HealthDocument,
+    HealthObjects,
+    chosen,
+    gpu_views,
+    names_of,
+    unidentified,
+)
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, SLICES
 from draco.resources.texts import counted, listed, nearest
 
@@ -38,23 +47,27 @@ def command(gpu: str, every: bool, kubeconfig: Path | None, context: str | None,
     draco health gpu-node-0/gpu-3
     """  # noqa: D301 - click keeps the lines below a backspace as they are
     found = asyncio.run(_read(kubeconfig, context))
-    views = found.gpus
+    views, unnamed = found.gpus, found.unidentified
     if gpu:
         views = chosen(found.gpus, gpu)
-        if not views:
+        unnamed = [each for each in unnamed if gpu in (each.node, each.uuid)]
+        if not views and not unnamed:
             raise ClusterReadError(f"no agent of Draco reports a node or GPU {gpu}{nearest(gpu, names_of(found.gpus))}")
     elif not every:
         views = [each for each in found.gpus if each.is_noteworthy]
     healthy = len(found.gpus) - len([each for each in found.gpus if each.is_noteworthy])
     if output == "json":
-        print_document(msgspec.structs.replace(found, gpus=views, total=len(found.gpus), healthy=healthy))
+        document = msgspec.structs.replace(found, gpus=views, unidentified=unnamed)
+        print_document(msgspec.structs.replace(document, total=len(found.gpus), healthy=healthy))
         return
     warn(found.unread)
     if gpu:
         for view in views:
             _show_one(visible(view))
     else:
-        _show_all([visible(view) for view in views], len(found.gpus))
+        _show_all([visible(view) for view in views], len(found.gpus), unidentified=len(unnamed))
+    for each in map(visible, unnamed):
+        echo(f"{each.node}: GPU {each.uuid or each.index} takes no claims. {each.message}")
 
 
 async def _read(kubeconfig: Path | None, context: str | None) -> HealthDocument:
@@ -79,15 +92,20 @@ async def _read(kubeconfig: Path | None, context: str | None) -> HealthDocument:
                 maintenances=maintenances.result() or [],
             )
         )
-        return HealthDocument(gpus=views, unread=sorted(reader.unread))
+        return HealthDocument(gpus=views, unidentified=unidentified(nodes), unread=sorted(reader.unread))
 
 
-def _show_all(views: Sequence[GpuHealthView], total: int) -> None:
+def _show_all(views: Sequence[GpuHealthView], total: int, *, unidentified: int) -> None:
     if not total:
+        if unidentified:
+            return
         echo("No agent of Draco reports any GPU. `draco check` says whether agents run.")
         return
     if not views:
-        echo(f"All {counted(total, 'GPU')} are healthy." if total > 1 else "The GPU is healthy.")
+        if unidentified:
+            echo(f"{counted(total, 'GPU')} healthy.")
+        else:
+            echo(f"All {counted(total, 'GPU')} are healthy." if total > 1 else "The GPU is healthy.")
         return
     rows = table("NODE", "GPU", "HEALTH", "WORST FAULT", "EFFECT", "SINCE", "POLICY", "WHAT TO DO")
     for view in views:
@@ -101,7 +119,7 @@ def _show_all(views: Sequence[GpuHealthView], total: int) -> None:
             worst.effect if worst else "-",
             _since(worst.first_seen) if worst else "-",
             (worst.policy or "-") if worst else "-",
-            (worst.message or worst.what_to_do) if worst else view.message or "-",
+            (worst.message or worst.what_to_do) if worst else view.message or next(iter(view.notes), "-"),
         )
     print_table(rows)
     noteworthy = sum(view.is_noteworthy for view in views)
@@ -117,6 +135,8 @@ def _show_one(view: GpuHealthView) -> None:
     for name, text in (("UUID", view.uuid), ("Product", view.product), ("Message", view.message)):
         if text:
             echo(f"{name + ':':<9} {text}")
+    for note in view.notes:
+        echo(f"{'Note:':<9} {note}")
     if view.claims:
         echo(f"Claims:   {listed(view.claims, _SHOWN)}")
     if view.pods:

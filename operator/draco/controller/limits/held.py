@@ -58,6 +58,11 @@ class HeldDevices:
         claims = self._view.claims.store.by_index(ALLOCATED_IN, namespace)
         return [device for each in claims for device in self.of_claim(each).unknown]
 
+    def unsized_in(self, namespace: str) -> list[str]:
+        """Devices of its claims that are published without memory."""
+        claims = self._view.claims.store.by_index(ALLOCATED_IN, namespace)
+        return [device for each in claims for device in self.of_claim(each).unsized]
+
     def _follow(self, change: Change[ResourceClaim]) -> None:
         self._namespaces.pop(change.key.namespace, None)
         if change.after is None or not change.after.results:

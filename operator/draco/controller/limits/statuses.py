@@ -91,12 +91,14 @@ class DeviceLimitReconciler:
         namespaces = {each.metadata.name: each.metadata.labels for each in self._view.namespaces.store.values()}
         held: dict[str, Holdings] = {}
         unknown: list[str] = []
+        unsized: list[str] = []
         for name, labels in namespaces.items():
             if rule.selects(labels):
                 held[name] = self._held.of_namespace(name)
                 unknown += self._held.unknown_in(name)
+                unsized += self._held.unsized_in(name)
                 await work.pause()
-        return use_of(rule, namespaces, held, sorted(unknown))
+        return use_of(rule, namespaces, held, sorted(unknown), sorted(unsized))
 
 
 def register_limits(metrics: OperatorMetrics, limits: DeviceLimitReconciler) -> None:

@@ -29,6 +29,9 @@ from draco.resources.names import (
     TAINT_FOREIGN_INSTANCE,
     TAINT_MAINTENANCE,
     TAINT_OPERATOR_ALLOCATED,
+    TAINT_UNSETTLED,
+    UNSETTLED_FABRIC,
+    UNSETTLED_MIG_MODE,
     PoolKey,
 )
 from draco.resources.texts import agreeing, listed, them
@@ -48,6 +51,14 @@ _ENDS: Final[Mapping[str, str]] = {
     TAINT_FOREIGN_INSTANCE: " by removing the GPU instance there, which Draco did not make",
     TAINT_MAINTENANCE: ": Draco does when its DeviceMaintenance is over, and draco maintain status says what that waits for",
     TAINT_AGENT_LOST: ": Draco does when the agent of its node is back; see the agent's pod there",
+}
+
+
+_SETTLES: Final[Mapping[str, str]] = {
+    UNSETTLED_MIG_MODE: " by turning its MIG mode off (`nvidia-smi -i UUID -mig 0`) and resetting it, or by a MigPolicy that "
+    "divides it",
+    UNSETTLED_FABRIC: ": its agent does as soon as the GPU has joined its NVLink fabric; if that takes minutes, see the fabric "
+    "manager on its node",
 }
 
 
@@ -98,6 +109,8 @@ def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
     """How the taint goes, or what does as well. One of Draco's would come back, and who tolerates it gets what does not work."""
     if taint.key in _ENDS:
         return _ENDS[taint.key]
+    if taint.key == TAINT_UNSETTLED and taint.value in _SETTLES:
+        return _SETTLES[taint.value]
     if taint.key == TAINT_OPERATOR_ALLOCATED:
         dracos = sorted(name for name, each in trials.fleet.classes.items() if is_operators(each))
         such = f", such as {dracos[0]}" if dracos else ""

@@ -98,7 +98,10 @@ class BoardTable(ApiStruct, frozen=True, kw_only=True):
 
 
 class GpuStatus(ApiStruct, frozen=True, kw_only=True):
-    """One physical GPU as its agent sees it. `device` is the name it is published under."""
+    """One physical GPU as its agent sees it. `device` is the name it is published under.
+
+    `notes` are sentences on what is not known of it, and on what keeps it from claims without being a fault.
+    """
 
     device: str
     uuid: str
@@ -110,8 +113,17 @@ class GpuStatus(ApiStruct, frozen=True, kw_only=True):
     numa_node: int | None = None
     health: str = "Unknown"
     message: str = ""
+    notes: list[str] = []
     faults: list[GpuFaultStatus] = []
     mig: GpuMig | None = None
+
+
+class UnidentifiedGpuStatus(ApiStruct, frozen=True, kw_only=True):
+    """A GPU that NVML counts and that cannot be given to anybody, and why. `uuid` is "" where not even that is known."""
+
+    index: int
+    uuid: str = ""
+    message: str = ""
 
 
 class WantedInstance(ApiStruct, frozen=True, kw_only=True):
@@ -208,6 +220,7 @@ class GpuNodeStatus(ApiStruct, frozen=True, kw_only=True):
     mig_gpu_count: int | None = None
     mig_instance_count: int | None = None
     gpus: list[GpuStatus] = []
+    unidentified: list[UnidentifiedGpuStatus] = []
     boards: list[BoardTable] = []
     conditions: list[Condition] = []
 

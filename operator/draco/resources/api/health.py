@@ -21,6 +21,7 @@ class FaultFamily(StrEnum):
     ROW_REMAP = "row-remap"
     THERMAL = "thermal"
     NVLINK = "nvlink"
+    FABRIC = "fabric"
     RECOVERY = "recovery"
     LOST = "lost"
     DRIVER = "driver"
