@@ -56,6 +56,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why what claims need cannot be written."""
     edits_problem: str | None = None
     """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
+    leftovers: str = ""
+    """Which claims are prepared that nothing can use any more, and what keeps them from being given up, as sentences."""
     certificate_problem: str | None = None
     """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
 
@@ -129,6 +131,7 @@ def _conditions(node_report: NodeReport) -> list[Condition]:
     sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
     further = [
+        *_claims_there(node_report.leftovers),
         *_partitionable(node_report.features),
         *_if_known("ToolkitUsed", node_report.edits_problem, "EditsTaken", "OwnEdits"),
         *_if_known(CONDITION_CERTIFICATE, node_report.certificate_problem, "Trusted", "Unfit"),
@@ -157,6 +160,11 @@ def _partitionable(features: Features | None) -> list[Condition]:
         return []
     why = " ".join(f"{each.consequence} {each.remedy}" for each in features.missing if each.name == PARTITIONABLE)
     return [_condition(CONDITION_PARTITIONABLE, not why, "CountersKept", "CountersNotKept", why)]
+
+
+def _claims_there(leftovers: str) -> list[Condition]:
+    """Nothing while all prepared claims can be used."""
+    return [_condition("ClaimsThere", "", "", "ClaimGone", leftovers)] if leftovers else []
 
 
 def _if_known(name: str, problem: str | None, why: str, why_not: str) -> list[Condition]:
