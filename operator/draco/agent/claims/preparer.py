@@ -23,6 +23,7 @@ from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.files import advice
 from draco.agent.hardware.capabilities import CapabilityUnknown
+from draco.agent.hardware.device_nodes import DeviceNodeMissing
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.mig.claim_instances import AcquiredInstances, ClaimInstances
@@ -174,6 +175,9 @@ class ClaimPreparer:
         except (DeviceMissing, CapabilityUnknown):
             self._withdraw(known)
             raise
+        except DeviceNodeMissing as error:
+            self._withdraw(known)
+            raise PrepareError(f"Claim {known} cannot be prepared: {error}") from error
         if has_moved := moved(known, now):
             raise PrepareError(f"Claim {known} was prepared before its GPU moved: {has_moved} Kubelet tries again.")
         return now
@@ -229,7 +233,7 @@ class ClaimPreparer:
             raise PrepareError(_disk(known, "prepared", error)) from error
 
     def _refuse_without_driver(self, claim: PreparedClaim) -> None:
-        if lacking := self._cdi.lacking():
+        if lacking := self._cdi.lacking() or self._cdi.without_cuda():
             raise PrepareError(f"Claim {claim} cannot be prepared: {lacking}")
 
     def _withdraw(self, claim: PreparedClaim) -> None:
