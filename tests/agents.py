@@ -181,6 +181,13 @@ class SimulatedNode:
         allocation = {"allocation": {"devices": {"results": results}} if devices else None}
         return await self.client.patch(CLAIMS, claim.metadata.key, {"status": allocation}, subresource="status")
 
+    async def reserve(self, claim: ResourceClaim, *pods: str) -> ResourceClaim:
+        """The claim, reserved for pods of these names."""
+        consumers = [{"resource": "pods", "name": pod, "uid": str(uuid.uuid4())} for pod in pods]
+        return await self.client.patch(
+            CLAIMS, claim.metadata.key, {"status": {"reservedFor": consumers}}, subresource="status"
+        )
+
     async def prepare(self, *claims: ResourceClaim) -> Any:
         """Kubelet's call; the answers by uid."""
         request = dra_v1_pb2.NodePrepareResourcesRequest(claims=_references(claims))

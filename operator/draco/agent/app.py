@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
-from draco.agent.errors import AnotherPlugin, ClusterUnsuited, PrepareError, SettingsError
+from draco.agent.errors import AnotherPlugin, ClusterUnsuited, SettingsError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
@@ -22,7 +22,6 @@ from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
 from draco.agent.plugin.handover import POLL_S, NextAgent, hand_over
 from draco.agent.plugin.unix_sockets import SocketTaken
-from draco.agent.record.checkpoint import PreparedClaim
 from draco.agent.settings import AgentSettings
 from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
@@ -177,7 +176,7 @@ class Agent:
             tasks.create_task(self.parts.dividing.keeper.run(), name="partitions")
             tasks.create_task(self.parts.claim_reporter.run(), name="claim status")
             tasks.create_task(self.parts.plugin.run(), name="plugin")
-            tasks.create_task(self.parts.leftovers(self._give_up).run(), name="leftovers")
+            tasks.create_task(self.parts.leftovers.run(), name="leftovers")
             self.parts.claims_known()
 
     async def _keep_edits(self) -> None:
@@ -278,14 +277,6 @@ class Agent:
             self.parts.publisher.republish()
             self.parts.node_reporter.touch()
             self.parts.claim_reporter.touch_all()
-
-    async def _give_up(self, claim: PreparedClaim) -> None:
-        try:
-            await self.parts.work.unprepare(claim.uid)
-        except PrepareError as error:
-            self._log.warning("claim.not_unprepared", claim=str(claim), uid=claim.uid, error=str(error))
-            return
-        self.parts.claim_changed(claim)
 
     async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
         return await persistently(event, attempt, clock=self._clock)

@@ -4,6 +4,7 @@ Owns the hierarchy only; a sentence is written where it is raised.
 """
 
 from draco.resources.errors import DracoError
+from draco.resources.names import ClaimUid
 
 
 class AgentError(DracoError):
@@ -28,6 +29,14 @@ class PrepareError(AgentError):
 
 class InstanceHeld(PrepareError):
     """A claim cannot be given up yet, because somebody still uses an instance of its."""
+
+
+class StillPrepared(PrepareError):
+    """A claim cannot be prepared while another one, `holder`, has its device."""
+
+    def __init__(self, sentence: str, *, holder: ClaimUid) -> None:
+        super().__init__(sentence)
+        self.holder = holder
 
 
 class ClusterUnsuited(AgentError):

@@ -5,16 +5,18 @@ starts and stops them.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 
 from draco.agent.claims.cdi import CdiFolder, NodeFiles
-from draco.agent.claims.leftovers import KUBELET_RECORD, Leftovers, denies
+from draco.agent.claims.kubelet_record import KUBELET_RECORD, denies
+from draco.agent.claims.leftovers import Leftovers
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.claims.work import ClaimWork
 from draco.agent.containers.common_edits import CommonEdits
+from draco.agent.errors import PrepareError
 from draco.agent.files import Files, advice
 from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
 from draco.agent.hardware.gpus import device_name
@@ -22,6 +24,7 @@ from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPci
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.lanes import Lanes
 from draco.agent.metrics import AgentMetrics
+from draco.agent.mig.holders import HoldingProcess
 from draco.agent.mig.last_spec import LAST_SPEC, SpecMemory
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.plugin.dra_service import DraService
@@ -112,6 +115,7 @@ class AgentParts:
         )
         # Kubelet's claims
         self.startup: Final = self._recovery()
+        self.leftovers: Final = self._leftovers()
         self.work: Final = self._claims()
         self.plugin: Final = self._kubelet_plugin()
         self.lease: Final = self._agent_lease()
@@ -228,9 +232,15 @@ class AgentParts:
             driver=self._settings.driver,
             pool=self._settings.node_name,
             instances=self.dividing.instances,
+            leftovers=lambda: {uid: one.clause for uid, one in self.leftovers.found.items()},
         )
         return ClaimWork(
-            preparer, self.checkpoint, self.lanes, driver=self._settings.driver, view=lambda: self.hardware.view
+            preparer,
+            self.checkpoint,
+            self.lanes,
+            driver=self._settings.driver,
+            view=lambda: self.hardware.view,
+            in_the_way=self.leftovers.in_the_way,
         )
 
     def _kubelet_plugin(self) -> Plugin:
@@ -276,16 +286,32 @@ class AgentParts:
             clock=self._clock,
         )
 
-    def leftovers(self, give_up: Callable[[PreparedClaim], Awaitable[None]]) -> Leftovers:
-        """Who gives up what kubelet no longer knows of."""
+    def _leftovers(self) -> Leftovers:
         return Leftovers(
             self._client,
             driver=self._settings.driver,
             claims=lambda: self.checkpoint.claims,
-            kubelet_record=self._settings.kubelet_dir / KUBELET_RECORD,
-            give_up=give_up,
+            running=self._running,
+            give_up=self._give_up,
+            changed=self.report_changed,
+            tell=self.tell,
             clock=self._clock,
+            confirm_s=self._settings.confirm_gone_s,
         )
+
+    async def _running(self, claim: PreparedClaim) -> Sequence[HoldingProcess] | None:
+        """The processes that run on a claim's devices; None while NVML does not answer."""
+        found: list[HoldingProcess] = []
+        asked = await self.lanes.ask(lambda: found.extend(self.dividing.instances.processes_of(claim)))
+        return found if asked else None
+
+    async def _give_up(self, claim: PreparedClaim) -> None:
+        try:
+            await self.work.unprepare(claim.uid)
+        except PrepareError as error:
+            self._log.warning("claim.not_unprepared", claim=str(claim), uid=claim.uid, error=str(error))
+            return
+        self.claim_changed(claim)
 
     # Which part hears of which change
 
@@ -362,6 +388,8 @@ class AgentParts:
             self.dividing.keeper.touch(uuid)
         self._take_health()
         self.claim_reporter.touch(claim)
+        if claim.uid not in self.checkpoint.claims:
+            self.leftovers.given_up(claim)
         self.report_changed()
 
     def registered(self, registration: RegistrationState) -> None:
@@ -421,6 +449,7 @@ class AgentParts:
             folders_problem=self.folders_problem(),
             edits_problem=self.common_edits.problem,
             certificate_problem=self._certificate_problem(),
+            leftovers=" ".join(str(one) for one in self.leftovers.found.values()),
         )
 
     def _certificate_problem(self) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from draco.agent.claims.leftovers import CONFIRM_S
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.plugin.dra_service import DEADLINE_S
 from draco.agent.plugin.health_service import TIMEOUT_S
@@ -31,7 +32,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     the agent finds out again what the cluster can do; a change is looked at again after each of some `confirm_s` before it
     counts. `takes_over`: where another agent of Draco serves the node, stand by until it ends, for `stand_by_s` at most,
     instead of refusing to start. In `namespace` the agent renews its Lease, "" for none, as `lease_holder` ("": the node's name);
-    one that is not renewed for `lease_duration_s` has its GPUs fenced.
+    one that is not renewed for `lease_duration_s` has its GPUs fenced. A prepared claim that is gone from the API server is given
+    up when it is still gone `confirm_gone_s` later, and no process of it runs.
     """
 
     node_name: str
@@ -61,6 +63,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""
     lease_holder: str = ""
     lease_duration_s: int = 20
+    confirm_gone_s: float = CONFIRM_S
 
     @property
     def installed(self) -> DriverRoot | None:

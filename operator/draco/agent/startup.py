@@ -98,7 +98,7 @@ class Startup:
         self._loaded = asyncio.Event()
         self._named = asyncio.Event()
         self._reported: GpuNode | None = None
-        self._lacking: tuple[list[ClaimUid], list[ClaimUid]] = ([], [])
+        self._lacking: tuple[list[ClaimUid], ...] = ([], [], [])
 
     async def name(self) -> None:
         """Tell the GPUs their names, when the record has been read.
@@ -243,9 +243,9 @@ class Startup:
         self._say(await self._with_driver(respec))
 
     def _say(self, done: recovery.RecoveryResult) -> None:
-        names = ("undone", "rewritten", "without_gpu", "without_instance", "swept")
+        names = ("undone", "rewritten", "without_gpu", "without_instance", "without_node", "swept")
         counts = {name: len(getattr(done, name)) for name in names}
-        lacking = (done.without_gpu, done.without_instance)
+        lacking = (done.without_gpu, done.without_instance, done.without_node)
         if done.rebooted or done.undone or done.rewritten or done.swept or lacking != self._lacking:
             log.info("claims.converged", node=self._node, rebooted=done.rebooted, **counts)
         self._lacking = lacking

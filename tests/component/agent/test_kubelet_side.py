@@ -7,11 +7,14 @@ import os
 import re
 import socket
 import threading
+import uuid
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from draco.agent.claims import cdi
 from draco.agent.errors import AnotherPlugin, SettingsError
@@ -24,6 +27,7 @@ from draco.kube.connect.connection import Connection
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES
 from draco_local.simulator.accidents import faults
+from draco_local.simulator.gpus.gpu_state import GpuProcess
 from tests.agents import SimulatedNode, eventually
 from tests.builders import a_claim
 from tests.doubles.faultproxy import FaultProxy, answer
@@ -235,6 +239,74 @@ async def test_a_claim_whose_container_runs_is_known_again_without_record_and_wi
     async with node.running():
         assert (await node.unprepare(held))[held.metadata.uid].error == ""
         assert (await node.prepare(rival))[rival.metadata.uid].error == ""
+
+
+def in_a_container(pid: int, pod: str = "a") -> GpuProcess:
+    return GpuProcess(pid, cgroup=f"/kubepods/besteffort/pod{uuid.uuid4()}/{'ab' * 32}", hostname=pod, name="train")
+
+
+async def test_a_gpu_that_was_given_up_under_a_running_process_goes_to_nobody_else_and_back_to_its_claim(
+    node: SimulatedNode,
+) -> None:
+    held, rival = await node.claim("gpu-0"), await node.claim("gpu-0")
+    await node.reserve(held, "a")
+    with capture_logs() as logs:
+        async with node.running():
+            await node.prepare(held)
+            faults.hold(node.gpus, 0, in_a_container(4711))
+            assert (await node.unprepare(held))[held.metadata.uid].error == ""
+            refusal = (await node.prepare(rival))[rival.metadata.uid].error
+            assert (
+                "process 4711 of an earlier user still runs on it (train, in container abababababab of pod a" in refusal
+            )
+            await eventually(lambda: [one for one in logs if one["event"] == "claim.given_up_in_use"])
+            assert [one.device_name for one in (await node.prepare(held))[held.metadata.uid].devices] == ["gpu-0"]
+            assert (await node.unprepare(held))[held.metadata.uid].error == ""
+    async with node.running():
+        assert "process 4711" in (await node.prepare(rival))[rival.metadata.uid].error
+        faults.release(node.gpus, 4711)
+        assert (await node.prepare(rival))[rival.metadata.uid].error == ""
+    said = [one for one in logs if one["event"] == "claim.given_up_in_use"]
+    assert next((one["claim"], one["reserved_for"]) for one in said) == (str(held.metadata.key), ["a"])
+
+
+@pytest.mark.usefixtures("crds")
+async def test_a_claim_that_is_gone_is_given_up_by_itself_when_its_process_has_ended(
+    node: SimulatedNode,
+) -> None:
+    """Its pod was deleted by force, and kubelet never gives it up. The agent that finds out has just been started."""
+    held, rival = await node.claim("gpu-0"), await node.claim("gpu-0")
+    async with node.running():
+        await node.prepare(held)
+    faults.hold(node.gpus, 0, in_a_container(4711))
+    await node.client.delete(CLAIMS, held.metadata.key)
+
+    async def said() -> bool:
+        found = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+        return any(
+            f"{held.metadata.key} is gone; it stays prepared while" in one.message for one in found.status.conditions
+        )
+
+    async with node.running(confirm_gone_s=0.2):
+        await eventually(said)
+        refusal = (await node.prepare(rival))[rival.metadata.uid].error
+        assert f"(uid {held.metadata.uid}); claim {held.metadata.key} is gone; it stays prepared" in refusal
+        assert "process 4711 (train) in container abababababab of pod a" in refusal
+        await eventually(lambda: node.events("ClaimGone"))
+        assert len(node.specs()) == 1
+        faults.release(node.gpus, 4711)
+
+        async def prepared() -> bool:
+            return not (await node.prepare(rival))[rival.metadata.uid].error
+
+        await eventually(prepared)
+        found = await eventually(lambda: node.client.get(GPU_NODES, ObjectKey("", node.name)))
+        await eventually(lambda: not_said(said))
+        assert found.status.prepared_claims <= 1
+
+
+async def not_said(said: Callable[[], Awaitable[bool]]) -> bool:
+    return not await said()
 
 
 class Refusing(LocalFiles):

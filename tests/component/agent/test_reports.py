@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.claims.leftovers import Leftovers
+from draco.agent.claims.leftovers import CONFIRM_S, Leftovers
 from draco.agent.hardware.monitor import HardwareView
+from draco.agent.mig.holders import HoldingProcess
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.record.checkpoint import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.node_status import NodeReport, NodeReporter
@@ -295,26 +296,33 @@ def unused_tcp_port() -> int:
 class Looking:
     """A look at leftovers under a clock that the test moves."""
 
-    def __init__(self, node: SimulatedNode, claim: PreparedClaim) -> None:
+    def __init__(self, node: SimulatedNode, claim: PreparedClaim, *, client: Client | None = None) -> None:
         self.clock = ManualClock()
-        self.record: Path = node.folder / "dra_manager_state"
         self.given_up: list[str] = []
+        self.running: list[HoldingProcess] | None = []
+        self.told: list[str] = []
+        self.claims = {claim.uid: claim}
         self.leftovers = Leftovers(
-            node.client,
+            client or node.client,
             driver=NVIDIA_DRIVER,
-            claims=lambda: {claim.uid: claim},
-            kubelet_record=self.record,
+            claims=lambda: self.claims,
+            running=self._running,
             give_up=self._give_up,
+            changed=lambda: None,
+            tell=lambda reason, _action, note: self.told.append(f"{reason}: {note}"),
             clock=self.clock,
         )
+
+    async def _running(self, _claim: PreparedClaim) -> list[HoldingProcess] | None:
+        return self.running
 
     async def _give_up(self, claim: PreparedClaim) -> None:
         self.given_up.append(claim.name)
 
     async def look_after(self, seconds: float) -> list[str]:
-        await self.leftovers.look()
+        await self.leftovers.look(self.claims)
         await self.clock.advance(seconds)
-        await self.leftovers.look()
+        await self.leftovers.look(self.claims)
         return self.given_up
 
 
@@ -328,43 +336,65 @@ def on_record(name: str, uid: str, namespace: str, *, pool: str = "node-0") -> P
 async def test_a_claim_that_has_its_devices_is_never_given_up(node: SimulatedNode) -> None:
     claim = await node.claim("gpu-0")
     looking = Looking(node, on_record(claim.metadata.name, claim.metadata.uid, node.namespace, pool=node.name))
-    looking.record.write_text("{}")
     assert await looking.look_after(3600) == []
+    assert (looking.leftovers.found, looking.told) == ({}, [])
 
 
 @pytest.mark.parametrize("devices", [(), ("gpu-1",)], ids=["none", "another"])
-async def test_a_claim_that_was_deallocated_is_given_up_late_and_told_while_kubelet_has_it(
+async def test_a_claim_that_was_deallocated_is_given_up_when_no_process_of_it_runs(
     node: SimulatedNode, devices: tuple[str, ...]
 ) -> None:
     claim = await node.claim(*devices)
     looking = Looking(node, on_record(claim.metadata.name, claim.metadata.uid, node.namespace, pool=node.name))
-    looking.record.write_text(claim.metadata.uid)
+    looking.running = [HoldingProcess(pid=4711, command="train")]
     with capture_logs() as logs:
         assert await looking.look_after(3600) == []
         assert await looking.look_after(3600) == []
-    assert [(one["event"], one["why"]) for one in logs] == [("claim.not_given_up_by_kubelet", "deallocated")]
-    looking.record.write_text("{}")
-    await looking.leftovers.look()
-    assert looking.given_up == [claim.metadata.name]
+    assert [(one["event"], one["why"]) for one in logs] == [("claim.left_behind", "deallocated")]
+    [note] = looking.told
+    assert note.endswith("is deallocated; it stays prepared while its devices are in use by process 4711 (train).")
+    looking.running = []
+    assert await looking.look_after(0) == [claim.metadata.name] * 2, "tried until it is off the record"
 
 
-async def test_a_claim_that_is_gone_is_given_up_late_and_only_if_kubelet_forgot_it(node: SimulatedNode) -> None:
+async def test_a_claim_that_is_gone_is_given_up_at_the_second_look_while_somebody_can_say_that_nobody_uses_it(
+    node: SimulatedNode,
+) -> None:
     looking = Looking(node, on_record("gone", "uid-1", node.namespace))
-    assert await looking.look_after(3600) == [], "kubelet's record could not be read"
-    looking = Looking(node, on_record("gone", "uid-1", node.namespace))
-    looking.record.write_text('{"data": "\\"ClaimUID\\":\\"uid-1\\""}')
-    assert await looking.look_after(3600) == [], "kubelet's record names the claim"
-    looking.record.write_text("{}")
-    looking = Looking(node, on_record("gone", "uid-1", node.namespace))
-    assert await looking.look_after(300) == [], "not gone for long enough"
-    assert await looking.look_after(400) == ["gone"]
+    assert await looking.look_after(CONFIRM_S - 1) == [], "one look may be mistaken"
+    looking.running = None
+    assert await looking.look_after(CONFIRM_S) == []
+    [left] = looking.leftovers.found.values()
+    assert str(left) == (
+        f"Claim {node.namespace}/gone is gone; it stays prepared while NVML does not answer and nobody can say who uses its "
+        "devices."
+    )
+    looking.running = []
+    await looking.leftovers.look(looking.claims)
+    assert looking.given_up == ["gone"]
+    looking.claims = {}
+    await looking.leftovers.look(looking.claims)
+    assert looking.leftovers.found == {}
+
+
+async def test_an_api_server_that_fails_in_between_makes_the_first_look_count_for_nothing(
+    node: SimulatedNode, proxy: FaultProxy
+) -> None:
+    async with Client(Connection(proxy.url)) as through:
+        looking = Looking(node, on_record("gone", "uid-1", node.namespace), client=through)
+        await looking.look_after(0)
+        proxy.fault(lambda request: "/resourceclaims/" in request.path, answer(500), times=100)
+        assert await looking.look_after(CONFIRM_S) == []
+        proxy.heal()
+        await looking.leftovers.look(looking.claims)
+        assert looking.given_up == []
+        assert await looking.look_after(CONFIRM_S) == ["gone"]
 
 
 async def test_a_claim_whose_name_was_taken_by_another_counts_as_gone(node: SimulatedNode) -> None:
     await node.claim("gpu-0", name="reused")
     looking = Looking(node, on_record("reused", "the old uid", node.namespace))
-    looking.record.write_text("{}")
-    assert await looking.look_after(700) == ["reused"]
+    assert await looking.look_after(CONFIRM_S) == ["reused"]
 
 
 @pytest.mark.usefixtures("crds")

@@ -12,9 +12,11 @@ from draco.agent.hardware.gpus import Gpu, Use
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_instances import NvmlInstances
 from draco.agent.mig.claim_instances import ClaimInstances
+from draco.agent.mig.holders import Holders
 from draco.agent.mig.instance_manager import FindHolder, InstanceManager
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.layout import LayoutApplier
+from draco.agent.mig.users import DeviceUsers
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, LoadedRecord, PreparedClaim
 from draco.mig.keeping import KeptInstances
 from draco.resources.api.claims import ResourceClaim
@@ -55,6 +57,7 @@ class MigNode:
         keeping: KeptInstances = NOTHING,
         holder: str = "",
         find: FindHolder | None = None,
+        proc: Path | None = None,
     ) -> None:
         self.folder = folder
         self.path = folder / "gpus.json"
@@ -69,7 +72,12 @@ class MigNode:
         self.mig = MigInventory(self.record, self.edge, boot_id=boot, monotonic=lambda: self.now_s)
         self.steps = InstanceManager(self.record, self.edge, self.mig, holder=find or (lambda *_: holder))
         self.instances = ClaimInstances(
-            self.record, self.mig, self.steps, keeping=lambda _uuid: self.keep, monotonic=lambda: self.now_s
+            self.record,
+            self.mig,
+            self.steps,
+            keeping=lambda _uuid: self.keep,
+            monotonic=lambda: self.now_s,
+            users=DeviceUsers(self.record, Holders(proc or folder / "proc"), monotonic=lambda: self.now_s),
         )
         self.cdi = CdiFolder(
             folder / "cdi", self.files, driver=NVIDIA_DRIVER, node=NodeFiles(proc=folder / "proc"), boot_id=boot

@@ -106,6 +106,17 @@ def test_a_claim_is_not_prepared_while_the_node_has_no_driver_to_give(tmp_path: 
     assert any("libcuda" in each["hostPath"] for each in desk.spec(ONE)["containerEdits"]["mounts"])
 
 
+def test_a_claim_is_not_prepared_with_a_driver_that_has_no_cuda(tmp_path: Path) -> None:
+    a_driver(tmp_path / "driver")
+    [library] = (tmp_path / "driver").rglob("libcuda.so.*.*")
+    library.rename(tmp_path / "aside")
+    desk = Desk(tmp_path, common=CommonEdits(DriverRoot(Path("/driver"), tmp_path / "driver"), hook_folder=tmp_path))
+    with pytest.raises(PrepareError, match=r"default/one cannot be prepared: .* below /driver has no libcuda\.so"):
+        desk.prepare(ONE)
+    (tmp_path / "aside").rename(library)
+    desk.prepare(ONE)
+
+
 def test_a_claim_is_on_record_as_an_intent_before_its_spec_is_written(tmp_path: Path) -> None:
     files = Writes()
     cdi = CdiFolder(tmp_path / "cdi", files, driver=NVIDIA_DRIVER, node=NodeFiles())
@@ -336,7 +347,7 @@ def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path) -
 
 def test_each_device_has_its_own_edits_so_that_a_container_gets_only_its_requests(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
-    for name in ("nvidiactl", "nvidia-uvm"):
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia1", "nvidia2"):
         (tmp_path / "dev" / name).touch()
     desk = Desk(tmp_path, device_root=tmp_path)
     desk.prepare(TWO)

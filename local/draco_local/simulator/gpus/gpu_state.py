@@ -89,6 +89,7 @@ class GpuProcess(msgspec.Struct):
     name: str = ""
     cgroup: str = "/"  # as /proc shows it; says which pod and container it belongs to
     hostname: str = ""  # of a process in a pod: the pod's name
+    variables: dict[str, str] = {}  # what else its environment has
 
 
 class Failure(msgspec.Struct):

@@ -102,7 +102,9 @@ def _entries(state: NodeState) -> Iterator[tuple[Path, str]]:
         process = held[0][1]
         yield Path(str(pid), "comm"), f"{process.name[:15] or 'python3'}\n"
         yield Path(str(pid), "cgroup"), f"0::{process.cgroup}\n"
-        yield Path(str(pid), "environ"), f"HOSTNAME={process.hostname}\0" if process.hostname else ""
+        environment = {"HOSTNAME": process.hostname} if process.hostname else {}
+        texts = [f"{name}={value}\0" for name, value in (environment | process.variables).items()]
+        yield Path(str(pid), "environ"), "".join(texts)
         files = [file for gpu, each in held for file in _open_files(gpu, each, state.first_capability)]
         for number, file in enumerate(dict.fromkeys(["/dev/nvidiactl", *files]), start=3):
             yield Path(str(pid), "fd", str(number)), file

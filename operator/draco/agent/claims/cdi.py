@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from draco.agent.containers.common_edits import VOID, CommonEdits
+from draco.agent.containers.common_edits import VOID, CommonEdits, gives_cuda
 from draco.agent.containers.edits import ContainerEdits, DeviceNode
 from draco.agent.files import TEMPORARY, Files
 from draco.agent.hardware import capabilities
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
+from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodeMissing, DeviceNodes
 from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
 from draco.resources.api.foreign import read
 from draco.resources.names import ClaimUid
@@ -39,9 +40,6 @@ FORMAT = "draco.dev/format"
 """Annotation: the FORMAT_VERSION of the agent that wrote the spec; earlier ones wrote none."""
 FORMAT_VERSION = 2
 """To be counted up when specs give anything that an agent of this version would not expect and take away."""
-
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Shared by all GPUs; given where the node has them."""
 
 
 class CdiDevice(msgspec.Struct, frozen=True, rename="camel"):
@@ -76,14 +74,15 @@ class NodeFiles(msgspec.Struct, frozen=True, kw_only=True):
         """What opens instances on this node."""
         return Capabilities(self.proc, self.device_root)
 
+    @property
+    def nodes(self) -> DeviceNodes:
+        """What opens GPUs on this node."""
+        return DeviceNodes(self.proc, self.device_root)
+
     def node(self, path: str) -> DeviceNode:
         """The device node that containers see as `path`."""
-        on_host = self.on_host(path)
+        on_host = self.nodes.on_host(path)
         return DeviceNode(path) if str(on_host) == path else DeviceNode(path, str(on_host))
-
-    def on_host(self, path: str) -> Path:
-        """Where the node has it."""
-        return self.device_root / path.removeprefix("/")
 
 
 def device_name(device: str, uid: ClaimUid) -> str:
@@ -105,7 +104,7 @@ def spec(claim: PreparedClaim, driver: str, node: NodeFiles, common: ContainerEd
     """The spec of a claim, from what is on record for it and what every container gets of the node.
 
     Its annotations say what is on record, for when the record is lost. A device that the claim got twice (administrative access)
-    is in it once.
+    is in it once. Device nodes that are missing are made; DeviceNodeMissing, CapabilityUnknown.
     """
     devices = {device.device: device for device in claim.devices}
     return CdiSpec(
@@ -115,9 +114,7 @@ def spec(claim: PreparedClaim, driver: str, node: NodeFiles, common: ContainerEd
         devices=[
             CdiDevice(device_name(name, claim.uid), _device_edits(device, node)) for name, device in devices.items()
         ],
-        container_edits=msgspec.structs.replace(
-            common, device_nodes=[node.node(path) for path in CONTROL_NODES if node.on_host(path).exists()]
-        ),
+        container_edits=msgspec.structs.replace(common, device_nodes=[node.node(path) for path in node.nodes.shared()]),
     )
 
 
@@ -127,7 +124,7 @@ def _device_edits(device: PreparedDevice, node: NodeFiles) -> ContainerEdits:
     opening = [capabilities.path(number) for number in device.capabilities]
     for path in opening:
         node.capabilities.ensure(path)
-    paths = [f"/dev/nvidia{device.minor}", *opening]
+    paths = [node.nodes.gpu(device.minor), *opening]
     return ContainerEdits(
         env=[f"{variable(device.device)}={device.gpu if part is None else part.uuid}"],
         device_nodes=[node.node(path) for path in paths],
@@ -209,8 +206,12 @@ class CdiFolder:
         """Why a container that started now would find no driver that works, as sentences; "" when it would."""
         return self._common.lacking()
 
+    def without_cuda(self) -> str:
+        """Why a container that started now could not compute with the driver that works; "" when it could."""
+        return self._common.without_cuda()
+
     def write(self, claim: PreparedClaim) -> None:
-        """Write the claim's spec; OSError when the disk refuses, CapabilityUnknown when the driver does. Then there is none."""
+        """Write the claim's spec; OSError when the disk refuses, and as `spec` does. Then there is none."""
         self._files.write_volatile(self.path(claim.uid), _encoded(self._spec(claim)))
 
     def is_current(self, claim: PreparedClaim) -> bool:
@@ -230,7 +231,7 @@ class CdiFolder:
         try:
             found = self._files.read(self.path(claim.uid))
             wanted = self._spec(claim)
-        except (OSError, CapabilityUnknown):
+        except (OSError, CapabilityUnknown, DeviceNodeMissing):
             return False
         return found == _encoded(wanted) or self._good_still(found, wanted, complete=complete)
 
@@ -241,12 +242,12 @@ class CdiFolder:
         except (msgspec.DecodeError, UnicodeError):
             return False
         edits = found.container_edits
-        if VOID not in edits.env:
+        if VOID not in edits.env or not self._opens_what_is_shared(edits, wanted.container_edits):
             return False
         if complete:
             if not self._common.all_there(edits):
                 return False
-            if _gives_cuda(wanted.container_edits) and not _gives_cuda(edits):
+            if gives_cuda(wanted.container_edits) and not gives_cuda(edits):
                 return False  # it is from before there was a driver
         if _is_newer(found):
             return annotated(content) == annotated(_encoded(wanted)) and _gives(found, wanted)
@@ -257,6 +258,15 @@ class CdiFolder:
             container_edits=msgspec.structs.replace(wanted.container_edits, device_nodes=edits.device_nodes),
         )
         return whole and as_wanted == wanted
+
+    def _opens_what_is_shared(self, edits: ContainerEdits, wanted: ContainerEdits) -> bool:
+        """Whether a spec names the nodes that no container can do without, and none that is not there."""
+        named = [each.path for each in edits.device_nodes]
+        needed = [each.path for each in wanted.device_nodes if each.path in REQUIRED]
+        there = {each.path for each in wanted.device_nodes}
+        return all(path in named for path in needed) and all(
+            path in there or path not in (*REQUIRED, *OPTIONAL) for path in named
+        )
 
     def remove(self, uid: ClaimUid) -> None:
         """Remove the claim's spec, if it has one."""
@@ -307,10 +317,6 @@ class CdiFolder:
 
     def _spec(self, claim: PreparedClaim) -> CdiSpec:
         return spec(claim, self._driver, self._node, self._common.current(), boot_id=self._boot_id)
-
-
-def _gives_cuda(edits: ContainerEdits) -> bool:
-    return any(Path(each.host_path).name.startswith("libcuda.so.") for each in edits.mounts)
 
 
 def _encoded(one: CdiSpec) -> bytes:

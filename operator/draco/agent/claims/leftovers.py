@@ -1,35 +1,60 @@
-"""Unprepares claims that kubelet will never unprepare itself.
+"""Finds claims on record that nothing can use any more, and gives them up when kubelet does not.
 
-Owns the decision to give up a claim by ourselves. It is rare: kubelet records every claim whose Prepare succeeded, survives its
-own restarts and reboots with that record, and asks to give each one up; until then its pod stays Terminating. Only when kubelet's
-record was lost (its folder wiped, ours kept) would a claim hold its device for ever. So a claim is given up by us only if it is
-gone from the API server (or its name is another claim's by now) or was deallocated (it has no allocation any more, or one of
-other devices), has been so for `patience_s` without a break, and kubelet's own record, which must be there and readable, does
-not name its uid. Where that record cannot be read, nothing is given up. A claim that was deallocated and that kubelet does name
-is reported once: something keeps kubelet from giving it up.
+A claim whose pod was deleted by force is deleted, or deallocated, while kubelet still ends its containers; then kubelet gives it
+up, as a rule. Until then nobody else can be prepared on its devices. Owns the decision to give such a claim up ourselves: when it
+is gone from the API server (or its name is another claim's by now), or has none of its devices allocated, in two looks that are
+`confirm_s` apart, and no process of it runs on the node. What kubelet's own record says does not count: it may be lost, or be of
+a kubelet that is down; what it gives up later is not known here any more, which is fine. Every claim is looked at when the agent
+starts, every `interval_s`, and at once when it is in another claim's way.
+
+Owns also what is said of the opposite: a claim that kubelet gave up, though its processes run and the API server says that it is
+reserved for a pod.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final
 
+import msgspec
 import structlog
 
-from draco.agent.record.checkpoint import PreparedClaim
-from draco.kube.clock import Clock
+from draco.agent.mig.holders import HoldingProcess, sentence
+from draco.agent.record.checkpoint import PreparationState, PreparedClaim
+from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS
 from draco.resources.names import ClaimUid
 
 log = structlog.get_logger()
 
-KUBELET_RECORD = "dra_manager_state"
-"""Below kubelet's folder. JSON whose shape differs between releases; it contains the uid of every claim."""
+INTERVAL_S: Final = 30.0
+CONFIRM_S: Final = 10.0
+RunningOf = Callable[[PreparedClaim], Awaitable[Sequence[HoldingProcess] | None]]
+"""The processes of a claim that run on this node; None where nobody can say."""
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """A claim that nothing can use any more: what became of it, and what keeps it from being given up ("" for nothing)."""
+
+    claim: PreparedClaim
+    why: str
+    hindrance: str = ""
+
+    def __str__(self) -> str:
+        return f"C{self.clause[1:]}"
+
+    @property
+    def clause(self) -> str:
+        """The same, to go on with after a semicolon."""
+        then = f"it stays prepared while {self.hindrance}" if self.hindrance else "the agent gives it up in a moment"
+        return f"claim {self.claim} is {self.why}; {then}."
 
 
 class Leftovers:
-    """Looks for such claims every `interval_s`. `give_up` is called with each."""
+    """Looks for such claims. `give_up` is called with each, and `changed` when others are `found`; `tell` makes an Event."""
 
     def __init__(
         self,
@@ -37,68 +62,135 @@ class Leftovers:
         *,
         driver: str,
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
-        kubelet_record: Path,
+        running: RunningOf,
         give_up: Callable[[PreparedClaim], Awaitable[None]],
+        changed: Callable[[], None],
+        tell: Callable[[str, str, str], None],
         clock: Clock,
-        interval_s: float = 300.0,
-        patience_s: float = 600.0,
+        interval_s: float = INTERVAL_S,
+        confirm_s: float = CONFIRM_S,
     ) -> None:
+        self.found: Mapping[ClaimUid, Leftover] = {}
         self._client = client
         self._driver = driver
         self._claims = claims
-        self._kubelet_record = kubelet_record
+        self._running = running
         self._give_up = give_up
+        self._changed = changed
+        self._tell = tell
         self._clock = clock
         self._interval_s = interval_s
-        self._patience_s = patience_s
-        self._gone_since: dict[ClaimUid, float] = {}
-        self._reported: set[ClaimUid] = set()
+        self._confirm_s = confirm_s
+        self._since_s: dict[ClaimUid, float] = {}
+        self._wanted: set[ClaimUid] = set()
+        self._given_up: list[PreparedClaim] = []
+        self._woken = asyncio.Event()
+
+    def in_the_way(self, uid: ClaimUid) -> None:
+        """Another claim could not be prepared since this one has its device."""
+        self._wanted.add(uid)
+        self._woken.set()
+
+    def given_up(self, claim: PreparedClaim) -> None:
+        """Kubelet gave a claim up."""
+        self._given_up.append(claim)
+        self._woken.set()
 
     async def run(self) -> None:
         """Look until cancelled."""
+        due_s = self._clock.monotonic()
         while True:
-            await self._clock.sleep(self._interval_s)
-            try:
-                await self.look()
-            except ApiError as error:
-                self._gone_since.clear()  # not without a break
-                log.info("leftovers.not_checked", error=str(error))
+            self._woken.clear()
+            await self._look_at_given_up()
+            if self._clock.monotonic() >= due_s:
+                due_s = self._clock.monotonic() + self._interval_s
+                await self.look(self._claims())
+            else:
+                await self.look({*self._wanted, *self._since_s})
+            self._wanted.clear()
+            pause_s = due_s - self._clock.monotonic()
+            if self._since_s:
+                pause_s = min(pause_s, self._confirm_s)
+            await wait_for(self._woken, self._clock, max(0.0, pause_s))
 
-    async def look(self) -> None:
-        """One look at every claim on record."""
+    async def look(self, uids: Iterable[ClaimUid]) -> None:
+        """One look at these of the claims on record."""
         claims = self._claims()
-        self._gone_since = {uid: since for uid, since in self._gone_since.items() if uid in claims}
-        for uid, claim in claims.items():
-            why = await self._why_not_ours(claim)
+        self._since_s = {uid: since for uid, since in self._since_s.items() if uid in claims}
+        found = {uid: one for uid, one in self.found.items() if uid in claims}
+        for uid in list(uids):
+            claim = self._claims().get(uid)
+            if claim is None or claim.state is PreparationState.PREPARING:
+                continue
+            try:
+                why = await self._why_not_ours(claim)
+            except ApiError as error:
+                self._since_s.pop(uid, None)  # two looks without a break
+                log.info("leftovers.not_checked", claim=str(claim), error=str(error))
+                continue
+            found.pop(uid, None)
             if not why:
-                self._gone_since.pop(uid, None)
-                self._reported.discard(uid)
+                self._since_s.pop(uid, None)
+            elif self._clock.monotonic() - self._since_s.setdefault(uid, self._clock.monotonic()) >= self._confirm_s:
+                found[uid] = await self._try(claim, why)
+        gone = {uid: one for uid, one in found.items() if uid in self._claims()}
+        if gone != self.found:
+            self.found = gone
+            self._changed()
+
+    async def _try(self, claim: PreparedClaim, why: str) -> Leftover:
+        """Give a claim up, if no process of it runs; say once what is the matter."""
+        processes = await self._running(claim)
+        if processes is None:
+            hindrance = "NVML does not answer and nobody can say who uses its devices"
+        else:
+            hindrance = f"its devices are in use by {sentence(processes)}" if processes else ""
+        leftover = Leftover(claim, why, hindrance)
+        if self.found.get(claim.uid) != leftover:
+            log.warning("claim.left_behind", claim=str(claim), uid=claim.uid, why=why, hindrance=hindrance)
+            self._tell("ClaimGone", "GiveUp", str(leftover))
+        if not hindrance:
+            await self._give_up(claim)
+        return leftover
+
+    async def _look_at_given_up(self) -> None:
+        while self._given_up:
+            claim = self._given_up.pop(0)
+            known = self._claims().get(claim.uid)
+            if known is not None and known.state is PreparationState.PREPARED:
+                continue  # it was prepared again
+            processes = await self._running(claim)
+            if not processes:
                 continue
-            since = self._gone_since.setdefault(uid, self._clock.monotonic())
-            if self._clock.monotonic() - since < self._patience_s:
+            try:
+                found = await self._read(claim)
+            except ApiError:
                 continue
-            if denies(self._kubelet_record, uid):
-                log.warning("claim.left_behind", claim=str(claim), uid=uid, why=why)
-                await self._give_up(claim)
-            elif uid not in self._reported:
-                self._reported.add(uid)
-                log.warning("claim.not_given_up_by_kubelet", claim=str(claim), uid=uid, why=why)
+            pods = [one.name for one in found.status.reserved_for if one.is_pod] if found is not None else []
+            if pods and self._still_allocated(claim, found):
+                log.warning(
+                    "claim.given_up_in_use",
+                    claim=str(claim),
+                    uid=claim.uid,
+                    reserved_for=pods,
+                    processes=sentence(processes),
+                )
 
     async def _why_not_ours(self, claim: PreparedClaim) -> str:
-        """Why nothing can use the claim here any more; "" while something can."""
+        """What became of a claim that nothing can use here any more; "" while something can."""
+        found = await self._read(claim)
+        if found is None:
+            return "gone"
+        return "" if self._still_allocated(claim, found) else "deallocated"
+
+    async def _read(self, claim: PreparedClaim) -> ResourceClaim | None:
+        """The claim as the API server has it; None where it is gone, and maybe another has its name."""
         try:
             found = await self._client.get(CLAIMS, ObjectKey(claim.namespace, claim.name))
         except NotFound:
-            return "gone"
-        if found.metadata.uid != claim.uid:
-            return "gone"
-        allocated = {(one.pool, one.device) for one in found.results if one.driver == self._driver}
-        return "" if allocated & {(one.pool, one.device) for one in claim.devices} else "deallocated"
+            return None
+        return found if found.metadata.uid == claim.uid else None
 
-
-def denies(kubelet_record: Path, uid: ClaimUid) -> bool:
-    """Whether kubelet's record can be read and does not name a claim."""
-    try:
-        return uid not in kubelet_record.read_text()
-    except (OSError, UnicodeDecodeError):
-        return False
+    def _still_allocated(self, claim: PreparedClaim, found: ResourceClaim | None) -> bool:
+        allocated = {(one.pool, one.device) for one in found.results if one.driver == self._driver} if found else set()
+        return bool(allocated & {(one.pool, one.device) for one in claim.devices})

@@ -6,14 +6,15 @@ Pure. `preparer` carries it out.
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from draco.agent.claims.presence import gpus_of
-from draco.agent.errors import PrepareError
+from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import ClaimPod, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
@@ -48,10 +49,12 @@ def plan_prepare(
     driver: str,
     pool: str,
     gpus: Mapping[str, Gpu],
+    leftovers: Mapping[ClaimUid, str] = MappingProxyType({}),
 ) -> ClaimPlan:
-    """What Prepare has to do for an allocated claim. PrepareError says why it cannot be had.
+    """What Prepare has to do for an allocated claim. PrepareError says why it cannot be had, StillPrepared who has its device.
 
-    `gpus` are this node's, by the device names they are published under.
+    `gpus` are this node's, by the device names they are published under. `leftovers` says what is the matter with claims on
+    record that nothing can use any more, as the end of a sentence.
     """
     known = record.get(ClaimUid(claim.metadata.uid))
     if known is not None and known.state is PreparationState.PREPARED:
@@ -63,8 +66,9 @@ def plan_prepare(
         return PartlyReleased(known)
     # An intent that was left over counts for nothing.
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
-    refusal = conflict(intent, record.values()) or sick(intent, gpus) or joining(intent, gpus)
-    if refusal:
+    if (holder := holder_of(intent, record.values())) is not None:
+        raise StillPrepared(conflict(intent, record.values(), leftovers), holder=holder)
+    if refusal := conflict(intent, record.values()) or sick(intent, gpus) or joining(intent, gpus):
         raise PrepareError(refusal)
     gpus_of(intent, {gpu.uuid: gpu for gpu in gpus.values()})
     return FirstPrepare(intent)
@@ -102,6 +106,7 @@ def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str
         name=claim.metadata.name,
         state=PreparationState.PREPARING,
         devices=[_device(name, result, pool, gpus) for result in results],
+        pods=tuple(ClaimPod(name=one.name, uid=one.uid) for one in claim.status.reserved_for if one.is_pod),
     )
 
 
@@ -163,7 +168,9 @@ def _shares_by_default(sharing: Any) -> bool:
     return isinstance(slicing, dict) and slicing.get("interval", "Default") == "Default"
 
 
-def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
+def conflict(
+    claim: PreparedClaim, others: Iterable[PreparedClaim], leftovers: Mapping[ClaimUid, str] = MappingProxyType({})
+) -> str:
     """Who already holds what the claim was allocated, as a sentence; "" when nobody does.
 
     A whole GPU and its partitions exclude each other, and so do partitions that share units. Administrative access never
@@ -179,17 +186,28 @@ def conflict(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> str:
                 "that the claim is allocated again."
             )
     for other in others:
-        if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
-            continue
-        for held in other.devices:
-            wanted = next((device for device in claim.devices if _excludes(device, held)), None)
-            if wanted is not None:
-                what = "which is" if held.device == wanted.device else f"but {held.device} is"
-                return (
-                    f"Claim {claim} was allocated {wanted.device}, {what} still prepared for claim {other} "
-                    f"(uid {other.uid}); it can be prepared when kubelet has unprepared that one."
-                )
+        if (pair := _clash(claim, other)) is not None:
+            wanted, held = pair
+            what = "which is" if held.device == wanted.device else f"but {held.device} is"
+            then = leftovers.get(other.uid, "it can be prepared when kubelet has unprepared that one.")
+            return (
+                f"Claim {claim} was allocated {wanted.device}, {what} still prepared for claim {other} "
+                f"(uid {other.uid}); {then}"
+            )
     return ""
+
+
+def holder_of(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> ClaimUid | None:
+    """The claim that holds what this one was allocated; None when nobody does."""
+    return next((other.uid for other in others if _clash(claim, other) is not None), None)
+
+
+def _clash(claim: PreparedClaim, other: PreparedClaim) -> tuple[PreparedDevice, PreparedDevice] | None:
+    """A device that a claim was allocated, and what another one has of it."""
+    if other.uid == claim.uid or other.state is not PreparationState.PREPARED:
+        return None
+    pairs = ((wanted, held) for held in other.devices for wanted in claim.devices if _excludes(wanted, held))
+    return next(pairs, None)
 
 
 def sick(claim: PreparedClaim, gpus: Mapping[str, Gpu]) -> str:

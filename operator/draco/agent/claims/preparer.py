@@ -23,7 +23,9 @@ from draco.agent.claims.presence import NodeHardware, as_it_is, gpus_of, moved
 from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.files import advice
 from draco.agent.hardware.capabilities import CapabilityUnknown
+from draco.agent.hardware.device_nodes import DeviceNodeMissing
 from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.mig.claim_instances import AcquiredInstances, ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
@@ -51,7 +53,7 @@ def _unchecked(_claim: PreparedClaim, _gpus: object = None) -> None:
 
 
 class ClaimPreparer:
-    """Prepares the claims of one node and gives them up."""
+    """Prepares the claims of one node and gives them up. `leftovers`: see `plan.plan_prepare`."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class ClaimPreparer:
         driver: str,
         pool: str,
         instances: ClaimInstances,
+        leftovers: Callable[[], Mapping[ClaimUid, str]] = dict,
     ) -> None:
         self._instances = instances
         self._asking = GpuChecks(instances.verify, instances.whole)
@@ -69,6 +72,7 @@ class ClaimPreparer:
         self._cdi = cdi
         self._driver = driver
         self._pool = pool
+        self._leftovers = leftovers
 
     # What kubelet asks for. Each may raise PrepareError.
 
@@ -114,13 +118,30 @@ class ClaimPreparer:
     def _prepare(self, claim: ResourceClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         plan = self._plan(claim, gpus)
         if isinstance(plan, PartlyReleased):
-            self.unprepare(plan.claim.uid)
+            if not self._taken_back(plan.claim):
+                self.unprepare(plan.claim.uid)
             plan = self._plan(claim, gpus)
         carry_out = self._first_time if isinstance(plan, FirstPrepare) else self._again
         return carry_out(plan.claim, gpus, checks)
 
+    def _taken_back(self, claim: PreparedClaim) -> bool:
+        """Whether a claim that kubelet gave up under its own processes has its instances again."""
+        try:
+            return self._instances.take_back(claim)
+        except NvmlError as error:
+            raise PrepareError(f"Claim {claim} cannot be prepared: {error} Kubelet tries again.") from error
+        except OSError as error:
+            raise PrepareError(_disk(claim, "prepared", error)) from error
+
     def _plan(self, claim: ResourceClaim, gpus: Mapping[str, Gpu]) -> ClaimPlan:
-        return plan_prepare(claim, self._checkpoint.claims, driver=self._driver, pool=self._pool, gpus=gpus)
+        return plan_prepare(
+            claim,
+            self._checkpoint.claims,
+            driver=self._driver,
+            pool=self._pool,
+            gpus=gpus,
+            leftovers=self._leftovers(),
+        )
 
     def _first_time(self, intent: PreparedClaim, gpus: Mapping[str, Gpu], checks: GpuChecks) -> PreparedClaim:
         """Intent on record with all that is made for it, a look at what is there, spec, claim on record; or nothing of that."""
@@ -154,6 +175,9 @@ class ClaimPreparer:
         except (DeviceMissing, CapabilityUnknown):
             self._withdraw(known)
             raise
+        except DeviceNodeMissing as error:
+            self._withdraw(known)
+            raise PrepareError(f"Claim {known} cannot be prepared: {error}") from error
         if has_moved := moved(known, now):
             raise PrepareError(f"Claim {known} was prepared before its GPU moved: {has_moved} Kubelet tries again.")
         return now
@@ -209,7 +233,7 @@ class ClaimPreparer:
             raise PrepareError(_disk(known, "prepared", error)) from error
 
     def _refuse_without_driver(self, claim: PreparedClaim) -> None:
-        if lacking := self._cdi.lacking():
+        if lacking := self._cdi.lacking() or self._cdi.without_cuda():
             raise PrepareError(f"Claim {claim} cannot be prepared: {lacking}")
 
     def _withdraw(self, claim: PreparedClaim) -> None:

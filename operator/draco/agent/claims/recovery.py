@@ -21,6 +21,7 @@ from draco.agent.claims.presence import as_it_is, gone, located
 from draco.agent.errors import DeviceMissing
 from draco.agent.files import Files
 from draco.agent.hardware.capabilities import CapabilityUnknown
+from draco.agent.hardware.device_nodes import DeviceNodeMissing
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record import checkpoint as journal
@@ -43,6 +44,7 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     rewritten: list[ClaimUid] = []
     without_gpu: list[ClaimUid] = []
     without_instance: list[ClaimUid] = []
+    without_node: list[ClaimUid] = []
     hindered: list[str] = []
     swept: list[ClaimUid] = []
     rebooted: bool = False
@@ -113,19 +115,22 @@ def respec(record: Checkpoint, cdi: CdiFolder, instances: ClaimInstances, *, gpu
     moved = [now for uid, now in judged.there.items() if now != record.claims[uid]]
     if moved:
         record.change(put=moved)
-    rewritten = []
+    rewritten, without_node = [], []
     for uid, now in judged.there.items():
         if not cdi.is_current(now) and not cdi.lacking():
             try:
                 cdi.write(now)
             except CapabilityUnknown:
                 judged.without_instance.append(uid)
+            except DeviceNodeMissing:
+                without_node.append(uid)
             else:
                 rewritten.append(uid)
     return RecoveryResult(
         rewritten=rewritten,
         without_gpu=judged.without_gpu,
         without_instance=judged.without_instance,
+        without_node=without_node,
         swept=[uid for uid in swept if uid not in rewritten],
     )
 

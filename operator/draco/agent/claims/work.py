@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from draco.agent.claims.preparer import ClaimPreparer
-from draco.agent.errors import PrepareError
+from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
@@ -30,7 +30,7 @@ from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 
 
 class ClaimWork:
-    """The work on one node's claims."""
+    """The work on one node's claims. `in_the_way` is called with a claim that keeps another from being prepared."""
 
     def __init__(
         self,
@@ -40,12 +40,14 @@ class ClaimWork:
         *,
         driver: str,
         view: Callable[[], HardwareView],
+        in_the_way: Callable[[ClaimUid], None] = lambda _: None,
     ) -> None:
         self._preparer = preparer
         self._record = record
         self._lanes = lanes
         self._driver = driver
         self._view = view
+        self._in_the_way = in_the_way
 
     async def prepare(self, claim: ResourceClaim) -> PreparedClaim:
         """Prepare an allocated claim. PrepareError says why it cannot be had."""
@@ -53,7 +55,11 @@ class ClaimWork:
         names = {uid, *self._gpus_of(claim)}
         divides = any(map(read_partition_name, self._devices(claim)))
         way = self._with_driver if divides or self._has_parts(uid) else self._as_a_whole
-        return await way(claim, names)
+        try:
+            return await way(claim, names)
+        except StillPrepared as refusal:
+            self._in_the_way(refusal.holder)
+            raise
 
     def on_record(self, uid: ClaimUid) -> ResourceClaim | None:
         """A claim that is prepared, with the devices that it has by the record: for when the API server cannot be asked."""

@@ -21,6 +21,11 @@ VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 """Tells NVIDIA's own runtime hook to add nothing."""
 
 
+def gives_cuda(edits: ContainerEdits) -> bool:
+    """Whether a container finds the driver's CUDA library."""
+    return any(Path(each.host_path).name.startswith("libcuda.so.") for each in edits.mounts)
+
+
 class _Found(NamedTuple):
     """The edits that were found for an installed driver of a version, by the programs of the toolkit that there were."""
 
@@ -74,6 +79,12 @@ class CommonEdits:
         """Why no container could use a GPU with the files that are there, as a sentence; "" when they go with what is loaded."""
         driver = self._driver()
         return "" if driver is None else driver.mismatch(loaded)
+
+    def without_cuda(self) -> str:
+        """Why no container could compute with the driver that is there, as a sentence; "" when it could."""
+        if self._root is None or gives_cuda(self.current()):
+            return ""
+        return f"The NVIDIA driver below {self._root.host} has no libcuda.so: install all of it. Kubelet tries again."
 
     def outdated(self, driver_version: str) -> bool:
         """Whether they have to be found out again, now that the driver has this version, and the node these programs."""

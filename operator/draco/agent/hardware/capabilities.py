@@ -5,14 +5,13 @@ container needs one for the GPU instance and one for the compute instance; with 
 own. The driver tells the numbers below /proc/driver, and leaves making the nodes to somebody with the rights.
 """
 
-import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
 from draco.agent.errors import PrepareError
+from draco.agent.hardware.device_nodes import DeviceNodeMissing, DeviceNodes
 
 TABLE = "driver/nvidia-caps/mig-minors"
 """Lines such as `gpu0/gi1/ci0/access 13`; GPUs by their minor numbers."""
@@ -35,7 +34,7 @@ class Capabilities:
 
     def __init__(self, proc: Path = Path("/proc"), device_root: Path = Path("/")) -> None:
         self._proc = proc
-        self._device_root = device_root
+        self._nodes = DeviceNodes(proc, device_root)
 
     def paths(self, minor: int, gi: int, ci: int | None) -> tuple[str, ...]:
         """The nodes of a GPU instance and of a compute instance in it, as containers see them. CapabilityUnknown."""
@@ -59,22 +58,12 @@ class Capabilities:
         return numbers
 
     def ensure(self, node: str) -> None:
-        """Make a node that is missing. Where the kernel has no such devices (a simulated node) there is nothing to make."""
-        on_host = self._device_root / node.removeprefix("/")
-        major = self._major()
-        if major is None or on_host.exists():
-            return
-        number = int(node.rpartition("nvidia-cap")[2])
+        """Make a node that is missing; see `DeviceNodes.ensure`. CapabilityUnknown."""
+        number, remedy = int(node.rpartition("nvidia-cap")[2]), f"nvidia-modprobe -f /proc/{TABLE}"
         try:
-            on_host.parent.mkdir(parents=True, exist_ok=True)
-            os.mknod(on_host, MODE | stat.S_IFCHR, os.makedev(major, number))
-        except FileExistsError:
-            return
-        except OSError as error:
-            raise CapabilityUnknown(
-                f"The device node {on_host} is missing and cannot be made: {error.strerror}; give the agent the right to make "
-                f"device nodes there, or run `nvidia-modprobe -f /proc/{TABLE}` on the node."
-            ) from error
+            self._nodes.ensure(node, names=("nvidia-caps",), minor=number, mode=MODE, remedy=remedy)
+        except DeviceNodeMissing as error:
+            raise CapabilityUnknown(str(error)) from error
 
     def _number(self, table: Mapping[str, str], minor: int, gi: int, ci: str) -> int:
         listed = table.get(f"gpu{minor}/gi{gi}/{ci}access")
@@ -88,10 +77,6 @@ class Capabilities:
                 f"{one} names it; check that the agent sees the node's /proc (--proc-root)."
             )
         return int(found[1])
-
-    def _major(self) -> int | None:
-        found = re.search(r"^ *([0-9]{1,9}) nvidia-caps$", _text(self._proc / "devices"), re.MULTILINE)
-        return int(found[1]) if found else None
 
 
 def _text(path: Path) -> str:

@@ -7,7 +7,7 @@ value is followed as an address, which ends the process.
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pynvml
@@ -27,6 +27,13 @@ class MigModes(msgspec.Struct, frozen=True):
 
     enabled: bool
     pending: bool
+
+
+class RunningProcesses(NamedTuple):
+    """The numbers of the processes that NVML lists on a GPU or an instance: those that compute, and those that only draw."""
+
+    computing: tuple[int, ...] = ()
+    drawing: tuple[int, ...] = ()
 
 
 class NvmlInstances:
@@ -121,6 +128,18 @@ class NvmlInstances:
             self._nvml.call("nvmlGpuInstanceDestroy", handle)
         except GpuUnknown:
             return
+
+    def running(self, uuid: GpuUuid) -> RunningProcesses:
+        """The processes that use a GPU as a whole, as far as the driver can tell them: monitoring programs it does not list."""
+        kinds = ("Compute", "MPSCompute", "Graphics")
+        compute, shared, graphics = (
+            {
+                int(one.pid)
+                for one in self._nvml.optional(f"nvmlDeviceGet{kind}RunningProcesses", self._nvml.handle(uuid)) or ()
+            }
+            for kind in kinds
+        )
+        return RunningProcesses(tuple(sorted(compute | shared)), tuple(sorted(graphics - compute - shared)))
 
     def processes(self, instance: Instance) -> list[int]:
         """The processes that compute on an instance, as far as NVML lists them: monitoring programs it does not."""

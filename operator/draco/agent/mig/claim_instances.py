@@ -7,6 +7,7 @@ change survives a crash is `instance_manager`'s. What is asked for comes in as a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 
 import msgspec
 
@@ -14,10 +15,14 @@ from draco.agent.errors import DeviceMissing, InstanceHeld, PrepareError
 from draco.agent.files import advice
 from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
 from draco.agent.hardware.nvml_errors import DriverError, GpuLost, GpuUnknown, InUse, InvalidArgument, NvmlError
+from draco.agent.hardware.nvml_instances import RunningProcesses
+from draco.agent.mig.holders import Holders, HoldingProcess
 from draco.agent.mig.instance_manager import NOBODY_LISTED, InstanceManager, NotVerified, StillHeld
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import references
 from draco.agent.mig.reading import read_gpu, read_places, read_unneeded
+from draco.agent.mig.taking_back import InstancesBack
+from draco.agent.mig.users import UNLISTED, DeviceUsers, device_uuid, named
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, PreparationState, PreparedClaim, PreparedDevice
 from draco.mig.claim_plan import plan_places, plan_release, plan_whole
 from draco.mig.gpu_plan import GpuPlan, Obstacle
@@ -28,6 +33,8 @@ from draco.resources.names import GpuUuid
 PATIENCE_S = 30.0
 """How long kubelet gets a retryable error while an instance of a claim is in use. Its units are published as tainted meanwhile.
 After that the claim is given up, and the instance destroyed when it can be."""
+
+NO_PROC = Path("/nonexistent")
 
 KeepingOf = Callable[[GpuUuid], KeptInstances]
 """What is to stay idle on a GPU."""
@@ -41,7 +48,7 @@ class AcquiredInstances(msgspec.Struct, frozen=True):
 
 
 class ClaimInstances:
-    """Instances for claims, over a `InstanceManager`."""
+    """Instances for claims, over a `InstanceManager`. Without `users` nobody looks below /proc."""
 
     def __init__(
         self,
@@ -51,12 +58,15 @@ class ClaimInstances:
         *,
         keeping: KeepingOf,
         monotonic: Callable[[], float],
+        users: DeviceUsers | None = None,
     ) -> None:
         self._record = record
         self._inventory = inventory
         self._manager = manager
         self._keeping = keeping
         self._monotonic = monotonic
+        self._users = users or DeviceUsers(record, Holders(NO_PROC), monotonic=monotonic)
+        self._back = InstancesBack(record, inventory, manager, self._users)
         self._asked_since_s: dict[str, float] = {}
 
     @property
@@ -77,6 +87,7 @@ class ClaimInstances:
         gpus = list(dict.fromkeys(key.gpu for key in wanted))
         created: list[PlacementKey] = []
         try:
+            self._back.take(intent)
             for uuid in gpus:
                 self._turn_on(intent, uuid, wanted)
             plans = {uuid: self._plan(uuid, wanted) for uuid in gpus}
@@ -132,22 +143,31 @@ class ClaimInstances:
         NVML is asked for the mode, since the last look may be older than what somebody did by hand.
         """
         for device in intent.devices:
-            if device.partition is not None or device.admin or self._inventory.never_divided(device.gpu):
+            if device.partition is not None or device.admin:
                 continue
+            may_be_divided = not self._inventory.never_divided(device.gpu)
             try:
                 with self._inventory.lock:  # a look between plan and step may no longer find what the plan speaks of
-                    if self._inventory.divided(device.gpu) or self._inventory.seen_divided(device.gpu):
+                    if may_be_divided and (
+                        self._inventory.divided(device.gpu) or self._inventory.seen_divided(device.gpu)
+                    ):
                         self._manager.settle(device.gpu)
                         self._undivide(intent, device)
+                if intent.state is PreparationState.PREPARING:
+                    self._refuse_users(intent, device, self._running(device.gpu), device.gpu)
             except (NvmlError, StillHeld, OSError) as error:
                 who = self._who(error, [device.gpu]) or "Kubelet tries again."
                 why = _refusal(error) if isinstance(error, OSError) else f"{error} {who}"
                 raise PrepareError(f"Claim {intent} cannot get the whole of {device.device}: {why}") from error
 
     def seen_whole(self, intent: PreparedClaim) -> None:
-        """Refuse what was divided when it was last looked at. NVML is not asked."""
+        """Refuse what was divided when it was last looked at, or has an earlier user without NVML's word. NVML is not asked."""
         for device in intent.devices:
-            if device.admin or self._inventory.never_divided(device.gpu):
+            if device.admin:
+                continue
+            if intent.state is PreparationState.PREPARING:
+                self._refuse_users(intent, device, UNLISTED, device.gpu)
+            if self._inventory.never_divided(device.gpu):
                 continue
             seen = self._inventory.known(device.gpu)
             if seen is not None and seen.mode is not None and not seen.mode.enabled:
@@ -158,6 +178,28 @@ class ClaimInstances:
                 f"Claim {intent} cannot get the whole of {device.device}: {why}, and NVML does not answer now. Kubelet tries "
                 "again."
             )
+
+    def _refuse_users(
+        self,
+        intent: PreparedClaim,
+        device: PreparedDevice,
+        running: RunningProcesses,
+        uuid: str,
+        *,
+        at: PlacementKey | None = None,
+    ) -> None:
+        """PrepareError while a process of an earlier claim runs on a device, or on the instance `at` a place of it."""
+        if (process := self._users.earlier(intent, at or device.gpu, running, uuid=uuid)) is not None:
+            raise PrepareError(
+                f"Claim {intent} cannot get {device.device} yet: {named([process])}; end that process, and kubelet tries again."
+            )
+
+    def _running(self, uuid: GpuUuid) -> RunningProcesses:
+        """Who runs on a GPU. Where NVML does not say, /proc tells of those at least that were given it by a claim."""
+        try:
+            return self._manager.running(uuid)
+        except NvmlError:
+            return UNLISTED
 
     def _undivide(self, intent: PreparedClaim, device: PreparedDevice) -> None:
         plan = plan_whole(read_gpu(device.gpu, self._inventory, self._record))
@@ -183,23 +225,24 @@ class ClaimInstances:
 
     def _check(self, intent: PreparedClaim, device: PreparedDevice, key: PlacementKey, plan: GpuPlan) -> None:
         """PrepareError when a device cannot be had: something that must stay is in the way, or is still computed on."""
-        for part in plan.keeps:
-            idle = part.id == key.place and not part.claims
-            if idle and (pids := self._manager.processes(self._at(key.gpu, part))):
-                raise PrepareError(
-                    f"Claim {intent} cannot get {device.device} yet: process {pids[0]} of an earlier user still runs on it; end "
-                    "that process, and kubelet tries again."
-                )
-        _refuse_gpu(intent, plan)
-        for one in plan.blocked:
-            if one.place.id != key.place:
+        for part in (*plan.keeps, *plan.destroys):
+            if part.claims or device.admin or device.partition is None or not part.mask & device.partition.mask:
                 continue
-            if isinstance(one.by, Obstacle):
+            one = self._at(key.gpu, part)
+            running = RunningProcesses(tuple(self._manager.processes(one)))
+            # Who was given an instance that goes and does not use it now cannot use it later either.
+            uuid = one.uuid if one.uuid and part.id == key.place and part in plan.keeps else ""
+            self._refuse_users(intent, device, running, uuid, at=one.key)
+        _refuse_gpu(intent, plan)
+        for blocked in plan.blocked:
+            if blocked.place.id != key.place:
+                continue
+            if isinstance(blocked.by, Obstacle):
                 raise PrepareError(_no_such_place(key))
-            if one.by.foreign:
-                stranger = self._stranger(key.gpu, one.by)
+            if blocked.by.foreign:
+                stranger = self._stranger(key.gpu, blocked.by)
                 raise PrepareError(f"Claim {intent} cannot get {device.device}: {stranger}")
-            needed = one.by.claims[0]
+            needed = blocked.by.claims[0]
             raise PrepareError(
                 f"Claim {intent} cannot get {device.device}: its memory slices belong to claim {needed}."
             )
@@ -243,6 +286,24 @@ class ClaimInstances:
                 if isinstance(one.by, Part) and one.by.foreign:
                     return self._stranger(uuid, one.by)
         return ""
+
+    def take_back(self, claim: PreparedClaim) -> bool:
+        """Whether a claim that was given up has all of its instances again, since its own processes run on them still."""
+        return self._back.take(claim)
+
+    def processes_of(self, claim: PreparedClaim) -> list[HoldingProcess]:
+        """The processes that run on a claim's devices and may be its own."""
+        running: dict[str, RunningProcesses] = {}
+        for device in claim.devices:
+            if device.key is None:
+                running[device.gpu] = self._running(device.gpu)
+                continue
+            seen = self._inventory.known(device.gpu)
+            found = seen.at(device.key) if seen is not None else None
+            if found is not None and found.uuid == device_uuid(device):
+                with suppress(NvmlError):
+                    running[found.uuid] = RunningProcesses(tuple(self._manager.processes(found)))
+        return self._users.of(claim, running)
 
     # Giving up
 

@@ -26,7 +26,7 @@ from draco.agent.hardware.nvml_errors import (
     NvmlError,
     PermissionMissing,
 )
-from draco.agent.hardware.nvml_instances import NvmlInstances
+from draco.agent.hardware.nvml_instances import NvmlInstances, RunningProcesses
 from draco.agent.mig.inventory import GpuInventory, MigInventory
 from draco.agent.mig.ownership import CreationAttempt, Ownership
 from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparationState, PreparedClaim
@@ -246,6 +246,11 @@ class InstanceManager:
         """Who uses a GPU."""
         seen = self._inventory.known(uuid)
         return (self._find(None, seen.gpu) if seen else "") or NOBODY_LISTED
+
+    def running(self, uuid: GpuUuid) -> RunningProcesses:
+        """Who uses a GPU as a whole, as far as NVML says."""
+        with self._mig.lock:
+            return self._mig.running(uuid)
 
     def processes(self, one: Instance) -> list[int]:
         """Who computes on an instance, as far as NVML says."""

@@ -21,6 +21,7 @@ from draco.agent.mig.keeper import MigKeeper, OnGpu
 from draco.agent.mig.last_spec import SpecMemory
 from draco.agent.mig.layout import LayoutApplier
 from draco.agent.mig.ownership import remains
+from draco.agent.mig.users import DeviceUsers
 from draco.agent.record.checkpoint import Checkpoint
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -53,11 +54,17 @@ class NodeDivisions:
         clock: Clock,
     ) -> None:
         edge = NvmlInstances(nvml)
-        holder = HolderSearch(Holders(proc, own=own_pid(proc)), Capabilities(proc, device_root))
+        holders = Holders(proc, own=own_pid(proc))
+        holder = HolderSearch(holders, Capabilities(proc, device_root))
         self.inventory = MigInventory(record, edge, boot_id=boot_id, monotonic=clock.monotonic, shown=shown)
         manager = InstanceManager(record, edge, self.inventory, holder=holder)
         self.instances = ClaimInstances(
-            record, self.inventory, manager, keeping=self._keeping, monotonic=clock.monotonic
+            record,
+            self.inventory,
+            manager,
+            keeping=self._keeping,
+            monotonic=clock.monotonic,
+            users=DeviceUsers(record, holders, monotonic=clock.monotonic),
         )
         self.keeper = MigKeeper(
             client,

@@ -58,8 +58,8 @@ def unpublishable(driver: DriverInfo) -> list[str]:
     told = {"driverVersion": driver.driver_version, "cudaDriverVersion": driver.cuda_driver_version}
     unread = {one.name for one in driver.unread}
     return [
-        f"published without {name}: {shown(text) or 'an empty text'} is no version of three numbers, such as 580.95.5; a selector "
-        f'that reads {name} fails on this node\'s devices unless it asks first whether "{name}" is in their attributes.'
+        f"published without {name}: {shown(text) or 'an empty text'} is no version of three numbers, such as 580.95.5; a "
+        f'selector that reads {name} fails on this node\'s devices unless it asks first whether "{name}" is in their attributes.'
         for name, text in told.items()
         if name not in unread and version(text) is None
     ]

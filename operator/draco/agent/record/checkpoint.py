@@ -131,14 +131,22 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return None if part is None else PlacementKey(self.gpu, part.profile_id, part.start)
 
 
-class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """One claim and what it got."""
+class ClaimPod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod for which a claim was reserved when it was prepared."""
+
+    name: str
+    uid: str
+
+
+class PreparedClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One claim and what it got. `pods` may run anywhere, and pods that share the claim later are not among them."""
 
     uid: ClaimUid
     namespace: str
     name: str
     state: PreparationState
     devices: list[PreparedDevice]
+    pods: tuple[ClaimPod, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -224,6 +232,7 @@ class Checkpoint:
         self.lock = threading.RLock()
         self._journal = Journal(path, files)
         self._state = _State(boot_id=boot_id, claims={claim.uid: claim for claim in claims})
+        self._last_users: dict[GpuUuid | PlacementKey, PreparedClaim] = {}
 
     def restore(self, loaded: "LoadedRecord") -> None:
         """Take up what was on disk."""
@@ -249,6 +258,11 @@ class Checkpoint:
     def instances(self) -> Mapping[PlacementKey, OwnedInstance]:
         """Our instances by where they stand, oldest first. What is returned never changes."""
         return MappingProxyType(self._state.instances)
+
+    @property
+    def last_users(self) -> Mapping[GpuUuid | PlacementKey, PreparedClaim]:
+        """The claim that had a whole GPU, or the instance at a place, last, since this process started. Not on the disk."""
+        return MappingProxyType(self._last_users)
 
     @property
     def known(self) -> Mapping[GpuUuid, KnownGpu]:
@@ -285,6 +299,18 @@ class Checkpoint:
         append = append or self._journal.append
         if not append(msgspec.json.encode(change), keep_free=reserve):
             self._rewrite(after)
+        self._take(after)
+
+    def _take(self, after: _State) -> None:
+        """Go on from this state, and remember who had the devices of claims that are not on record any more."""
+        for uid, claim in self._state.claims.items():
+            if uid in after.claims or claim.state is PreparationState.PREPARING:
+                continue
+            for device in claim.devices:
+                if not device.admin:
+                    for stale in [key for key in self._last_users if _meet(key, device)]:
+                        del self._last_users[stale]
+                    self._last_users[device.key or device.gpu] = claim
         self._state = after
 
     def intend(self, claim: PreparedClaim) -> None:
@@ -318,10 +344,17 @@ class Checkpoint:
                 self._state, boot_id=boot_id, claims={claim.uid: claim for claim in claims}, instances=kept
             )
             self._rewrite(after)
-            self._state = after
+            self._take(after)
 
     def _rewrite(self, state: _State) -> None:
         self._journal.rewrite(msgspec.json.encode(state.as_change()), keep_free=_reserve(state))
+
+
+def _meet(key: GpuUuid | PlacementKey, device: PreparedDevice) -> bool:
+    """Whether one is the whole GPU of which the other is all or a part."""
+    if device.partition is None:
+        return device.gpu == (key.gpu if isinstance(key, PlacementKey) else key)
+    return key == device.gpu
 
 
 def _takes_more(change: _Change) -> bool:

@@ -66,6 +66,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
     wanted: Container[GpuUuid] = ()
     """The GPUs that a MigPolicy has."""
+    leftovers: str = ""
+    """Which claims are prepared that nothing can use any more, and what keeps them from being given up, as sentences."""
     certificate_problem: str | None = None
     """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
 
@@ -145,6 +147,7 @@ def _conditions(node_report: NodeReport, gpus: Sequence[GpuStatus]) -> list[Cond
     sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
     further = [
+        *_claims_there(node_report.leftovers),
         *_partitionable(node_report.features),
         *_complete(view, gpus),
         *_if_known("ToolkitUsed", node_report.edits_problem, "EditsTaken", "OwnEdits"),
@@ -190,6 +193,11 @@ def _partitionable(features: Features | None) -> list[Condition]:
         return []
     why = " ".join(f"{each.consequence} {each.remedy}" for each in features.missing if each.name == PARTITIONABLE)
     return [_condition(CONDITION_PARTITIONABLE, not why, "CountersKept", "CountersNotKept", why)]
+
+
+def _claims_there(leftovers: str) -> list[Condition]:
+    """Nothing while all prepared claims can be used."""
+    return [_condition("ClaimsThere", "", "", "ClaimGone", leftovers)] if leftovers else []
 
 
 def _if_known(name: str, problem: str | None, why: str, why_not: str) -> list[Condition]:

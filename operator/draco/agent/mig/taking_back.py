@@ -1,0 +1,62 @@
+"""Lets a claim that was given up under its own processes have its instances back.
+
+Kubelet may give a claim up while a container of it runs, and ask for it again. What is in use cannot be destroyed, so its
+instance is still there, on record as one that goes. Owns when the claim has it again instead: when the instance is whole, and
+nobody else's process runs on it. Destroys and makes nothing.
+"""
+
+import msgspec
+
+from draco.agent.hardware.gpus import Instance
+from draco.agent.hardware.nvml_instances import RunningProcesses
+from draco.agent.mig.instance_manager import InstanceManager
+from draco.agent.mig.inventory import MigInventory
+from draco.agent.mig.ownership import Ownership
+from draco.agent.mig.users import DeviceUsers
+from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparationState, PreparedClaim
+
+
+class InstancesBack:
+    """Takes the decision for one node."""
+
+    def __init__(
+        self, record: Checkpoint, inventory: MigInventory, manager: InstanceManager, users: DeviceUsers
+    ) -> None:
+        self._record = record
+        self._inventory = inventory
+        self._manager = manager
+        self._users = users
+
+    def take(self, claim: PreparedClaim) -> bool:
+        """Put on record that a claim has its instances again, as far as they stand; whether it has all of them.
+
+        One that is on record as being given up is prepared again if it has all, and else left as it is. NvmlError, and OSError
+        when the disk refuses.
+        """
+        back, has_all = [], True
+        for device in claim.devices:
+            own = None if device.key is None else self._record.instances.get(device.key)
+            if own is None:
+                has_all = has_all and device.key is None
+            elif own.state is not InstanceState.MADE:
+                found = self._inventory.observe(own.gpu).at(own.key)
+                if found is not None and self._still_uses(claim, own, found):
+                    back.append(msgspec.structs.replace(own, state=InstanceState.MADE))
+                else:
+                    has_all = False
+        releasing = claim.state is PreparationState.RELEASING
+        if releasing and not has_all:
+            return False
+        put = [msgspec.structs.replace(claim, state=PreparationState.PREPARED)] if releasing else []
+        self._record.change(put=put, own=back)
+        self._inventory.forget([own.key for own in back])
+        return has_all
+
+    def _still_uses(self, claim: PreparedClaim, own: OwnedInstance, found: Instance) -> bool:
+        """Whether an instance that is to go is whole, and nobody but this claim runs on it, which does unless it is forgotten."""
+        if found.ci is None or self._inventory.ownership_of(own, found) is not Ownership.OURS:
+            return False
+        running = RunningProcesses(tuple(self._manager.processes(found)))
+        if self._users.earlier(claim, own.key, running, uuid=found.uuid or "") is not None:
+            return False
+        return bool(running.computing) or claim.state is PreparationState.RELEASING
