@@ -88,6 +88,7 @@ class MaintenanceSights:
         served = self._view.taint_rules is not None
         idle = self._idle(nodes)
         own = self._jobs.own_claims(request)
+        harmless = own | self._jobs.never_take(tolerant, concerned)
         return PlanInput(
             now=now,
             scope=scope,
@@ -103,7 +104,9 @@ class MaintenanceSights:
             ),
             claims=tuple(claims.values()),
             own_claims=own,
-            tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in own)),
+            tolerant=tuple(
+                sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in harmless)
+            ),
             rules_served=served,
             unheeded=tuple(not_heeded(request, scope, pools, nodes, idle)),
             vanished=tuple(vanished(isolated, pools)),
