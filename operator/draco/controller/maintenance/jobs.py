@@ -289,7 +289,9 @@ class MaintenanceJobs:
 
     async def _delete(self, kind: Any, key: ObjectKey, uid: str, version: str = "") -> None:
         with suppress(NotFound, Conflict):  # gone, another by that name, or not what was seen
-            await self._client.delete(kind, key, uid=uid, resource_version=version, propagation="Foreground")
+            # A Job goes after its pods. A claim owns nothing.
+            order = "Foreground" if kind is JOBS else ""
+            await self._client.delete(kind, key, uid=uid, resource_version=version, propagation=order)
 
     def _node_of(self, target: JobTarget) -> str:
         published = self._view.published(target.device)
