@@ -181,7 +181,7 @@ class Reconcilers:
         client, view, clock = self._client, self._view, self._clock
         fleet = MaintenanceFleet(view, clock)
         self._jobs = MaintenanceJobs(
-            client, view, fleet, namespace=self._settings.namespace, permitted=self._settings.run_jobs, clock=clock
+            client, view, fleet, namespace=self._settings.job_namespace, permitted=self._settings.run_jobs, clock=clock
         )
         admission = MaintenanceAdmission(client, view, fleet, clock=clock)
         self.eviction_requests = self._eviction_requests(fleet, admission)

@@ -1,8 +1,8 @@
 """What is written to run a Job on one GPU: the Job, from its template, and the claim by which it holds the GPU.
 
-Owns the manifests. A template is a CronJob's, as `kubectl create job --from` takes it; what is added pins the pods to the GPU's
-node and tells them which GPU is meant. A Job for verification holds the GPU like any pod, by a claim; how it gets the GPU is
-`claiming`'s.
+Owns the manifests. A template is a CronJob's, as `kubectl create job --from` takes it; what is added pins the pods to the node of
+the GPU and tells them which one is meant. The API server compares a Job with its template and refuses every other difference (the
+chart's `operator/jobs.yaml`). A Job for verification holds the GPU like any pod, by a claim; how it gets it is `claiming`'s.
 """
 
 import json
@@ -16,7 +16,13 @@ from draco.resources.api.jobs import CronJob
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.taints import DeviceToleration
 from draco.resources.kinds import DEVICE_MAINTENANCES
-from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_PROFILE, ATTRIBUTE_UUID, LABEL_MANAGED_BY
+from draco.resources.names import (
+    ATTRIBUTE_PARENT_UUID,
+    ATTRIBUTE_PROFILE,
+    ATTRIBUTE_UUID,
+    LABEL_MANAGED_BY,
+    LABEL_TEMPLATE,
+)
 
 DEFAULT_DEADLINE_S: Final = 1800
 """After so long a Job fails whose template says nothing of it: one whose image never comes would run for ever."""
@@ -47,7 +53,7 @@ def job_manifest(
         "metadata": {
             "name": name,
             "namespace": namespace,
-            "labels": {**made_from.metadata.labels, **labels},
+            "labels": {**made_from.metadata.labels, **labels, LABEL_TEMPLATE: template.metadata.name},
             "annotations": {**made_from.metadata.annotations, "cronjob.kubernetes.io/instantiate": "manual"},
             "ownerReferences": [DEVICE_MAINTENANCES.owner(request.metadata)],
         },
