@@ -9,7 +9,7 @@ from tests.e2e import provider
 from tests.e2e.conftest import draco
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.partitions import NODE
-from tests.e2e.test_maintain import SYSTEM, a_claim, a_cron_job, a_pod, held_by, pods
+from tests.e2e.test_maintain import JOBS, a_claim, a_cron_job, a_pod, held_by, pods
 
 POLICY = "resets"
 
@@ -22,7 +22,7 @@ def clean(kube: Kubectl) -> Iterator[Kubectl]:
     kube.run("delete", "devicemaintenances", "--all")
     kube.run("delete", "pods", "--all", "--grace-period=0", "--force")
     kube.run("delete", "resourceclaims", "--all", "--wait=true")
-    kube.run("delete", "cronjobs,jobs", "--all", "-n", SYSTEM)
+    kube.run("delete", "cronjobs,jobs", "--all", "-n", JOBS)
     accident("reload-driver")
     eventually(lambda: not any(taints(kube).values()), within_s=120, what="no GPU is tainted any more")
 
@@ -74,7 +74,7 @@ def reaches(kube: Kubectl, phase: str, *, within_s: float = 90.0) -> dict[str, A
 
 
 def worked(kube: Kubectl) -> tuple[dict[str, Any], dict[str, Any]]:
-    found, jobs = requests(kube), kube.objects("jobs", namespace=SYSTEM)
+    found, jobs = requests(kube), kube.objects("jobs", namespace=JOBS)
     assert (len(found), len(jobs)) == (1, 1)
     [request], [job] = found, jobs
     assert job.get("status", {}).get("succeeded") == 1, request.get("status")

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.partitions import NODE
 
-SYSTEM = "draco-system"
+JOBS = "draco-jobs"
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def clean(kube: Kubectl) -> Iterator[Kubectl]:
     kube.run("delete", "devicemaintenances", "--all")
     kube.run("delete", "deployments,pods,poddisruptionbudgets", "--all", "--grace-period=0", "--force")
     kube.run("delete", "resourceclaims", "--all", "--wait=true")
-    kube.run("delete", "cronjobs,jobs,resourceclaims", "--all", "-n", SYSTEM)
+    kube.run("delete", "cronjobs,jobs,resourceclaims", "--all", "-n", JOBS)
 
 
 def a_pod(name: str, claim: str, **metadata: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def a_cron_job(name: str, *, seconds: str = "0.2", suspend: bool = True, **job: 
     return {
         "apiVersion": "batch/v1",
         "kind": "CronJob",
-        "metadata": {"name": name, "namespace": SYSTEM},
+        "metadata": {"name": name, "namespace": JOBS},
         "spec": {
             "schedule": "0 0 31 2 *",
             "suspend": suspend,
@@ -167,14 +167,14 @@ def test_work_and_verification_by_jobs_bring_a_gpu_back_by_themselves(clean: Kub
     seen = eventually(
         lambda: [
             each["status"]["allocation"]["devices"]["results"][0]
-            for each in kube.objects("resourceclaims", namespace=SYSTEM)
+            for each in kube.objects("resourceclaims", namespace=JOBS)
             if each.get("status", {}).get("allocation")
         ],
         what="the verification holds the GPU",
     )
     assert {(each["pool"], each["device"]) for each in seen} == {(NODE, "gpu-2")}
     reaches(kube, "reset", "Completed", within_s=90)
-    jobs = kube.objects("jobs", namespace=SYSTEM)
+    jobs = kube.objects("jobs", namespace=JOBS)
     assert {each["metadata"]["labels"]["draco.dev/purpose"] for each in jobs} == {"work", "verification"}
     assert all(each["status"].get("succeeded") == 1 for each in jobs)
     uuids = {
@@ -186,7 +186,7 @@ def test_work_and_verification_by_jobs_bring_a_gpu_back_by_themselves(clean: Kub
     assert uuids == {status(kube, "reset")["devices"][0]["uuid"]}
     kube.run("delete", "devicemaintenance", "reset")
     eventually(
-        lambda: not kube.objects("jobs", namespace=SYSTEM) and not kube.objects("resourceclaims", namespace=SYSTEM),
+        lambda: not kube.objects("jobs", namespace=JOBS) and not kube.objects("resourceclaims", namespace=JOBS),
         what="Jobs and claims go with their request",
     )
 
@@ -200,8 +200,8 @@ def test_a_job_that_fails_keeps_the_gpu_isolated_and_deleting_it_tries_again(cle
     assert "delete the Job to try again" in failed["message"]
     assert [each["spec"]["deviceSelector"]["device"] for each in kube.objects("devicetaintrules")] == ["gpu-2"]
     kube.apply_objects(a_cron_job("reset-gpu"))
-    (job,) = kube.objects("jobs", namespace=SYSTEM)
-    kube.run("delete", "job", "-n", SYSTEM, job["metadata"]["name"])
+    (job,) = kube.objects("jobs", namespace=JOBS)
+    kube.run("delete", "job", "-n", JOBS, job["metadata"]["name"])
     reaches(kube, "reset", "Completed", within_s=90)
 
 
@@ -211,7 +211,7 @@ def test_a_cron_job_that_runs_by_itself_is_not_used(clean: Kubectl) -> None:
     maintain(kube, "reset", "gpu-2", work={"fromCronJob": "reset-gpu"})
     says(kube, "reset", "is not suspended, so it runs by itself: set its spec.suspend to true")
     kube.apply_objects(a_cron_job("reset-gpu"))
-    eventually(lambda: kube.objects("jobs", namespace=SYSTEM), what="the Job is made")
+    eventually(lambda: kube.objects("jobs", namespace=JOBS), what="the Job is made")
 
 
 def conditions(kube: Kubectl) -> dict[str, str]:

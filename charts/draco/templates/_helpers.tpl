@@ -67,13 +67,43 @@ params.?spec.?pools[?({{ . }}.driver + '/' + {{ . }}.pool)].orValue([]).exists(g
 {{/* Whether the operator whose token this is leads as far as the register says, in CEL. */}}
 {{- define "draco.leadsByRegister" -}}
 {{- $pod := "request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'][?0].orValue('')" -}}
-{{ $pod }} == '' || params.?spec.?leader == optional.none() || params.?spec.?leader.?podUID.orValue('') == {{ $pod }}
+params.?spec.?leader == optional.none() || params.?spec.?leader.?podUID.orValue('') == {{ $pod }}
+{{- end -}}
+
+{{/* That two maps say the same but for some keys, whatever keys they have, in CEL. Call with a list of both and the keys. */}}
+{{- define "draco.sameBut" -}}
+{{- $but := toJson (index . 2) | replace "\"" "'" -}}
+>-
+{{ index . 0 }}.all(key, key in {{ $but }} || {{ index . 1 }}[?key] == optional.of({{ index . 0 }}[key]))
+&& {{ index . 1 }}.all(key, key in {{ $but }} || key in {{ index . 0 }})
+{{- end -}}
+
+{{/* The node terms of a pod's spec, in CEL. */}}
+{{- define "draco.nodeTerms" -}}
+{{ . }}.?affinity.?nodeAffinity.?requiredDuringSchedulingIgnoredDuringExecution.?nodeSelectorTerms.orValue([])
+{{- end -}}
+
+{{/* That containers are those of a template, told which GPU is meant, in CEL. Call with a list of both lists. */}}
+{{- define "draco.sameContainers" -}}
+{{ index . 0 }}.map(one, one.name) == {{ index . 1 }}.map(one, one.name)
+&& {{ index . 0 }}.all(one, {{ index . 1 }}.exists(other, other.name == one.name
+&& one.all(key, key in ['env', 'resources'] || other[?key] == optional.of(one[key]))
+&& other.all(key, key in one)
+&& one.?env.orValue([]).filter(each, !(each.name in variables.told))
+== other.?env.orValue([]).filter(each, !(each.name in variables.told))
+&& one.?env.orValue([]).filter(each, each.name in variables.told).all(each,
+each.all(key, key in ['name', 'value']) && each.?value.orValue('').matches('^[-A-Za-z0-9._:/]{0,253}$')
+&& (each.name != 'DRACO_NODE' || each.?value.orValue('') == variables.node))
+&& one.?resources.orValue(dyn({})).all(key, key == 'claims' || other.?resources[?key] == optional.of(one.resources[key]))
+&& other.?resources.orValue(dyn({})).all(key, key == 'claims' || key in one.resources)
+&& one.?resources.?claims.orValue([]).filter(each, each.name != 'draco-gpu')
+== other.?resources.?claims.orValue([]).filter(each, each.name != 'draco-gpu')))
 {{- end -}}
 
 {{/* The node that an agent's token was issued for. */}}
 {{- define "draco.agentNode" -}}
 - name: node
-  expression: request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
+  expression: request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')
 {{- end -}}
 
 {{- define "draco.agentHasNode" -}}

@@ -19,7 +19,7 @@ import click
 from draco.resources.errors import DracoError
 from draco.resources.names import LABEL_REMEDIATES
 from draco_local.cluster import data
-from draco_local.cluster.attach import SYSTEM_NAMESPACE
+from draco_local.cluster.attach import JOB_NAMESPACE
 from draco_local.cluster.programs import binaries
 
 WAIT_S = 90.0
@@ -298,7 +298,7 @@ def tell_of_faults(story: DemoScript) -> None:
         f"The agent tainted {device} at once; the policy had it drained, so its pod runs on another GPU, and a Job resets it."
     )
     say("No container runs on a simulated node, so what that Job would do is done by hand:")
-    story.until("the Job has a pod", lambda: bool(story.kubectl("get", "pods", "-n", SYSTEM_NAMESPACE, "-o", "name")))
+    story.until("the Job has a pod", lambda: bool(story.kubectl("get", "pods", "-n", JOB_NAMESPACE, "-o", "name")))
     story.show_draco("cluster", "gpu", "reset", "--name", story.name, *gpu)
     story.until_phase(repair, "Completed")
     story.show("get", "devicemaintenances")

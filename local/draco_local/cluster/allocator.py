@@ -3,6 +3,7 @@
 Owns putting the chart's rights, admission policies and DeviceClasses there, and the account under which these know the operator.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,19 +27,24 @@ _KINDS: tuple[Kind[Any], ...] = (
     Kind(_ADMISSION, "v1", "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", False, dict),
     DEVICE_CLASSES,
 )
-_VALUES = {
-    "image": {"repository": "none"},  # of the Deployment, which is not applied
-    "operator": {"allocate": True, "runJobs": True, "releaseIdleClaims": True},
-    "crds": {"enabled": False},
-    "deviceClasses": {"enabled": False},
-}
+JOB_TEMPLATES: Final = ("reset-gpu", "probe-gpu", "try-gpu")
+"""CronJobs that maintenance may make Jobs from: those that Draco's examples and guides name."""
 
 
-async def install(client: Client, helm: Path, kubeconfig: Path) -> None:
+async def install(
+    client: Client, helm: Path, kubeconfig: Path, *, job_templates: Sequence[str] = JOB_TEMPLATES
+) -> None:
     """Apply what the chart has for the operator, its Deployment apart. Raises ClusterError with what helm said."""
+    switched_on = {"allocate": True, "runJobs": True, "releaseIdleClaims": True, "jobTemplates": list(job_templates)}
+    values = {
+        "image": {"repository": "none"},  # of the Deployment, which is not applied
+        "operator": switched_on,
+        "crds": {"enabled": False},
+        "deviceClasses": {"enabled": False},
+    }
     kinds = {each.kind: each for each in _KINDS}
-    for document in chart.rendered(helm, kubeconfig, _VALUES):
+    for document in chart.rendered(helm, kubeconfig, values):
         kind, meta = kinds.get(document["kind"]), document["metadata"]
         if kind is not None and meta["labels"].get("app.kubernetes.io/component") == "operator":
-            key = ObjectKey(SYSTEM_NAMESPACE if kind.namespaced else "", meta["name"])
+            key = ObjectKey(meta["namespace"] if kind.namespaced else "", meta["name"])
             await client.apply(kind, key, document, manager=MANAGER)

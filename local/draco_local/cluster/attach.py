@@ -38,6 +38,8 @@ from draco_local.cluster.state import ClusterSpec
 MANAGER = "draco-cluster"
 NODES_PROCESS, OPERATOR_PROCESS = "simulated-nodes", "operator"
 SYSTEM_NAMESPACE = "draco-system"
+JOB_NAMESPACE = "draco-jobs"
+"""Where the templates of maintenance Jobs are kept and the Jobs run."""
 _NAMESPACES: Kind[Any] = Kind("", "v1", "namespaces", "Namespace", False, dict)
 _DEFINITIONS: Kind[Any] = Kind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False, dict
@@ -102,7 +104,8 @@ async def install(client: Client) -> None:
     for definition in definitions:
         key = ObjectKey("", definition["metadata"]["name"])
         await client.apply(_DEFINITIONS, key, definition, manager=MANAGER)
-    await client.apply(_NAMESPACES, ObjectKey("", SYSTEM_NAMESPACE), {}, manager=MANAGER)
+    for namespace in (SYSTEM_NAMESPACE, JOB_NAMESPACE):
+        await client.apply(_NAMESPACES, ObjectKey("", namespace), {}, manager=MANAGER)
     for each in device_classes():
         await _install_device_class(client, each)
     deadline = time.monotonic() + _ESTABLISHED_WITHIN_S

@@ -18,7 +18,7 @@ from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import Forbidden
 from draco.overview.installation import OPERATORS, CheckReport, Installation, RuntimeNode, Verdict, Workload, check
 from draco.overview.status_schema import MissingView
-from draco.resources.kinds import DEVICE_CLASSES, GPU_NODES, LEASES, OWN_KINDS, SLICES, Kind
+from draco.resources.kinds import DEVICE_CLASSES, DEVICE_MAINTENANCES, GPU_NODES, LEASES, OWN_KINDS, SLICES, Kind
 
 DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
 DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
@@ -112,6 +112,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             gpu_nodes=own[GPU_NODES].result() or [],
             nodes=nodes.result(),
             classes=classes.result(),
+            maintenances=own[DEVICE_MAINTENANCES].result() or [],
             unread=sorted(reader.unread),
         )
         return check(found, now=datetime.now(UTC))

@@ -79,7 +79,10 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "--run-jobs",
     "run_jobs",
     is_flag=True,
-    help="Run Jobs for maintenance, in the operator's namespace: work on a GPU, and its verification.",
+    help="Run Jobs for maintenance: work on a GPU, and its verification.",
+)
+@_setting(
+    "--job-namespace", "job_namespace", help="Namespace of these Jobs and of the CronJobs that they are made from."
 )
 @_setting(
     "--allocate",

@@ -29,7 +29,7 @@ from draco.kube.errors import (
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.kinds import POD_DISRUPTION_BUDGETS, PODS
 from draco.resources.names import ANNOTATION_LEADER_ONLY
-from draco.resources.texts import shown
+from draco.resources.texts import reason_of
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,6 @@ NOT_PERMITTED: Final = (
 )
 _FORBIDDEN_LONGEST_S: Final = 60.0
 """How long nobody is asked after the API server refused the right, at most."""
-_LONGEST_REFUSAL: Final = 160
 _AT_ONCE: Final = 4
 
 
@@ -224,4 +223,4 @@ def _words(error: ApiError) -> str:
         case TooManyRequests() if not isinstance(error, DisruptionRefused):
             return "the API server has too much to do; it is tried again"
         case _:
-            return shown(error.message).rstrip(".")[:_LONGEST_REFUSAL]
+            return reason_of(error.message)

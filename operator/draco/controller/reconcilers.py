@@ -185,10 +185,10 @@ class Reconcilers:
     def _maintaining(self) -> None:
         """What takes devices out of service, and what leaves for that."""
         client, view, clock = self._client, self._view, self._clock
-        self._jobs = MaintenanceJobs(
-            client, view, namespace=self._settings.namespace, permitted=self._settings.run_jobs, clock=clock
-        )
         fleet = MaintenanceFleet(view, clock)
+        self._jobs = MaintenanceJobs(
+            client, view, fleet, namespace=self._settings.job_namespace, permitted=self._settings.run_jobs, clock=clock
+        )
         admission = MaintenanceAdmission(client, view, fleet, clock=clock)
         self.eviction_requests = self._eviction_requests(fleet, admission)
         drains = PodDrains(

@@ -36,7 +36,9 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     idle_grace_s: float = 60.0
     """How long a claim must have been seen idle before repair releases it, where its policy permits that."""
     run_jobs: bool = False
-    """Whether Jobs are made for maintenance, in `namespace`; that takes rights there which not everybody gives."""
+    """Whether Jobs are made for maintenance, in `job_namespace`; that takes rights there which not everybody gives."""
+    job_namespace: str = "draco-jobs"
+    """Where the CronJobs are that such Jobs are made from, and these Jobs with their claims. Nobody else writes there."""
     allocate: bool = False
     """Whether Draco allocates the GPUs that MigPolicies hand over to it (`spec.allocator`). It takes rights and a register."""
     handover_settle_s: float = 5.0

@@ -11,7 +11,7 @@ from draco.health.policy import PolicyShare, ReadyPolicy, RuleMatch
 from draco.health.remediation import RemedyNote
 from draco.resources.api.health import HealthPolicyStatus
 from draco.resources.api.meta import Condition, timed
-from draco.resources.texts import counted, shown
+from draco.resources.texts import counted, reason_of, sentence
 
 CONDITION_ACCEPTED = "Accepted"
 LONGEST_MESSAGE = 300
@@ -105,5 +105,4 @@ def would(match: RuleMatch) -> str:
 
 
 def _cut(text: str) -> str:
-    text = shown(text)
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"
+    return sentence(reason_of(text, LONGEST_MESSAGE))

@@ -14,6 +14,8 @@ CONDITION_WORKED: Final = "Worked"
 """All Jobs that do the work have succeeded: from then on the devices are verified, even if somebody deletes the Jobs."""
 CONDITION_VERIFIED: Final = "Verified"
 CONDITION_FAILED: Final = "Failed"
+CONDITION_BLOCKED: Final = "Blocked"
+"""Jobs of the request cannot be made, or do not start: it goes no further until that is put right."""
 
 REASON_RETURNING: Final = "Returning"
 """Of Isolated: the devices are being given back, which is not called off any more."""

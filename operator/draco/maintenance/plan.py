@@ -14,6 +14,7 @@ import msgspec
 
 from draco.maintenance import wording
 from draco.maintenance.conditions import (
+    CONDITION_BLOCKED,
     CONDITION_FAILED,
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -233,6 +234,8 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     if verdict is not None:
         reason, said = verdict.reason or "Verifying", verdict.message or wording.VERIFYING
         conditions.append(condition(request, CONDITION_VERIFIED, "False", reason, said, now=seen.now))
+    if blocked := _blocked(outcome, seen):
+        conditions.append(condition(request, CONDITION_BLOCKED, "True", "JobsBlocked", blocked, now=seen.now))
     if outcome.failed:
         conditions.append(condition(request, CONDITION_FAILED, "True", outcome.failed, outcome.message, now=seen.now))
     status = DeviceMaintenanceStatus(
@@ -267,8 +270,8 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
             seen.drain.waits_for if seen.drain else None,
         ),
         drain=draining and was is MaintenancePhase.DRAINING,
-        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and _has_missing(seen.work),
-        verify=outcome.phase is was is MaintenancePhase.VERIFYING and _has_missing(seen.verification),
+        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and _is_incomplete(seen.work),
+        verify=outcome.phase is was is MaintenancePhase.VERIFYING and _is_incomplete(seen.verification),
         stop_jobs=request.spec.finished and bool(seen.work and seen.work.running),
     )
 
@@ -306,8 +309,16 @@ def _judged(verdict: VerificationVerdict) -> _Outcome:
     return _Outcome(MaintenancePhase.VERIFYING, verdict.message or wording.VERIFYING)
 
 
-def _has_missing(jobs: JobsState | None) -> bool:
-    return jobs is not None and bool(jobs.missing)
+def _blocked(outcome: _Outcome, seen: PlanInput) -> str:
+    """Why Jobs that are to be at work in this phase are not; "" if nothing is in their way."""
+    jobs = {MaintenancePhase.IN_MAINTENANCE: seen.work, MaintenancePhase.VERIFYING: seen.verification}.get(
+        outcome.phase
+    )
+    return jobs.trouble if jobs is not None else ""
+
+
+def _is_incomplete(jobs: JobsState | None) -> bool:
+    return jobs is not None and jobs.incomplete
 
 
 def _worked(request: DeviceMaintenance, seen: PlanInput) -> Condition:

@@ -59,17 +59,23 @@ class FailedJob(msgspec.Struct, frozen=True, order=True):
 class JobsState(msgspec.Struct, frozen=True, kw_only=True):
     """The Jobs of one purpose: one is wanted for each physical GPU.
 
-    `missing` are names of those to be made. `trouble` says why none can be made now, which is no failure: it goes on when that
-    is put right.
+    `missing` are names of those to be made, `claimless` of those whose claim is not there, or can never be allocated as it is.
+    `trouble` says why none can be made now or does its work, which is no failure: it goes on when that is put right.
     """
 
     wanted: int = 0
     missing: tuple[str, ...] = ()
+    claimless: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     succeeded: tuple[str, ...] = ()
     failed: tuple[FailedJob, ...] = ()
     trouble: str = ""
     look_again: timedelta | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether something is to be made."""
+        return bool(self.missing or self.claimless)
 
     @property
     def done(self) -> bool:

@@ -11,12 +11,14 @@ from typing import Final
 import msgspec
 
 from draco.allocation.ownership.classes import ClassFault, OfDriver, class_fault
+from draco.maintenance.conditions import CONDITION_BLOCKED
 from draco.overview.status_schema import MissingView
 from draco.resources.api.base import ApiStruct, OutputStruct
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.meta import ObjectMeta, find_condition
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.meta import Condition, ObjectMeta, find_condition
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import ANNOTATION_TROUBLES, CONDITION_CERTIFICATE, CONDITION_COMPLETE, OPERATOR_LEASE
 from draco.resources.texts import agreeing, are, counted, listed
@@ -24,6 +26,8 @@ from draco.resources.texts import agreeing, are, counted, listed
 OPERATORS: Final = f"metadata.name={OPERATOR_LEASE}"
 """A selector of the leases by which operators lead."""
 SCHEMA: Final = "draco.dev/check/v1"
+_TRANSIENT: Final = timedelta(minutes=1)
+"""For so long what is in the way of a request's Jobs may go by itself, such as a pod that waits for its claim."""
 _LEASE_SLACK: Final = timedelta(seconds=15)
 """How far the clocks of a node and of this machine may differ."""
 
@@ -107,6 +111,7 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
     gpu_nodes: Sequence[GpuNode]
     nodes: Sequence[RuntimeNode]
     classes: Sequence[DeviceClass] = ()
+    maintenances: Sequence[DeviceMaintenance] = ()
     unread: Sequence[str] = ()
 
 
@@ -120,6 +125,7 @@ def check(found: Installation, *, now: datetime) -> CheckReport:
         *_devices(found),
         *_runtimes(found),
         *_classes(found),
+        *_maintenance(found, now),
         *(
             CheckFinding(about=about, verdict=Verdict.WARNING, message=sentence)
             for about, sentence in troubles(leading(found.leases, now), found.gpu_nodes)
@@ -337,6 +343,30 @@ def _classes(found: Installation) -> list[CheckFinding]:
         )
         for fault, names in by_fault.items()
     ]
+
+
+def _maintenance(found: Installation, now: datetime) -> list[CheckFinding]:
+    """Requests that go no further by themselves. What begins only now may still come right."""
+    findings = []
+    for each in sorted(found.maintenances, key=lambda request: request.metadata.name):
+        name, said = each.metadata.name, find_condition(each.status.conditions, CONDITION_BLOCKED)
+        if each.status.phase is MaintenancePhase.FAILED:
+            findings.append(
+                CheckFinding(
+                    about="request",
+                    verdict=Verdict.WARNING,
+                    message=f"DeviceMaintenance {name} has failed: {each.status.message}",
+                    remedy=f"See what to do: draco maintain status {name}",
+                )
+            )
+        elif said is not None and said.status == "True" and _lasts(said, now):
+            message = f"DeviceMaintenance {name} cannot go on: {said.message}"
+            findings.append(_failed("request", message, f"See all of it: draco maintain status {name}"))
+    return findings
+
+
+def _lasts(said: Condition, now: datetime) -> bool:
+    return said.last_transition_time is not None and now - said.last_transition_time >= _TRANSIENT
 
 
 def _ok(about: str, message: str) -> CheckFinding:

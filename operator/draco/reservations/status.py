@@ -15,11 +15,11 @@ from draco.reservations.ending import expires_at, is_expired, is_past_from_the_s
 from draco.reservations.plan import ReservationPlan, ReservedClaims
 from draco.resources.api.meta import Condition, timed
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationStatus, Takeover
-from draco.resources.texts import agreeing, are, counted, listed, sentence, shown, them
+from draco.resources.texts import agreeing, are, counted, listed, reason_of, sentence, shown, them
 
 CONDITION_READY: Final = "Ready"
 CONDITION_EXPIRED: Final = "Expired"
-LONGEST: Final = 300
+LONGEST: Final = 600
 NOT_ENABLED: Final = ReservationProblem(
     "NotEnabled",
     "Draco allocates nothing in this cluster, so nothing is reserved: set the chart's value operator.allocate to true.",
@@ -137,7 +137,7 @@ def refused(name: str, message: str) -> str:
     _, quota, what = message.partition("exceeded quota: ")
     if quota:
         return _cut(f"ResourceQuota {shown(what)}: claim {name} would exceed it. Raise the quota, or reserve fewer.")
-    return _cut(f"The API server does not take claim {name}: {shown(message)}")
+    return f"The API server does not take claim {name}: {sentence(reason_of(message))}"
 
 
 def full(namespace: str, most: int) -> str:
@@ -158,7 +158,7 @@ def _not(reason: str, message: str) -> Condition:
 
 
 def _cut(text: str) -> str:
-    return sentence(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+    return sentence(reason_of(text, LONGEST))
 
 
 def _written(end: datetime | None) -> str:

@@ -2,10 +2,12 @@
 
 Owns what of a text may reach a terminal, an Event or a log. Names of processes, selectors and messages can hold escape sequences
 that rewrite a screen, line breaks that forge a line, and marks that turn the order of letters around. Owns also plurals, the
-words that agree with a number, lists that end in how many more there are, and which name was meant by one that is not known.
+words that agree with a number, lists that end in how many more there are, and which name was meant by one that is not known; and
+how what a program says of a failure is made short enough without losing why.
 Pure.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 from typing import Final
@@ -38,6 +40,30 @@ def _code(character: str) -> str:
 
 NAMED: Final = 3
 """So many of a list are named, where there is no reason for more."""
+
+
+LONGEST_REASON: Final = 400
+_DENIED: Final = re.compile(
+    r"(?:.*\b)?(?P<who>(?:ValidatingAdmissionPolicy|admission webhook) ['\"][^'\"]+['\"])(?: with binding '[^']+')? "
+    r"denied (?:the )?request: (?P<why>.*)",
+    re.DOTALL,
+)
+"""How an API server begins to say that admission refused something: names first, and the reason at the end."""
+
+
+def reason_of(text: str, most: int = LONGEST_REASON) -> str:
+    """Return what another program says of a failure on one line of at most `most` characters, without a full stop.
+
+    Programs begin with what they were doing and end with why, so a text that is too long loses its middle; of what admission
+    refused the reason comes first, then who refused it.
+    """
+    flat = " ".join(shown(text).split()).rstrip(".")
+    if denied := _DENIED.fullmatch(flat):
+        flat = f"{denied['why']} ({denied['who'].replace(chr(39), '').replace(chr(34), '')})"
+    if len(flat) <= most:
+        return flat
+    end = most * 2 // 3
+    return f"{flat[: most - end - 3].rstrip()} … {flat[-end:].lstrip()}"
 
 
 def counted(number: int, noun: str) -> str:

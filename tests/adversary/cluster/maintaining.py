@@ -12,7 +12,7 @@ GROUP = "/apis/draco.dev/v1alpha1"
 REQUESTS = f"{GROUP}/devicemaintenances"
 BUDGETS = f"{GROUP}/maintenancebudgets"
 HEALTH_POLICIES = f"{GROUP}/healthpolicies"
-CRON_JOBS = "/apis/batch/v1/namespaces/draco-system/cronjobs"
+CRON_JOBS = "/apis/batch/v1/namespaces/draco-jobs/cronjobs"
 RUN_SECONDS = {"adv-works": 1.0, "adv-works-long": 8.0, "adv-never-ends": None}
 
 Write = Callable[..., Awaitable[Answer]]

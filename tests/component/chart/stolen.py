@@ -23,6 +23,8 @@ PERMISSIVE = "draco-releasing"
 """Where a second operator is installed, with operator.releaseIdleClaims on."""
 WORKING = "draco-working"
 """Where a third one is installed, with operator.runJobs on."""
+JOB_SPACE = "draco-jobs"
+"""Where it makes them, from the CronJobs plain and rich there; a third that it may use is missing."""
 TENANT = "tenant"
 DRIVER, OTHER_DRIVER = "gpu.nvidia.com", "nic.example.com"
 MINE, OTHER = "node-a", "node-b"
@@ -44,10 +46,14 @@ class Cluster:
         # By kubectl: helm would refuse a second release.
         for namespace, release, more in (
             (PERMISSIVE, "releasing", "operator.releaseIdleClaims=true"),
-            (WORKING, "working", "operator.runJobs=true"),
+            (WORKING, "working", "operator.runJobs=true,operator.jobTemplates={plain,rich,missing}"),
         ):
             self.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
             self._apply(release, namespace, "--set", f"crds.enabled=false,profile=operator-only,{more}")
+        for name, job in (("plain", PLAIN_JOB), ("rich", RICH_JOB)):
+            template = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
+            path = f"/apis/batch/v1/namespaces/{JOB_SPACE}/cronjobs"
+            self.call("POST", path, {"metadata": {"name": name}, "spec": template})
         for node in (MINE, OTHER):
             self.call("POST", "/api/v1/nodes", {"metadata": {"name": node}})
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
@@ -177,6 +183,86 @@ class Cluster:
                 status["reservedFor"] = [{"resource": "pods", "name": "victim", "uid": "victim"}]
             self.call("PUT", f"{path}/{name}/status", {**claim, "status": status})
 
+
+PLAIN_JOB: dict[str, Any] = {
+    "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}}
+}
+RICH_JOB: dict[str, Any] = {
+    "backoffLimit": 0,
+    "activeDeadlineSeconds": 60,
+    "ttlSecondsAfterFinished": 60,
+    "suspend": True,
+    "parallelism": 1,
+    "completions": 2,
+    "completionMode": "Indexed",
+    "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}]},
+    "template": {
+        "metadata": {
+            "name": "named",
+            "labels": {"app": "reset"},
+            "annotations": {"draco.dev/run-seconds": "1"},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "hostPID": True,
+            "hostNetwork": False,
+            "serviceAccountName": "vendor",
+            "automountServiceAccountToken": False,
+            "priorityClassName": "",
+            "terminationGracePeriodSeconds": 5,
+            "nodeSelector": {"nvidia.com/gpu.present": "true"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "enableServiceLinks": False,
+            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["repo"]}],
+            "imagePullSecrets": [{"name": "pull"}],
+            "dnsConfig": {"searches": ["example.com"]},
+            "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "Unconfined"}},
+            "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+            "volumes": [{"name": "dev", "hostPath": {"path": "/dev"}}, {"name": "empty", "emptyDir": {}}],
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": each, "operator": "Exists"}]} for each in ("one", "two")
+                        ]
+                    }
+                },
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {"weight": 1, "podAffinityTerm": {"topologyKey": "zone"}}
+                    ]
+                },
+            },
+            "initContainers": [{"name": "first", "image": "none", "command": ["true"]}],
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "none",
+                    "command": ["nvidia-smi"],
+                    "args": ["--gpu-reset"],
+                    "workingDir": "/tmp",
+                    "env": [
+                        {"name": "A", "value": "b"},
+                        {"name": "DRACO_NODE", "value": "?"},
+                        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                    ],
+                    "envFrom": [{"configMapRef": {"name": "settings"}}],
+                    "resources": {
+                        "requests": {"cpu": "1000m", "memory": "1Gi"},
+                        "limits": {"memory": "1024Mi"},
+                        "claims": [{"name": "nic"}],
+                    },
+                    "volumeMounts": [{"name": "dev", "mountPath": "/dev"}],
+                    "securityContext": {"privileged": True},
+                    "ports": [{"containerPort": 80}],
+                    "livenessProbe": {"exec": {"command": ["true"]}},
+                },
+                {"name": "beside", "image": "none"},
+            ],
+        },
+    },
+}
+"""With something of everything that a Job may say."""
 
 _KIND_OF_GPU_NODE = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuNode"}
 

@@ -28,7 +28,10 @@ def policies(*arguments: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.usefixtures("crds")
 def test_every_expression_fits_the_schema_of_what_it_looks_at(control_plane: ControlPlane) -> None:
-    rendered = policies("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.allocate=true")
+    rendered = policies(
+        "--set",
+        "operator.releaseIdleClaims=true,operator.runJobs=true,operator.jobTemplates={reset},operator.allocate=true",
+    )
     # As a check of the check: a field that is not there must be found, or the others were not looked at.
     wrong = rendered["type-checked-agent-claims"] | {"metadata": {"name": "type-checked-wrong"}}
     wrong["spec"] = wrong["spec"] | {"variables": [], "validations": [{"expression": "object.status.allocated == 1"}]}
@@ -66,4 +69,5 @@ def test_an_agent_is_held_to_its_node_unless_that_is_switched_off() -> None:
 
 
 def test_an_operator_that_may_run_jobs_is_held_to_those_of_maintenance() -> None:
-    assert set(policies("--set", "operator.runJobs=true")) - set(policies()) == {"type-checked-operator-jobs"}
+    running = set(policies("--set", "operator.runJobs=true,operator.jobTemplates={reset}"))
+    assert running - set(policies()) == {"type-checked-operator-jobs", "type-checked-operator-job-templates"}

@@ -155,14 +155,9 @@ REFUSED = [
         )
     ),
     Theft("working", "a claim released", merged_status_of("idle", allocation=None), "may not release claims"),
-    Theft("working", "a Job elsewhere", a_job("x", namespace=TENANT, owners=owned()), "in its own namespace"),
+    Theft("working", "a Job elsewhere", a_job("x", namespace=TENANT, owners=owned()), "in namespace draco-jobs"),
     Theft("working", "a Job of nobody", a_job("x"), "only make Jobs of a DeviceMaintenance"),
-    Theft(
-        "working",
-        "a Job as agent",
-        a_job("x", owners=owned(), serviceAccountName="working-agent"),
-        "not have the account",
-    ),
+    Theft("working", "a Job of any template", a_job("x", owners=owned(), template="mine"), "operator.jobTemplates"),
     *(
         Theft(token, what, attempt, "may only write the conditions of a node")
         for token in ("operator", "working")

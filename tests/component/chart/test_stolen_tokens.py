@@ -14,11 +14,12 @@ from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
 from draco.kube.errors import ApiError
 from draco.resources.api.meta import Condition, ObjectKey
-from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, LEASES, NODES, PODS, SLICES, Kind
+from draco.resources.kinds import CLAIMS, CRON_JOBS, EVENTS, GPU_NODES, LEASES, NODES, PODS, SLICES, Kind
 from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import (
     DRIVER,
+    JOB_SPACE,
     MINE,
     OTHER,
     OTHER_DRIVER,
@@ -73,7 +74,8 @@ NOT_MY_DEVICE = "may report only devices of driver .* in the pool of that node|r
 NO_RESERVATION = "may not change the reservations of a claim|resourceclaims/binding"
 NO_ALLOCATION = "may not change the allocation of a claim|resourceclaims/binding|field is immutable"
 ONLY_OF_MAINTENANCE = "may only write a node's conditions of maintenance"
-NOT_OF_MAINTENANCE = "may only make Jobs of a DeviceMaintenance, in its own namespace"
+NOT_OF_MAINTENANCE = "may only make Jobs of a DeviceMaintenance, in namespace draco-jobs"
+NOT_LISTED = "from CronJobs that the chart's value operator.jobTemplates lists"
 
 THEFTS = [
     # Slices
@@ -394,29 +396,27 @@ THEFTS = [
             ("releasing", PERMISSIVE),
             ("working", TENANT),
             ("working", NAMESPACE),
+            ("working", WORKING),
         )
     ),
     Theft("working", "a Job of nobody", a_job("x"), NOT_OF_MAINTENANCE),
     Theft("working", "a Job of something else", a_job("x", owners=owned("GpuNode")), NOT_OF_MAINTENANCE),
-    *(
-        Theft(
-            "working",
-            f"a Job as Draco's {field} {account}",
-            a_job("x", owners=owned(), **{field: account}),
-            "may not have the account of Draco's operator or agent",
-        )
-        for field in ("serviceAccountName", "serviceAccount")
-        for account in ("working-operator", "working-agent")
+    Theft("working", "a Job of a template that is not listed", a_job("x", owners=owned(), template="mine"), NOT_LISTED),
+    Theft(
+        "working",
+        "a template",
+        lambda client: client.create(CRON_JOBS, {"metadata": {"name": "plain", "namespace": JOB_SPACE}}),
+        NO_RIGHT,
     ),
     Theft(
         "working",
         "a Job changed",
-        lambda client: client.patch(JOBS, ObjectKey(WORKING, "x"), {"spec": {"suspend": False}}),
+        lambda client: client.patch(JOBS, ObjectKey(JOB_SPACE, "x"), {"spec": {"suspend": False}}),
         NO_RIGHT,
     ),
     *(
         Theft("working", f"a claim in {space}", a_claim_of_a_job("x", namespace=space, owners=owned()), NO_RIGHT)
-        for space in (TENANT, NAMESPACE)
+        for space in (TENANT, NAMESPACE, WORKING)
     ),
     Theft("working", "a claim of nobody", a_claim_of_a_job("x"), "may only take back the allocation of a claim"),
     Theft("working", "a claim deleted", lambda client: client.delete(CLAIMS, claim("here")), NO_RIGHT),
@@ -564,12 +564,3 @@ async def test_an_operator_says_that_a_node_is_in_maintenance_and_takes_it_back(
         assert await said() == before | dict.fromkeys(ours, "True")
         await told_of_a_node(*(a_condition(each, "False") for each in ours))(operator)
         assert await said() == before | dict.fromkeys(ours, "False")
-
-
-async def test_an_operator_that_may_run_jobs_makes_and_deletes_those_of_a_maintenance(cluster: Cluster) -> None:
-    key = ObjectKey(WORKING, "work")
-    async with cluster.holding("working") as operator:
-        await a_job("work", owners=owned(), serviceAccountName="vendor")(operator)
-        await operator.delete(JOBS, key)
-        await a_claim_of_a_job("work", owners=owned())(operator)
-        await operator.delete(CLAIMS, key)

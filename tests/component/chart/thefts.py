@@ -16,7 +16,7 @@ from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, LEASES, NODES, SLIC
 from draco_local.cluster.controlplane import APISERVER, STORE, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
 from tests.component.chart.rendering import NAMESPACE
-from tests.component.chart.stolen import DRIVER, MINE, OTHER, TENANT, WORKING, Cluster, a_result, a_slice, an_event
+from tests.component.chart.stolen import DRIVER, JOB_SPACE, MINE, OTHER, TENANT, Cluster, a_result, a_slice, an_event
 from tests.conftest import DIES_WITH_THE_TESTS
 
 RAW_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", False, dict)
@@ -111,14 +111,15 @@ def owned(kind: str = "DeviceMaintenance") -> list[dict[str, Any]]:
     return [{"apiVersion": "draco.dev/v1alpha1", "kind": kind, "name": "swap-fan", "uid": "swap-fan"}]
 
 
-def a_job(name: str, *, namespace: str = WORKING, owners: Any = (), **spec: Any) -> Attempt:
-    """A Job for a pod of this spec."""
-    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}], **spec}
-    metadata = {"name": name, "namespace": namespace, "ownerReferences": list(owners)}
+def a_job(name: str, *, namespace: str = JOB_SPACE, owners: Any = (), template: str = "plain") -> Attempt:
+    """A Job that says to be made from a template."""
+    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+    labels = {"draco.dev/template": template}
+    metadata = {"name": name, "namespace": namespace, "ownerReferences": list(owners), "labels": labels}
     return lambda client: client.create(JOBS, {"metadata": metadata, "spec": {"template": {"spec": pod}}})
 
 
-def a_claim_of_a_job(name: str, *, namespace: str = WORKING, owners: Any = ()) -> Attempt:
+def a_claim_of_a_job(name: str, *, namespace: str = JOB_SPACE, owners: Any = ()) -> Attempt:
     devices = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}
     metadata = {"name": name, "namespace": namespace, "ownerReferences": list(owners)}
     return lambda client: client.create(CLAIMS, {"metadata": metadata, "spec": {"devices": devices}})
@@ -160,6 +161,7 @@ async def in_force(cluster: Cluster) -> None:
         ("releasing", status_of("probe", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}])),
         ("working", a_claim_of_a_job("probe")),
         ("working", a_job("probe")),
+        ("working", a_job("probe", owners=owned())),
         *((token, told_of_a_node(a_condition("Probe"))) for token in ("operator", "releasing", "working")),
     ]
     cluster.make_claim("probe", on=MINE, results=[a_result("elsewhere")])

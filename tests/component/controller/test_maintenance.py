@@ -265,7 +265,7 @@ def a_reconciler(client: Client, view: ClusterView) -> MaintenanceReconciler:
         fleet=fleet,
         admission=MaintenanceAdmission(client, view, fleet, clock=clock),
         drains=PodDrains(client, view, events, evictions=evictions, clock=clock, count=count),
-        jobs=MaintenanceJobs(client, view, namespace="draco-system", permitted=False, clock=clock),
+        jobs=MaintenanceJobs(client, view, fleet, namespace="draco-system", permitted=False, clock=clock),
         events=events,
     )
 

@@ -10,8 +10,23 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import CLUSTER_EVENTS_NAMESPACE
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, EVENTS, JOB_PODS, JOBS, SLICES, Kind
-from draco.resources.names import ANNOTATION_DEVICE_CLASS
+from draco.resources.kinds import (
+    CLAIMS,
+    CRON_JOBS,
+    DEVICE_CLASSES,
+    DEVICE_MAINTENANCES,
+    EVENTS,
+    JOB_PODS,
+    JOBS,
+    SLICES,
+    Kind,
+)
+from draco.resources.names import (
+    ANNOTATION_DEVICE_CLASS,
+    ATTRIBUTE_ALLOCATOR,
+    LABEL_ALLOCATOR,
+    TAINT_OPERATOR_ALLOCATED,
+)
 from draco_local.cluster.controlplane import ControlPlane
 from tests.builders import a_slice
 from tests.component.controller.replicas import an_operator, settings_for_test, until
@@ -24,6 +39,10 @@ RAW_JOBS: Kind[Any] = Kind("batch", "v1", "jobs", "Job", True, dict)
 
 class JobLab(Lab):
     """The same, whose namespace is Draco's."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        super().__init__(client, namespace)
+        self.classes: list[str] = []
 
     @property
     def operator(self) -> OperatorSettings:
@@ -49,12 +68,27 @@ class JobLab(Lab):
         self.requests.append(key.name)
         return key
 
-    async def publish_with_uuids(self) -> None:
+    async def publish_with_uuids(self, *, handed_over: bool = False) -> None:
         """What a probe can claim a single device by."""
-        pool = as_json(a_slice(self.pool, [f"gpu-{i}" for i in range(8)], driver=self.driver, generation=2).spec)
+        generation = 3 if handed_over else 2
+        names = [f"gpu-{i}" for i in range(8)]
+        pool = as_json(a_slice(self.pool, names, driver=self.driver, generation=generation).spec)
         for device in pool["devices"]:
             device["attributes"] = {"uuid": {"string": f"GPU-{self.pool}-{device['name']}"}}
+            if handed_over:
+                device["attributes"][ATTRIBUTE_ALLOCATOR] = {"string": "operator"}
+                device["taints"] = [{"key": TAINT_OPERATOR_ALLOCATED, "effect": "NoSchedule"}]
         await self.client.patch(SLICES, ObjectKey("", self.pool), {"spec": pool})
+
+    async def device_class(self, *, operators: bool = False) -> str:
+        """One that has the devices, whose claims kube-scheduler allocates, or Draco."""
+        name = f"{'theirs' if operators else 'plain'}-{self.pool}"
+        labels = {LABEL_ALLOCATOR: "operator"} if operators else {}
+        cel = {"expression": f"device.driver == '{self.driver}'"}
+        body = {"metadata": {"name": name, "labels": labels}, "spec": {"selectors": [{"cel": cel}]}}
+        await self.client.apply(DEVICE_CLASSES, ObjectKey("", name), body, manager="tests")
+        self.classes.append(name)
+        return name
 
     async def never_starts(self, job: dict[str, Any]) -> None:
         """The Job's pod, as kubelet reports it while its image cannot be pulled."""
@@ -115,6 +149,8 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[JobLab]:
     await made.publish()
     yield made
     await made.clean()
+    for name in made.classes:
+        await client.delete(DEVICE_CLASSES, ObjectKey("", name))
 
 
 async def test_a_job_for_each_gpu_ends_the_work(served: ControlPlane, lab: JobLab) -> None:
@@ -182,7 +218,7 @@ async def test_an_image_that_never_comes_is_said(served: ControlPlane, lab: JobL
 async def test_a_probe_that_never_starts_is_said_keeps_the_gpu_and_holds_up_no_cancelling(
     served: ControlPlane, lab: JobLab
 ) -> None:
-    await lab.template(device_class="gpus")
+    await lab.template(device_class=await lab.device_class())
     await lab.publish_with_uuids()
     async with an_operator(served, lab.operator):
         key = await lab.work(work=None, verification={"mode": "Job", "fromCronJob": "reset"})
@@ -201,6 +237,31 @@ async def test_a_probe_that_never_starts_is_said_keeps_the_gpu_and_holds_up_no_c
         await lab.client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
         await lab.phase(key, MaintenancePhase.CANCELLED)
         assert await lab.rules() == []
+
+
+async def test_a_probe_whose_gpu_is_handed_over_to_draco_meanwhile_asks_by_a_class_of_dracos(
+    served: ControlPlane, lab: JobLab
+) -> None:
+    plain, operators = await lab.device_class(), await lab.device_class(operators=True)
+    await lab.template(device_class=plain)
+    await lab.publish_with_uuids()
+
+    async def asks_by(name: str) -> bool:
+        found = await lab.client.list(CLAIMS, namespace=lab.namespace)
+        requests = [each.spec.devices.requests[0].exactly for each in found if each.waits]
+        return [each.device_class_name for each in requests if each is not None] == [name]
+
+    async with an_operator(served, lab.operator):
+        key = await lab.work(work=None, verification={"mode": "Job", "fromCronJob": "reset"})
+        await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
+        await lab.finish(key)
+        (job,) = await lab.jobs()
+        await until(lambda: asks_by(plain), what="a claim by the class of its CronJob")
+        await lab.publish_with_uuids(handed_over=True)
+        await until(lambda: asks_by(operators), what="a claim by a class of Draco's")
+        assert [each["metadata"]["uid"] for each in await lab.jobs()] == [job["metadata"]["uid"]]
+        await lab.end(job, "Complete")
+        await lab.phase(key, MaintenancePhase.COMPLETED)
 
 
 async def test_what_the_administrator_has_to_put_right_is_said_and_then_goes_on(

@@ -24,7 +24,7 @@ from draco.maintenance.working.jobs import JobTarget, job_name
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import PodStatus
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.jobs import CronJob, CronJobSpec
+from draco.resources.api.jobs import CronJob, CronJobSpec, Job
 from draco.resources.api.maintenance import (
     DeviceMaintenance,
     DrainPolicy,
@@ -38,9 +38,9 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta
 from draco.resources.api.slices import Device, DeviceAttribute
-from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceToleration
 from draco.resources.kinds import CLAIMS, CRON_JOBS, DEVICE_MAINTENANCES, JOBS, TAINT_RULES, Kind
-from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.names import ATTRIBUTE_ALLOCATOR, NVIDIA_DRIVER
 from tests.builders import (
     MOMENT,
     a_claim,
@@ -53,7 +53,7 @@ from tests.builders import (
     a_slice,
 )
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import tell
+from tests.unit.controller.watching import forget, tell
 
 GPU = a_device_key("node-0/gpu-0")
 
@@ -129,7 +129,7 @@ class Lab:
                 clock=clock,
                 count=Counter("evicted", "Evicted.", ["outcome"], registry=CollectorRegistry()),
             ),
-            jobs=MaintenanceJobs(client, view, namespace="draco-system", permitted=False, clock=clock),
+            jobs=MaintenanceJobs(client, view, fleet, namespace="draco-system", permitted=False, clock=clock),
             events=events,
         )
         claim = a_claim("claim", on=["node-0/gpu-0"], reserved_for=["pod"])
@@ -261,6 +261,62 @@ async def test_the_claim_by_which_a_board_was_verified_is_the_requests_own_after
     assert lab.deleted == [claim.metadata.key]
 
 
+async def test_a_claim_that_waits_is_made_again_when_its_gpu_is_handed_over_to_draco_meanwhile() -> None:
+    """By the class by which only kube-scheduler allocates, it would wait for ever."""
+    lab = JobLab()
+    lab.publish({"gpu-0": "GPU-old"})
+    first = await lab.made_for_verification()
+    assert [each.exactly and each.exactly.device_class_name for each in first.spec.devices.requests] == ["gpus"]
+    assert lab.look(Purpose.VERIFICATION).claimless == ()
+    lab.publish({"gpu-0": "GPU-old"}, handed_over=True)
+    assert lab.look(Purpose.VERIFICATION).claimless == (first.metadata.name,)
+    await lab.jobs.make(lab.request, Purpose.VERIFICATION, lab.look(Purpose.VERIFICATION))
+    assert (lab.deleted, len(lab.made)) == ([first.metadata.key], 2), "its name is taken until it is gone"
+    forget(lab.view, first)
+    assert lab.look(Purpose.VERIFICATION).claimless == (first.metadata.name,)
+    await lab.jobs.make(lab.request, Purpose.VERIFICATION, lab.look(Purpose.VERIFICATION))
+    kind, body = lab.made[-1]
+    assert (kind, body["metadata"]["name"]) == (CLAIMS, first.metadata.name)
+    assert body["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] == "gpu.draco.dev"
+    assert [kind for kind, _ in lab.made] == [CLAIMS, JOBS, CLAIMS], "the Job is the same"
+
+
+async def test_a_claim_that_has_its_gpu_stays_when_that_is_handed_over() -> None:
+    lab = JobLab()
+    lab.publish({"gpu-0": "GPU-old"})
+    first = await lab.made_for_verification()
+    allocated = a_claim("any", on=["node-0/gpu-0"]).status
+    tell(lab.view, msgspec.structs.replace(first, status=allocated))
+    lab.publish({"gpu-0": "GPU-old"}, handed_over=True)
+    assert lab.look(Purpose.VERIFICATION).claimless == ()
+
+
+async def test_a_gpu_that_a_person_tainted_waits_for_that_person_and_says_so() -> None:
+    lab = JobLab()
+    lab.publish({"gpu-0": "GPU-old"}, taint="example.com/by-hand")
+    await lab.jobs.make(lab.request, Purpose.VERIFICATION, lab.look(Purpose.VERIFICATION))
+    assert lab.made == []
+    assert "has the taint example.com/by-hand:NoSchedule" in lab.look(Purpose.VERIFICATION).trouble
+    lab.publish({"gpu-0": "GPU-old"})
+    await lab.made_for_verification()
+    lab.publish({"gpu-0": "GPU-old"}, taint="example.com/by-hand")
+    waits = lab.look(Purpose.VERIFICATION)
+    assert (waits.claimless, "example.com/by-hand" in waits.trouble) == ((), True)
+
+
+async def test_a_waiting_claim_of_a_job_holds_up_no_request_for_other_hardware() -> None:
+    """It tolerates the taint of maintenance, and asks for one GPU by its UUID."""
+    lab = JobLab()
+    lab.publish({"gpu-0": "GPU-old"})
+    claim = await lab.made_for_verification()
+    other = a_device_key("node-0/gpu-1")
+    assert lab.jobs.never_take([claim.metadata.key], {other}) == {claim.metadata.key}
+    assert lab.jobs.never_take([claim.metadata.key], {GPU, other}) == frozenset()
+    stranger = msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, namespace="tenant"))
+    tell(lab.view, stranger)
+    assert lab.jobs.never_take([stranger.metadata.key], {other}) == frozenset()
+
+
 class JobLab:
     """A request to verify, by a Job, a GPU whose board was GPU-old when it was isolated."""
 
@@ -269,7 +325,8 @@ class JobLab:
         self.made: list[tuple[Kind[Any], dict[str, Any]]] = []
         self.deleted: list[ObjectKey] = []
         self.view = ClusterView(client, None, clock=clock)
-        self.jobs = MaintenanceJobs(client, self.view, namespace="draco-system", permitted=True, clock=clock)
+        fleet = MaintenanceFleet(self.view, clock)
+        self.jobs = MaintenanceJobs(client, self.view, fleet, namespace="draco-system", permitted=True, clock=clock)
         for each in (self.jobs._jobs, self.jobs._pods):
             each.synced.set()
         made = a_maintenance(phase=MaintenancePhase.VERIFYING, devices=["node-0/gpu-0"], pool="node-0", device="gpu-0")
@@ -280,10 +337,26 @@ class JobLab:
             spec=msgspec.structs.replace(made.spec, verification=by_job, work=MaintenanceWork(from_cron_job="reset")),
             status=msgspec.structs.replace(made.status, devices=[device]),
         )
-        tell(self.view, self.request, a_node("node-0"))
+        operators = a_device_class("gpu.draco.dev")
+        operators.metadata.labels["draco.dev/allocator"] = "operator"
+        tell(self.view, self.request, a_node("node-0"), a_device_class("gpus"), operators)
 
-    def publish(self, boards: dict[str, str]) -> None:
-        tell(self.view, a_slice("node-0", [a_gpu(name, uuid) for name, uuid in boards.items()]))
+    def publish(self, boards: dict[str, str], *, handed_over: bool = False, taint: str = "") -> None:
+        devices = [a_gpu(name, uuid) for name, uuid in boards.items()]
+        for each in devices:
+            if handed_over:
+                each.attributes[ATTRIBUTE_ALLOCATOR] = DeviceAttribute(string="operator")
+            each.taints.extend(DeviceTaint(key=key, effect="NoSchedule") for key in [taint] if key)
+        tell(self.view, a_slice("node-0", devices))
+
+    async def made_for_verification(self) -> ResourceClaim:
+        """The claim, with its Job beside it."""
+        await self.jobs.make(self.request, Purpose.VERIFICATION, self.look(Purpose.VERIFICATION))
+        (_, claim), (_, job) = self.made
+        found = msgspec.convert(claim, ResourceClaim)
+        tell(self.view, found)
+        self.jobs._jobs.store.put(msgspec.convert(job, Job, strict=False))
+        return found
 
     def look(self, purpose: Purpose) -> JobsState:
         state = self.jobs.look(self.request, purpose)

@@ -33,3 +33,11 @@ def tell(view: ClusterView, *objects: Any) -> None:
         for change in collection.store.put(item):
             for subscriber in collection._subscribers:
                 subscriber(change)
+
+
+def forget(view: ClusterView, item: Any) -> None:
+    """As if the watch had told that it is gone."""
+    collection = collection_of(view, type(item).__name__)
+    for change in collection.store.remove(item.metadata.key):
+        for subscriber in collection._subscribers:
+            subscriber(change)

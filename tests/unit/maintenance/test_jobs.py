@@ -10,7 +10,7 @@ import pytest
 from draco.cel import compile_selector, device_view
 from draco.maintenance.progress import JobsState, Purpose
 from draco.maintenance.working.jobs import JobTarget, is_own_claim, job_name, jobs_state, targets_of
-from draco.maintenance.working.manifests import DEFAULT_DEADLINE_S, claim_manifest, device_class_for, job_manifest
+from draco.maintenance.working.manifests import DEFAULT_DEADLINE_S, claim_manifest, job_manifest
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import (
     DeviceMaintenance,
@@ -20,7 +20,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import ObjectMeta, OwnerReference
 from draco.resources.api.slices import DeviceAttribute
-from draco.resources.api.taints import DeviceTaint, DeviceToleration
+from draco.resources.api.taints import DeviceToleration
 from draco.resources.names import LABEL_MAINTENANCE
 from tests.builders import MOMENT, a_claim, a_device, a_device_key, a_maintenance, a_uid
 
@@ -284,9 +284,15 @@ def test_a_job_for_verification_holds_the_gpu_in_each_container() -> None:
     assert all(each["resources"]["claims"] == [{"name": claim["name"]}] for each in pod["containers"])
 
 
-def test_its_claim_has_no_other_choice_and_tolerates_every_taint_for_good() -> None:
-    request = asks()
-    body = claim_manifest(request, targets_of(request)[0], a_template(), namespace=NAMESPACE)
+def a_claim_of(target: JobTarget, *, profile: str = "") -> dict[str, Any]:
+    tolerations = [DeviceToleration(key="a", operator="Exists", effect="NoExecute")]
+    return claim_manifest(
+        asks(), target, namespace=NAMESPACE, device_class="gpus", tolerations=tolerations, profile=profile
+    )
+
+
+def test_its_claim_has_no_other_choice() -> None:
+    body = a_claim_of(targets_of(asks())[0])
     (asked,) = body["spec"]["devices"]["requests"]
     selector = compile_selector(asked["exactly"]["selectors"][0]["cel"]["expression"])
 
@@ -300,21 +306,18 @@ def test_its_claim_has_no_other_choice_and_tolerates_every_taint_for_good() -> N
     assert not fits(uuid="GPU-1")
     assert not fits()
     assert not fits("gpu.example.com", uuid="GPU-0")
-    tolerations = [msgspec.convert(each, DeviceToleration) for each in asked["exactly"]["tolerations"]]
-    for effect in ("NoSchedule", "NoExecute"):
-        assert any(each.tolerates(DeviceTaint(key="any", effect=effect)) for each in tolerations)
-    assert any(each.effect == "NoExecute" and each.toleration_seconds is None for each in tolerations)
+    assert asked["exactly"]["deviceClassName"] == "gpus"
+    assert asked["exactly"]["tolerations"] == [{"key": "a", "operator": "Exists", "effect": "NoExecute"}]
 
 
-def test_the_class_of_the_claim_is_the_templates_then_the_requests_then_nvidias() -> None:
-    request, template = asks(), a_template()
-    assert device_class_for(request, JobTarget(WHOLE), template) == "gpu.nvidia.com"
-    partition = JobTarget(a_device_key("node-0/gpu-0-mig-1g10gb-19-0"))
-    assert device_class_for(request, partition, template) == "mig.nvidia.com"
-    foreign = JobTarget(a_device_key("gpu.example.com/node-0/gpu-0"))
-    assert device_class_for(request, foreign, template) == ""
-    annotated = msgspec.structs.replace(template, metadata=ObjectMeta(annotations={"draco.dev/device-class": "mine"}))
-    assert device_class_for(request, foreign, annotated) == "mine"
+def test_the_claim_for_a_partition_takes_none_of_another_profile() -> None:
+    body = a_claim_of(JobTarget(a_device_key("node-0/gpu-0-mig-1g10gb-19-0"), "GPU-0"), profile="1g.10gb")
+    (asked,) = body["spec"]["devices"]["requests"]
+    selector = compile_selector(asked["exactly"]["selectors"][0]["cel"]["expression"])
+    for profile, fits in {"1g.10gb": True, "2g.20gb": False, "": False}.items():
+        attributes = {"parentUUID": DeviceAttribute(string="GPU-0"), "profile": DeviceAttribute(string=profile)}
+        device = msgspec.structs.replace(a_device(), attributes=attributes)
+        assert selector.matches(device_view("gpu.nvidia.com", device)) is fits
 
 
 @pytest.mark.parametrize("fake", ["", "another namespace", "another owner", "no label"])
@@ -332,7 +335,7 @@ def test_only_a_claim_that_draco_made_does_not_count_as_in_use(fake: str) -> Non
 
 def test_quotes_in_a_uuid_do_not_leave_the_expression() -> None:
     target = JobTarget(WHOLE, 'x" || true || "')
-    body = claim_manifest(asks(), target, a_template(), namespace=NAMESPACE)
+    body = a_claim_of(target)
     expression = body["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
     assert json.dumps(target.uuid) in expression
     assert not compile_selector(expression).matches(device_view("gpu.nvidia.com", a_device()))

@@ -7,14 +7,21 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK
+from draco.maintenance.conditions import CONDITION_BLOCKED, CONDITION_ISOLATED, CONDITION_READY_FOR_WORK
 from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.progress import DrainState
+from draco.maintenance.progress import DrainState, JobsState
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector, MaintenanceTaint
+from draco.resources.api.maintenance import (
+    DeviceMaintenance,
+    MaintenancePhase,
+    MaintenanceSelector,
+    MaintenanceTaint,
+    MaintenanceVerification,
+    VerificationMode,
+)
 from draco.resources.api.meta import Condition
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
@@ -396,3 +403,40 @@ def test_selectors_match_exact_names_of_any_driver(selector: MaintenanceSelector
 def test_only_the_newest_generation_of_a_pool_counts() -> None:
     slices = [a_slice("node-1", ["old"], generation=1), a_slice("node-1", ["new"], generation=2)]
     assert {d.device for d in scope_of(MaintenanceSelector(driver=NVIDIA_DRIVER), hardware(slices)).named} == {"new"}
+
+
+@pytest.mark.parametrize("phase", [MaintenancePhase.IN_MAINTENANCE, MaintenancePhase.VERIFYING])
+def test_jobs_that_cannot_be_made_block_the_request_until_they_can(phase: MaintenancePhase) -> None:
+    request, rules = in_maintenance(a_request())
+    by_job = MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")
+    spec = msgspec.structs.replace(request.spec, verification=by_job, finished=phase is MaintenancePhase.VERIFYING)
+    request = msgspec.structs.replace(request, spec=spec)
+
+    def planned(trouble: str, *, missing: tuple[str, ...] = (), running: tuple[str, ...] = ()) -> MaintenancePlan:
+        state = JobsState(wanted=1, trouble=trouble, missing=missing, running=running)
+        works = phase is MaintenancePhase.IN_MAINTENANCE
+        scope = MaintenanceScope(named=frozenset({GPU_3}))
+        work, probe = (state, None) if works else (None, state)
+        seen = PlanInput(now=MOMENT + LATER, scope=scope, rules=rules, work=work, verification=probe)
+        return plan_maintenance(request, seen)
+
+    request = carried_out(request, planned("no such CronJob", missing=("j",)))
+    blocked = condition(request, CONDITION_BLOCKED)
+    assert (request.status.phase, blocked.status, blocked.message) == (phase, "True", "no such CronJob")
+    assert request.status.message == "no such CronJob"
+    assert planned("no such CronJob", missing=("j",)).status is None
+    request = carried_out(request, planned("", running=("j",)))
+    assert CONDITION_BLOCKED not in {each.type for each in request.status.conditions}
+
+
+def test_a_claim_that_is_to_be_made_again_is_as_good_a_reason_to_write_as_a_job() -> None:
+    request, rules = in_maintenance(a_request(finished=False))
+    by_job = MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job="probe")
+    request = msgspec.structs.replace(
+        request, spec=msgspec.structs.replace(request.spec, verification=by_job, finished=True)
+    )
+    scope = MaintenanceScope(named=frozenset({GPU_3}))
+    jobs = JobsState(wanted=1, running=("j",), claimless=("j",))
+    seen = PlanInput(now=MOMENT + LATER, scope=scope, rules=rules, verification=jobs)
+    request = carried_out(request, plan_maintenance(request, seen))
+    assert plan_maintenance(request, seen).verify

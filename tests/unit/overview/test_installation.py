@@ -11,8 +11,9 @@ from draco.overview.status_schema import MissingView
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode, GpuNodeStatus
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, micro_time
-from tests.builders import a_slice
+from tests.builders import a_maintenance, a_slice
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -236,3 +237,20 @@ def test_what_agents_do_not_know_of_their_gpus_is_said_once_for_all_nodes() -> N
         ("gpu", Verdict.WARNING, "node-0, node-1: gpu-0: published without memory."),
         ("gpu", Verdict.WARNING, "node-1: Only here."),
     ]
+
+
+def a_blocked_request(age_s: float, *, phase: MaintenancePhase = MaintenancePhase.VERIFYING) -> DeviceMaintenance:
+    since = NOW - timedelta(seconds=age_s)
+    said = Condition(type="Blocked", status="True", message="No Job.", last_transition_time=since)
+    request = a_maintenance(phase=phase)
+    status = msgspec.structs.replace(request.status, conditions=[said], message="It failed.")
+    return msgspec.structs.replace(request, status=status)
+
+
+def test_a_request_that_goes_no_further_by_itself_is_found_with_its_reason() -> None:
+    (found,) = trouble(maintenances=[a_blocked_request(120)])
+    assert (found.verdict, found.message) == (Verdict.FAILED, "DeviceMaintenance swap-fan cannot go on: No Job.")
+    assert "draco maintain status swap-fan" in found.remedy
+    assert trouble(maintenances=[a_blocked_request(5), a_maintenance(phase=MaintenancePhase.VERIFYING)]) == []
+    (failed,) = trouble(maintenances=[a_blocked_request(120, phase=MaintenancePhase.FAILED)])
+    assert (failed.verdict, "It failed." in failed.message) == (Verdict.WARNING, True)

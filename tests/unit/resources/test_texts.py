@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draco.cli.output import echo, print_document, visible
-from draco.resources.texts import shown, shown_document, shown_lines
+from draco.resources.texts import LONGEST_REASON, reason_of, shown, shown_document, shown_lines
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 FORGED = "train\r\nlevel=info event=all.well"
@@ -65,3 +65,43 @@ def test_lines_and_documents_are_printed_without_control_characters(capfd: pytes
     assert all(line.isprintable() for line in printed.splitlines())
     assert printed.startswith("first \\u001b")
     assert json.loads(printed.partition("second\n")[2])["name"] == REVERSED
+
+
+POLICY = (
+    'resourceclaims.resource.k8s.io "swap-fan-verification-0123456789" is forbidden: ValidatingAdmissionPolicy '
+    "'draco-operator-tolerations' with binding 'draco-operator-tolerations' denied request: "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            POLICY + "a claim may not tolerate that.",
+            "a claim may not tolerate that (ValidatingAdmissionPolicy draco-operator-tolerations)",
+        ),
+        (
+            'admission webhook "kyverno.svc" denied the request: no\nsuch image',
+            "no such image (admission webhook kyverno.svc)",
+        ),
+        ('jobs.batch is forbidden: User "x" cannot create', 'jobs.batch is forbidden: User "x" cannot create'),
+    ],
+)
+def test_a_refusal_begins_with_its_reason(text: str, expected: str) -> None:
+    assert reason_of(text) == expected
+
+
+@pytest.mark.parametrize("length", [1000, LONGEST_REASON + 1, 100_000])
+def test_what_is_too_long_loses_its_middle_and_never_why(length: int) -> None:
+    text = f"failed to create containerd task: {'x' * length}: exec: no such file"
+    found = reason_of(text)
+    assert len(found) <= LONGEST_REASON
+    assert found.startswith("failed to create containerd task")
+    assert found.endswith("exec: no such file")
+    assert reason_of(POLICY + "y" * length).endswith("(ValidatingAdmissionPolicy draco-operator-tolerations)")
+
+
+@given(st.text(max_size=600), st.integers(min_value=12, max_value=300))
+def test_a_reason_is_printable_and_no_longer_than_asked_for(text: str, most: int) -> None:
+    assert len(reason_of(text, most)) <= most
+    assert reason_of(text, most).isprintable()

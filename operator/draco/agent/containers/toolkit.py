@@ -20,6 +20,7 @@ import msgspec
 from draco.agent.containers.edits import ContainerEdits, Hook, Mount
 from draco.agent.hardware.driver_root import DriverRoot, InstalledDriver
 from draco.resources.errors import DracoError
+from draco.resources.texts import reason_of
 
 DEADLINE_S: Final = 10.0
 MOST_BYTES: Final = 4 << 20
@@ -125,7 +126,7 @@ def _run(command: list[str]) -> bytes:
             process.kill()  # one that has ended does not mind
     if process.returncode != 0:
         said = complaint.decode(errors="replace").strip().splitlines()
-        raise ToolkitFailed(f"{CTK} failed ({said[-1][:300] if said else f'exit status {process.returncode}'})")
+        raise ToolkitFailed(f"{CTK} failed ({reason_of(said[-1]) if said else f'exit status {process.returncode}'})")
     return answer
 
 

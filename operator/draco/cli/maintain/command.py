@@ -95,7 +95,7 @@ _START_OPTIONS = (
         "--work",
         default="",
         metavar="CRONJOB",
-        help="Suspended CronJob of Draco's namespace: a Job of it for each GPU.",
+        help="Suspended CronJob in the namespace of Draco's Jobs: a Job of it for each GPU.",
     ),
     click.option(
         "--verify",

@@ -217,5 +217,5 @@ def _verification(text: str) -> MaintenanceVerification:
             return MaintenanceVerification(mode=VerificationMode.JOB, from_cron_job=job)
     raise MaintainError(
         f"'{text}' does not say how to verify: write agent (Draco's agent looks at the GPU), person (who finishes it has "
-        "looked), or job:NAME with the name of a suspended CronJob in Draco's namespace."
+        "looked), or job:NAME with the name of a suspended CronJob in the namespace of Draco's Jobs."
     )

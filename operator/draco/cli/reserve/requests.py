@@ -10,9 +10,10 @@ import msgspec
 
 from draco.cli.input.words import duration, is_name
 from draco.resources.errors import DracoError
+from draco.resources.names import OPERATOR_DEVICE_CLASS
 
 _LONGEST_NAME: Final = 63
-DEFAULT_CLASS: Final = "gpu.draco.dev"
+DEFAULT_CLASS: Final = OPERATOR_DEVICE_CLASS
 
 
 class ReserveError(DracoError):

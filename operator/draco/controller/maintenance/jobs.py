@@ -6,7 +6,7 @@ tenant can pass a Job or a claim of its own off as ours.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -14,6 +14,8 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from draco.controller.maintenance.fleet import MaintenanceFleet
+from draco.controller.maintenance.probing import GpuProbing
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -21,6 +23,7 @@ from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFo
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
 from draco.maintenance.progress import JobsState, Purpose
+from draco.maintenance.working.claiming import class_for, is_outdated, no_class, obstacle, tolerations_for
 from draco.maintenance.working.jobs import (
     JobTarget,
     cron_job_of,
@@ -30,14 +33,14 @@ from draco.maintenance.working.jobs import (
     jobs_state,
     targets_of,
 )
-from draco.maintenance.working.manifests import claim_manifest, device_class_for, job_manifest
+from draco.maintenance.working.manifests import claim_manifest, job_manifest
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.jobs import CronJob, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, CRON_JOBS, JOB_PODS, JOBS
-from draco.resources.names import LABEL_MAINTENANCE
-from draco.resources.texts import shown
+from draco.resources.names import ANNOTATION_DEVICE_CLASS, LABEL_MAINTENANCE, DeviceKey
+from draco.resources.texts import reason_of
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +48,6 @@ NOT_PERMITTED: Final = "Draco may not run Jobs: set the chart's value operator.r
 _MADE_AT_ONCE = 16
 _AGAIN: Final = timedelta(seconds=15)
 """How soon to look again for what a person has to put right."""
-_LONGEST_WORDS = 160
 BY_REQUEST = "request"
 _OWN_CLAIMS = "own claims"
 
@@ -53,9 +55,19 @@ _OWN_CLAIMS = "own claims"
 class MaintenanceJobs:
     """The Jobs of all requests. Where the operator may not run any, it says so of those who ask for one."""
 
-    def __init__(self, client: Client, view: ClusterView, *, namespace: str, permitted: bool, clock: Clock) -> None:
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        fleet: MaintenanceFleet,
+        *,
+        namespace: str,
+        permitted: bool,
+        clock: Clock,
+    ) -> None:
         self._client = client
         self._view = view
+        self._probing = GpuProbing(view, fleet)
         self._namespace = namespace
         self._permitted = permitted
         self._troubles: dict[tuple[str, Purpose], str] = {}  # by the request's UID
@@ -82,7 +94,7 @@ class MaintenanceJobs:
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that a change of its Jobs may concern."""
         self._wakes.append(wake)
-        for informer in (self._jobs, self._pods):
+        for informer in (self._jobs, self._pods, self._view.claims):
             informer.subscribe(lambda change: _wake(change, wake))
 
     def look(self, request: DeviceMaintenance, purpose: Purpose) -> JobsState | None:
@@ -103,10 +115,31 @@ class MaintenanceJobs:
             self._namespace,
             self._jobs.store.by_index(BY_REQUEST, uid),
             self._pods.store.by_index(BY_REQUEST, uid),
-            targets=self._targets(request, purpose),
+            targets=self._targets(request) if purpose is Purpose.VERIFICATION else None,
             trouble=trouble,
         )
+        if state is not None and purpose is Purpose.VERIFICATION:
+            state = self._with_claims(request, state)
         return msgspec.structs.replace(state, look_again=_AGAIN) if state and state.trouble else state
+
+    def _with_claims(self, request: DeviceMaintenance, state: JobsState) -> JobsState:
+        """The same, with those Jobs that wait for a claim that they will not get, and why the claim of one waits."""
+        targets = {job_name(request, Purpose.VERIFICATION, each): each for each in self._targets(request)}
+        claimless, trouble = [], ""
+        for name in state.running:
+            key = ObjectKey(self._namespace, name)
+            claim, target = self._view.claims.store.get(key), targets.get(name)
+            job = self._jobs.store.get(key)
+            if target is None or job is None or job.metadata.deletion_timestamp is not None:
+                continue
+            if claim is None:
+                claimless.append(name)
+            elif claim.waits:
+                gpu = self._probing.gpu(request, target)
+                if is_outdated(claim, gpu, self._view.classes_by_name):
+                    claimless.append(name)
+                trouble = trouble or obstacle(gpu)
+        return msgspec.structs.replace(state, claimless=tuple(claimless), trouble=trouble or state.trouble)
 
     def own_claims(self, request: DeviceMaintenance) -> frozenset[ObjectKey]:
         """The claims of the request's own Jobs."""
@@ -114,9 +147,22 @@ class MaintenanceJobs:
         claims = self._view.claims.store.by_index(_OWN_CLAIMS, request.metadata.uid)
         return frozenset(claim.metadata.key for claim in claims if is_own_claim(claim, request, self._namespace))
 
+    def never_take(self, claims: Iterable[ObjectKey], devices: set[DeviceKey]) -> frozenset[ObjectKey]:
+        """Those of these claims that are of Jobs of requests for other hardware: each asks for one GPU by its UUID."""
+        found = set()
+        for key in claims:
+            claim = self._view.claims.store.get(key)
+            uid = claim.metadata.labels.get(LABEL_MAINTENANCE, "") if claim else ""
+            request = self._view.request(uid) if uid else None
+            if claim is None or request is None or not is_own_claim(claim, request, self._namespace):
+                continue
+            if devices.isdisjoint(each.key for each in request.status.devices):
+                found.add(key)
+        return frozenset(found)
+
     async def make(self, request: DeviceMaintenance, purpose: Purpose, state: JobsState) -> None:
         """Make Jobs that are missing, some at a time. Raises ApiError where trying again helps."""
-        if not self._permitted or not state.missing or not await self._view.maintenances.is_current(request):
+        if not self._permitted or not state.incomplete or not await self._view.maintenances.is_current(request):
             return
         trouble = await self._make_missing(request, purpose, state)
         subject = (request.metadata.uid, purpose)
@@ -143,17 +189,23 @@ class MaintenanceJobs:
         template = await self._template(request, purpose)
         if isinstance(template, str):
             return template
-        targets = {job_name(request, purpose, target): target for target in self._targets(request, purpose)}
-        for name in state.missing[:_MADE_AT_ONCE]:
-            target = targets.get(name)  # none if its board was replaced meanwhile: the change of the slice wakes
-            if target and (trouble := await self._make(request, purpose, target, template)):
+        verifies = purpose is Purpose.VERIFICATION
+        targets = self._targets(request) if verifies else targets_of(request)
+        by_name = {job_name(request, purpose, target): target for target in targets}
+        for name in (*state.claimless, *state.missing)[:_MADE_AT_ONCE]:
+            target = by_name.get(name)  # none if its board was replaced meanwhile: the change of the slice wakes
+            if target is None:
+                continue
+            trouble = await self._claim(request, target, template) if verifies else ""
+            if not trouble and name in state.missing:
+                trouble = await self._make(request, purpose, target, template)
+            if trouble:
                 return trouble
         return ""
 
-    def _targets(self, request: DeviceMaintenance, purpose: Purpose) -> list[JobTarget]:
-        """The GPUs that Jobs of this purpose are for: of one that was replaced, what has its name now is verified."""
-        targets = targets_of(request)
-        return list(map(self._as_it_is_now, targets)) if purpose is Purpose.VERIFICATION else targets
+    def _targets(self, request: DeviceMaintenance) -> list[JobTarget]:
+        """The GPUs that are verified: of one that was replaced, what has its name now."""
+        return list(map(self._as_it_is_now, targets_of(request)))
 
     def _as_it_is_now(self, target: JobTarget) -> JobTarget:
         hardware = self._view.hardware(target.device.pool_key)
@@ -170,23 +222,58 @@ class MaintenanceJobs:
         except Forbidden as error:
             return _refused(error)
         except msgspec.ValidationError as error:
-            return f"CronJob {key} cannot be read: {shown(str(error))[:_LONGEST_WORDS]}."
+            return f"CronJob {key} cannot be read: {reason_of(str(error))}."
         if not template.spec.suspend:
             # It would run on its own schedule as well, on any node and on GPUs that are at work.
             return f"CronJob {key} is not suspended, so it runs by itself: set its spec.suspend to true."
         return template
 
+    async def _claim(self, request: DeviceMaintenance, target: JobTarget, template: CronJob) -> str:
+        """Make the claim of a Job for verification, where it is not there or of no use. Returns why that cannot be."""
+        if not target.uuid:
+            return f"{target.device} has no UUID, so no claim can ask for just it: verify it by hand (verification.mode: Person)."
+        gpu = self._probing.gpu(request, target)
+        if not gpu.devices:
+            return f"{target.device} is not published now, so no Job can verify it; this goes on when it is."
+        if why := obstacle(gpu):
+            return why
+        classes = self._view.classes_by_name
+        asked_for = (
+            template.metadata.annotations.get(ANNOTATION_DEVICE_CLASS),
+            request.spec.device_selector.device_class_name,
+        )
+        if not (device_class := class_for(gpu, filter(None, asked_for), classes)):
+            return no_class(gpu, template.metadata.name)
+        body = claim_manifest(
+            request,
+            target,
+            namespace=self._namespace,
+            device_class=device_class,
+            tolerations=tolerations_for(gpu),
+            profile=self._probing.profile(target),
+        )
+        key = ObjectKey(self._namespace, body["metadata"]["name"])
+        there = self._view.claims.store.get(key)
+        try:
+            if there is not None and there.waits and is_outdated(there, gpu, classes):
+                log.info("maintenance.claim_outdated", claim=str(key), request=request.metadata.name)
+                # Only as it was seen: it may just be allocated. Another is made when this one is gone.
+                await self._delete(CLAIMS, key, there.metadata.uid, there.metadata.resource_version)
+            elif there is None and await self._create(CLAIMS, body):
+                log.info(
+                    "maintenance.claim_made", claim=str(key), request=request.metadata.name, device_class=device_class
+                )
+        except (Forbidden, Invalid) as error:
+            return _refused(error)
+        return ""
+
     async def _make(self, request: DeviceMaintenance, purpose: Purpose, target: JobTarget, template: CronJob) -> str:
-        """Make one Job, and the claim before it. Returns why that cannot be; "" if it is there."""
+        """Make one Job. Returns why that cannot be; "" if it is there."""
         node = self._node_of(target)
         if not node:
             return f"{target.device} is not published, so it is not known on which node its Job would run."
         body = job_manifest(request, purpose, target, template, namespace=self._namespace, node=node)
         try:
-            if purpose is Purpose.VERIFICATION:
-                if trouble := _not_claimable(request, target, template):
-                    return trouble
-                await self._create(CLAIMS, claim_manifest(request, target, template, namespace=self._namespace))
             if await self._create(JOBS, body):
                 log.info("maintenance.job_made", job=body["metadata"]["name"], request=request.metadata.name, node=node)
         except (Forbidden, Invalid) as error:
@@ -200,9 +287,11 @@ class MaintenanceJobs:
             return False  # an earlier try whose answer was lost, or one that is being deleted: the watch shows which
         return True
 
-    async def _delete(self, kind: Any, key: ObjectKey, uid: str) -> None:
-        with suppress(NotFound, Conflict):  # gone, or another by that name
-            await self._client.delete(kind, key, uid=uid, propagation="Foreground")
+    async def _delete(self, kind: Any, key: ObjectKey, uid: str, version: str = "") -> None:
+        with suppress(NotFound, Conflict):  # gone, another by that name, or not what was seen
+            # A Job goes after its pods. A claim owns nothing.
+            order = "Foreground" if kind is JOBS else ""
+            await self._client.delete(kind, key, uid=uid, resource_version=version, propagation=order)
 
     def _node_of(self, target: JobTarget) -> str:
         published = self._view.published(target.device)
@@ -212,19 +301,8 @@ class MaintenanceJobs:
         return target.device.pool if ObjectKey("", target.device.pool) in self._view.nodes.store else ""
 
 
-def _not_claimable(request: DeviceMaintenance, target: JobTarget, template: CronJob) -> str:
-    if not target.uuid:
-        return f"{target.device} has no UUID, so no claim can ask for just it: verify it by hand (verification.mode: Person)."
-    if not device_class_for(request, target, template):
-        return (
-            f"It is not known by which DeviceClass {target.device} is claimed: name it in the annotation "
-            f"draco.dev/device-class of CronJob {template.metadata.name}."
-        )
-    return ""
-
-
 def _refused(error: Forbidden | Invalid) -> str:
-    return f"The API server does not take it: {shown(error.message).rstrip('.')[:_LONGEST_WORDS]}."
+    return f"The API server does not take it: {reason_of(error.message)}."
 
 
 def _maintenance_of(claim: ResourceClaim) -> list[str]:

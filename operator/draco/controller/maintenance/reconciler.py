@@ -273,8 +273,18 @@ class MaintenanceReconciler:
         for rule in change.versions:
             if uid := maintenance_uid(rule):
                 wake(uid)
+            self._wake_verifying(rule, wake)
             if is_fence(rule) and (selector := rule.spec.device_selector):
                 self._wake_for_pools({PoolKey(selector.driver or "", selector.pool or "")}, wake)
+
+    def _wake_verifying(self, rule: DeviceTaintRule, wake: Callable[[str], None]) -> None:
+        """A taint that comes or goes decides whether the claim of a Job for verification is allocated."""
+        selector = rule.spec.device_selector
+        for request in self._at_work() if selector else ():
+            if request.status.phase is MaintenancePhase.VERIFYING and any(
+                selector.matches(each.key) for each in request.status.devices if selector
+            ):
+                wake(request.metadata.uid)
 
     def _wake_all(self, wake: Callable[[str], None]) -> None:
         for request in self._at_work():

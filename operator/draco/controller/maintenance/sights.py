@@ -90,6 +90,7 @@ class MaintenanceSights:
         own = self._jobs.own_claims(request)
         unheeded = tuple(not_heeded(request, scope, pools, nodes, idle))
         untold = {device.pool_key for device in unheeded if device.pool_key not in nodes}
+        harmless = own | self._jobs.never_take(tolerant, concerned)
         return PlanInput(
             now=now,
             scope=scope,
@@ -105,7 +106,9 @@ class MaintenanceSights:
             ),
             claims=tuple(claims.values()),
             own_claims=own,
-            tolerant=tuple(sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in own)),
+            tolerant=tuple(
+                sorted(key for key, classes in tolerant.items() if classes & may_fit and key not in harmless)
+            ),
             rules_served=served,
             unheeded=unheeded,
             vanished=tuple(vanished(isolated, pools)),

@@ -14,7 +14,7 @@ from draco.resources.api.claims import DeviceClass, DeviceSelector
 from draco.resources.api.maintenance import MaintenanceSelector
 from draco.resources.api.slices import Device
 from draco.resources.names import DeviceKey
-from draco.resources.texts import counted, shown
+from draco.resources.texts import counted, reason_of, shown
 
 MOST_DEVICES = 256
 """What node, class and CEL select is fixed in the status, which holds no more."""
@@ -155,4 +155,4 @@ def _compiled(selectors: Iterable[DeviceSelector]) -> Sequence[Selector] | str:
 
 
 def _short(text: str) -> str:
-    return shown(" ".join(text.split())).rstrip(".")[:_LONGEST_ERROR]
+    return reason_of(text, _LONGEST_ERROR)

@@ -16,12 +16,12 @@ from draco.resources.api.jobs import ContainerStatus, Job, JobPod
 from draco.resources.api.maintenance import DeviceMaintenance, VerificationMode
 from draco.resources.api.meta import ObjectMeta, find_condition, is_true
 from draco.resources.names import LABEL_MAINTENANCE, LABEL_PURPOSE, DeviceKey
-from draco.resources.texts import sentence, shown
+from draco.resources.texts import reason_of, sentence
 
 _STEM = 30
 """Of a request's name, in the name of a Job: the names of its pods must be short enough to be hostnames."""
 _DIGITS = 10
-_LONGEST_WORDS = 120
+_LONGEST_WORDS = 300
 _ORDINARY = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Why a container waits that is about to start."""
 
@@ -184,4 +184,4 @@ def _colon(text: str) -> str:
 
 def _short(text: str) -> str:
     """What others say, in one line that is not too long."""
-    return shown(text).strip().rstrip(".")[:_LONGEST_WORDS]
+    return reason_of(text, _LONGEST_WORDS)

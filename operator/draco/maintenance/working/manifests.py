@@ -1,11 +1,12 @@
 """What is written to run a Job on one GPU: the Job, from its template, and the claim by which it holds the GPU.
 
-Owns the manifests. A template is a CronJob's, as `kubectl create job --from` takes it; what is added pins the pods to the GPU's
-node and tells them which GPU is meant. A Job for verification holds the GPU like any pod, by a claim that tolerates its taints.
+Owns the manifests. A template is a CronJob's, as `kubectl create job --from` takes it; what is added pins the pods to the node of
+the GPU and tells them which one is meant. The API server compares a Job with its template and refuses every other difference (the
+chart's `operator/jobs.yaml`). A Job for verification holds the GPU like any pod, by a claim; how it gets it is `claiming`'s.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
@@ -13,16 +14,14 @@ from draco.maintenance.progress import Purpose
 from draco.maintenance.working.jobs import JobTarget, job_name, labels_of
 from draco.resources.api.jobs import CronJob
 from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.taints import DeviceToleration
 from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import (
-    ANNOTATION_DEVICE_CLASS,
     ATTRIBUTE_PARENT_UUID,
+    ATTRIBUTE_PROFILE,
     ATTRIBUTE_UUID,
     LABEL_MANAGED_BY,
-    NVIDIA_DEVICE_CLASS,
-    NVIDIA_DRIVER,
-    NVIDIA_MIG_DEVICE_CLASS,
-    read_partition_name,
+    LABEL_TEMPLATE,
 )
 
 DEFAULT_DEADLINE_S: Final = 1800
@@ -54,7 +53,7 @@ def job_manifest(
         "metadata": {
             "name": name,
             "namespace": namespace,
-            "labels": {**made_from.metadata.labels, **labels},
+            "labels": {**made_from.metadata.labels, **labels, LABEL_TEMPLATE: template.metadata.name},
             "annotations": {**made_from.metadata.annotations, "cronjob.kubernetes.io/instantiate": "manual"},
             "ownerReferences": [DEVICE_MAINTENANCES.owner(request.metadata)],
         },
@@ -63,14 +62,19 @@ def job_manifest(
 
 
 def claim_manifest(
-    request: DeviceMaintenance, target: JobTarget, template: CronJob, *, namespace: str
+    request: DeviceMaintenance,
+    target: JobTarget,
+    *,
+    namespace: str,
+    device_class: str,
+    tolerations: Sequence[DeviceToleration],
+    profile: str = "",
 ) -> dict[str, Any]:
-    """The claim by which the Job for verification holds the GPU. It has no other choice, and no taint keeps it off."""
+    """The claim by which the Job for verification holds the GPU, or a partition of it that has this profile."""
     exactly = {
-        "deviceClassName": device_class_for(request, target, template),
-        "selectors": [{"cel": {"expression": _is_gpu(target)}}],
-        # A toleration without an effect lets it be allocated the device; only one that says NoExecute lets it keep it.
-        "tolerations": [{"operator": "Exists"}, {"operator": "Exists", "effect": "NoExecute"}],
+        "deviceClassName": device_class,
+        "selectors": [{"cel": {"expression": _is_gpu(target, profile)}}],
+        "tolerations": [_toleration(each) for each in tolerations],
     }
     return {
         "metadata": {
@@ -83,23 +87,25 @@ def claim_manifest(
     }
 
 
-def device_class_for(request: DeviceMaintenance, target: JobTarget, template: CronJob) -> str:
-    """The class by which the GPU is claimed; "" if none is known."""
-    named = template.metadata.annotations.get(ANNOTATION_DEVICE_CLASS) or request.spec.device_selector.device_class_name
-    if named or target.device.driver != NVIDIA_DRIVER:
-        return named or ""
-    return NVIDIA_MIG_DEVICE_CLASS if read_partition_name(target.device.device) else NVIDIA_DEVICE_CLASS
+def _toleration(each: DeviceToleration) -> dict[str, str]:
+    found = {"key": each.key, "operator": each.operator, "value": each.value, "effect": each.effect}
+    return {name: text for name, text in found.items() if text}
 
 
-def _is_gpu(target: JobTarget) -> str:
-    """An expression that is true of the GPU and its partitions alone, and fails on no device."""
+def _is_gpu(target: JobTarget, profile: str) -> str:
+    """An expression that is true of the GPU and its partitions (of this profile) alone, and fails on no device."""
     driver, uuid = json.dumps(target.device.driver), json.dumps(target.uuid)
     attributes = f"device.attributes[{driver}]"
     named = (
         f"({json.dumps(name)} in {attributes} && {attributes}[{json.dumps(name)}] == {uuid})"
         for name in (ATTRIBUTE_UUID, ATTRIBUTE_PARENT_UUID)
     )
-    return f"device.driver == {driver} && ({' || '.join(named)})"
+    expression = f"device.driver == {driver} && ({' || '.join(named)})"
+    if profile:
+        expression += (
+            f' && "{ATTRIBUTE_PROFILE}" in {attributes} && {attributes}["{ATTRIBUTE_PROFILE}"] == {json.dumps(profile)}'
+        )
+    return expression
 
 
 def _pod_spec(spec: Mapping[str, Any], target: JobTarget, *, node: str, claim: str) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class MaintenanceDeadline(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceWork(ApiStruct, frozen=True, kw_only=True):
-    """A Job for each GPU as soon as it is free: the template is a suspended CronJob in Draco's namespace."""
+    """A Job for each GPU as soon as it is free: the template is a suspended CronJob in the namespace of Draco's Jobs."""
 
     from_cron_job: str
 
