@@ -223,11 +223,20 @@ def another_spec(lab: Lab) -> None:
     tell(lab.view, msgspec.structs.replace(pod, spec=spec))
 
 
+def urgent(lab: Lab) -> None:
+    """It is found out at which priority something is reserved."""
+    known = lab.view.reservations.store.get(ObjectKey("default", "evening"))
+    assert known is not None
+    status = msgspec.structs.replace(known.status, priority=5)
+    lab.view.reservations._publish(lab.view.reservations.store.put(msgspec.structs.replace(known, status=status)))
+
+
 WANTING: Final[Mapping[str, Callable[[Lab], object]]] = {
     "claims": lambda lab: another(lab.view.claims, "one", uid="one made again"),
     "pods": another_spec,
     "needed": lambda lab: form(lab, smaller=True),
     "topology": lambda lab: of_topology(lab.view.classes),
+    "priority": urgent,
 }
 
 
@@ -242,6 +251,7 @@ async def test_a_group_that_wants_something_else_by_this_alone_is_asked_about_ag
     lab = Lab()
     gone(lab, "waits")
     form(lab, smaller=False)
+    lab.reserve(1)
     await lab.rest()
     lab.workers.asked.clear()
     WANTING[field](lab)

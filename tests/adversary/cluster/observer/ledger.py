@@ -11,7 +11,9 @@ from tests.adversary.cluster.observer.service import part_now
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, name
 
-FAMILIES = frozenset({"xid", "ecc", "row-remap", "thermal", "nvlink", "fabric", "recovery", "lost", "driver", "unreadable"})
+FAMILIES = frozenset(
+    {"xid", "ecc", "row-remap", "thermal", "nvlink", "fabric", "recovery", "lost", "driver", "unreadable"}
+)
 TAINT_OF = {"Announce": "None", "NoSchedule": "NoSchedule", "Evict": "NoSchedule", "NoExecute": "NoExecute"}
 BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 HEARD_WITHIN_S = 20.0
