@@ -28,6 +28,15 @@ priorities = preempting.priorities
 LOW, MIDDLE, HIGH = map(of_priority, ("low", "middle", "high"))
 
 
+async def until_told(client: Client, namespace: str, reason: str, about: str) -> str:
+    """The note of the Event, as soon as it is there."""
+
+    async def told() -> str | None:
+        return (await events_of(client, namespace, reason)).get(about)
+
+    return await until(told, what=f"the Event {reason} of {about}")
+
+
 async def test_a_pod_of_a_higher_priority_gets_what_a_reservation_keeps_unused_and_the_reservation_waits(
     guarded: Guarded, handed_over: Client, priorities: None, namespace: str, folder: Path
 ) -> None:
@@ -45,11 +54,8 @@ async def test_a_pod_of_a_higher_priority_gets_what_a_reservation_keeps_unused_a
         assert await staying(handed_over, namespace) == {"low", "high"}
         assert (await handed_over.get(PODS, ObjectKey(namespace, "low"))).spec.node_name == ""
 
-        async def told() -> dict[str, str] | None:
-            return await events_of(handed_over, namespace, "Preempted")
-
-        said = await until(told, what="the Event")
-        assert said["train"].endswith(
+        said = await until_told(handed_over, namespace, "Preempted", "train")
+        assert said.endswith(
             "which no pod used: 1 pod of priority 100 gets them; the reservation's own priority is 50. "
             "Its claim waits for others."
         )
@@ -67,7 +73,7 @@ async def test_a_reservation_gets_the_gpus_of_pods_of_a_lower_priority(
         key = await reserve(handed_over, namespace, "train", count=2, **MIDDLE)
         await until_reserved(handed_over, key, 2)
         assert await staying(handed_over, namespace) == {"high"}
-        assert (await events_of(handed_over, namespace, "Preempted"))["low"] == (
+        assert await until_told(handed_over, namespace, "Preempted", "low") == (
             "Evicted, because a reservation of priority 50 gets devices that it holds; its own priority is 10."
         )
 
@@ -102,9 +108,9 @@ async def test_what_no_pod_uses_for_longer_than_the_policy_permits_goes_to_other
             return await left() == {"train-3", "waits"}
 
         await until(only_used, what="the end of the other claims")
-        said = await events_of(handed_over, namespace, "ReservationUnused")
-        assert "are used by no pod and lose their devices from" in said["train"]
-        assert "given back" in (await events_of(handed_over, namespace, "ReservationLost"))["train"]
+        said = await until_told(handed_over, namespace, "ReservationUnused", "train")
+        assert "are used by no pod and lose their devices from" in said
+        assert "given back" in await until_told(handed_over, namespace, "ReservationLost", "train")
         await handed_over.patch(DEVICE_RESERVATIONS, key, {"spec": {"count": 2}})
         await until_reserved(handed_over, key, 2)
 
