@@ -22,6 +22,12 @@ class MissingClaimError(DracoError):
     """A pod uses a claim or a template that is not there; says which, and what may have been meant."""
 
 
+def held_back(pods: Iterable[Pod]) -> list[Pod]:
+    """The pods that are to use a claim, if somebody else's scheduling gate holds each of them; none where one may use it now."""
+    alive = [pod for pod in pods if not pod.is_over]
+    return alive if all(pod.waits and pod.is_gated_by_others for pod in alive) else []
+
+
 class KnownClaims(Protocol):
     """Claims by their keys."""
 

@@ -282,5 +282,13 @@ class Reconcilers:
         permitted = self._settings.allocate
         self._add(
             "reservations",
-            ReservationReconciler(self._client, self._view, self._reasons, permitted=permitted, clock=self._clock),
+            ReservationReconciler(
+                self._client,
+                self._view,
+                self._reasons,
+                self.decisions,
+                self.events,
+                permitted=permitted,
+                clock=self._clock,
+            ),
         )

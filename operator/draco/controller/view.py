@@ -15,6 +15,7 @@ from draco.allocation.fleet.supply import SupplyCounts, count_supply
 from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.allocation.pod_claims import made_for, naming_made
 from draco.controller.own_kinds import OwnKind
+from draco.controller.waiting_times import WaitingTimes
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -168,6 +169,8 @@ class ClusterView:
         self.followed.follow(
             slices=self.slices, rules=self.rules, nodes=self.nodes, classes=self.classes, claims=self.claims
         )
+
+        self.waiting_times = WaitingTimes(self.pods, self.claims, clock=clock)
 
         self._hardware: LRUCache[PoolKey, tuple[list[ResourceSlice], PoolHardware]] = LRUCache(_REMEMBERED_POOLS)
 

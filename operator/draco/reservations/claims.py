@@ -60,6 +60,12 @@ def is_in_use(claim: ResourceClaim) -> bool:
     return bool(claim.status.reserved_for)
 
 
+def lost_claims(reservation: DeviceReservation) -> list[str]:
+    """The UIDs of what it has lost, by its status: nothing any more once its spec is another."""
+    lost = reservation.status.lost
+    return lost.claims if lost is not None and lost.generation == reservation.metadata.generation else []
+
+
 def manifest_of(reservation: DeviceReservation, index: int, spec: ResourceClaimSpec) -> dict[str, Any]:
     """The claim of this number."""
     meta = reservation.metadata

@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from draco.reservations.asking import ReservationProblem
-from draco.reservations.claims import claim_name, index_of, is_in_use, is_there_to_stay, reserved_by
+from draco.reservations.claims import claim_name, index_of, is_in_use, is_there_to_stay, lost_claims, reserved_by
 from draco.reservations.ending import is_expired
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
@@ -21,12 +21,14 @@ class ReservedClaims(msgspec.Struct, frozen=True, kw_only=True):
     """What is there: the reservation's own claims, also those that are being deleted, and what is known of others.
 
     `takeovers` are claims of pods that count as one of its own each, `bereft` the UIDs of those that lost what they took over.
+    `lost` are the UIDs of claims, there or not, that it has no more, as no pod used them for too long.
     `foreign` are names of claims that somebody else made; `awaited` names of own claims that pods wait for.
     """
 
     own: Sequence[ResourceClaim]
     takeovers: Sequence[Takeover] = ()
     bereft: Collection[str] = frozenset()
+    lost: Collection[str] = ()
     foreign: Collection[str] = frozenset()
     awaited: Collection[str] = frozenset()
 
@@ -59,7 +61,10 @@ def plan(
 ) -> ReservationPlan:
     """What is to be done now. With a `problem` nothing is made, and at most `room` claims are."""
     staying = claims.staying
-    wanted = 0 if is_expired(reservation, now) else max(reservation.spec.count - len(claims.takeovers), 0)
+    if unused := [each for each in staying if each.metadata.uid in claims.lost and not is_in_use(each)]:
+        return ReservationPlan(delete=unused)
+    owed = reservation.spec.count - len(claims.takeovers) - len(claims.lost)
+    wanted = 0 if is_expired(reservation, now) else max(owed, 0)
     if len(staying) > wanted:
         return ReservationPlan(delete=_to_give_back(reservation, claims, len(staying) - wanted))
     if problem is not None:
@@ -74,8 +79,9 @@ def is_whole(reservation: DeviceReservation, claims: Sequence[ResourceClaim], no
     `claims` are all of the namespace that may be its own, allocated or not.
     """
     own = [each for each in claims if reserved_by(each) == reservation.metadata.uid and is_there_to_stay(each)]
-    taken = len(reservation.status.takeovers)
-    return not is_expired(reservation, now) and len(own) + taken >= reservation.spec.count
+    elsewhere = len(reservation.status.takeovers)
+    elsewhere += len(set(lost_claims(reservation)) - {each.metadata.uid for each in own})
+    return not is_expired(reservation, now) and len(own) + elsewhere >= reservation.spec.count
 
 
 def _to_give_back(reservation: DeviceReservation, claims: ReservedClaims, number: int) -> list[ResourceClaim]:

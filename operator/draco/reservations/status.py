@@ -12,14 +12,17 @@ import msgspec
 from draco.reservations.asking import ReservationProblem
 from draco.reservations.claims import is_in_use
 from draco.reservations.ending import expires_at, is_expired, is_past_from_the_start
+from draco.reservations.idle import UnusedClaims, as_written
 from draco.reservations.plan import ReservationPlan, ReservedClaims
+from draco.reservations.priority import ReservationPriority
 from draco.resources.api.meta import Condition, timed
-from draco.resources.api.reservations import DeviceReservation, DeviceReservationStatus, Takeover
+from draco.resources.api.reservations import DeviceReservation, DeviceReservationStatus, Takeover, UnusedClaim
 from draco.resources.texts import agreeing, are, counted, listed, reason_of, sentence, shown, them
 
 CONDITION_READY: Final = "Ready"
 CONDITION_EXPIRED: Final = "Expired"
 LONGEST: Final = 600
+POLICY_SAYS: Final = "the MigPolicy of its GPUs permits, spec.reservations.longestIdle"
 NOT_ENABLED: Final = ReservationProblem(
     "NotEnabled",
     "Draco allocates nothing in this cluster, so nothing is reserved: set the chart's value operator.allocate to true.",
@@ -38,6 +41,8 @@ class ReservationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Take-overs that begin now."""
     waits_for: str = ""
     """Why there are no devices yet."""
+    priority: ReservationPriority | None = None
+    idle: UnusedClaims = UnusedClaims()
 
 
 def status_of(
@@ -53,20 +58,25 @@ def status_of(
         made=len(claims.staying) + len(claims.takeovers),
         reserved=sum(each.status.allocation is not None for each in claims.staying) + len(taken),
         in_use=sum(map(is_in_use, claims.own)) + sum(each.allocation is None for each in taken),
+        lost=len(facts.idle.lost),
     )
     if is_expired(reservation, now):
         ready = _not("Expired", _over(reservation, counts.in_use))
     else:
-        ready = _obstacle(reservation, counts, planned, facts) or _reserved(reservation, counts)
+        ready = _obstacle(reservation, counts, planned, facts) or _reserved(reservation, counts, facts)
     generation = reservation.metadata.generation
     conditions = [ready, _expired(reservation, now)]
     return DeviceReservationStatus(
         observed_generation=generation,
+        priority=facts.priority.value if facts.priority else None,
+        preemption_policy=facts.priority.preemption_policy if facts.priority else "",
         reserved=counts.reserved,
         in_use=counts.in_use,
         expires_at=expires_at(reservation),
         message=ready.message,
         takeovers=[*claims.takeovers, *facts.begun],
+        idle=facts.idle.idle,
+        lost=as_written(reservation, facts.idle.lost),
         conditions=[timed(each, reservation.status.conditions, now, generation=generation) for each in conditions],
     )
 
@@ -75,13 +85,14 @@ class _Counts(msgspec.Struct, frozen=True):
     made: int
     reserved: int
     in_use: int
+    lost: int = 0
 
 
 def _obstacle(
     reservation: DeviceReservation, counts: _Counts, planned: ReservationPlan, facts: ReservationFacts
 ) -> Condition | None:
     """What is in the way of claims, or of their devices."""
-    count, made, reserved = reservation.spec.count, counts.made, counts.reserved
+    count, made, reserved = reservation.spec.count - counts.lost, counts.made, counts.reserved
     if facts.problem is not None and (made < count or reserved < made):
         return _not(facts.problem.reason, facts.problem.message)
     if names := planned.blocked:
@@ -98,17 +109,39 @@ def _obstacle(
     if reserved < made:
         said = f"{reserved} of {counted(made, 'claim')} {agreeing(reserved, 'has', 'have')} devices"
         return _not("WaitingForDevices", f"{said}: {facts.waits_for}" if facts.waits_for else f"{said}.")
+    if counts.lost:
+        return _not(
+            "Unused", f"{lost_text(counts.lost)} To reserve again, change spec.count or make another reservation."
+        )
     return None
 
 
-def _reserved(reservation: DeviceReservation, counts: _Counts) -> Condition:
+def lost_text(claims: int) -> str:
+    """What is said of what a reservation has lost."""
+    were = agreeing(claims, "was", "were")
+    return f"{counted(claims, 'claim')} {were} given back, as no pod used {them(claims)} for as long as {POLICY_SAYS}."
+
+
+def warning_text(warned: Sequence[UnusedClaim]) -> str:
+    """What is said of what a reservation loses soon, the first first."""
+    first, number = min(each.loses_at for each in warned if each.loses_at), len(warned)
+    use, lose = agreeing(number, "is used by no pod and loses its", "are used by no pod and lose their"), them(number)
+    return (
+        f"{listed(each.claim for each in warned)} {use} devices from {_written(first)} on, unless pods use {lose} "
+        f"({POLICY_SAYS})."
+    )
+
+
+def _reserved(reservation: DeviceReservation, counts: _Counts, facts: ReservationFacts) -> Condition:
     reserved, in_use, more = counts.reserved, counts.in_use, counts.made - reservation.spec.count
     has = agreeing(reserved, "has", "have")
     said = f"{counted(reserved, 'claim')} {has} devices; {in_use} {are(in_use)} in use."
     if more > 0:
         goes = agreeing(more, "goes", "go")
         said += f" {more} more than asked for {goes} with the pods that use {them(more)}."
-    return Condition(type=CONDITION_READY, status="True", reason="Reserved", message=said)
+    if facts.idle.warned:
+        said += f" {warning_text(facts.idle.warned)}"
+    return Condition(type=CONDITION_READY, status="True", reason="Reserved", message=_cut(said))
 
 
 def _over(reservation: DeviceReservation, in_use: int) -> str:

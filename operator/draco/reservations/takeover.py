@@ -32,10 +32,11 @@ LONGEST: Final = timedelta(seconds=60)
 
 
 class TakeoverCandidate(msgspec.Struct, frozen=True):
-    """A claim that waits, and the pod that it was made for."""
+    """A claim that waits, and the pod that it was made for; since when that could have been served, if it is known."""
 
     claim: ResourceClaim
     pod: Pod
+    since: datetime | None = None
 
 
 def reservation_named(candidate: TakeoverCandidate) -> str:
@@ -45,7 +46,9 @@ def reservation_named(candidate: TakeoverCandidate) -> str:
     """
     claim, pod = candidate.claim, candidate.pod
     is_of_pod = any(each.kind == "Pod" and each.uid == pod.metadata.uid for each in claim.metadata.owner_references)
-    if not is_of_pod or not claim.waits or not pod.waits or len(pod.spec.resource_claims) != 1 or reserved_by(claim):
+    if not is_of_pod or not claim.waits or len(pod.spec.resource_claims) != 1 or reserved_by(claim):
+        return ""
+    if not pod.waits or pod.is_gated_by_others:
         return ""
     return claim.metadata.labels.get(LABEL_RESERVATION) or pod.metadata.labels.get(LABEL_RESERVATION, "")
 
@@ -68,7 +71,7 @@ def taken_up(
     found = []
     for each in sorted(candidates, key=_age):
         meta = each.claim.metadata
-        if any(meta.uid == one.uid for one in known) or _gave_up(each.claim, now):
+        if any(meta.uid == one.uid for one in known) or _gave_up(each, now):
             continue
         fitting = _take(spare, each.claim, is_set_aside)
         if fitting is not None:
@@ -139,7 +142,7 @@ def _age(candidate: TakeoverCandidate) -> tuple[str, str]:
     return str(meta.creation_timestamp), meta.name
 
 
-def _gave_up(claim: ResourceClaim, now: datetime) -> bool:
+def _gave_up(candidate: TakeoverCandidate, now: datetime) -> bool:
     """Whether the claim has waited for so long that it takes over nothing any more: it is served like any other."""
-    created = claim.metadata.creation_timestamp
-    return created is not None and now - created >= LONGEST
+    since = max(filter(None, [candidate.claim.metadata.creation_timestamp, candidate.since]), default=None)
+    return since is not None and now - since >= LONGEST

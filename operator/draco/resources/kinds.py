@@ -19,7 +19,7 @@ from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.reviews import SelfSubjectReview, SubjectAccessReview, TokenReview
-from draco.resources.api.scheduling import PodGroup
+from draco.resources.api.scheduling import PodGroup, PriorityClass
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 
@@ -95,6 +95,7 @@ POD_GROUPS = tuple(
     for version in ("v1beta1", "v1alpha3", "v1alpha2")
 )
 """Preferred version first; what is read is the same in all of them."""
+PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, PriorityClass)
 GPU_NODES = Kind("draco.dev", "v1alpha1", "gpunodes", "GpuNode", False, GpuNode)
 DEVICE_MAINTENANCES = Kind("draco.dev", "v1alpha1", "devicemaintenances", "DeviceMaintenance", False, DeviceMaintenance)
 MIG_POLICIES = Kind("draco.dev", "v1alpha1", "migpolicies", "MigPolicy", False, MigPolicy)

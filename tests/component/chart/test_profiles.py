@@ -122,11 +122,7 @@ def test_each_kind_has_a_role_to_read_it_and_those_that_people_write_one_to_writ
     maintainer = found.pop("draco-maintainer")
     assert found.pop("draco-metrics-reader")["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
     assert set(found) == {f"draco-{kind}-edit" for kind in defined - {"gpunodes", "allocationregisters"}}
-    tenants = found.pop("draco-devicereservations-edit")  # of a namespace: it takes no more than their claims may
-    aggregated = {f"rbac.authorization.k8s.io/aggregate-to-{name}" for name in ("edit", "admin")}
-    assert aggregated <= set(tenants["metadata"]["labels"])
     [selector] = maintainer["aggregationRule"]["clusterRoleSelectors"]
-    assert not selector["matchLabels"].items() <= tenants["metadata"]["labels"].items()
     assert all(selector["matchLabels"].items() <= role["metadata"]["labels"].items() for role in found.values())
 
 
@@ -140,15 +136,21 @@ def test_administrators_of_namespaces_may_not_take_gpus_out_of_service_unless_to
             if name.endswith("-edit") and label in each["metadata"]["labels"]
         }
 
-    assert writers() == {"draco-devicereservations-edit"}
+    assert writers() == set()
     assert writers("--set", "roles.aggregateToAdmin=true") == {
         "draco-devicelimits-edit",
         "draco-devicemaintenances-edit",
-        "draco-devicereservations-edit",
         "draco-healthpolicies-edit",
         "draco-maintenancebudgets-edit",
         "draco-migpolicies-edit",
     }
+
+
+def test_those_who_edit_a_namespace_may_reserve_in_it_only_if_the_chart_says_so() -> None:
+    for arguments, expected in ((), False), (("--set", "roles.aggregateReservationsToEdit=true"), True):
+        labels = roles(*arguments)["draco-devicereservations-edit"]["metadata"]["labels"]
+        for role in "edit", "admin":
+            assert (f"rbac.authorization.k8s.io/aggregate-to-{role}" in labels) is expected
 
 
 def notes(*arguments: str) -> str:

@@ -88,10 +88,11 @@ def test_a_pod_group_says_how_many_start_together_where_and_with_which_priority(
     assert terms_of(GROUP, [pod(priority=3)], group, {}) == GangTerms(size=8, topology="sameNode", priority=7)
 
 
-def test_without_a_priority_of_its_own_a_group_has_that_of_its_most_urgent_pod() -> None:
-    terms = terms_of(GROUP, [pod(priority=3), pod(priority=5)], a_pod_group(), {})
+def test_without_a_priority_of_its_own_a_group_has_the_lowest_of_its_pods_that_are_not_over() -> None:
+    over = msgspec.structs.replace(pod(priority=1), status=PodStatus(phase="Failed"))
+    terms = terms_of(GROUP, [pod(priority=3), pod(priority=5), over], a_pod_group(), {})
     assert isinstance(terms, GangTerms)
-    assert terms.priority == 5
+    assert terms.priority == 3
 
 
 def test_pods_of_a_pod_group_that_is_no_gang_start_one_by_one() -> None:

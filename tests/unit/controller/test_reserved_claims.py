@@ -5,14 +5,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from draco.controller.mig.decisions import MigDecisions
 from draco.controller.reservations.reconciler import ReservationReconciler
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
 from draco.kube.watch.collection import Collection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
-from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
+from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from tests.builders import a_claim
 from tests.doubles.clock import ManualClock
@@ -29,10 +31,19 @@ class World:
         self.told_first = told_first
         self.view = ClusterView(cast("Client", self), None, clock=clock)
         reasons = WaitingReasons(UnaskedWorkers(), clock=clock, minor=None)
-        self.reconciler = ReservationReconciler(cast("Client", self), self.view, reasons, permitted=True, clock=clock)
+        self.reconciler = ReservationReconciler(
+            cast("Client", self),
+            self.view,
+            reasons,
+            MigDecisions(self.view, clock=clock),
+            cast("EventRecorder", None),
+            permitted=True,
+            clock=clock,
+        )
         self.reconciler.subscribe(lambda _: None)
         meta = ObjectMeta(name=KEY.name, namespace=KEY.namespace, uid="evening", resource_version="1")
-        self.reservation = DeviceReservation(metadata=meta, spec=DeviceReservationSpec(expires_at=clock.now()))
+        spec, status = DeviceReservationSpec(expires_at=clock.now()), DeviceReservationStatus(priority=0)
+        self.reservation = DeviceReservation(metadata=meta, spec=spec, status=status)
         claim = a_claim("evening-0")
         owned = msgspec.structs.replace(claim.metadata, owner_references=[DEVICE_RESERVATIONS.owner(meta)])
         self.claim = msgspec.structs.replace(claim, metadata=owned)
@@ -41,6 +52,9 @@ class World:
 
     async def get(self, *_: Any) -> DeviceReservation:
         return self.reservation
+
+    async def list(self, *_: Any) -> list[Any]:
+        return []
 
     async def apply(self, *_: Any, **__: Any) -> DeviceReservation:
         meta = msgspec.structs.replace(self.reservation.metadata, resource_version="2")

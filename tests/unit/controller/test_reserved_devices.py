@@ -6,12 +6,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from draco.controller.mig.decisions import MigDecisions
 from draco.controller.reservations.reconciler import ReservationReconciler
 from draco.controller.reservations.takeovers import about_to_take_over, begun, due
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
+from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec
@@ -38,7 +40,15 @@ class World:
         reasons = WaitingReasons(UnaskedWorkers(), clock=clock, minor=None)
         client = cast("Client", self)
         self.woken: list[ObjectKey] = []
-        ReservationReconciler(client, self.view, reasons, permitted=True, clock=clock).subscribe(self.woken.append)
+        ReservationReconciler(
+            client,
+            self.view,
+            reasons,
+            MigDecisions(self.view, clock=clock),
+            cast("EventRecorder", None),
+            permitted=True,
+            clock=clock,
+        ).subscribe(self.woken.append)
         meta = ObjectMeta(name=KEY.name, namespace=KEY.namespace, uid="evening")
         self.reservation = DeviceReservation(metadata=meta, spec=DeviceReservationSpec(count=2))
         tolerations = [DeviceToleration(key=tolerates, operator="Exists")] if tolerates else []

@@ -81,7 +81,7 @@ async def test_the_gate_goes_with_the_last_claim_that_draco_allocates() -> None:
     world.claim("one", "node-0/gpu-0")
     world.claim("two")
     world.claim("nic", device_class="theirs")
-    world.pod(OTHERS, SCHEDULING_GATE, claims=["one", "two", "nic"])
+    world.pod(SCHEDULING_GATE, claims=["one", "two", "nic"])
     assert await world.gates.reconcile(KEY) is None
     assert not world.patches
     world.woken.clear()
@@ -91,8 +91,21 @@ async def test_the_gate_goes_with_the_last_claim_that_draco_allocates() -> None:
     (patch,) = world.patches
     assert msgspec.to_builtins(patch) == {
         "metadata": {"uid": a_pod("pod").metadata.uid},
-        "spec": {"schedulingGates": [{"name": OTHERS}]},
+        "spec": {"schedulingGates": None},
     }
+
+
+async def test_the_gate_stays_as_long_as_others_hold_the_pod_since_its_claim_is_to_give_back_what_it_has() -> None:
+    world = World()
+    world.claim("one", "node-0/gpu-0")
+    world.pod(OTHERS, SCHEDULING_GATE, claims=["one"])
+    assert await world.gates.reconcile(KEY) is None
+    assert not world.patches
+    world.woken.clear()
+    world.pod(SCHEDULING_GATE, claims=["one"])
+    assert world.woken == [KEY]
+    await world.gates.reconcile(KEY)
+    assert world.patches
 
 
 async def test_the_gate_goes_though_the_pods_status_does_not_name_its_claim_yet() -> None:

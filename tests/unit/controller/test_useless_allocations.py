@@ -1,11 +1,14 @@
 """What was allocated for a pod that then uses another claim is given back, and nothing that somebody may use."""
 
+import msgspec
 import pytest
 
 from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.allocation.reclaiming.useless import UselessAllocations
 from draco.kube.connect.client import Client
 from draco.resources.api.core import Pod, PodResourceClaimStatus, PodStatus
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.kinds import DEVICE_RESERVATIONS
 from tests.builders import a_claim, a_pod
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.test_waiting_groups import GPU, World
@@ -56,4 +59,26 @@ def test_what_was_made_for_a_pod_that_is_not_there_is_for_kubernetes_to_delete()
     lab = Lab()
     tell(lab.view, a_claim("old", device_class="gpu", on=["node-0/gpu-0"], made_for=("one-before", "gpu")))
     tell(lab.view, using("pod-gpu-x7"))
+    assert lab.found() == {}
+
+
+OTHERS, OWN = "example.com/admission", "draco.dev/allocation"
+
+
+@pytest.mark.parametrize(("gates", "useless"), [([OTHERS, OTHERS], True), ([OTHERS, OWN], False), ([], False)])
+def test_what_only_pods_behind_gates_of_others_name_is_given_back(gates: list[str], useless: bool) -> None:
+    lab = Lab()
+    tell(lab.view, a_claim("named", device_class="gpu", on=["node-0/gpu-0"], reserved_for=()))
+    for number, gate in enumerate(gates):
+        tell(lab.view, a_pod(f"pod-{number}", claims=["named"], gates=[gate], status=PodStatus(phase="Pending")))
+    why = "somebody's scheduling gate holds pods pod-0, pod-1 back, and others may use them meanwhile."
+    assert lab.found() == ({"named": why} if useless else {})
+
+
+def test_what_a_reservation_has_stays_its_own_whatever_waits_for_it() -> None:
+    lab = Lab()
+    made = a_claim("r-0", device_class="gpu", on=["node-0/gpu-0"], reserved_for=())
+    owner = DEVICE_RESERVATIONS.owner(ObjectMeta(name="r", uid="r"))
+    owned = msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, owner_references=[owner]))
+    tell(lab.view, owned, a_pod("pod", claims=["r-0"], gates=[OTHERS], status=PodStatus(phase="Pending")))
     assert lab.found() == {}

@@ -223,11 +223,20 @@ def another_spec(lab: Lab) -> None:
     tell(lab.view, msgspec.structs.replace(pod, spec=spec))
 
 
+def urgent(lab: Lab) -> None:
+    """It is found out at which priority something is reserved."""
+    known = lab.view.reservations.store.get(ObjectKey("default", "evening"))
+    assert known is not None
+    status = msgspec.structs.replace(known.status, priority=5)
+    lab.view.reservations._publish(lab.view.reservations.store.put(msgspec.structs.replace(known, status=status)))
+
+
 WANTING: Final[Mapping[str, Callable[[Lab], object]]] = {
     "claims": lambda lab: another(lab.view.claims, "one", uid="one made again"),
     "pods": another_spec,
     "needed": lambda lab: form(lab, smaller=True),
     "topology": lambda lab: of_topology(lab.view.classes),
+    "priority": urgent,
 }
 
 
@@ -242,6 +251,7 @@ async def test_a_group_that_wants_something_else_by_this_alone_is_asked_about_ag
     lab = Lab()
     gone(lab, "waits")
     form(lab, smaller=False)
+    lab.reserve(1)
     await lab.rest()
     lab.workers.asked.clear()
     WANTING[field](lab)
@@ -270,7 +280,7 @@ async def of_a_job_set(lab: Lab) -> None:
 async def may_take_over(lab: Lab) -> None:
     """A pod names a reservation that has a claim to yield, and nobody has written that down yet."""
     spec = a_claim(device_class="gpu.draco.dev").spec
-    lab.begin("taker", labels={LABEL_RESERVATION: "evening"})
+    lab.begin("taker", labels={LABEL_RESERVATION: "evening"}, generation=1)
     another(
         lab.view.claims,
         "taker",
@@ -307,6 +317,24 @@ async def test_it_is_looked_again_when_this_alone_has_passed(
     await PASSING[entry](lab)
     await lab.look()
     assert lab.has_reason is is_there
+
+
+async def test_a_pod_that_was_let_go_is_kept_waiting_for_what_it_takes_over_from_then_on_however_old_its_claim_is() -> (
+    None
+):
+    lab = Lab()
+    await may_take_over(lab)
+    claim = lab.view.claims.store.get(ObjectKey("default", "taker"))
+    assert claim is not None
+    old = lab.clock.now() - timedelta(days=1)
+    for more in ({"gates": ["example.com/admission"]}, {"generation": 2}):
+        lab.begin("taker", labels={LABEL_RESERVATION: "evening"}, creation_timestamp=old, **more)
+    lab.view.claims._publish(lab.view.claims.store.put(claim))
+    another(lab.view.claims, "taker", creation_timestamp=old)
+    held_back = lab.allocations._held_back
+    held_back.look()
+    assert ObjectKey("default", "taker") in held_back
+    assert held_back.next_s() == 60.0
 
 
 def while_it_looks(lab: Lab, seconds: float) -> None:

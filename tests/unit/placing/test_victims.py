@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from draco.allocation.ownership.gangs import gang_of
-from draco.placing.preempting.victims import Evictable, VictimInput, evictable
+from draco.placing.preempting.victims import IMMUNE, Evictable, VictimInput, evictable
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodStatus
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
@@ -39,6 +39,7 @@ def found(
     budgets: tuple[PodDisruptionBudget, ...] = (),
     spared: tuple[str, ...] = (),
     forbidden: tuple[str, ...] = (),
+    **more: Any,
 ) -> Evictable:
     def pods_of(key: ObjectKey) -> list[Pod]:
         return [pod for pod in pods if key in pod.claims]
@@ -56,6 +57,7 @@ def found(
             together=together,
             budgets=budgets,
             spared={a_uid("pod", "default", name) for name in spared},
+            **more,
         )
     )
 
@@ -114,6 +116,41 @@ def test_of_a_reservation_and_of_what_is_reserved_for_no_pod_nobody_is_a_victim_
     second = held("b", "two")
     result = found([held("a", "one"), change(second) if change is not None else second], *pods)
     assert len(result.victims) == (change is None)
+
+
+@pytest.mark.parametrize(
+    ("at", "priority", "users"), [(5, 5, ()), (5, 9, (9,)), (5, 5, (1,)), (None, None, ()), (IMMUNE, None, ())]
+)
+def test_what_a_reservation_keeps_unused_is_taken_from_it_by_its_priority_or_that_of_who_waits_for_it(
+    at: int | None, priority: int | None, users: tuple[int, ...]
+) -> None:
+    unused = of_a_reservation(held("r-0"))
+    pods = [waiting(f"pod-{its}", "r-0", priority=its) for its in users]
+    victims = found([unused], *pods, reserved_at=lambda _: at).victims
+    assert [(each.priority, each.pods) for each in victims] == ([(priority, [])] if priority is not None else [])
+    assert not found([unused], *pods, reserved_at=lambda _: at, forbidden=("r-0",)).victims
+
+
+def test_what_a_pod_uses_of_a_reservation_has_the_higher_of_both_priorities() -> None:
+    """It goes back to the reservation when the pod leaves, so nobody below its priority would get it."""
+    for own, reserved, counts in ((3, 5, 5), (9, 5, 9)):
+        pod = running("one", "a", priority=own)
+        (victim,) = found([of_a_reservation(held("a", "one"))], pod, reserved_at=lambda _, its=reserved: its).victims
+        assert (victim.priority, [key.name for key in victim.pods]) == (counts, ["one"])
+
+
+def test_what_goes_back_to_a_reservation_is_free_only_for_those_of_a_higher_priority() -> None:
+    going = running("one", "a", deletion_timestamp=MOMENT)
+    result = found([of_a_reservation(held("a", "one"))], going, reserved_at=lambda _: 5)
+    assert [[key.name for key in result.leaving_for(priority)] for priority in (5, 6)] == [[], ["a"]]
+    alone = found([held("a", "one")], going)
+    assert [key.name for key in alone.leaving_for(-1)] == ["a"]
+
+
+def test_pods_that_start_together_leave_by_the_priority_of_their_group() -> None:
+    pods = [running(name, claim, labels=TRAIN, priority=its) for name, claim, its in (("one", "a", 1), ("two", "b", 9))]
+    (victim,) = found([held("a", "one"), held("b", "two")], *pods, priority_of=lambda _: 1).victims
+    assert victim.priority == 1
 
 
 def test_where_one_of_a_group_is_spared_static_or_on_another_pool_the_others_stay_too() -> None:

@@ -108,10 +108,18 @@ def terms_of(
     topology = _topology(key, pods, pod_group)
     if isinstance(topology, UnknownTerms):
         return topology
-    priority = pod_group.spec.priority if pod_group is not None else None
-    if priority is None:
-        priority = max((pod.spec.priority for pod in pods), default=0)
-    return GangTerms(size=size, topology=topology, priority=priority)
+    return GangTerms(size=size, topology=topology, priority=group_priority(pods, pod_group))
+
+
+def group_priority(pods: Iterable[Pod], pod_group: PodGroup | None) -> int:
+    """The priority of pods that start together, wherever it matters: for their turn, for whom they evict, and who evicts them.
+
+    That of the PodGroup, as kube-scheduler has it since 1.36; without one the lowest of the pods that are not over, as one pod of
+    a high priority must not pull the others along.
+    """
+    if pod_group is not None and pod_group.spec.priority is not None:
+        return pod_group.spec.priority
+    return min((pod.spec.priority for pod in pods if not pod.is_over), default=0)
 
 
 def default_topology(

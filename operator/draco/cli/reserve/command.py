@@ -43,6 +43,7 @@ _RESERVATION = (
         metavar="HOW",
         help="sameNode, sameNVLinkDomain, spread, or the key of a node label that all nodes must share.",
     ),
+    click.option("--priority-class", default="", metavar="NAME", help="PriorityClass.  [default: the cluster's]"),
     click.option(
         "--for", "duration", default="", metavar="DURATION", help="How long, such as 2h30m.  [default: no end]"
     ),

@@ -29,6 +29,7 @@ class ReserveOptions(msgspec.Struct, frozen=True, kw_only=True):
     template: str = ""
     count: int = 1
     topology: str = ""
+    priority_class: str = ""
     duration: str = ""
     until: str = ""
 
@@ -50,6 +51,8 @@ def spec_of(name: str, options: ReserveOptions, now: datetime) -> dict[str, Any]
         spec["template"] = {"spec": {"devices": {"requests": [_request(options)]}}}
     if options.topology:
         spec["topology"] = options.topology
+    if options.priority_class:
+        spec["priorityClassName"] = options.priority_class
     if options.duration:
         spec["duration"] = duration(options.duration, "--for")
     if options.until:

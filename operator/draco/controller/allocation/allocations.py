@@ -1,8 +1,9 @@
 """Allocates the claims that are Draco's: as soon as they exist, or when their pods do.
 
 Owns how long one tenant may keep the others waiting, and what is kept free for a group that has waited too long. What waits, and
-in which order, is `waiting`'s; whose turn it is, `turns`'. Where claims go is asked of the workers, since what tenants write is
-evaluated there; how it is written is `writes`'s. There is one key: a decision follows the other, so that each knows those before.
+in which order, is `waiting`'s; whose turn it is, `turns`'; who has waited too long, `overdue`'s. Where claims go is asked of the
+workers, since what tenants write is evaluated there; how it is written is `writes`'s. There is one key: a decision follows the
+other, so that each knows those before.
 
 A group gets all that it needs or nothing. What a part of it has, because the operator died in between or a pod could not run
 where its claim was, is given back if the rest finds no place: nobody holds devices while waiting for more.
@@ -24,6 +25,7 @@ from draco.controller.allocation.asking.turns import Turns
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.allocation.queue.group_notes import GroupNotes
+from draco.controller.allocation.queue.overdue import OverdueGroups
 from draco.controller.allocation.queue.refusals import NodeRefusals
 from draco.controller.allocation.queue.waiting import WaitingGroup, WaitingGroups
 from draco.controller.allocation.reclaiming.returns import AllocationReturns
@@ -97,7 +99,7 @@ class ClaimAllocations:
         self._workers = workers
         self._guard = guard
         self._clock = clock
-        self._overdue_s = overdue_s
+        self._overdue = OverdueGroups(clock=clock, overdue_s=overdue_s)
         self.writes = AllocationWrites(client, view, events, clock=clock, count=count)
         self._returns = AllocationReturns(client, view, events, clock=clock)
         self._refusals = NodeRefusals(view, events, clock=clock, returned=self._returns.__contains__)
@@ -156,6 +158,7 @@ class ClaimAllocations:
         if await self.gangs.read():
             waiting = self._waiting_now()
         unread = self.gangs.unread
+        self._overdue.look(waiting)
         self._forget_others({each.uid for each in waiting})
         groups = {each.uid: each for each in waiting if not each.unready and each.uid not in unread}
         pause_s = self._notes.tell_unready(waiting)
@@ -212,18 +215,13 @@ class ClaimAllocations:
         self.preemptions.forget_others(uids | self.preemptions.of_claims(self.writes.is_outdated))
 
     def _head(self, groups: dict[str, WaitingGroup]) -> tuple[str, float]:
-        """The group for which devices are kept, should it find no place: the first that ever can, once overdue; or "".
+        """The group for which devices are kept, should it find no place; or "".
 
-        Returns also in how many seconds it is overdue if it is not yet.
+        Returns also in how many seconds another is overdue that is not yet.
         """
         if any(map(self.writes.is_outdated, self._kept.claims)):
             return self._kept.uid, float("inf")  # it waits as before, and is asked about again in a moment
-        now, head, overdue_s = self._clock.now(), "", float("inf")
-        for uid, each in groups.items():
-            if self._turns.may_find_place(uid):
-                left_s = self._overdue_s - (now - each.since).total_seconds() if each.since is not None else overdue_s
-                head, overdue_s = ("", left_s) if left_s > 0 else (uid, overdue_s)
-                break
+        head, overdue_s = self._overdue.head(groups, self._turns.may_find_place)
         if self._kept.uid != head:
             self._kept = _Kept()
         return head, overdue_s
@@ -324,6 +322,8 @@ class ClaimAllocations:
         for uid, why in whys.items():
             if why:
                 self._remember_no_place(batch[uid], GroupPlacement([], why, is_hopeless=True), basis)
+        self._overdue.limited(uid for uid, why in whys.items() if why)
+        self._overdue.permitted(uid for uid, why in whys.items() if not why)
         refused = [batch[uid] for uid, why in whys.items() if why]
         await self._at_once(
             [self._returns.give_back(claim, cannot_start(each.group.name)) for each in refused for claim in each.loose]
@@ -349,6 +349,7 @@ class ClaimAllocations:
                 continue  # handed back, deleted or refused meanwhile: this result is worth nothing
             placement = limits.within(waiting.group, found)
             is_vain |= placement.results != found.results
+            self._overdue.limited([uid] if found.results and not placement.results else [])
             if placement.results and uid == basis.head:
                 claims = frozenset(each.metadata.key for each in waiting.group.claims)
                 self._kept = _Kept(uid, devices, claims)

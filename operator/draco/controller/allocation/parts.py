@@ -13,6 +13,7 @@ from draco.controller.allocation.reclaiming import leaks
 from draco.controller.allocation.reclaiming.leaks import LeakedClaims
 from draco.controller.allocation.writing.gates import SchedulingGates
 from draco.controller.allocation.writing.holds import ScaleDownHolds
+from draco.controller.claims.takebacks import Takebacks
 from draco.controller.evictions import PodEvictions
 from draco.controller.limits.guard import LimitGuard
 from draco.controller.metrics import OperatorMetrics
@@ -81,7 +82,12 @@ class AllocationParts:
             tell_after_s=settings.leak_after_s,
         )
         self._evicting = PreemptionEvictions(
-            client, self._allocations.preemptions, evictions, events, count=metrics.preemptions
+            client,
+            self._allocations.preemptions,
+            evictions,
+            events,
+            Takebacks(client, view, clock=clock),
+            count=metrics.preemptions,
         )
         self.gates = SchedulingGates(client, view, self._allocations.gangs.terms, clock=clock)
         self._losses = PartialLosses(

@@ -4,11 +4,14 @@ Owns what was so when the allocator looked last, and when a part of it ends thou
 waiting for what it might take over for longer than `LONGEST`. Which they are is `wholeness`' and `takeovers`'.
 """
 
+from datetime import datetime
+
 from draco.controller.reservations.takeovers import about_to_take_over
 from draco.controller.reservations.wholeness import on_hold
 from draco.controller.view import UNALLOCATED, ClusterView
 from draco.kube.clock import Clock
 from draco.reservations.takeover import LONGEST
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 
 
@@ -29,11 +32,17 @@ class HeldBackClaims:
         unallocated, now = self._view.claims.store.by_index(UNALLOCATED, True), self._clock.now()
         taking_over = about_to_take_over(self._view, unallocated, now)
         self._keys = on_hold(self._view, unallocated, now) | taking_over
-        created = (each.metadata.creation_timestamp for each in unallocated if each.metadata.key in taking_over)
-        rests_s = [(each + LONGEST - now).total_seconds() for each in created if each is not None]
+        begun = (self._waits_since(each) for each in unallocated if each.metadata.key in taking_over)
+        rests_s = [(each + LONGEST - now).total_seconds() for each in begun if each is not None]
         # What is written down as taken over goes on until that is written otherwise.
         left_s = min((each for each in rests_s if each > 0), default=float("inf"))
         self._until_s = self._clock.monotonic() + left_s
+
+    def _waits_since(self, claim: ResourceClaim) -> datetime | None:
+        """As `taken_up` counts: from when its pod was let go."""
+        pods = self._view.pods_of(claim.metadata.key)
+        times = [claim.metadata.creation_timestamp, *map(self._view.waiting_times.of_pod, pods)]
+        return max(filter(None, times), default=None)
 
     def next_s(self) -> float:
         """In how many seconds one of them is not held back any more though nothing changes; infinite for never."""

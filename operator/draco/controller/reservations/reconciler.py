@@ -7,12 +7,14 @@ their owner; Kubernetes keeps one that is in use until its last pod is gone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 import structlog
 
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.gpu_policies import policies_of
 from draco.controller.own_status import OwnStatus
 from draco.controller.reservations import takeovers
 from draco.controller.reservations.waiting import WaitingReasons
@@ -21,20 +23,34 @@ from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
+from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.reservations.asking import ReservationProblem, problem_of
-from draco.reservations.claims import claim_name, manifest_of, reservation_key
+from draco.reservations.claims import claim_name, lost_claims, manifest_of, reservation_key
 from draco.reservations.ending import expires_at, is_expired
+from draco.reservations.idle import UnusedClaims, idle_claims
 from draco.reservations.plan import ReservationPlan, ReservedClaims, plan
-from draco.reservations.status import NOT_ENABLED, ReservationFacts, full, no_template, refused, status_of
+from draco.reservations.priority import ReservationPriority, priority_of
+from draco.reservations.status import (
+    NOT_ENABLED,
+    ReservationFacts,
+    full,
+    lost_text,
+    no_template,
+    refused,
+    status_of,
+    warning_text,
+)
 from draco.reservations.takeover import LONGEST, kept_up
 from draco.resources.api.claims import ResourceClaim, ResourceClaimSpec
 from draco.resources.api.core import Pod
+from draco.resources.api.draco import Allocator
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
-from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS
+from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS, PRIORITY_CLASSES
 from draco.resources.names import LABEL_RESERVATION
 from draco.resources.texts import agreeing, listed
+from draco.resources.windows import lasting
 
 log = structlog.get_logger(__name__)
 
@@ -46,22 +62,40 @@ _AGAIN_S: Final = 15.0
 """How soon to look again for what a person has to put right."""
 _SOON_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 3600.0
+_IDLE_S: Final = 60.0
+"""How soon to see whether a GPU is another policy's by now, where one bounds how long what is reserved may be unused."""
+
+IDLE_REASON = "ReservationUnused"
+LOST_REASON = "ReservationLost"
+EVENT_ACTION = "Reserving"
 
 
 class ReservationReconciler:
     """One reservation at a time, by namespace and name. Where Draco may not allocate, it says so and makes nothing."""
 
     def __init__(
-        self, client: Client, view: ClusterView, waiting: WaitingReasons, *, permitted: bool, clock: Clock
+        self,
+        client: Client,
+        view: ClusterView,
+        waiting: WaitingReasons,
+        decisions: MigDecisions,
+        events: EventRecorder,
+        *,
+        permitted: bool,
+        clock: Clock,
     ) -> None:
         self._client = client
         self._view = view
         self._waiting = waiting
+        self._decisions = decisions
+        self._events = events
         self._permitted = permitted
         self._clock = clock
         self._statuses = OwnStatus(client, DEVICE_RESERVATIONS)
         self._deleted: dict[str, str] = {}
         """Claims that were deleted here and are not seen to be yet: by UID, the version that was."""
+        self._warned: set[str] = set()
+        """The UIDs of claims of which it was said that they lose their devices soon."""
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
         """Have `wake` called with every reservation that a change may concern."""
@@ -69,6 +103,7 @@ class ReservationReconciler:
         def of_claim(change: Change[ResourceClaim]) -> None:
             if change.before is not None and change.after is None:
                 self._deleted.pop(change.before.metadata.uid, None)
+                self._warned.discard(change.before.metadata.uid)
             for claim in change.versions:
                 for key in self._concerned(claim):
                     wake(key)
@@ -94,8 +129,9 @@ class ReservationReconciler:
 
         self._view.reservations.subscribe(of_reservation)
         self._view.claims.subscribe(of_claim)
-        self._view.pods.subscribe(of_pod, reads=lambda pod: (pod.waits, pod.claims))
+        self._view.pods.subscribe(of_pod, reads=lambda pod: (pod.waits, pod.is_gated_by_others, pod.claims))
         self._view.classes.subscribe(of_class)
+        self._view.mig_policies.subscribe(of_class, reads=lambda each: (each.spec.allocator, each.spec.reservations))
         self._view.slices.subscribe(of_supply, reads=lambda item: item.spec)
         if self._view.rules is not None:
             self._view.rules.subscribe(of_supply, reads=lambda rule: rule.spec)
@@ -115,14 +151,25 @@ class ReservationReconciler:
             return None
         now = self._clock.now()
         claims = self._claims(reservation, now)
+        idle = idle_claims(reservation, claims, self._longest_idle, now)
+        claims = msgspec.structs.replace(claims, lost=idle.lost)
         spec, problem = await self._asked(reservation, claims)
+        priority = await self._priority(reservation)
+        if isinstance(priority, ReservationProblem):
+            priority, problem = None, problem or priority
         planned = plan(reservation, claims, now, problem=problem, room=self._room(key.namespace))
         full_already = not problem and not planned.make and not planned.blocked and self._room(key.namespace) <= 0
         begun = takeovers.begun(self._view, reservation, claims, now) if self._permitted else []
         facts = ReservationFacts(
-            problem=problem, full=full(key.namespace, MOST_IN_NAMESPACE) if full_already else "", begun=begun
+            problem=problem,
+            full=full(key.namespace, MOST_IN_NAMESPACE) if full_already else "",
+            begun=begun,
+            priority=priority,
+            idle=idle,
         )
-        if begun or list(claims.takeovers) != reservation.status.takeovers:
+        is_new = list(claims.takeovers) != reservation.status.takeovers or idle.lost != lost_claims(reservation)
+        is_new = is_new or (priority is not None and reservation.status.priority is None)
+        if begun or is_new:
             pass  # written down before anything is done about it
         elif planned.make or planned.delete:
             if not await self._view.reservations.is_current(reservation):
@@ -133,6 +180,7 @@ class ReservationReconciler:
         elif not problem:
             facts = msgspec.structs.replace(facts, waits_for=self._why_waiting(reservation, claims, now))
         await self._say(reservation, claims, planned, facts)
+        self._tell(reservation, idle)
         return self._look_again_s(reservation, claims, planned, facts, now)
 
     def _concerned(self, claim: ResourceClaim) -> Iterator[ObjectKey]:
@@ -183,6 +231,37 @@ class ReservationReconciler:
                 return ResourceClaimSpec(), no_template(key.name)
         classes = self._view.classes_by_name
         return spec, problem_of(spec, classes)
+
+    async def _priority(self, reservation: DeviceReservation) -> ReservationPriority | ReservationProblem | None:
+        """As it was found out when it was made, or as it is found out now; None where nothing is reserved."""
+        status = reservation.status
+        if status.priority is not None:
+            return ReservationPriority(status.priority, status.preemption_policy)
+        if not self._permitted:
+            return None
+        return priority_of(reservation.spec.priority_class_name, await self._client.list(PRIORITY_CLASSES))
+
+    def _longest_idle(self, claim: ResourceClaim) -> timedelta | None:
+        """How long a claim may keep its devices unused, by the policies of its GPUs."""
+        policies = policies_of(self._decisions, claim.devices_held) if self._bounds_idleness else ()
+        spoken = (each.spec for each in policies if each is not None and each.spec.allocator is Allocator.OPERATOR)
+        return min(filter(None, (lasting(each.reservations.longest_idle) for each in spoken)), default=None)
+
+    @property
+    def _bounds_idleness(self) -> bool:
+        return any(each.spec.reservations.longest_idle for each in self._view.mig_policies.store.values())
+
+    def _tell(self, reservation: DeviceReservation, idle: UnusedClaims) -> None:
+        """Warn once of what is lost soon, and say what has been lost."""
+        regarding = DEVICE_RESERVATIONS.reference(reservation.metadata)
+        if [each for each in idle.warned if each.uid not in self._warned]:
+            self._warned.update(each.uid for each in idle.warned)
+            note = warning_text(idle.warned)
+            self._events.record(regarding, type="Warning", reason=IDLE_REASON, action=EVENT_ACTION, note=note)
+        self._warned -= {each.uid for each in idle.idle} - {each.uid for each in idle.warned}
+        if fresh := set(idle.lost) - set(lost_claims(reservation)):
+            note = lost_text(len(fresh))
+            self._events.record(regarding, type="Warning", reason=LOST_REASON, action=EVENT_ACTION, note=note)
 
     def _room(self, namespace: str) -> int:
         """How many more claims reservations may make in the namespace."""
@@ -253,7 +332,9 @@ class ReservationReconciler:
             return _SOON_S  # should the watch not wake us before
         if facts.problem or facts.refusal or facts.full or planned.blocked:
             return _AGAIN_S
-        waits = []
+        waits = [_IDLE_S] if self._bounds_idleness else []
+        if facts.idle.next is not None:
+            waits.append(max(0.0, (facts.idle.next - now).total_seconds()))
         end = expires_at(reservation)
         if end is not None and end > now:
             waits.append(min((end - now).total_seconds(), _LONGEST_WAIT_S))

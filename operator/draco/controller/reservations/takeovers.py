@@ -122,5 +122,6 @@ def _candidates(view: ClusterView, keys: Iterable[ObjectKey], name: str) -> Iter
     for key in keys:
         claim = view.claims.store.get(key)
         if claim is not None:
-            candidates = (TakeoverCandidate(claim, pod) for pod in view.pods_of(key))
+            since = view.waiting_times.of_pod
+            candidates = (TakeoverCandidate(claim, pod, since(pod)) for pod in view.pods_of(key))
             yield from (each for each in candidates if reservation_named(each) == name)

@@ -2,8 +2,9 @@
 
 Owns the order of victims, and the search for a set of which each one is needed. Least work lost means: the highest priority among
 the victims as low as can be; then as few pods as can be that nobody makes again; then as few as can be, of the lowest priorities;
-then those that have run for the shortest time. Claims of pods that leave anyway are free at no cost. Who can be a victim at all
-is `victims`'s. Evicts nobody. Evaluates what tenants write, so it belongs into a worker.
+then as little as can be of what reservations keep unused; then those that have run for the shortest time. Claims of pods that
+leave anyway are free at no cost. Who can be a victim at all is `victims`'s. Evicts nobody. Evaluates what tenants write, so it
+belongs into a worker.
 """
 
 from collections import Counter
@@ -65,13 +66,16 @@ def plan_preemption(
             return None  # it cannot be searched for at all, which is said where it is
 
 
-def cost(victims: Iterable[Victim]) -> tuple[int, int, list[int], float]:
+Cost = tuple[int, int, list[int], int, float]
+
+
+def cost(victims: Sequence[Victim]) -> Cost:
     """What is lost with these victims; the smaller, the better."""
-    each_pod = sorted((one.priority for one in victims for _ in one.pods), reverse=True)
     return (
-        each_pod[0] if each_pod else 0,
+        max((each.priority for each in victims), default=0),
         sum(each.lone for each in victims),
-        each_pod,
+        sorted((one.priority for one in victims for _ in one.pods), reverse=True),
+        sum(not each.pods for each in victims),
         sum(each.ran_s for each in victims),
     )
 
@@ -245,7 +249,7 @@ class _VictimSearch:
         self._search.undo(self._group, fit)
         return fit
 
-    def _cost(self, victims: Iterable[int]) -> tuple[int, int, list[int], float]:
+    def _cost(self, victims: Iterable[int]) -> Cost:
         return cost([self._victims[number] for number in victims])
 
     def _position(self, number: int) -> tuple[int, DeviceKey]:
@@ -254,7 +258,7 @@ class _VictimSearch:
         partition = read_partition_name(first.device)
         return (partition.start if partition is not None else 0), first
 
-    def _cost_of_one(self, number: int) -> tuple[int, int, list[int], float]:
+    def _cost_of_one(self, number: int) -> Cost:
         return self._cost([number])
 
     def _cost_alone(self, number: int) -> tuple[object, ...]:

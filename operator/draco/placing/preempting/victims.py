@@ -2,7 +2,9 @@
 
 Owns who is never a victim of preemption, and which pods only leave together: those that share a claim, and those that start
 together, since the others of such a group would hold devices without getting on. In the terms of Kubernetes, victims are pods of
-lower priority. Chooses none of them, and knows nothing of devices.
+lower priority. What a DeviceReservation keeps unused is a victim, too, which loses its allocation and nobody's work; what a pod
+uses of a reservation has the higher of both priorities, as it would go back to the reservation. Chooses none of them, and knows
+nothing of devices.
 """
 
 from collections import Counter
@@ -23,8 +25,12 @@ _OVERDUE: Final = timedelta(seconds=30)
 """A pod that is there so long after its grace period is not counted on to go."""
 
 
+IMMUNE: Final = 1 << 31
+"""Above every priority: of a reservation whose own is not known."""
+
+
 class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pods that only leave together, and the claims that become free then.
+    """Pods that only leave together, and the claims that become free then; or no pods and what a reservation keeps unused.
 
     `lone` of them nobody makes again: they have no controller. `ran_s` is how long they have run, all together. `budgets` are the
     PodDisruptionBudgets that cover some, and how many.
@@ -41,20 +47,37 @@ class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Evictable(msgspec.Struct, frozen=True):
     """What may become free: claims of pods that are on their way out anyway, and victims.
 
-    `guarded` would be victims but for the PodDisruptionBudgets.
+    `guarded` would be victims but for the PodDisruptionBudgets. `returning` are claims that go back to a reservation when pods
+    that leave anyway are gone, with its priority: free only for those of a higher one.
     """
 
     leaving: list[ObjectKey]
     victims: list[Victim]
     guarded: list[Victim] = []
+    returning: dict[ObjectKey, int] = {}
+
+    def leaving_for(self, priority: int) -> list[ObjectKey]:
+        """The claims that are free for those of this priority once pods are gone that leave anyway."""
+        return sorted([*self.leaving, *(key for key, its in self.returning.items() if its < priority)])
+
+
+def own_priority(pod: Pod) -> int:
+    """That of the pod alone."""
+    return pod.spec.priority
+
+
+def never_reserved(claim: ResourceClaim) -> int | None:
+    """Takes nothing from any reservation."""
+    return IMMUNE if reserved_by(claim) else None
 
 
 class VictimInput(msgspec.Struct, frozen=True, kw_only=True):
     """What is known when victims are looked for.
 
     `claims` are those of Draco's that are allocated, and `permits` says whether the policy of a claim's GPUs lets it be taken
-    away. `pods_of` are the pods that use a claim, `together` those that start together with a pod, itself among them. Pods whose
-    UIDs are `spared` are not asked now.
+    away. `pods_of` are the pods that use a claim, `together` those that start together with a pod, itself among them, and
+    `priority_of` is the priority of these. `reserved_at` is the priority of the reservation to which a claim's devices go back;
+    None where there is none. Pods whose UIDs are `spared` are not asked now.
     """
 
     now: datetime
@@ -62,6 +85,8 @@ class VictimInput(msgspec.Struct, frozen=True, kw_only=True):
     permits: Callable[[ResourceClaim], bool]
     pods_of: Callable[[ObjectKey], Sequence[Pod]]
     together: Callable[[Pod], Sequence[Pod]]
+    priority_of: Callable[[Pod], int] = own_priority
+    reserved_at: Callable[[ResourceClaim], int | None] = never_reserved
     budgets: Sequence[PodDisruptionBudget] = ()
     spared: Collection[str] = ()
 
@@ -69,9 +94,9 @@ class VictimInput(msgspec.Struct, frozen=True, kw_only=True):
 def evictable(seen: VictimInput) -> Evictable:
     """What may become free. Whose priority is low enough is for the caller to see."""
     held = {claim.metadata.key: claim for claim in seen.claims if claim.status.reserved_for}
-    leaving = {key for key, claim in held.items() if _is_leaving(claim, seen)}
-    rest = {key: claim for key, claim in held.items() if key not in leaving}
-    victims, guarded, done = list[Victim](), list[Victim](), set[ObjectKey]()
+    going = {key: seen.reserved_at(claim) for key, claim in held.items() if _is_leaving(claim, seen)}
+    rest = {key: claim for key, claim in held.items() if key not in going}
+    victims, guarded, done = _unused(seen), list[Victim](), set[ObjectKey]()
     for key in rest:
         if key not in done:
             claims, pods = _together(key, rest, seen)
@@ -79,12 +104,26 @@ def evictable(seen: VictimInput) -> Evictable:
             if _may_leave(claims.values(), pods, seen):
                 found = victims if _is_allowed(pods, seen) else guarded
                 found.append(_victim(claims, pods, seen))
-    return Evictable(sorted(leaving), victims, guarded)
+    leaving = sorted(key for key, its in going.items() if its is None)
+    return Evictable(leaving, victims, guarded, {key: its for key, its in going.items() if its is not None})
+
+
+def _unused(seen: VictimInput) -> list[Victim]:
+    """What reservations keep and no pod uses. One that waits for it counts by its priority: it gets the claim's devices later."""
+    found = []
+    for claim in seen.claims:
+        priority = seen.reserved_at(claim)
+        if priority is None or priority == IMMUNE or not reserved_by(claim) or claim.status.reserved_for:
+            continue
+        if claim.metadata.deletion_timestamp is None and seen.permits(claim):
+            users = (seen.priority_of(pod) for pod in seen.pods_of(claim.metadata.key) if not pod.is_over)
+            found.append(Victim([claim.metadata.key], [], max([priority, *users])))
+    return found
 
 
 def _is_leaving(claim: ResourceClaim, seen: VictimInput) -> bool:
     """Whether it becomes free by itself: no pod uses it that stays. One that is not known is gone."""
-    if not all(each.is_pod for each in claim.status.reserved_for) or reserved_by(claim):
+    if not all(each.is_pod for each in claim.status.reserved_for):
         return False
     pods = seen.pods_of(claim.metadata.key)
     return all(pod.is_over and not _is_stuck(pod, seen.now) for pod in pods)
@@ -121,7 +160,7 @@ def _together(
 def _may_leave(claims: Iterable[ResourceClaim], pods: Mapping[ObjectKey, Pod], seen: VictimInput) -> bool:
     for claim in claims:
         consumers = claim.status.reserved_for
-        if reserved_by(claim) or not all(each.is_pod for each in consumers):
+        if not all(each.is_pod for each in consumers) or seen.reserved_at(claim) == IMMUNE:
             return False
         if not seen.permits(claim):
             return False
@@ -159,7 +198,12 @@ def _victim(claims: Mapping[ObjectKey, ResourceClaim], pods: Mapping[ObjectKey, 
     return Victim(
         claims=sorted(claims),
         pods=sorted(pod.metadata.key for pod in asked),
-        priority=max(pod.spec.priority for pod in pods.values() if not pod.is_over),
+        priority=max(
+            [
+                *(seen.priority_of(pod) for pod in pods.values() if not pod.is_over),
+                *(its for claim in claims.values() if (its := seen.reserved_at(claim)) is not None),
+            ]
+        ),
         lone=sum(pod.metadata.controller is None for pod in asked),
         ran_s=sum(_ran_s(pod, seen.now) for pod in asked),
         budgets=_budgets(pods, seen),

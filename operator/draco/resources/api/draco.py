@@ -316,6 +316,12 @@ class MigGangs(ApiStruct, frozen=True, kw_only=True):
     on_partial_loss: PartialLoss = PartialLoss.KEEP
 
 
+class MigReservations(ApiStruct, frozen=True, kw_only=True):
+    """What DeviceReservations may do. `longest_idle`: how long a claim may keep devices that no pod uses ("": until its end)."""
+
+    longest_idle: str = ""
+
+
 class PreemptionPermit(StrEnum):
     """Whose pods Draco may evict so that claims of a higher priority get their devices."""
 
@@ -348,6 +354,7 @@ class MigPolicySpec(ApiStruct, frozen=True, kw_only=True):
     warm_ahead: WarmAhead | None = None
     repair: MigRepair = MigRepair()
     gangs: MigGangs = MigGangs()
+    reservations: MigReservations = MigReservations()
     reset: MigReset = MigReset()
 
 

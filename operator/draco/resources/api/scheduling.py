@@ -1,6 +1,7 @@
 """Groups of pods that are scheduled together, as Kubernetes has them since 1.36.
 
-Owns the structs, scheduling.k8s.io: what Draco reads of them, which is the same in all versions. Never written.
+Owns the structs, scheduling.k8s.io: what Draco reads of them, which is the same in all versions, and PriorityClasses. Never
+written.
 """
 
 from draco.resources.api.base import ApiStruct
@@ -44,3 +45,12 @@ class PodGroup(ApiStruct, frozen=True, kw_only=True):
 
     metadata: ObjectMeta = ObjectMeta()
     spec: PodGroupSpec = PodGroupSpec()
+
+
+class PriorityClass(ApiStruct, frozen=True, kw_only=True):
+    """How urgent those are that name it, and whether others leave for them: not with `preemption_policy` Never."""
+
+    value: int
+    metadata: ObjectMeta = ObjectMeta()
+    global_default: bool = False
+    preemption_policy: str = ""

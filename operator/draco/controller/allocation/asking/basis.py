@@ -68,6 +68,8 @@ class Wanted(NamedTuple):
     pods: Mapping[str, PodSpec]
     needed: int
     topology: str
+    priority: int | None
+    """For whom others may leave: a reservation's is found out after it was made."""
 
     @classmethod
     def by(cls, waiting: WaitingGroup) -> "Wanted":
@@ -78,6 +80,7 @@ class Wanted(NamedTuple):
             {pod.metadata.uid: pod.spec for each in members for pod in each.pods},
             group.needed,
             group.topology,
+            waiting.priority if waiting.may_preempt else None,
         )
 
 

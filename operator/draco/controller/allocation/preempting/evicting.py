@@ -1,5 +1,6 @@
-"""Evicts the pods that are to leave for groups of higher priority: for one group at a time, and for none if one would be refused.
+"""Makes room for groups of higher priority: evicts pods, and takes back what reservations keep unused; for one group at a time.
 
+Nobody is evicted for a group if one would be refused, and nobody is before all is taken back that is to be.
 Owns the evictions and what is said of them. Before the first, the API server is asked whether it would accept each of them, so
 that nobody loses work for a group that gets no room all the same; whether the group still waits, since another replica may have
 served it; and whether those stay that might have left instead, since another replica may have chosen these. A replica that stands
@@ -13,11 +14,14 @@ import structlog
 from prometheus_client import Counter
 
 from draco.controller.allocation.preempting.preemption import Nomination, Preemptions
+from draco.controller.allocation.queue.waiting import WaitingGroup
+from draco.controller.claims.takebacks import Takebacks
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.core import ObjectReference, Pod
-from draco.resources.kinds import CLAIMS, PODS
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.kinds import CLAIMS, DEVICE_RESERVATIONS, PODS
 from draco.resources.texts import agreeing, counted, listed
 
 log = structlog.get_logger(__name__)
@@ -36,6 +40,7 @@ class PreemptionEvictions:
         preemptions: Preemptions,
         evictions: PodEvictions,
         events: EventRecorder,
+        takebacks: Takebacks,
         *,
         count: Counter,
     ) -> None:
@@ -43,6 +48,7 @@ class PreemptionEvictions:
         self._preemptions = preemptions
         self._evictions = evictions
         self._events = events
+        self._takebacks = takebacks
         self._count = count
 
     @property
@@ -61,7 +67,7 @@ class PreemptionEvictions:
     async def reconcile(self, uid: str) -> float | None:
         """Evict all pods that are to leave for the group, or none. Raises ApiError where what it needs cannot be seen."""
         nomination = self._preemptions.of(uid)
-        if nomination is None or not nomination.asked:
+        if nomination is None or not nomination.is_pending:
             return None
         if not await self._still_waits(nomination):
             self._preemptions.drop(uid)
@@ -76,16 +82,40 @@ class PreemptionEvictions:
             self._preemptions.reconsider(uid)
             return None
         going: list[Pod] = []
+        if not staying and not await self._take_back(nomination):
+            self._preemptions.reconsider(uid)
+            return None
         if not staying:
             going, staying = await self._evictions.evict_in_turn(pods)
         self._announce(nomination, going)
+        has_taken = bool(nomination.unused) and not staying
         if staying:
             self._count.labels("refused").inc(len(staying))
             log.info("preemption.refused", pods=[str(pod.metadata.key) for pod, _ in staying], why=staying[0][1].why)
             self._preemptions.spare([pod for pod, _ in staying])
             self._preemptions.postpone(uid)
-        self._preemptions.evicted(uid, going)
+        self._preemptions.evicted(uid, going, has_taken=has_taken)
         return None
+
+    async def _take_back(self, nomination: Nomination) -> bool:
+        """Take back what reservations keep unused. Returns whether all of it is free now: a pod may have come to use it."""
+        waiting = nomination.waiting
+        for claim in nomination.unused:
+            if self._takebacks.left_s(claim) > 0 or not await self._takebacks.take_back(claim):
+                return False
+            devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
+            log.info("preemption.taken_back", group=waiting.called, claim=str(claim.metadata.key), devices=devices)
+            its = nomination.counted.get(claim.metadata.uid, 0)
+            note = (
+                f"Draco took back {devices}, which no pod used: {_who(waiting)} of priority {nomination.priority} "
+                f"{agreeing(_pods(waiting) or 1, 'gets', 'get')} them; the reservation's own priority is {its}. Its claim waits "
+                "for others."
+            )
+            self._record(CLAIMS.reference(claim.metadata), PREEMPTED_REASON, note)
+            if (owner := claim.metadata.controller) is not None:
+                key = ObjectMeta(name=owner.name, namespace=claim.metadata.namespace, uid=owner.uid)
+                self._record(DEVICE_RESERVATIONS.reference(key), PREEMPTED_REASON, note)
+        return True
 
     async def _still_waits(self, nomination: Nomination) -> bool:
         meta = nomination.waiting.group.claims[0].metadata
@@ -104,21 +134,36 @@ class PreemptionEvictions:
         if not pods:
             return
         waiting, priority = nomination.waiting, nomination.priority
-        number = sum(len(member.pods) for member in waiting.group.members)
         self._count.labels("evicted").inc(len(pods))
         log.info("preemption.evicted", group=waiting.called, pods=[str(each.metadata.key) for each in pods])
         for pod in pods:
             # Whose pods these are may be nobody's business here: it is another namespace's.
+            its = nomination.counted.get(pod.metadata.uid, pod.spec.priority)
+            its_own = (
+                "its own priority is"
+                if its == pod.spec.priority
+                else "it leaves with its group or reservation, of priority"
+            )
             note = (
-                f"Evicted, because {counted(number, 'pod')} of priority {priority} {agreeing(number, 'gets', 'get')} devices "
-                f"that it holds; its own priority is {pod.spec.priority}."
+                f"Evicted, because {_who(waiting)} of priority {priority} {agreeing(_pods(waiting) or 1, 'gets', 'get')} devices "
+                f"that it holds; {its_own} {its}."
             )
             self._record(PODS.reference(pod.metadata), PREEMPTED_REASON, note)
         devices = listed(f"{each.device} of {each.pool}" for each in nomination.results)
         note = f"Draco evicted {counted(len(pods), 'pod')} of lower priority to make room: {devices}."
         member = waiting.group.members[0]
         self._record(CLAIMS.reference(member.claims[0].metadata), PREEMPTING_REASON, note)
-        self._record(PODS.reference(member.pods[0].metadata), PREEMPTING_REASON, note)
+        if member.pods:
+            self._record(PODS.reference(member.pods[0].metadata), PREEMPTING_REASON, note)
 
     def _record(self, regarding: ObjectReference, reason: str, note: str) -> None:
         self._events.record(regarding, type="Normal", reason=reason, action=EVENT_ACTION, note=note)
+
+
+def _pods(waiting: WaitingGroup) -> int:
+    return sum(len(member.pods) for member in waiting.group.members)
+
+
+def _who(waiting: WaitingGroup) -> str:
+    """Whom room is made for, without a name: another tenant's is nobody's business here."""
+    return counted(_pods(waiting), "pod") if _pods(waiting) else "a reservation"

@@ -14,11 +14,11 @@ from prometheus_client import Counter
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of
 from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, releases, standing
-from draco.controller.allocation.gpu_policies import policies_of
 from draco.controller.allocation.preempting.preemption import Preemptions
 from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.gpu_policies import policies_of
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client

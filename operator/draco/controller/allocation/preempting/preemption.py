@@ -1,12 +1,13 @@
 """Makes room for groups of higher priority, where the MigPolicy of GPUs permits it: whose pods leave, and what is kept for whom.
 
-A group that finds no place is nominated for devices that others have: their pods are evicted by the Eviction API, and nobody of
-its priority or a lower one is given these devices until it has them. Owns the nominations, which are kept in memory alone: a
-process that begins finds the pods that leave already, and asks no others to, if these suffice. Who may be a victim, and which of
-them are chosen, is `placing`'s; the evictions themselves are `evicting`'s.
+A group that finds no place is nominated for devices that others have: their pods are evicted by the Eviction API, what
+reservations keep unused is taken back, and nobody of its priority or a lower one is given these devices until it has them. Owns
+the nominations, which are kept in memory alone: a process that begins finds the pods that leave already, and asks no others to,
+if these suffice. Who may be a victim, and which of them are chosen, is `placing`'s; the evictions themselves are `evicting`'s.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -18,6 +19,7 @@ from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.allocation.queue.waiting import WaitingGroup
 from draco.controller.evictions import DisruptionBudgets
 from draco.controller.mig.handover import HandoverReconciler
+from draco.controller.reservations.priorities import reserved_at
 from draco.controller.view import ClusterView
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlanPreemption, PreemptionAnswer
@@ -50,6 +52,8 @@ _ACCEPTED_S = 30.0
 class Nomination(msgspec.Struct):
     """A group and what it is to get. `asked` are pods that are to be evicted yet, `going` those that were, by UID, and when.
 
+    `unused` are claims of reservations whose devices are to be taken back yet, and `counted` the priority by which each pod or
+    claim leaves, by UID: a group's, or a reservation's.
     `others` are pods of a lower priority, by UID, that hold devices as well: only if these stay do those have to go.
     """
 
@@ -57,8 +61,15 @@ class Nomination(msgspec.Struct):
     priority: int
     results: list[DeviceRequestAllocationResult]
     asked: list[Pod] = []
+    unused: list[ResourceClaim] = []
+    counted: Mapping[str, int] = {}
     others: dict[str, ObjectKey] = {}
     going: dict[str, tuple[ObjectKey, float]] = {}
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether somebody is to be made to leave yet."""
+        return bool(self.asked or self.unused)
 
     @property
     def claim(self) -> ResourceClaim:
@@ -109,8 +120,8 @@ class Preemptions:
 
     @property
     def pending(self) -> set[str]:
-        """The groups for which pods are to be evicted yet."""
-        return {uid for uid, each in self._nominations.items() if each.asked}
+        """The groups for which pods are to be evicted yet, or devices to be taken back."""
+        return {uid for uid, each in self._nominations.items() if each.is_pending}
 
     def kept_from(self, waiting: WaitingGroup) -> frozenset[str]:
         """The groups whose devices this one is not given: all but those of a lower priority than its pods have."""
@@ -182,15 +193,17 @@ class Preemptions:
             self._wait(uid, _AGAIN_S)
             return False
         seen = evictable(self._seen())
-        lower = {key for each in seen.victims if each.priority < priority for key in each.pods}
-        if not lower and not seen.leaving:
+        below = [each for each in seen.victims if each.priority < priority]
+        lower = {key for each in below for key in each.pods}
+        if not below and not seen.leaving_for(priority):
             self._next_s[uid] = self._clock.monotonic() + _AGAIN_S
             self._timed.discard(uid)
             self.drop(uid)
             return False
         holding = {pod.metadata.uid: key for key in lower if (pod := self._view.pods.store.get(key)) is not None}
         found = await self._evictable(waiting, priority, {key.namespace for key in lower})
-        plan = await self._planned(waiting, priority, found, held) if found.leaving or found.victims else None
+        leaving = found.leaving_for(priority)
+        plan = await self._planned(waiting, priority, found, held) if leaving or found.victims else None
         if plan is None or not permitted(plan.results):
             self.postpone(uid)
             self.drop(uid)
@@ -207,7 +220,7 @@ class Preemptions:
         """Plan for the group again, as others leave than was known. What is kept for it stays so."""
         nomination = self._nominations.get(uid)
         if nomination is not None:
-            nomination.asked = []
+            nomination.asked, nomination.unused = [], []
             self._wait(uid, _AGAIN_S)
             self.listeners.tell(uid)
 
@@ -216,15 +229,18 @@ class Preemptions:
         until_s = self._clock.monotonic() + _LONGEST_S
         self._spared_until_s.update((each.metadata.uid, until_s) for each in pods)
 
-    def evicted(self, uid: str, going: Iterable[Pod]) -> None:
-        """Hear that the pods which were asked for the group have been: these are on their way out."""
+    def evicted(self, uid: str, going: Iterable[Pod], *, has_taken: bool = False) -> None:
+        """Hear that the pods which were asked for the group have been: these are on their way out.
+
+        With `has_taken` devices were taken back from reservations: they are kept for it, whether pods leave or not.
+        """
         nomination = self._nominations.get(uid)
         if nomination is None:
             return
         now_s = self._clock.monotonic()
-        nomination.asked = []
+        nomination.asked, nomination.unused = [], []
         nomination.going |= {each.metadata.uid: (each.metadata.key, now_s) for each in going}
-        if not nomination.going:
+        if not nomination.going and not has_taken:
             self.drop(uid)
 
     def _nominate(
@@ -244,16 +260,26 @@ class Preemptions:
             if not one.admin_access
         ]
         pods = list(filter(None, (self._view.pods.store.get(key) for each in victims for key in each.pods)))
+        unused = [each for each in victims if not each.pods]
+        taken = list(filter(None, (self._view.claims.store.get(key) for each in unused for key in each.claims)))
+        by_key = {key: each.priority for each in victims for key in (each.pods or each.claims)}
+        counted = {
+            meta.uid: by_key[meta.key] for meta in (*(pod.metadata for pod in pods), *(one.metadata for one in taken))
+        }
         others = {uid: key for uid, key in holding.items() if uid not in {each.metadata.uid for each in pods}}
-        nomination = Nomination(waiting, priority, results, pods, others, dict(before.going) if before else {})
+        going = dict(before.going) if before else {}
+        nomination = Nomination(waiting, priority, results, pods, taken, counted, others, going)
         self._nominations[uid] = nomination
         self._wait(uid, _LEAVING_S)
         if before is None or [each.key for each in before.results] != [each.key for each in results]:
             devices = [f"{each.pool}/{each.device}" for each in results]
             evict = [str(each.metadata.key) for each in nomination.asked]
-            log.info("preemption.nominated", group=waiting.called, priority=priority, devices=devices, evict=evict)
+            take = [str(each.metadata.key) for each in nomination.unused]
+            log.info(
+                "preemption.nominated", group=waiting.called, priority=priority, devices=devices, evict=evict, take=take
+            )
             self._changed(uid)
-        elif nomination.asked:
+        elif nomination.is_pending:
             self.listeners.tell(uid)
 
     async def _planned(
@@ -262,7 +288,7 @@ class Preemptions:
         names = {key.namespace for each in found.victims for key in each.pods}
         allowed = [(each.metadata.key, each.status.disruptions_allowed) for each in self._budgets.of(names)]
         group = msgspec.structs.replace(waiting.group, is_overdue=False)
-        wanted = PreemptionInput(group, priority, found.leaving, found.victims, allowed)
+        wanted = PreemptionInput(group, priority, found.leaving_for(priority), found.victims, allowed)
         question = PlanPreemption(wanted, [*held], sorted(self._handover.spread))
         answered = await self._workers.ask_within(question, waiting.namespace, QueuePriority.FIRST, _PATIENCE_S)
         match answered.answer if answered else None:
@@ -281,7 +307,7 @@ class Preemptions:
         own = {each.metadata.key for each in waiting.group.placed}
         own |= {each.metadata.key for member in waiting.group.members for each in member.beside}
         victims = [each for each in found.victims if each.priority < priority and not own.intersection(each.claims)]
-        return Evictable(found.leaving, victims)
+        return msgspec.structs.replace(found, victims=victims, guarded=[])
 
     def _seen(self, budgets: Sequence[PodDisruptionBudget] = (), spared: Collection[str] = ()) -> VictimInput:
         classes, preemptible = self._view.classes_by_name, self._handover.preemptible
@@ -295,6 +321,14 @@ class Preemptions:
                 gangs[gang] = self._gangs.pods(gang) if self._gangs.terms(gang) is not None else []
             return gangs[gang] or [pod]
 
+        def priority_of(pod: Pod) -> int:
+            gang = gang_of(pod)
+            return (
+                self._gangs.priority(gang)
+                if gang is not None and pod in together(pod) and gangs[gang]
+                else pod.spec.priority
+            )
+
         return VictimInput(
             now=self._clock.now(),
             claims=[
@@ -305,13 +339,15 @@ class Preemptions:
             permits=lambda claim: all(GpuPlace.of(each) in preemptible for each in claim.devices_held),
             pods_of=self._view.pods_of,
             together=together,
+            priority_of=priority_of,
+            reserved_at=partial(reserved_at, self._view),
             budgets=budgets,
             spared=spared,
         )
 
     def _leaving_s(self, nomination: Nomination) -> float:
         """How long the pods that were evicted are waited for yet, or those that are to be."""
-        if nomination.asked:
+        if nomination.is_pending:
             return 1.0
         now_s, rest_s = self._clock.monotonic(), 0.0
         for uid, (key, at_s) in nomination.going.items():

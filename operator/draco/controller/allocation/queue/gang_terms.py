@@ -10,6 +10,7 @@ once, of each namespace in turn: all other groups wait for that. Whether and how
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from draco.allocation.ownership.gangs import (
     GangTerms,
     UnknownTerms,
     gang_of,
+    group_priority,
     jobs_of_set,
     terms_of,
 )
@@ -36,6 +38,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.jobs import Job
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.scheduling import PodGroup
 from draco.resources.kinds import JOBS, POD_GROUPS
 from draco.resources.names import ANNOTATION_GROUP_SIZE
 from draco.resources.texts import listed
@@ -124,15 +127,27 @@ class Gangs:
         """The groups whose pods name the claim; None stands for pods of no group."""
         return {gang_of(pod) for pod in self._view.pods_of(claim.metadata.key)}
 
+    def made_at(self, gang: GangKey) -> datetime | None:
+        """When the PodGroup was made; None for a group that is none."""
+        pod_group = self._pod_group(gang)
+        return pod_group.metadata.creation_timestamp if pod_group is not None else None
+
+    def priority(self, gang: GangKey) -> int:
+        """That of the whole group."""
+        return group_priority(self.pods(gang), self._pod_group(gang))
+
     def terms(self, gang: GangKey) -> GangTerms | UnknownTerms | None:
         """What is wanted of the group; None if its pods need not start together."""
-        pods, pod_group = self.pods(gang), None
-        if gang.source is GangSource.POD_GROUP:
-            if self._view.pod_groups is None:
-                return UnknownTerms(_NO_VERSION)
-            pod_group = self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
+        pods, pod_group = self.pods(gang), self._pod_group(gang)
+        if gang.source is GangSource.POD_GROUP and self._view.pod_groups is None:
+            return UnknownTerms(_NO_VERSION)
         parallelism = self._parallelism(gang, pods) if gang.source is GangSource.JOB_SET else {}
         return terms_of(gang, pods, pod_group, parallelism)
+
+    def _pod_group(self, gang: GangKey) -> PodGroup | None:
+        if gang.source is not GangSource.POD_GROUP or self._view.pod_groups is None:
+            return None
+        return self._view.pod_groups.store.get(ObjectKey(gang.namespace, gang.name))
 
     async def read(self) -> bool:
         """Read the Jobs that were asked for, as far as it is time, some of them. Returns whether something else is known now."""

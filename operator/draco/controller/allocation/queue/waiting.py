@@ -1,7 +1,8 @@
 """What waits for Draco's allocation: claims on their own, those of a pod, and those of pods that start together.
 
-Owns how the objects of the cluster become groups, and in which order groups are served: by priority, then by age. A group that
-is not whole yet (pods, claims or terms are missing, a write is on its way) is not among them. Decides no place, writes nothing.
+Owns how the objects of the cluster become groups, and in which order groups are served: by priority, then by age, which counts
+from when a pod was there and held by nobody else's scheduling gate. A group that is not whole yet (pods, claims or terms are
+missing, a write is on its way) is not among them. Decides no place, writes nothing.
 """
 
 from collections import Counter
@@ -15,15 +16,17 @@ import msgspec
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of, has_served
 from draco.allocation.ownership.leaks import ended_users
+from draco.allocation.pod_claims import held_back
 from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.allocation.queue.refusals import NodeRefusals
 from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
 from draco.placing.groups.group import ClaimGroup, GroupMember
-from draco.reservations.claims import is_there_to_stay, reserved_by
+from draco.reservations.claims import is_there_to_stay, reservation_key, reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservationStatus
 from draco.resources.names import ANNOTATION_TOPOLOGY, LABEL_RESERVATION
 from draco.resources.texts import counted
 
@@ -38,10 +41,11 @@ class WaitingGroup(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[int, str, str]
     """By priority, age and name."""
     priority: int | None = None
-    """The lowest of its pods; None without pods."""
+    """That of its pods: of a group, `group_priority`; of a reservation, its PriorityClass'. None for a claim alone."""
     may_preempt: bool = False
     """Whether others may be evicted for it: every member has pods, and none of these forbids it."""
     since: datetime | None = None
+    """When the last was there of what it needs: pods that nobody else's gate held, claims, its PodGroup."""
     loose: Sequence[ResourceClaim] = ()
     unready: str = ""
     """Why it is not to be asked about yet: one sentence."""
@@ -104,7 +108,7 @@ class WaitingGroups:
                         done |= {each.metadata.key for each in group.group.claims}
                         yield group
                 elif self._is_for_later(claim):
-                    yield _alone(claim)
+                    yield self._alone(claim)
                 continue  # otherwise it was made for pods that are not known yet, or need it no more
             gang = gang_of(pods[0])
             if gang in done:
@@ -119,19 +123,26 @@ class WaitingGroups:
                 yield WaitingGroup(
                     uid=pods[0].metadata.uid,
                     group=ClaimGroup([found]),
-                    order=_order(pods[:1], priority=pods[0].spec.priority),
-                    priority=_priority([found]),
+                    order=self._order(pods[:1], priority=pods[0].spec.priority),
+                    priority=pods[0].spec.priority,
                     may_preempt=_may_preempt([found]),
-                    since=claim.metadata.creation_timestamp,
+                    since=self._since([found], 1),
                 )
 
     def _is_for_later(self, claim: ResourceClaim) -> bool:
         """Whether a claim that no pod waits for is to have devices all the same.
 
-        For a pod that has ended, kube-controller-manager would take them back at once, as long as it is there.
+        For a pod that has ended, kube-controller-manager would take them back at once, as long as it is there; and pods that
+        others hold back by their scheduling gates are not to have anything yet.
         """
         is_made_for_others = any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references)
-        return not is_made_for_others and not ended_users(claim, self._view.pods_of(claim.metadata.key))
+        pods = self._view.pods_of(claim.metadata.key)
+        return not is_made_for_others and not ended_users(claim, pods) and not held_back(pods)
+
+    def _alone(self, claim: ResourceClaim) -> WaitingGroup:
+        meta, since = claim.metadata, self._view.waiting_times.of_claim(claim)
+        order = (0, str(since), str(meta.key))
+        return WaitingGroup(uid=meta.uid, group=ClaimGroup([GroupMember([claim])]), order=order, since=since)
 
     def _reserved(self, uid: str, mine: Mapping[ObjectKey, ResourceClaim]) -> WaitingGroup | None:
         """The claims of a reservation that wait and that no pod waits for: they get devices together."""
@@ -139,22 +150,28 @@ class WaitingGroups:
         if any(self._in_flight(each.metadata.key) for each in own):
             return None
         waiting = [each for each in own if each.metadata.key in mine and not self._pods_of(each.metadata.key)]
-        oldest = min(waiting, key=lambda each: (str(each.metadata.creation_timestamp), each.metadata.key)).metadata
+        times = self._view.waiting_times.of_claim
+        oldest = min(waiting, key=lambda each: (str(times(each)), each.metadata.key))
         placed = [each for each in own if each.status.allocation and is_there_to_stay(each)]
-        topology = oldest.annotations.get(ANNOTATION_TOPOLOGY, "")
-        name = f"DeviceReservation {oldest.labels.get(LABEL_RESERVATION, '')}"
+        topology = oldest.metadata.annotations.get(ANNOTATION_TOPOLOGY, "")
+        name = f"DeviceReservation {oldest.metadata.labels.get(LABEL_RESERVATION, '')}"
         members = [GroupMember([each]) for each in sorted(waiting, key=lambda each: each.metadata.key)]
+        key = reservation_key(oldest)
+        reservation = self._view.reservations.store.get(key) if key is not None else None
+        status = reservation.status if reservation is not None else DeviceReservationStatus()
         return WaitingGroup(
             uid=uid,
             group=ClaimGroup(members, len(members), topology, placed, name),
-            order=(0, str(oldest.creation_timestamp), str(oldest.key)),
-            since=oldest.creation_timestamp,
+            order=(-(status.priority or 0), str(times(oldest)), str(oldest.metadata.key)),
+            priority=status.priority,
+            may_preempt=status.priority is not None and status.preemption_policy != _NEVER,
+            since=_latest([*map(times, waiting), *(each.metadata.creation_timestamp for each in own)]),
         )
 
     def _pods_of(self, claim: ObjectKey) -> list[Pod]:
         """The pods that wait for the claim, oldest first: that one decides where it goes."""
         pods = [each for each in self._view.pods_of(claim) if each.waits and not each.is_gated_by_others]
-        return sorted(pods, key=_age) if len(pods) > 1 else pods
+        return sorted(pods, key=self._age) if len(pods) > 1 else pods
 
     def _of_pod(self, pod: Pod, mine: Mapping[ObjectKey, ResourceClaim]) -> GroupMember | str:
         """What of the pod is to be allocated, or why that is not known yet."""
@@ -206,6 +223,7 @@ class WaitingGroups:
         # What others of it have already says so, too: one that is replaced is not to go elsewhere.
         claims = [claim for each in members for claim in each.claims]
         claims += [each for each in found.placed if is_for_operator(each, classes)]
+        needed = max(1, min(len(members), known.size - found.settled))
         topology = known.topology or default_topology(gang, claims, classes)
         unready = ""
         if isinstance(terms, UnknownTerms):
@@ -222,18 +240,15 @@ class WaitingGroups:
             uid=str(gang),
             group=ClaimGroup(
                 members,
-                max(1, min(len(members), known.size - found.settled)),
+                needed,
                 topology if isinstance(topology, str) else "",
                 found.placed,
                 str(gang),
             ),
-            order=_order(pods, priority=known.priority),
-            priority=_priority(members),
+            order=self._order(pods, priority=known.priority),
+            priority=known.priority,
             may_preempt=_may_preempt(members),
-            since=min(
-                filter(None, (claim.metadata.creation_timestamp for each in members for claim in each.claims)),
-                default=None,
-            ),
+            since=_latest([self._since(members, needed), self._gangs.made_at(gang)]),
             loose=found.loose if found.settled < known.size else (),
             unready=unready,
         )
@@ -268,31 +283,35 @@ class WaitingGroups:
             ]
             found.loose += [each for each in loose if each not in found.loose]
 
+    def _since(self, members: Iterable[GroupMember], needed: int) -> datetime | None:
+        """When so many of the members were complete."""
+        pods_since = self._view.waiting_times.of_pod
+        times = sorted(
+            filter(
+                None,
+                (
+                    _latest([*map(pods_since, each.pods), *(one.metadata.creation_timestamp for one in each.claims)])
+                    for each in members
+                ),
+            )
+        )
+        return times[min(needed, len(times)) - 1] if times else None
 
-def _alone(claim: ResourceClaim) -> WaitingGroup:
-    meta = claim.metadata
-    order = (0, str(meta.creation_timestamp), str(meta.key))
-    return WaitingGroup(
-        uid=meta.uid, group=ClaimGroup([GroupMember([claim])]), order=order, since=meta.creation_timestamp
-    )
+    def _order(self, pods: Sequence[Pod], *, priority: int) -> tuple[int, str, str]:
+        """By priority, then by the age of the oldest pod."""
+        return (-priority, *min(map(self._age, pods)))
+
+    def _age(self, pod: Pod) -> tuple[str, str]:
+        """For as long as others hold it back it does not grow older."""
+        return str(self._view.waiting_times.of_pod(pod)), str(pod.metadata.key)
 
 
-def _priority(members: Iterable[GroupMember]) -> int | None:
-    """The lowest, as one pod of a high priority must not pull the others along."""
-    return min((pod.spec.priority for member in members for pod in member.pods), default=None)
+def _latest(times: Iterable[datetime | None]) -> datetime | None:
+    return max(filter(None, times), default=None)
 
 
 def _may_preempt(members: Sequence[GroupMember]) -> bool:
     return all(member.pods and all(pod.spec.preemption_policy != _NEVER for pod in member.pods) for member in members)
-
-
-def _order(pods: Sequence[Pod], *, priority: int) -> tuple[int, str, str]:
-    """By priority, then by the age of the oldest pod."""
-    return (-priority, *min(map(_age, pods)))
-
-
-def _age(pod: Pod) -> tuple[str, str]:
-    return str(pod.metadata.creation_timestamp), str(pod.metadata.key)
 
 
 def _sharing_together(members: Iterable[GroupMember]) -> list[GroupMember]:

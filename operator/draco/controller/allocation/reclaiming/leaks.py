@@ -24,10 +24,10 @@ from draco.allocation.ownership.leaks import (
     keepers,
     release_after,
 )
-from draco.controller.allocation.gpu_policies import policies_of
 from draco.controller.claims.takebacks import Takebacks
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
+from draco.controller.mig.gpu_policies import policies_of
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client

@@ -1,4 +1,4 @@
-"""What Draco allocated and nobody can use: the rest of a group, devices that have left, and what a pod does without.
+"""What Draco allocated and nobody can use: the rest of a group, devices that have left, what a pod may not use.
 
 A pod or a claim may be deleted, and a device withdrawn, between a decision and its last write, or before another operator goes on
 with what one left. Owns which allocations are taken back for that: only such as no pod has reserved, and only where it is certain
@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator
 
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of, has_served
+from draco.allocation.pod_claims import held_back
 from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.view import MADE_FOR, ClusterView
 from draco.kube.watch.store import Change
+from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.scheduling import PodGroup
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import ANNOTATION_POD_CLAIM
-from draco.resources.texts import listed
+from draco.resources.texts import agreeing, listed
 
 
 class UselessAllocations:
@@ -58,13 +60,15 @@ class UselessAllocations:
         """Claims whose allocations are to be taken back, and why. What is found is looked at again the next time."""
         self._groups, groups = set(), self._groups
         self._claims, claims = set(), self._claims
+        of_groups: set[ObjectKey] = set()
         for gang in groups:
             if rest := self._rest_of(gang):
                 self._groups.add(gang)
+                of_groups.update(each.metadata.key for each in rest)
                 for each in rest:
                     if not self._in_flight(each.metadata.key):
                         yield each, cannot_start(str(gang))
-        for key in claims:
+        for key in claims - of_groups:
             claim = self._view.claims.store.get(key)
             if claim is not None and self._is_idle(claim) and (why := self._why_useless(claim)):
                 self._claims.add(key)
@@ -76,6 +80,9 @@ class UselessAllocations:
             return f"{listed(gone)} left its pool meanwhile, so no pod could use the claim."
         if pod := self._does_without(claim):
             return f"pod {pod.metadata.name}, for which the claim was made, does not use it."
+        if not reserved_by(claim) and (pods := held_back(self._view.pods_of(claim.metadata.key))):
+            names = f"{agreeing(len(pods), 'pod', 'pods')} {listed(each.metadata.name for each in pods)}"
+            return f"somebody's scheduling gate holds {names} back, and others may use them meanwhile."
         return ""
 
     def _rest_of(self, gang: GangKey) -> list[ResourceClaim]:
@@ -130,6 +137,7 @@ class UselessAllocations:
         self._groups.update(filter(None, map(gang_of, change.versions)))
         made = (self._view.claims.store.by_index(MADE_FOR, each.metadata.uid) for each in change.versions)
         self._claims.update(claim.metadata.key for claims in made for claim in claims)
+        self._claims.update(key for each in change.versions for key in each.claims)
 
     def _claim_changed(self, change: Change[ResourceClaim]) -> None:
         self._claims.add(change.key)

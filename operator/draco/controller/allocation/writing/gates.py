@@ -144,9 +144,9 @@ class SchedulingGates:
         return None
 
     def _ready(self, key: ObjectKey) -> Sequence[Pod]:
-        """The pod, if it is."""
+        """The pod, if it is. What it has while others hold it back, it is to give back."""
         pod = self._view.pods.store.get(key)
-        return [pod] if pod is not None and self._has_all(pod) else []
+        return [pod] if pod is not None and not pod.is_gated_by_others and self._has_all(pod) else []
 
     def _ready_of(self, group: GangKey) -> Sequence[Pod]:
         """The pods of a PodGroup that are ready; none while fewer are than start together."""
