@@ -48,7 +48,7 @@ def a_pod(
     title: str, *claims: str, gang: int = 0, topology: str = "", labels: Any = None, **spec: Any
 ) -> tuple[str, Document]:
     member = Member("g", str(gang), topology)
-    metadata = {"name": title, "namespace": "default", "uid": f"pod {title}", "resourceVersion": "1"}
+    metadata: Document = {"name": title, "namespace": "default", "uid": f"pod {title}", "resourceVersion": "1"}
     metadata |= {"labels": {**(member.labels if gang else {}), **(labels or {})}}
     metadata |= {"annotations": member.annotations if gang else {}}
     uses = [{"name": each, "resourceClaimName": each} for each in claims or (title,)]
