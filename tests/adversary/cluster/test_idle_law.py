@@ -60,10 +60,19 @@ def a_gang(size: int, *, count: int = 1, **pod: Any) -> Objects:
     return [*(a_claim(each, count=count) for each in titles), *(a_pod(each, gang=size, **pod) for each in titles)]
 
 
-def a_limit(namespace: str) -> tuple[str, Document]:
+def a_limit(namespace: str, *classes: str, **limits: int) -> tuple[str, Document]:
     selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     metadata = {"name": "limit", "uid": "limit", "resourceVersion": "1"}
-    return "limit", {"metadata": metadata, "spec": {"namespaceSelector": selector, "limits": {"devices": 1}}}
+    spec = {"namespaceSelector": selector, "limits": limits, "deviceClassNames": list(classes)}
+    return "limit", {"metadata": metadata, "spec": spec}
+
+
+def a_reservation(count: int, *claims: str, on: str = "", **spec: Any) -> Objects:
+    metadata = {"name": "evening", "namespace": "default", "uid": "evening", "resourceVersion": "1"}
+    owner = {"kind": "DeviceReservation", "name": "evening", "uid": "evening", "controller": True}
+    own = {"ownerReferences": [owner], "labels": {"draco.dev/reservation": "evening"}}
+    made = [a_claim(each, on=on, metadata=own) for each in claims]
+    return [("reservation", {"metadata": metadata, "spec": {"count": count, **spec}}), *made]
 
 
 def told(reason: str, note: str = "", about: str = "lone") -> tuple[str, Document]:
@@ -132,8 +141,36 @@ CASES: dict[str, tuple[bool, Objects]] = {
     ),
     "a claim with constraints": (False, [a_node(), gpus(1), a_claim("lone", constraints=[{"matchAttribute": "a"}])]),
     "a claim of the scheduler's": (False, [a_node(), gpus(1), a_claim("lone", device_class="gpu.nvidia.com")]),
-    "a limit is about it": (False, [a_node(), gpus(1), *LONE, a_limit("default")]),
-    "a limit is about others": (True, [a_node(), gpus(1), *LONE, a_limit("elsewhere")]),
+    "a limit forbids it": (False, [a_node(), gpus(1), *LONE, a_limit("default", devices=0)]),
+    "a limit forbids one more": (
+        False,
+        [a_node(), gpus(2), a_claim("held", on="gpu-0"), *LONE, a_limit("default", devices=1)],
+    ),
+    "a limit permits it": (
+        True,
+        [a_node(), gpus(2), a_claim("held", on="gpu-0"), *LONE, a_limit("default", devices=2)],
+    ),
+    "a limit says more than how many devices": (
+        False,
+        [a_node(), gpus(1), *LONE, a_limit("default", devices=9, memorySlices=9)],
+    ),
+    "a limit is about others": (True, [a_node(), gpus(1), *LONE, a_limit("elsewhere", devices=0)]),
+    "a limit is about other classes": (
+        True,
+        [a_node(), gpus(1), *LONE, a_limit("default", "mig.draco.dev", devices=0)],
+    ),
+    "a reservation, and as many GPUs": (True, [a_node(), gpus(2), *a_reservation(2, "r0", "r1")]),
+    "a reservation, and not as many": (False, [a_node(), gpus(1), *a_reservation(2, "r0", "r1")]),
+    "a reservation that is not whole": (False, [a_node(), gpus(2), *a_reservation(2, "r0")]),
+    "a reservation that has ended": (
+        False,
+        [a_node(), gpus(2), *a_reservation(2, "r0", "r1", expiresAt="2025-01-01T00:00:00+00:00")],
+    ),
+    "a reservation that is to be somewhere": (
+        False,
+        [a_node(), gpus(2), *a_reservation(2, "r0", "r1", topology="sameNode")],
+    ),
+    "a reservation that has all": (False, [a_node(), gpus(2), *a_reservation(1, "r0", on="gpu-0")]),
     "it could not run where it was": (False, [a_node(), gpus(1), *LONE, told("AllocationTakenBack")]),
     "nobody could find out": (
         False,

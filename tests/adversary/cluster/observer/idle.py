@@ -14,9 +14,9 @@ from typing import NamedTuple
 from tests.adversary.cluster.observer.allocators import BLOCKING, TAINT, is_dracos, is_for_draco
 from tests.adversary.cluster.observer.gates import GATE
 from tests.adversary.cluster.observer.groups import groups_of
-from tests.adversary.cluster.observer.limited import selects
+from tests.adversary.cluster.observer.limited import devices_held, is_about, selects
 from tests.adversary.cluster.observer.members import claims_of, key_of, pod_group_of
-from tests.adversary.cluster.observer.reservations import reservation_of
+from tests.adversary.cluster.observer.reservations import ends_at, reservation_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, is_live, name, part_of, results
 
@@ -43,7 +43,7 @@ class Waiting(NamedTuple):
 
 def beside_free(world: World, at: datetime | None = None) -> Iterator[Suspicion]:
     """Everybody who waits though what it needs is free."""
-    now, free, all_waiting = at or datetime.now(UTC), _free(world), list(_waiting(world))
+    now, free, all_waiting = at or datetime.now(UTC), _free(world), list(_waiting(world, at or datetime.now(UTC)))
     for one in all_waiting:
         others = [each for each in all_waiting if each.key != one.key]
         if one.needs is None or not _fits(one.needs, free) or _is_doubtful(world, one, others, now):
@@ -81,7 +81,7 @@ def _takes_pods(node: Object) -> bool:
     return is_ready and not spec.get("unschedulable") and not spec.get("taints")
 
 
-def _waiting(world: World) -> Iterator[Waiting]:
+def _waiting(world: World, now: datetime) -> Iterator[Waiting]:
     """All who wait for something of Draco's."""
     claims = {name(claim): claim for claim in world.claims.values()}
     uses = Counter(each for pod in world.pods.values() for each in claims_of(pod))
@@ -100,11 +100,32 @@ def _waiting(world: World) -> Iterator[Waiting]:
             need = None if key_of(pod) else _needs_of(pod, claims, uses)
             own = tuple(claims[each] for each in claims_of(pod) if each in claims)
             yield Waiting(f"pod {name(pod)}", _namespace(pod), own, (need,) if need else None, _priority(pod))
+    yield from _reserved(world, uses, now)
     for title, claim in claims.items():
-        if not uses[title] and not results(claim) and is_for_draco(claim) and not _ends(claim):
+        if (
+            not reservation_of(claim)
+            and not uses[title]
+            and not results(claim)
+            and is_for_draco(claim)
+            and not _ends(claim)
+        ):
             owned = claim["metadata"].get("ownerReferences")
-            need = None if owned or reservation_of(claim) else _plain(claim)
+            need = None if owned else _plain(claim)
             yield Waiting(f"claim {title}", _namespace(claim), (claim,), (need,) if need else None, 0)
+
+
+def _reserved(world: World, uses: Mapping[str, int], now: datetime) -> Iterator[Waiting]:
+    """The reservations with claims that wait: these get devices together, once all of them are made."""
+    for uid, reservation in world.reservations.items():
+        own = [each for each in world.claims.values() if reservation_of(each) == uid and not _ends(each)]
+        if all(map(results, own)):
+            continue
+        spec, end = reservation["spec"], ends_at(reservation)
+        needs = [_plain(each) for each in own if not uses[name(each)]]
+        is_certain = len(own) == int(spec.get("count", 1)) == len(needs) and all(needs) and not spec.get("topology")
+        is_over = end is not None and end <= now
+        places = tuple(map(int, filter(None, needs))) if is_certain and not is_over else None
+        yield Waiting(f"reservation {name(reservation)}", _namespace(reservation), tuple(own), places, 0)
 
 
 def _lacks(pod: Object, claims: Mapping[str, Object]) -> bool:
@@ -131,7 +152,8 @@ def _needs_of(pod: Object, claims: Mapping[str, Object], uses: Mapping[str, int]
 def _plain(claim: Object) -> int | None:
     """How many GPUs a claim waits for; None where it asks for anything else, or is no matter of these alone."""
     devices, labels = claim["spec"]["devices"], claim["metadata"].get("labels") or {}
-    if results(claim) or _ends(claim) or _RESERVATION in labels or devices.get("constraints") or devices.get("config"):
+    is_to_take_over = _RESERVATION in labels and not reservation_of(claim)
+    if results(claim) or _ends(claim) or is_to_take_over or devices.get("constraints") or devices.get("config"):
         return None
     asked = [each.get("exactly") or {} for each in devices.get("requests") or []]
     plain = {"deviceClassName", "allocationMode", "count", "tolerations"}
@@ -166,7 +188,7 @@ def _fits(needs: Sequence[int], free: Mapping[str, int]) -> bool:
 
 def _is_doubtful(world: World, one: Waiting, others: Sequence[Waiting], now: datetime) -> bool:
     """Whether something may be in its way that is not looked at here."""
-    if any(selects(each["spec"], one.namespace) for each in world.limits.values()):
+    if any(_may_forbid(world, each["spec"], one) for each in world.limits.values()):
         return True
     least = min((_priority(pod) for pod in world.pods.values() if is_live(pod)), default=0)
     if any(one.priority <= each.priority > least or _waited_s(each, now) > OVERDUE_S for each in others):
@@ -175,6 +197,14 @@ def _is_doubtful(world: World, one: Waiting, others: Sequence[Waiting], now: dat
     uids |= {pod["metadata"]["uid"] for pod in world.pods.values() if {*claims_of(pod)} & {*map(name, one.claims)}}
     said = [each for each in world.events.values() if (each.get("regarding") or {}).get("uid") in uids]
     return any(each.get("reason") == _TAKEN_BACK or _NO_ANSWER.search(str(each.get("note"))) for each in said)
+
+
+def _may_forbid(world: World, spec: Object, one: Waiting) -> bool:
+    """Whether a limit may keep it from having so many more. Where it counts each namespace, all of them are counted here."""
+    if not selects(spec, one.namespace) or not is_about(spec, WHOLE):
+        return False
+    most = spec["limits"]
+    return most.keys() != {"devices"} or devices_held(world, spec) + sum(one.needs or ()) > int(most["devices"])
 
 
 def _waited_s(one: Waiting, now: datetime) -> float:
