@@ -98,6 +98,10 @@ rights: setup ## Show which rights the chart grants, which of them nothing uses,
 race: setup ## Let Draco and kube-scheduler allocate 20,000 claims side by side while the operator dies
 	@DRACO_RACE_CLAIMS=$${DRACO_RACE_CLAIMS:-20000} scripts/test tests/component/allocation/test_race.py -s
 
+.PHONY: let-go
+let-go: setup ## Start a gang 40 times whose last GPU is let go with its claim, at once
+	@DRACO_LET_GO_ROUNDS=$${DRACO_LET_GO_ROUNDS:-40} scripts/test tests/component/gangs/test_let_go.py
+
 .PHONY: bench
 bench: setup ## Measure every performance figure, in one table
 	@$(BIN)/python scripts/programs.py

@@ -9,7 +9,10 @@ from typing import Final
 
 import pytest
 
+from draco_local.cluster.attach import OPERATOR_PROCESS
+from draco_local.cluster.process import Processes
 from draco_local.cluster.programs import binaries
+from draco_local.cluster.state import Record
 from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.reading import reader
@@ -62,7 +65,7 @@ def draco(
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """Two nodes with eight H100 each, an operator, and kubectl for them."""
+    """Two nodes with eight H100 each, an operator, and kubectl for them. It is woken for all that it decides."""
     name = provider.CLUSTER
     up = draco("cluster", "up", "--name", name, *provider.scenarios())
     try:
@@ -72,8 +75,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         kubeconfig.chmod(0o600)
         yield Kubectl(binary=binaries.find("kubectl")["kubectl"], kubeconfig=kubeconfig)
     finally:
+        late = _decided_late(name)
         down = draco("cluster", "down", "--name", name)
     assert down.returncode == 0, down.stdout + down.stderr
+    assert not late, "the operator was not woken for something that it had to allocate"
+
+
+def _decided_late(cluster: str) -> list[str]:
+    """What the operator logged of that, where it runs on this machine."""
+    log = Processes(Record(cluster).folder).log(OPERATOR_PROCESS)
+    said = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return [line for line in said if '"allocation.late"' in line or '"allocation.not_woken"' in line]
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,7 @@ class Chooser(Maintainers, Rivals):
         self._table: list[tuple[float, Callable[[], Action]]] = [
             (10, self._whole), (12, self._parts), (3, self._several), (2, self._templated), (2, self._admin),
             (4, self._shared), (2, self._alone), (2, self._either), (14, self._end_pod), (5, self._end_claim),
+            (6, self._let_go),
             (1.2, self._costly_selectors), (2, self._failing_selectors), (1, self._odd_names), (1, self._many_tolerations),
             (4, self._tolerates_all), (0.7, self._huge), (1, self._odd_configuration),
             (4, self._exact_rule), (0.6, self._wide_rule), (9, self._end_rule),

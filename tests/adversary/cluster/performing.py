@@ -77,6 +77,7 @@ class Performer:
             "policy: allocator": self._hand_over,
             "tenant: deletes a pod": self._delete_pod,
             "tenant: deletes a claim": self._delete_claim,
+            "tenant: lets go": self._let_go,
             "kill: operator": self._kill_operator,
             "kill: both operators": self._kill_both,
             "kill: leader stops for a while": self._pause_leader,
@@ -216,6 +217,14 @@ class Performer:
     async def _delete_claim(self, arguments: Document) -> None:
         namespace, _, name = arguments["claim"].partition("/")
         await self._write("DELETE", f"{PATHS['ResourceClaim'].format(namespace)}/{name}")
+
+    async def _let_go(self, arguments: Document) -> None:
+        pod, claim = self._delete_pod(arguments), self._delete_claim(arguments)
+        if arguments["order"] == "at once":
+            await asyncio.gather(pod, claim)
+            return
+        for each in (pod, claim) if arguments["order"] == "pod first" else (claim, pod):
+            await each
 
     async def _wait_for_pods(self, arguments: Document) -> None:
         pods = self._cluster.observer.world.pods

@@ -209,6 +209,19 @@ class Tenants:
         namespace, title = self._claims.pop(self._random.randrange(len(self._claims)))
         return Action("tenant: deletes a claim", {"claim": f"{namespace}/{title}"})
 
+    def _let_go(self) -> Action:
+        """A pod and the claim of its name go, one right after the other or both at once."""
+        both = sorted({*self._pods} & {*self._claims})
+        if not both:
+            return self._end_pod()
+        each = self._random.choice(both)
+        self._pods.remove(each)
+        self._claims.remove(each)
+        order = self._random.choice(["pod first", "pod first", "claim first", "at once"])
+        grace = self._random.choice([None, 0, 0])
+        title = "/".join(each)
+        return Action("tenant: lets go", {"pod": title, "claim": title, "grace": grace, "order": order})
+
     def _hostile(
         self, kind: str, requests: list[Document], *, title: str = "", pod: Document | None = None, **devices: Any
     ) -> Action:

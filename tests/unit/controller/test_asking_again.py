@@ -305,7 +305,8 @@ async def test_a_group_is_asked_about_again_when_it_becomes_overdue_though_nothi
     """Else what is free now would be given to who comes next, and not kept for it."""
     lab.wait("waits", creation_timestamp=lab.clock.now() - timedelta(seconds=590))
     again_s = await lab.look()
-    assert again_s is not None and again_s == pytest.approx(10.0)
+    assert again_s is not None
+    assert again_s == pytest.approx(10.0)
     lab.workers.asked.clear()
     lab.clock.pass_without_a_turn(again_s)
     await lab.rest()

@@ -10,17 +10,28 @@ from draco.controller.reservations.reconciler import ReservationReconciler
 from draco.controller.reservations.waiting import WaitingReasons
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
+from draco.kube.errors import Forbidden
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.collection import Collection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey, ObjectMeta
-from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus
+from draco.resources.api.reservations import (
+    DeviceReservation,
+    DeviceReservationSpec,
+    DeviceReservationStatus,
+    ReservationTemplate,
+)
 from draco.resources.kinds import DEVICE_RESERVATIONS
-from tests.builders import a_claim
+from draco.resources.names import LABEL_ALLOCATOR
+from tests.builders import a_claim, a_device_class
 from tests.doubles.clock import ManualClock
 from tests.doubles.workers import UnaskedWorkers
 
 KEY = ObjectKey("default", "evening")
+PLAIN = a_device_class("gpu.draco.dev")
+DRACOS = msgspec.structs.replace(
+    PLAIN, metadata=msgspec.structs.replace(PLAIN.metadata, labels={LABEL_ALLOCATOR: "operator"})
+)
 
 
 class World:
@@ -81,3 +92,49 @@ async def test_a_claim_that_was_deleted_and_a_reservation_that_was_written_are_f
     assert world.reconciler._statuses._superseded
     world.gone(world.view.reservations, world.reservation)
     assert not world.reconciler._statuses._superseded
+
+
+class RefusingWorld(World):
+    """A reservation of one claim, which the API server does not take."""
+
+    def __init__(self) -> None:
+        super().__init__(told_first=True)
+        self.clock = self.reconciler._clock
+        self.made = 0
+        self.gone(self.view.claims, self.claim)
+        self.view.classes._publish(self.view.classes.store.put(DRACOS))
+        self.ask(1)
+
+    def ask(self, count: int) -> None:
+        """So many claims are to be there."""
+        template = ReservationTemplate(spec=a_claim(device_class="gpu.draco.dev").spec)
+        spec = DeviceReservationSpec(count=count, template=template)
+        self.reservation = msgspec.structs.replace(self.reservation, spec=spec)
+        self.view.reservations._publish(self.view.reservations.store.put(self.reservation))
+
+    async def create(self, *_: Any) -> None:
+        self.made += 1
+        raise Forbidden(403, "Forbidden", "exceeded quota")
+
+    async def apply(self, *_: Any, **__: Any) -> DeviceReservation:
+        return self.reservation
+
+    async def wait(self, seconds: int) -> None:
+        """It is looked at each second, whatever wakes it."""
+        for _ in range(seconds):
+            again_s = await self.reconciler.reconcile(KEY)
+            assert again_s is not None
+            await cast("ManualClock", self.clock).advance(1)
+
+
+async def test_a_reservation_whose_claims_are_refused_is_left_alone_ever_longer_until_it_asks_for_something_else() -> (
+    None
+):
+    world = RefusingWorld()
+    await world.wait(400)
+    assert world.made == 6
+    world.ask(2)
+    await world.wait(1)
+    assert world.made == 7
+    world.gone(world.view.reservations, world.reservation)
+    assert not world.reconciler._refused.by_key

@@ -22,6 +22,7 @@ from draco.controller.reservations.wholeness import own_claims
 from draco.controller.view import BY_TAKER, RESERVED_IN, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
+from draco.kube.connect.retry import Pauses
 from draco.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid, NamespaceTerminating, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
@@ -60,6 +61,8 @@ _AT_ONCE: Final = 32
 """Claims that are made or deleted before others have their turn."""
 _AGAIN_S: Final = 15.0
 """How soon to look again for what a person has to put right."""
+_REFUSED_LONGEST_S: Final = 120.0
+"""The same at most for a claim that the API server does not take: a quota or a policy is put right by a person, too."""
 _SOON_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 3600.0
 _IDLE_S: Final = 60.0
@@ -96,6 +99,8 @@ class ReservationReconciler:
         """Claims that were deleted here and are not seen to be yet: by UID, the version that was."""
         self._warned: set[str] = set()
         """The UIDs of claims of which it was said that they lose their devices soon."""
+        self._refused: Pauses[str] = Pauses(clock, first_s=_AGAIN_S, longest_s=_REFUSED_LONGEST_S)
+        """Reservations whose claims the API server does not take, by UID, and what it said."""
 
     def subscribe(self, wake: Callable[[ObjectKey], None]) -> None:
         """Have `wake` called with every reservation that a change may concern."""
@@ -125,6 +130,8 @@ class ReservationReconciler:
         def of_reservation(change: Change[DeviceReservation]) -> None:
             if change.before is not None and change.after is None:
                 self._statuses.forget(change.before.metadata.uid)
+            if change.before is not None and change.differs(lambda each: each.spec):
+                self._refused.forget(change.before.metadata.uid)
             wake(change.key)
 
         self._view.reservations.subscribe(of_reservation)
@@ -282,7 +289,13 @@ class ReservationReconciler:
             log.info("reservation.claim_deleted", claim=str(meta.key))
 
     async def _make(self, reservation: DeviceReservation, make: Sequence[int], spec: ResourceClaimSpec) -> str:
-        """Make these claims. Returns what the API server says to the first that it does not take; "" if it takes all."""
+        """Make these claims. Returns what the API server says to the first that it does not take; "" if it takes all.
+
+        What it said a moment ago it says still, whatever else has changed.
+        """
+        uid = reservation.metadata.uid
+        if self._refused.left_s(uid) > 0:
+            return self._refused.by_key[uid].why
         for index in make:
             try:
                 await self._client.create(CLAIMS, manifest_of(reservation, index, spec))
@@ -292,11 +305,15 @@ class ReservationReconciler:
                 return ""  # the reservation goes as well
             except (Forbidden, Invalid) as error:
                 name = claim_name(reservation, index)
-                log.info("reservation.claim_refused", claim=name, error=str(error))
-                return refused(name, error.message)
+                text = refused(name, error.message)
+                again_s = self._refused.begin(uid, text)
+                log.info("reservation.claim_refused", claim=name, error=str(error), again_in_s=again_s)
+                return text
             log.info(
                 "reservation.claim_made", claim=f"{reservation.metadata.namespace}/{claim_name(reservation, index)}"
             )
+        if make:
+            self._refused.forget(uid)
         return ""
 
     def _why_waiting(self, reservation: DeviceReservation, claims: ReservedClaims, now: datetime) -> str:
@@ -330,7 +347,9 @@ class ReservationReconciler:
             return None
         if (planned.make or planned.delete) and not facts.refusal:
             return _SOON_S  # should the watch not wake us before
-        if facts.problem or facts.refusal or facts.full or planned.blocked:
+        if facts.refusal:
+            return self._refused.left_s(reservation.metadata.uid)
+        if facts.problem or facts.full or planned.blocked:
             return _AGAIN_S
         waits = [_IDLE_S] if self._bounds_idleness else []
         if facts.idle.next is not None:

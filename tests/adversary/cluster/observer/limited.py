@@ -118,6 +118,11 @@ def selects(spec: Object, namespace: str) -> bool:
     return wanted == namespace and all(namespace in each for each in several)
 
 
+def is_about(spec: Object, device_class: str) -> bool:
+    """Whether a limit counts devices of this class: those of all, if it names none."""
+    return device_class in (spec.get("deviceClassNames") or [device_class])
+
+
 def class_of(claim: Object, request: str) -> str:
     """The DeviceClass of a request of the claim, or of the alternative that was taken."""
     title, _, alternative = request.partition("/")
@@ -139,21 +144,21 @@ def _amounts(held: Held, spec: Object, namespace: str) -> Counter[str]:
     return found
 
 
+def devices_held(world: World, spec: Object) -> int:
+    """How many devices are held of what a limit is about, in all its namespaces."""
+    return sum(
+        not given.get("adminAccess") and is_about(spec, class_of(claim, given["request"]))
+        for claim in world.claims.values()
+        if selects(spec, claim["metadata"]["namespace"])
+        for given in results(claim)
+    )
+
+
 def miscounted(world: World) -> Iterator[Suspicion]:
     """At rest: each limit says how many devices are held of what it is about."""
-    held: Held = {}
-    for claim in world.claims.values():
-        for given in results(claim):
-            if not given.get("adminAccess"):
-                key = claim["metadata"]["namespace"], class_of(claim, given["request"])
-                held.setdefault(key, Counter()).update({"devices": 1})
     for uid, limit in world.limits.items():
         spec, used = limit["spec"], (limit.get("status") or {}).get("used") or {}
-        counted = sum(
-            amounts["devices"]
-            for (where, kind), amounts in held.items()
-            if selects(spec, where) and kind in (spec.get("deviceClassNames") or [kind])
-        )
+        counted = devices_held(world, spec)
         if "devices" in spec["limits"] and used.get("devices") != counted:
             text = f"{counted} devices are held of what {name(limit)} is about, and it says {used.get('devices')}"
             yield Suspicion("miscounted", uid, text)

@@ -23,6 +23,7 @@ from tests.adversary.cluster.observer.dracos import DracosLaws
 from tests.adversary.cluster.observer.fairness import Fairness, Pace, Starvation
 from tests.adversary.cluster.observer.fences import FenceLaw
 from tests.adversary.cluster.observer.files import FilesLaw
+from tests.adversary.cluster.observer.idle import beside_free
 from tests.adversary.cluster.observer.laws import LAWS, Latecomers
 from tests.adversary.cluster.observer.lease import LeaseLaw
 from tests.adversary.cluster.observer.ledger import Accidents, disagreements, still_tainted
@@ -205,7 +206,7 @@ class Observer:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
             left += [*disagreements(self.world), *kept_for_nobody(self.world), *miscounted(self.world)]
-            left += made_in_vain(self.world)
+            left += [*made_in_vain(self.world), *beside_free(self.world)]
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             return [*unexplained(self.world, states), *misreported(self.world), *left]
 

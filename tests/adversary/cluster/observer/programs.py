@@ -15,6 +15,8 @@ EXPECTED_ERRORS = frozenset(
 )
 """Errors that are right to log after an outage of the API server, or after a sleep: a leader cannot know that it still leads, and
 nothing can be written."""
+OWN_FAULTS = frozenset({"allocation.late", "allocation.not_woken"})
+"""What an operator tells of that it should have done a minute ago: nothing woke it. Right for nobody, at whatever level."""
 FACTS = frozenset({"driver.mismatch", "gpu.fault"})
 """What is an error of the hardware or of the node's driver, told as one."""
 OF_SLOW_DRIVERS = frozenset({"nvml.hangs"})
@@ -109,6 +111,8 @@ def _wrong(line: str, *, excused: bool) -> str:
     if not isinstance(said, dict):
         return "a traceback" if line.startswith("Traceback (most recent call last)") else ""
     event = str(said.get("event", ""))
+    if event in OWN_FAULTS:
+        return event
     if event in FACTS and "exception" not in said:
         return ""
     if excused and (event in EXPECTED_ERRORS or str(said.get("logger", "")).startswith(EXPECTED_LOGGERS)):
