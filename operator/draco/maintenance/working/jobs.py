@@ -21,7 +21,7 @@ from draco.resources.texts import sentence, shown
 _STEM = 30
 """Of a request's name, in the name of a Job: the names of its pods must be short enough to be hostnames."""
 _DIGITS = 10
-_LONGEST_WORDS = 120
+_LONGEST_WORDS = 240
 _ORDINARY = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Why a container waits that is about to start."""
 
