@@ -59,7 +59,7 @@ def render() -> str:
     """The whole installation, with default values but for what must be each installation's own."""
     helm = binaries.find("helm")["helm"]
     rendered = subprocess.run(
-        [helm, "template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests", "--set", VALUES],
+        [helm, "template", "draco", CHART, "--namespace", NAMESPACE, "--no-hooks", "--set", VALUES],
         check=True,
         capture_output=True,
         text=True,

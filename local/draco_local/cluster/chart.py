@@ -68,7 +68,7 @@ def rendered(helm: Path, kubeconfig: Path, values: dict[str, Any]) -> list[dict[
     Raises ClusterError with what helm said.
     """
     command = [helm, "--kubeconfig", kubeconfig, "--namespace", SYSTEM_NAMESPACE, "template", RELEASE, data.chart()]
-    documents = _run([*map(str, command), "--dry-run=server", "--skip-tests", "--values", "-"], values)
+    documents = _run([*map(str, command), "--dry-run=server", "--no-hooks", "--values", "-"], values)
     return [each for each in yaml.safe_load_all(documents) if each]
 
 

@@ -45,6 +45,7 @@ COMMANDS: Final = MappingProxyType(
             "Show nodes, GPUs, claims, taints, maintenance and MIG policies on one screen.",
         ),
         "taint": ("draco.cli.taint.command", "See, try, add and remove taints of single devices."),
+        "withdraw": ("draco.cli.withdraw.command", "Take back what Draco has written, before it is uninstalled."),
     }
 )
 """By name: the module of a command, and what `draco --help` says of it, kept here so that saying it imports nothing."""

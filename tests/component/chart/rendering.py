@@ -30,7 +30,7 @@ def render(*arguments: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def _rendered(*arguments: str) -> str:
-    done = helm("template", "draco", CHART, "--namespace", NAMESPACE, "--skip-tests", *IMAGE, *arguments)
+    done = helm("template", "draco", CHART, "--namespace", NAMESPACE, "--no-hooks", *IMAGE, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -118,7 +118,7 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
     def _apply(self, release: str, namespace: str, *arguments: str) -> None:
-        rendered = helm("template", release, CHART, "--namespace", namespace, "--skip-tests", *IMAGE, *arguments).stdout
+        rendered = helm("template", release, CHART, "--namespace", namespace, "--no-hooks", *IMAGE, *arguments).stdout
         kubectl = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(self.plane.kubeconfig)]
         apply = [*kubectl, "apply", "--server-side", "--force-conflicts", "-f", "-"]
         done = subprocess.run(apply, input=rendered, capture_output=True, text=True, check=False)

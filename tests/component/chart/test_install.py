@@ -45,7 +45,7 @@ def release(plane: ControlPlane) -> Iterator[ControlPlane]:
     done = helm("install", "draco", CHART, *here, *IMAGE, "--create-namespace")
     assert done.returncode == 0, done.stderr
     yield plane
-    done = helm("uninstall", "draco", *here)
+    done = helm("uninstall", "draco", *here, "--no-hooks")  # no node runs the hook's Job
     assert done.returncode == 0, done.stderr
     for kind in ("gpunodes", "devicemaintenances", "migpolicies"):
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind}.draco.dev"

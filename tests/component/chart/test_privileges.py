@@ -32,7 +32,9 @@ def pods(*values: str) -> dict[str, dict[str, Any]]:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     made = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] in WORKLOADS]
-    assert {each["kind"] for each in made} <= {"Deployment", "DaemonSet", "Pod"}, "this test looks into no others"
+    assert {each["kind"] for each in made} <= {"Deployment", "DaemonSet", "Job", "Pod"}, (
+        "this test looks into no others"
+    )
     return {
         each["metadata"]["name"]: each["spec"] if each["kind"] == "Pod" else each["spec"]["template"]["spec"]
         for each in made

@@ -92,15 +92,18 @@ class JobLab(Lab):
 
     async def never_starts(self, job: dict[str, Any]) -> None:
         """The Job's pod, as kubelet reports it while its image cannot be pulled."""
+        await self.pod(job, {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "none"'}})
+
+    async def pod(self, job: dict[str, Any], state: dict[str, Any], *, phase: str = "Pending") -> None:
+        """The Job's pod, as kubelet reports it, its container in this state."""
         template, meta = job["spec"]["template"], job["metadata"]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
         pod = ObjectKey(self.namespace, "probe-1")
         metadata = {**template["metadata"], "name": pod.name, "namespace": pod.namespace, "ownerReferences": [owner]}
         await self.client.create(JOB_PODS, {"metadata": metadata, "spec": template["spec"]})
-        waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "none"'}
-        state = {"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
-        states = [{**state, "state": {"waiting": waiting}}]
-        await self.client.patch(JOB_PODS, pod, {"status": {"containerStatuses": states}}, subresource="status")
+        container = {"name": "main", "image": "none", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+        status = {"phase": phase, "containerStatuses": [container]}
+        await self.client.patch(JOB_PODS, pod, {"status": status}, subresource="status")
 
     async def jobs(self, number: int = 1) -> list[dict[str, Any]]:
         async def look() -> list[dict[str, Any]] | None:
@@ -184,6 +187,33 @@ async def test_a_failed_job_keeps_the_gpu_and_deleting_it_tries_again(served: Co
         assert second["metadata"]["name"] == first["metadata"]["name"]
         await lab.end(second, "Complete")
         await lab.phase(key, MaintenancePhase.COMPLETED)
+
+
+async def test_a_reset_that_is_refused_says_who_has_the_gpu_and_the_next_one_may_succeed(
+    served: ControlPlane, lab: JobLab
+) -> None:
+    """As the examples' Job says it, of a GPU that no claim holds and a daemon has open."""
+    await lab.template()
+    said = "held by nvidia-persistenced (812), and nvidia-smi says: GPU 00000000:41:00.0 is currently in use by another client."
+    async with an_operator(served, lab.operator):
+        key = await lab.work()
+        (refused,) = await lab.jobs()
+        await lab.pod(refused, {"terminated": {"exitCode": 255, "message": f"{said}\n"}}, phase="Failed")
+        await lab.end(refused, "Failed", "BackoffLimitExceeded")
+        await lab.phase(key, MaintenancePhase.FAILED)
+        failed = await lab.says(key, f"container main ended with code 255: {said}")
+        assert failed.status.in_use == 0, "no claim"
+        assert len(await lab.rules()) == 1, "it stays isolated"
+        await lab.client.delete(JOB_PODS, ObjectKey(lab.namespace, "probe-1"), grace_period_s=0)
+        await lab.client.delete(JOBS, ObjectKey(lab.namespace, refused["metadata"]["name"]), propagation="Background")
+
+        async def again() -> dict[str, Any] | None:
+            found = await lab.client.list(RAW_JOBS, namespace=lab.namespace)
+            return next((each for each in found if each["metadata"]["uid"] != refused["metadata"]["uid"]), None)
+
+        await lab.end(await until(again, what="the next try"), "Complete")
+        await lab.phase(key, MaintenancePhase.COMPLETED)
+        assert await lab.rules() == []
 
 
 @pytest.mark.parametrize("writes", range(1, 6))

@@ -163,7 +163,7 @@ def test_a_failed_job_says_what_its_container_said_and_how_to_try_again() -> Non
     (failed,) = state(request, job, pods=(a_job_pod(job, phase="Failed", containerStatuses=[ended]),)).failed
     assert "(BackoffLimitExceeded): container probe ended with code 3: ECC\\u001b[31m errors found." in failed.reason
     assert "delete the Job to try again" in failed.reason
-    assert len(failed.reason) < 300
+    assert len(failed.reason) < 420
     (alone,) = state(request, job).failed
     assert "too bad" in alone.reason
 

@@ -1,0 +1,169 @@
+"""The cluster as `draco withdraw` meets it: ends operator and agents, then takes back what they wrote until nothing is left.
+
+Owns the reading, the order and the writes. Each write is made on top of what was read, or of that very object, and all is read
+again until the plan is empty: what was written meanwhile is seen, and a second run does nothing. What is to be taken back is
+`plan`'s to say.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from draco.cli.withdraw.plan import MANAGED_CLAIMS, Reversal, WithdrawalPlan, Written, plan
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.connect.retry import TRANSIENT, retry
+from draco.kube.errors import Conflict, Forbidden, Invalid, NotFound
+from draco.overview.installation import Workload
+from draco.resources.api.core import Pod
+from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.errors import DracoError
+from draco.resources.kinds import DEVICE_CLASSES, EVICTION_REQUESTS, JOBS, LEASES, NODES, PODS, SLICES, Kind
+from draco.resources.texts import counted, listed
+
+T = TypeVar("T")
+DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
+DAEMON_SETS: Final = Kind("apps", "v1", "daemonsets", "DaemonSet", True, Workload)
+_WORKERS: Final = "app.kubernetes.io/name=draco,app.kubernetes.io/component in (operator,agent)"
+_AGAIN_S: Final = 1.0
+_SETTLES_S: Final = 0.2
+"""After a round without refusals: who writes anew is seen by then, and no loop is tight."""
+_PODS_WITHIN: Final = 0.5
+"""Which part of the time may pass until the pods of operator and agents have ended."""
+
+
+class WithdrawError(DracoError):
+    """Not everything was taken back; says what is left, and why."""
+
+
+class Withdrawal:
+    """One withdrawal. `namespace` is Draco's, `rules` the kind of DeviceTaintRules, if they are served."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        rules: Kind[DeviceTaintRule] | None,
+        *,
+        clock: Clock,
+        within_s: float,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._rules = rules
+        self._clock = clock
+        self._within_s = within_s
+        self._until_s = clock.monotonic() + within_s
+        self._say = say
+        self._warn = warn
+
+    async def workloads(self) -> list[tuple[Kind[Any], Workload]]:
+        """The Deployment and the DaemonSet of Draco, where they are."""
+        found = [
+            (kind, await self._list(kind, namespace=self._namespace, label_selector=_WORKERS))
+            for kind in (DEPLOYMENTS, DAEMON_SETS)
+        ]
+        return [(kind, each) for kind, objects in found for each in objects]
+
+    async def read(self) -> WithdrawalPlan:
+        """Say what is to be taken back, as things are now. Raises ApiError."""
+        return plan(
+            Written(
+                namespace=self._namespace,
+                slices=await self._list(SLICES),
+                rules=await self._list(self._rules) if self._rules else (),
+                rule_kind=self._rules,
+                nodes=await self._list(NODES),
+                claims=await self._list(MANAGED_CLAIMS),
+                classes=await self._list(DEVICE_CLASSES),
+                pods=await self._list(PODS),
+                eviction_requests=await self._list(EVICTION_REQUESTS),
+                jobs=await self._list(JOBS, namespace=self._namespace),
+                leases=await self._list(LEASES, namespace=self._namespace),
+            )
+        )
+
+    async def stop(self) -> None:
+        """End operator and agents, which would write again. Who does not end in time is named, and not waited for any more."""
+        for kind, each in await self.workloads():
+            with suppress(NotFound):
+                await retry(partial(self._delete, kind, each.metadata), clock=self._clock)
+            self._say(f"{kind.kind.lower()}.apps/{each.metadata.name} deleted")
+        until_s = self._clock.monotonic() + self._within_s * _PODS_WITHIN
+        while pods := await self._list(PODS, namespace=self._namespace, label_selector=_WORKERS):
+            if self._clock.monotonic() >= until_s:
+                self._warn(_not_ended(pods))
+                return
+            await self._clock.sleep(_AGAIN_S)
+
+    async def take_back(self) -> None:
+        """Take back all of the plan, and of the plans after it, until nothing is left. Raises WithdrawError when time is up."""
+        while left := (await self.read()).reversals:
+            refused: dict[str, str] = {}
+            for each in left:
+                try:
+                    why = await self._write(each)
+                except TRANSIENT as error:
+                    why = str(error)
+                if why:
+                    refused[str(each)] = why
+            if self._clock.monotonic() >= self._until_s:
+                raise WithdrawError(_left(refused or {str(each): "it is there again" for each in left}))
+            await self._clock.sleep(_AGAIN_S if refused else _SETTLES_S)
+
+    async def _write(self, reversal: Reversal) -> str:
+        """Make one write; returns why it was not made, "" if it was or the object is gone. Raises what may pass by itself."""
+        kind, meta = reversal.kind, reversal.meta
+        try:
+            if reversal.manager:
+                body = {"metadata": meta.as_seen}  # without a status: an empty one would still be set by somebody
+                await self._client.apply(kind, meta.key, body, manager=reversal.manager, subresource="status")
+            elif reversal.patch is not None:
+                patch = {**reversal.patch, "metadata": {**reversal.patch.get("metadata", {}), **meta.as_seen}}
+                await self._client.patch(kind, meta.key, patch)
+            else:
+                await self._delete(kind, meta)
+        except NotFound:
+            return ""
+        except Conflict as error:
+            return f"{error}"  # somebody was faster: it is read again
+        except (Forbidden, Invalid) as error:
+            return str(error)
+        self._say(str(reversal))
+        return ""
+
+    async def _delete(self, kind: Kind[Any], meta: ObjectMeta) -> None:
+        await self._client.delete(kind, meta.key, uid=meta.uid, propagation="Background")
+
+    async def _list(self, kind: Kind[T], **where: str) -> list[T]:
+        """All of the kind; none where the cluster does not serve it. Raises ApiError, or WithdrawError without the right."""
+        try:
+            return await retry(lambda: self._client.list(kind, **where), clock=self._clock)
+        except NotFound:
+            return []
+        except Forbidden as error:
+            raise WithdrawError(
+                f"these credentials may not list {kind.plural}, which Draco writes or writes on ({error}): run this as an "
+                "administrator of the cluster."
+            ) from error
+
+
+def _not_ended(pods: Sequence[Pod]) -> str:
+    names = [f"{each.metadata.name} on node {each.spec.node_name or 'none'}" for each in pods]
+    return (
+        f"{counted(len(pods), 'pod')} of Draco's have not ended ({listed(names, 3)}): what they write from now on stays. Run "
+        "this again when they have."
+    )
+
+
+def _left(refused: dict[str, str]) -> str:
+    what, why = next(iter(refused.items()))
+    more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+    return (
+        f"not everything was taken back ({what}{more}): {why}. Run this again. If it is written again each time, an operator or "
+        "an agent is still at work."
+    )

@@ -1,0 +1,100 @@
+"""`draco withdraw`: before Draco is uninstalled, take back what it has written on objects that are not its own.
+
+Owns the options, what must be agreed to, and the screen. What is taken back is in `plan`, how in `cluster`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from draco.cli.input.reading import cluster_with_dra
+from draco.cli.options import with_cluster
+from draco.cli.output import echo, warn
+from draco.cli.withdraw.cluster import Withdrawal, WithdrawError
+from draco.cli.withdraw.plan import WithdrawalPlan
+from draco.kube.clock import SystemClock
+from draco.overview.installation import Workload
+from draco.resources.kinds import Kind
+from draco.resources.names import DeviceKey
+from draco.resources.texts import counted, listed
+
+_NAMED: Final = 5
+_ANSWERS_S: Final = 30.0
+
+
+@click.command()
+@with_cluster
+@click.option("-n", "--namespace", default="draco-system", show_default=True, help="Draco's namespace.")
+@click.option("--dry-run", is_flag=True, help="Say what would be taken back, and do nothing.")
+@click.option("--force", is_flag=True, help="Give devices in maintenance back to claims, too.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long all of it may take.",
+)
+def command(
+    *, kubeconfig: Path | None, context: str | None, namespace: str, dry_run: bool, force: bool, timeout_s: float
+) -> None:
+    """Take back what Draco has written, before it is uninstalled.
+
+    Ends operator and agents, and then takes back what they wrote outside of Draco's own kinds: ResourceSlices, taint rules,
+    conditions and annotations of nodes, states of devices in claims, scheduling gates, leases. What pods use, and what people
+    made, stays and is named. `helm uninstall` does this by itself. It can be repeated at any time.
+    """
+    asyncio.run(_withdraw(kubeconfig, context, namespace, dry_run=dry_run, force=force, timeout_s=timeout_s))
+
+
+async def _withdraw(
+    kubeconfig: Path | None, context: str | None, namespace: str, *, dry_run: bool, force: bool, timeout_s: float
+) -> None:
+    async with cluster_with_dra(kubeconfig, context) as (client, features):
+        withdrawal = Withdrawal(
+            client,
+            namespace,
+            features.taint_rules,
+            clock=SystemClock(),
+            within_s=timeout_s,
+            say=echo,
+            warn=lambda sentence: warn([sentence]),
+        )
+        try:
+            async with asyncio.timeout(timeout_s + _ANSWERS_S):  # it ends by itself, unless the server does not answer
+                first = await withdrawal.read()
+                if dry_run:
+                    _show(first, await withdrawal.workloads())
+                    return
+                if first.isolated and not force:
+                    raise WithdrawError(_in_maintenance(first.isolated))
+                warn(first.stays)
+                await withdrawal.stop()
+                await withdrawal.take_back()
+        except TimeoutError:
+            raise WithdrawError(
+                f"not everything was taken back within {timeout_s:.0f} s: run this again, with a longer --timeout."
+            ) from None
+    echo("Nothing that Draco wrote is left outside of its own kinds.")
+
+
+def _show(first: WithdrawalPlan, workloads: Sequence[tuple[Kind[Any], Workload]]) -> None:
+    for kind, each in workloads:
+        echo(f"{kind.kind.lower()}.apps/{each.metadata.name} deleted (dry run)")
+    for reversal in first.reversals:
+        echo(f"{reversal} (dry run)")
+    warn(first.stays)
+    if first.isolated:
+        warn([_in_maintenance(first.isolated)])
+
+
+def _in_maintenance(isolated: tuple[DeviceKey, ...]) -> str:
+    names = listed((f"{each.pool}/{each.device}" for each in isolated), _NAMED)
+    return (
+        f"{counted(len(isolated), 'device')} in maintenance ({names}) would be given to claims again, though nobody says that "
+        "they work: finish or cancel these DeviceMaintenances first (`draco status` lists them), or repeat this with --force."
+    )

@@ -1,0 +1,317 @@
+"""What an uninstallation leaves behind: the API server's whole content before Draco came and after it went.
+
+Operator and agents are real, with the tokens of their accounts, and so is the account that the chart's hook has.
+"""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draco.kube.connect.client import Client
+from draco.kube.connect.kubeconfig import connect
+from draco.kube.errors import Forbidden, Invalid
+from draco.maintenance.isolating.node_conditions import REASON
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import (
+    CLAIM_TEMPLATES,
+    CLAIMS,
+    DEVICE_MAINTENANCES,
+    DEVICE_RESERVATIONS,
+    LEASES,
+    MIG_POLICIES,
+    NODES,
+    PODS,
+    SLICES,
+    TAINT_RULES,
+)
+from draco.resources.names import ANNOTATION_HELD, LABEL_SIMULATED, SCHEDULING_GATE
+from draco_local.cluster.controlplane import ALL, APISERVER, ControlPlane, Settings
+from draco_local.cluster.programs import binaries
+from tests.component.chart import audit
+from tests.component.chart.accounts import NODE_NAMES, TENANT, Cluster
+from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm
+from tests.component.controller.replicas import Process, until
+from tests.conftest import DIES_WITH_THE_TESTS
+from tests.requests import call
+
+VALUES = ("--set", "operator.allocate=true,operator.runJobs=true,operator.replicas=1")
+OPTIONS = (*("--settle", "0.1"), *("--pending-after", "0"), *("--handover-settle", "0.5"), "--run-jobs", "--allocate")
+ACCOUNT = "draco-withdraw"
+ASKED_BY_THE_SERVER = {
+    audit.Right("resource.k8s.io", "resourceclaims/driver", "arbitrary-node:patch", "gpu.nvidia.com")
+}
+"""Rights that no request names: the API server looks for them when a claim's status is written."""
+NOT_WRITTEN_HERE = {
+    audit.Right("batch", "jobs", "delete"),
+    audit.Right("lifecycle.k8s.io", "evictionrequests", "delete"),
+}
+"""This Kubernetes takes no EvictionRequests, and no Job works on a GPU."""
+TRIED = {"waits", "used", NODE_NAMES[0]}
+TIDES = {"events", "leases", "endpointslices", "componentstatuses", "controllerrevisions"}
+"""What a cluster writes by itself all the time."""
+THEIRS: dict[str, Any] = {
+    "metadata": {"name": "theirs"},
+    "spec": {
+        "deviceSelector": {"driver": "nic.example.com"},
+        "taint": {"key": "example.com/broken", "effect": "NoSchedule"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="draco-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def plane(folder: Path) -> Iterator[ControlPlane]:
+    """A control plane that writes down what the accounts of Draco's namespace ask for."""
+    version = binaries.kubernetes_version()
+    (folder / "audit.yaml").write_text(audit.POLICY)
+    flags = ("--audit-policy-file", str(folder / "audit.yaml"), "--audit-log-path", str(folder / "audit.log"))
+    settings = Settings(
+        programs=binaries.find(*ALL, kubernetes=version),
+        kubernetes=version,
+        enter=DIES_WITH_THE_TESTS,
+        extra_flags={APISERVER: flags},
+    )
+    plane = ControlPlane(folder / "state", settings)
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+
+
+@pytest.fixture
+def served(plane: ControlPlane) -> ControlPlane:
+    """Where `client` is."""
+    return plane
+
+
+def content(plane: ControlPlane) -> dict[str, Any]:
+    """All objects of all kinds but Draco's own, by kind and name, without what the server keeps for itself."""
+    found: dict[str, Any] = {}
+    groups = [group["preferredVersion"]["groupVersion"] for group in call(plane, "GET", "/apis")["groups"]]
+    for version in ["v1", *(each for each in groups if not each.startswith("draco.dev/"))]:
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        for resource in call(plane, "GET", root)["resources"]:
+            if "list" not in resource["verbs"] or "/" in resource["name"] or resource["name"] in TIDES:
+                continue
+            for item in call(plane, "GET", f"{root}/{resource['name']}")["items"] or []:
+                meta = item["metadata"]
+                for own in ("managedFields", "resourceVersion", "generation"):
+                    meta.pop(own, None)
+                found[f"{resource['name']}.{version} {meta.get('namespace', '')}/{meta['name']}"] = item
+    return found
+
+
+def kubeconfig(plane: ControlPlane, folder: Path) -> Path:
+    """That of the hook's pod: its account with its rights, as the chart renders them."""
+    rendered = helm(
+        "template", "draco", CHART, "-n", NAMESPACE, *IMAGE, *VALUES, "--show-only", "templates/withdraw/hook.yaml"
+    )
+    rights = [each for each in yaml.safe_load_all(rendered.stdout) if each["kind"] != "Job"]
+    kubectl = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(plane.kubeconfig), "apply", "-f", "-"]
+    subprocess.run(kubectl, input=yaml.safe_dump_all(rights), text=True, check=True, capture_output=True)
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
+    token = call(plane, "POST", account, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": "c", "cluster": {"server": plane.server, "certificate-authority": str(plane.pki / "ca.crt")}}
+        ],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    path = folder / "withdraw.kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+async def withdraw(kubeconfig: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "draco", "withdraw", "--kubeconfig", str(kubeconfig), "--timeout", "60", *options]
+    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+
+
+async def everything_is_written(cluster: Cluster) -> None:
+    """GPUs are handed over, allocated, reserved and in maintenance, and pods wait: all that operator and agents write stands."""
+    client, (first, second) = cluster.client, NODE_NAMES
+    await cluster.claim("used")
+    await cluster.pod("used", "used", node=second)
+    await until(lambda: cluster.running("used"), what="a pod with a GPU")
+    selector = {"driver": "gpu.nvidia.com", "pool": second, "device": "gpu-0"}
+    spec = {"deviceSelector": selector, "allowMostOfClass": True}
+    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": "mend"}, "spec": spec})
+    only = {"matchLabels": {"kubernetes.io/hostname": first}}
+    spec = {"mode": "Disabled", "allocator": "Operator", "nodeSelector": only}
+    await client.create(MIG_POLICIES, {"metadata": {"name": "handed-over"}, "spec": spec})
+    await cluster.claim("dracos", device_class="gpu.draco.dev")
+
+    async def held() -> bool:
+        return ANNOTATION_HELD in (await client.get(NODES, ObjectKey("", first))).metadata.annotations
+
+    await until(held, what="a node held against scale-down")
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.draco.dev"}}
+    template = {"spec": {"devices": {"requests": [request]}}}
+    await client.create(CLAIM_TEMPLATES, {"metadata": {"name": "one", "namespace": TENANT}, "spec": template})
+    await client.create(
+        DEVICE_RESERVATIONS, {"metadata": {"name": "kept", "namespace": TENANT}, "spec": {"templateName": "one"}}
+    )
+    await cluster.claim("waits", device_class="gpu.draco.dev")
+    pod: dict[str, Any] = {
+        "containers": [{"name": "main", "image": "none"}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "waits"}],
+        "schedulingGates": [{"name": SCHEDULING_GATE}, {"name": "example.com/theirs"}],
+    }
+    await client.create(PODS, {"metadata": {"name": "waits", "namespace": TENANT}, "spec": pod})
+
+    async def said() -> bool:
+        node = await client.get(NODES, ObjectKey("", second))
+        claims = {each.metadata.name: each for each in await client.list(CLAIMS, namespace=TENANT)}
+        return (
+            any(each.reason == REASON for each in node.status.conditions)
+            and bool(claims["used"].status.devices)
+            and any("draco.dev/reservation" in each.metadata.labels for each in claims.values())
+            and len(await client.list(TAINT_RULES[1])) == 2
+            and len(await client.list(LEASES, namespace=NAMESPACE)) == 1 + len(NODE_NAMES)
+        )
+
+    await until(said, what="a node's conditions, a claim's devices, a reservation's claim, a rule and three leases")
+
+
+async def a_cluster_without_draco(plane: ControlPlane, client: Client) -> None:
+    """With a rule of a person, and a person's word against the removal of nodes."""
+    for name in (TENANT, NAMESPACE):
+        call(plane, "POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    call(plane, "POST", TAINT_RULES[1].path(), THEIRS)
+    for name in NODE_NAMES:
+        labels, annotations = {"kubernetes.io/hostname": name}, {"karpenter.sh/do-not-disrupt": "true"}
+        await client.create(NODES, {"metadata": {"name": name, "labels": labels, "annotations": annotations}})
+
+
+async def it_may_do_no_more(kubeconfig: Path) -> None:
+    """The account's roles let it patch pods, nodes and claims; the admission policies beside them say what of these."""
+    node, pod, claim = ObjectKey("", NODE_NAMES[0]), ObjectKey(TENANT, "waits"), ObjectKey(TENANT, "used")
+    finalizers = {"metadata": {"finalizers": None}}
+    async with Client(await connect(kubeconfig)) as stolen:
+        for kind, key, patch, subresource in (
+            (PODS, pod, [{"op": "replace", "path": "/spec/containers/0/image", "value": "evil"}], ""),
+            (PODS, pod, {"metadata": {"labels": {"a": "b"}}}, ""),
+            (NODES, node, {"metadata": {"labels": {"a": "b"}}}, ""),
+            (NODES, node, {"metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "false"}}}, ""),
+            (NODES, node, {"spec": {"unschedulable": True}}, ""),
+            (NODES, node, {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, "status"),
+            (CLAIMS, claim, finalizers, ""),
+            (CLAIMS, claim, {"status": {"allocation": None}}, "status"),
+            (CLAIMS, claim, {"status": {"reservedFor": None}}, "status"),
+        ):
+            with pytest.raises((Invalid, Forbidden), match=r"draco withdraw may only|resourceclaims/binding"):
+                await stolen.patch(kind, key, patch, subresource=subresource)
+        with pytest.raises((Invalid, Forbidden), match="draco withdraw may only delete claims that Draco has made"):
+            await stolen.delete(CLAIMS, claim)
+
+
+def uninstalled(plane: ControlPlane) -> None:
+    """By helm, which also takes away what it made for the hook."""
+    for each in ("clusterrolebindings", "clusterroles"):
+        call(plane, "DELETE", f"/apis/rbac.authorization.k8s.io/v1/{each}/{ACCOUNT}")
+    for each in ("rolebindings", "roles"):
+        call(plane, "DELETE", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/{each}/{ACCOUNT}")
+    call(plane, "DELETE", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}")
+    gone = helm("uninstall", "draco", "--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE, "--no-hooks")
+    assert gone.returncode == 0, gone.stderr
+
+
+def rights_are_used_and_enough(folder: Path) -> None:
+    """The hook's account has the rights that it needs and no others."""
+    requests = audit.Requests(folder / "audit.log", ACCOUNT)
+    rendered = helm(
+        "template", "draco", CHART, "-n", NAMESPACE, *IMAGE, *VALUES, "--show-only", "templates/withdraw/hook.yaml"
+    )
+    rights = audit.granted(yaml.safe_load_all(rendered.stdout), ACCOUNT) - ASKED_BY_THE_SERVER
+    assert set(audit.unused(rights, requests)) == NOT_WRITTEN_HERE, "a right of the hook is used by nothing"
+    assert {right for right in requests.refused if right.name not in TRIED} == set()
+
+
+def tenants_have_what_is_theirs(after: dict[str, Any]) -> None:
+    """What pods use stays, and nothing of Draco's keeps pods and claims waiting or from being deleted."""
+    waits = after[f"pods.v1 {TENANT}/waits"]
+    assert waits["spec"]["schedulingGates"] == [{"name": "example.com/theirs"}]
+    claims = {name: each for name, each in after.items() if name.startswith("resourceclaims.")}
+    assert {each["metadata"]["name"] for each in claims.values()} == {"used", "dracos", "waits"}
+    by_name = {each["metadata"]["name"]: each for each in claims.values()}
+    assert "finalizers" not in by_name["waits"]["metadata"]
+    assert by_name["used"]["status"]["allocation"], "a running pod keeps its GPU"
+    assert "devices" not in by_name["used"]["status"]
+    assert by_name["dracos"]["status"]["allocation"], "an allocated claim is its owner's"
+
+
+async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
+    plane: ControlPlane, client: Client, folder: Path
+) -> None:
+    """Tenants' objects that are made meanwhile are as they would be had Draco never been there; what pods use stays."""
+    await a_cluster_without_draco(plane, client)
+    before = content(plane)
+    here = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE)
+    done = helm("install", "draco", CHART, *here, *IMAGE, *VALUES)
+    assert done.returncode == 0, done.stderr
+    cluster = Cluster(plane, client, folder)
+    operator = None
+    try:
+        async with cluster.nodes():
+            where = ("--kubeconfig", str(cluster.kubeconfig()), "--namespace", NAMESPACE)
+            operator = await Process.start(plane, folder, *where, *OPTIONS)
+            await everything_is_written(cluster)
+            hook = kubeconfig(plane, folder)
+            refused = await withdraw(hook)
+            assert refused.returncode == 1
+            assert "1 device in maintenance (sim-1/gpu-0) would be given to claims again" in refused.stderr
+            assert len(await client.list(SLICES)) == len(NODE_NAMES), "nothing is done before that is agreed to"
+            assert call(plane, "GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/draco-operator")
+            await it_may_do_no_more(hook)
+    finally:
+        if operator:
+            await operator.end()
+    # The kubelets are gone with the agents: nothing new may come to their nodes, and what was there ends.
+    for node in NODE_NAMES:
+        await client.patch(NODES, ObjectKey("", node), {"spec": {"unschedulable": True}})
+    for each in await client.list(PODS, namespace=NAMESPACE):
+        await client.delete(PODS, each.metadata.key, grace_period_s=0)
+    told = await withdraw(hook, "--dry-run", "--force")
+    assert told.returncode == 0, told.stderr
+    planned = {line.removesuffix(" (dry run)") for line in told.stdout.splitlines()}
+    assert "1 claim of running pods keep" in told.stderr
+    assert len(await client.list(SLICES)) == len(NODE_NAMES), "a dry run writes nothing"
+    done = await withdraw(hook, "--force")
+    assert (done.returncode, planned - set(done.stdout.splitlines())) == (0, set()), done.stderr
+    again = await withdraw(hook, "--force")
+    assert (again.returncode, again.stdout.splitlines()[:-1]) == (0, []), "the second time nothing is left to do"
+
+    rights_are_used_and_enough(folder)
+    uninstalled(plane)
+    after = content(plane)
+    tenants_have_what_is_theirs(after)
+    for name, each in before.items():
+        if name.startswith("nodes."):
+            # What kubelet says of its node is not Draco's.
+            assert not [one for one in after[name]["status"]["conditions"] if one["reason"] == REASON]
+            assert {key for key in after[name]["metadata"]["labels"] if "draco.dev" in key} <= {LABEL_SIMULATED}
+            each["status"], each["spec"] = after[name]["status"], after[name]["spec"]
+            each["metadata"]["labels"] = after[name]["metadata"]["labels"]
+    assert {name: each for name, each in after.items() if name in before} == before
+    ours = [name for name in after if name not in before and TENANT not in name]
+    assert [name for name in ours if not name.endswith(".draco.dev")] == []
