@@ -68,6 +68,7 @@ class Leftovers:
         """One look at every claim on record."""
         claims = self._claims()
         self._gone_since = {uid: since for uid, since in self._gone_since.items() if uid in claims}
+        self._reported &= claims.keys()
         for uid, claim in claims.items():
             why = await self._why_not_ours(claim)
             if not why:
