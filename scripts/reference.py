@@ -234,7 +234,7 @@ def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
 def kind_of(schema: dict[str, Any]) -> str:
     """The type of a field as a reader thinks of it."""
     values = schema.get("additionalProperties")
-    if isinstance(values, dict):
+    if isinstance(values, dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
         return f"map to {kind_of(values)}"
     return str(schema.get("format") or schema.get("type") or "any")
 

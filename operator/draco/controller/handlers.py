@@ -14,6 +14,7 @@ import aiohttp
 import kopf
 import msgspec
 
+from draco.controller.kopf_content import ShallowContent
 from draco.kube.connect.connection import Connect
 from draco.kube.watch.watching import Removal, WatchEvent, upsert
 from draco.resources.api.meta import ObjectKey
@@ -94,7 +95,7 @@ def _follow(registry: kopf.OperatorRegistry, kind: Kind[Any], feed: KopfFeed) ->
 
 
 def _watch_listener(by_path: Mapping[str, Kind[Any]], feed: KopfFeed) -> aiohttp.ClientMiddlewareType:
-    """Kopf tells nobody when it lists and when a watch begins, so its requests do."""
+    """Kopf tells nobody when it lists and when a watch begins, so its requests do; and it is given what it can read."""
 
     async def observe(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         kind = by_path.get(request.url.path) if request.method == "GET" else None
@@ -102,6 +103,7 @@ def _watch_listener(by_path: Mapping[str, Kind[Any]], feed: KopfFeed) -> aiohttp
         if kind and not watches:
             feed.listing(kind)
         response = await send(request)
+        response.content = ShallowContent(response.content)  # type: ignore[assignment]
         if kind and watches and response.status < 300:
             feed.watching(kind)
         return response

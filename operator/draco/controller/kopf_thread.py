@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
+from cachetools import LRUCache
 
 from draco.controller.own_kinds import OwnKind
 from draco.kube.connect.connection import Connect
@@ -24,6 +25,8 @@ log = structlog.get_logger(__name__)
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _STOP_WITHIN_S = 1.0
+_ERRORS_KNOWN = 32
+_ERROR_CHARACTERS = 200
 
 
 class KopfThread:
@@ -96,13 +99,16 @@ class KopfThread:
             self._here.call_soon_threadsafe(callback, *args)
 
     async def _main(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s, known = _FIRST_PAUSE_S, ""
         while not self._ending:
             started = self._loop.time()
             try:
                 await self._run_kopf()
             except Exception as error:
-                log.warning("kopf.ended", error=str(error) or type(error).__name__, restart_in_s=pause_s, exc_info=True)
+                why = str(error) or type(error).__name__
+                # Where it comes from is said once: as long as it lasts, Kopf ends again and again.
+                log.warning("kopf.ended", error=why, restart_in_s=pause_s, exc_info=why != known)
+                known = why
             if self._loop.time() - started > _LONGEST_PAUSE_S or self._stop.is_set():
                 pause_s = _FIRST_PAUSE_S
             self._stop.clear()
@@ -132,8 +138,29 @@ class KopfThread:
 
 def quiet_kopf() -> None:
     """Keep Kopf's own log to what an operator's reader needs."""
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logger = logging.getLogger("kopf")
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    logger.handlers[:] = [_TracebacksOnce()]
     logging.getLogger("kopf._core.reactor.running").addFilter(_not_about_signals)
+
+
+class _TracebacksOnce(logging.Handler):
+    """Hands on what Kopf says, and where an error came from only if that was not said lately."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: LRUCache[str, None] = LRUCache(_ERRORS_KNOWN)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand it on."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            what = repr(error)[:_ERROR_CHARACTERS]
+            if what in self._said:
+                record.exc_info = record.exc_text = None
+            self._said[what] = None
+        logging.getLogger().handle(record)
 
 
 def _not_about_signals(record: logging.LogRecord) -> bool:

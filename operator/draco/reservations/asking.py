@@ -1,7 +1,8 @@
 """Whether what a DeviceReservation asks for can be reserved, by the DeviceClasses alone.
 
-Owns the problems and their sentences: a class that does not exist, one whose claims kube-scheduler allocates, and administrative
-access, which takes nothing. Whether devices match is for those who evaluate selectors.
+Owns the problems and their sentences: a class that does not exist, one whose claims kube-scheduler allocates, administrative
+access, which takes nothing, and parameters that are too deep to be passed on. Whether devices match is for those who evaluate
+selectors.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ import msgspec
 
 from draco.allocation.ownership.claims import is_operators
 from draco.resources.api.claims import DeviceClass, ResourceClaimSpec
+from draco.resources.api.foreign import DEEPEST_OPAQUE, is_cut
 from draco.resources.names import ALLOCATED_BY_OPERATOR, LABEL_ALLOCATOR
 from draco.resources.texts import nearest, sentence, shown
 
@@ -29,6 +31,12 @@ class ReservationProblem(msgspec.Struct, frozen=True):
 
 def problem_of(spec: ResourceClaimSpec, classes: Mapping[str, DeviceClass]) -> ReservationProblem | None:
     """The first problem, if there is any."""
+    if any(each.opaque is not None and is_cut(each.opaque.parameters) for each in spec.devices.config):
+        return ReservationProblem(
+            "ParametersTooDeep",
+            f"opaque.parameters in the config of its claims are nested {DEEPEST_OPAQUE} levels deep or more, and Draco does "
+            "not pass on what is: nest them less deeply.",
+        )
     if any(each.exactly is not None and each.exactly.admin_access for each in spec.devices.requests):
         return ReservationProblem(
             "AdminAccess",

@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import json
 import threading
 import uuid
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import kopf
 import msgspec
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from draco.controller import handlers
 from draco.controller.kopf_thread import KopfThread
@@ -148,6 +150,56 @@ async def test_an_error_that_ends_kopf_does_not_end_the_following(
         await eventually(lambda: lab.knows(key), "what came is known")
         assert not task.done()
     await client.delete(DEVICE_MAINTENANCES, key)
+
+
+def deep_request(name: str, levels: int = 4_000) -> bytes:
+    """A request whose managedFields, which anybody may write and no schema bounds, are nested so deep."""
+    fields = b'{"f:a":' * levels + b"{}" + b"}" * levels
+    request = {
+        "apiVersion": DEVICE_MAINTENANCES.api_version,
+        "kind": DEVICE_MAINTENANCES.kind,
+        "metadata": {
+            "name": name,
+            "managedFields": [
+                {
+                    "manager": "somebody",
+                    "operation": "Update",
+                    "apiVersion": DEVICE_MAINTENANCES.api_version,
+                    "fieldsType": "FieldsV1",
+                    "fieldsV1": "FIELDS",
+                }
+            ],
+        },
+        "spec": {"deviceSelector": {"pool": "nowhere"}},
+    }
+    return msgspec.json.encode(request).replace(b'"FIELDS"', fields)
+
+
+async def test_what_is_nested_too_deep_for_kopf_keeps_it_from_seeing_nothing(
+    served: ControlPlane, client: Client
+) -> None:
+    names = [f"deep-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    listed, watched = (ObjectKey("", name) for name in names)
+    before, _ = await a_request(client)
+    lab = Lab(client, lambda: connect(served.kubeconfig))
+    try:
+        await client.connection.request("POST", DEVICE_MAINTENANCES.path(), body=deep_request(listed.name))
+        stored = await client.connection.request("GET", DEVICE_MAINTENANCES.path(listed))
+        with pytest.raises(RecursionError):
+            json.loads(stored)
+        with capture_logs() as logs:
+            async with running(lab):
+                await eventually(lambda: lab.knows(listed) and lab.knows(before), "what exists is known")
+                await eventually(lambda: lab.requests.counts.watches > 0, "the watch has begun")
+                await client.connection.request("POST", DEVICE_MAINTENANCES.path(), body=deep_request(watched.name))
+                await eventually(lambda: lab.knows(watched), "what came is known")
+                after, _ = await a_request(client)
+                await eventually(lambda: lab.knows(after), "and what came after it")
+                assert lab.requests.counts.watches == 1, "it is the same watch"
+        assert {each["event"] for each in logs} <= {"kopf.loaded"}
+    finally:
+        for key in (listed, watched):
+            await client.delete(DEVICE_MAINTENANCES, key)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.json import encode as json_of
 
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError
@@ -111,3 +112,68 @@ async def test_count_and_end_can_be_changed(client: Client, namespace: str) -> N
     assert found.spec.template is not None
     assert found.spec.template.spec.devices.config[0].opaque is not None
     assert found.spec.template.spec.devices.config[0].opaque.parameters == {"any": {"thing": [1]}}
+
+
+def nested(levels: int, kinds: str) -> Any:
+    """JSON nested so many levels deep, of objects ("o") and lists ("l") in turn; the innermost one is empty."""
+    value: Any = {} if kinds[(levels - 1) % len(kinds)] == "o" else []
+    for level in range(levels - 2, -1, -1):
+        value = {"x": value} if kinds[level % len(kinds)] == "o" else [value]
+    return value
+
+
+def with_parameters(parameters: Any) -> dict[str, Any]:
+    devices = TEMPLATE["spec"]["devices"]
+    config = [{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]
+    return {"template": {"spec": {"devices": devices | {"config": config}}}}
+
+
+@pytest.mark.parametrize("kinds", ["o", "ol", "olll", "oool"])
+async def test_parameters_may_be_any_json_of_eight_levels_and_are_kept_as_they_are(
+    client: Client, namespace: str, kinds: str
+) -> None:
+    parameters = nested(8, kinds) | {
+        "texts": ["", "a"],
+        "numbers": [1, 1.5, -(2**63)],
+        "flags": [True, False],
+        "mixed": {"a": [{"b": {"c": [1, "d"]}}]},
+        "empty": {},
+        "nothing": None,
+        "nothings": [None, {"a": None}],
+    }
+    key = await create(client, namespace, with_parameters(parameters))
+    found = await client.get(DEVICE_RESERVATIONS, key)
+    assert found.spec.template is not None
+    [config] = found.spec.template.spec.devices.config
+    assert config.opaque is not None
+    assert config.opaque.parameters == parameters
+    applied = await client.apply(DEVICE_RESERVATIONS, key, {"spec": with_parameters(parameters)}, manager="somebody")
+    assert applied.spec == found.spec
+
+
+@pytest.mark.parametrize("levels", [10, 11, 100, 4000])
+@pytest.mark.parametrize("kinds", ["o", "ol", "oool"])
+async def test_parameters_that_are_nested_more_deeply_are_refused(
+    client: Client, namespace: str, levels: int, kinds: str
+) -> None:
+    with pytest.raises(ApiError, match=r"must have at most 0 (items|properties)"):
+        await client.connection.request(
+            "POST",
+            DEVICE_RESERVATIONS.path(namespace=namespace),
+            body=json_of(
+                {
+                    "apiVersion": DEVICE_RESERVATIONS.api_version,
+                    "kind": DEVICE_RESERVATIONS.kind,
+                    "metadata": {"name": "deep"},
+                    "spec": with_parameters("NESTED"),
+                }
+            ).replace(b'"NESTED"', text_of(levels, kinds)),
+        )
+
+
+def text_of(levels: int, kinds: str) -> bytes:
+    """What `nested` would give, without taking the stack that this takes in Python."""
+    opened = [kinds[level % len(kinds)] for level in range(levels)]
+    head = "".join('{"x":' if each == "o" else "[" for each in opened[:-1])
+    tail = "".join("}" if each == "o" else "]" for each in reversed(opened[:-1]))
+    return (head + ("{}" if opened[-1] == "o" else "[]") + tail).encode()

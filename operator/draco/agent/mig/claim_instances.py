@@ -312,6 +312,7 @@ class ClaimInstances:
 
         Those of a GPU that left the node are in nobody's way. OSError when the disk refuses.
         """
+        self._asked_since_s = {uid: at for uid, at in self._asked_since_s.items() if uid in self._record.claims}
         unneeded = read_unneeded(claim, self._record)
         go = _destroyed(plan_release(uuid, parts, self._keeping(uuid)) for uuid, parts in unneeded.items())
         if not go:

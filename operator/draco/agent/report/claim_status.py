@@ -2,7 +2,8 @@
 
 Owns the entries of our driver in `status.devices`, and the shape of their `data` (docs/reference/device-identity.md). Devices are
 looked up by what they are, never by their names. Works in the background: kubelet never waits for it, and a failed write is
-tried again. The API server drops the entries when the claim is deallocated.
+tried again. The API server drops the entries when the claim is deallocated. Of a claim that is not on record any more nothing
+is remembered.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -140,7 +141,7 @@ class ClaimReporter:
         self._claims = claims
         self._health = health
         self._clock = clock
-        self._refused: dict[ClaimRef, str] = {}
+        self._refused: dict[ClaimUid, str] = {}  # what was said of claims on record
         self._queue: WorkQueue[ClaimRef] = WorkQueue(clock=clock, base_s=0.5, cap_s=120.0)
 
     def touch(self, claim: PreparedClaim) -> None:
@@ -157,10 +158,11 @@ class ClaimReporter:
         await run_workers(self._queue, self._reconcile, workers=2, log=log)
 
     async def _reconcile(self, ref: ClaimRef) -> float | None:
+        on_record = self._claims()
+        self._refused = {uid: said for uid, said in self._refused.items() if uid in on_record}
         try:
             claim = await self._client.get(CLAIMS, ObjectKey(ref.namespace, ref.name))
         except NotFound:
-            self._refused.pop(ref, None)
             return None
         if claim.metadata.uid != ref.uid or claim.status.allocation is None:
             return None
@@ -182,13 +184,14 @@ class ClaimReporter:
             # Deallocated meanwhile, or the right to report is missing: trying at once would not help.
             self._say_refused(ref, SPACED if _spaced(error) else str(error))
             return None if _spaced(error) else 60.0
-        self._refused.pop(ref, None)
+        self._refused.pop(ref.uid, None)
         return None
 
     def _say_refused(self, ref: ClaimRef, sentence: str) -> None:
-        if self._refused.get(ref) != sentence:
+        if self._refused.get(ref.uid) != sentence:
             log.warning("claim.status_refused", claim=str(ref), error=sentence)
-        self._refused[ref] = sentence
+        if ref.uid in self._claims():
+            self._refused[ref.uid] = sentence
 
     def _entries(
         self, uid: ClaimUid, claim: ResourceClaim, before: list[AllocatedDeviceStatus]

@@ -303,8 +303,11 @@ class Workers:
         try:
             question = pending.read()
         except Exception as error:  # noqa: BLE001 - who asks meets it; the others are still answered
-            pending.future.set_exception(error)
+            if not pending.future.done():
+                pending.future.set_exception(error)
             return None
+        if pending.future.done():
+            return None  # reading it has shown that nobody asks
         if question is None:
             pending.future.set_result(None)
         return question

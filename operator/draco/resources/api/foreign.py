@@ -63,12 +63,21 @@ def shallow(written: bytes, deepest: int = DEEPEST) -> bytes:
 
 def shallow_value(value: Any, deepest: int = DEEPEST_OPAQUE) -> Any:
     """The same value in JSON's types with None for all that is nested deeper."""
-    level = [value]
-    for _ in range(deepest):
-        level = [inner for each in level if isinstance(each, dict | list) for inner in _inner(each)]
+    return _cut(value, deepest) if _reaches(value, deepest + 1) else value
+
+
+def is_cut(value: Any, deepest: int = DEEPEST_OPAQUE) -> bool:
+    """Whether the value is nested as deeply as values are read, so that some of it may have been left out."""
+    return _reaches(value, deepest)
+
+
+def _reaches(value: Any, depth: int) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth - 1):
         if not level:
-            return value
-    return _cut(value, deepest)
+            return False
+        level = [inner for each in level for inner in _inner(each)]
+    return bool(level)
 
 
 def _inner(value: dict[str, Any] | list[Any]) -> list[Any]:

@@ -376,6 +376,30 @@ async def test_what_is_gone_when_its_turn_comes_is_not_asked(lab: Lab) -> None:
     assert await (await asking(lab, lambda: None)) is None, "nor where it was gone before"
 
 
+@pytest.mark.parametrize("read_by_then", [None, about("gone"), ZeroDivisionError()])
+async def test_who_finds_by_reading_that_nobody_asks_may_leave(
+    lab: Lab, read_by_then: ExplainPending | Exception | None
+) -> None:
+    for name in "ab":
+        await lab.ask(name)
+    asked: list[asyncio.Task[Answered | None]] = []
+
+    def read() -> ExplainPending | None:
+        if not asked:
+            return about("waiting")
+        asked[0].cancel()
+        if isinstance(read_by_then, Exception):
+            raise read_by_then
+        return read_by_then
+
+    asked.append(await asking(lab, read))
+    other = await lab.ask("other")
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert (lab.names(), lab.workers.waiting, asked[0].cancelled()) == (["b", "other"], 0, True)
+    assert not other.done()
+
+
 async def test_a_question_that_cannot_be_read_keeps_no_other_from_being_answered(lab: Lab) -> None:
     for name in "ab":
         await lab.ask(name)
