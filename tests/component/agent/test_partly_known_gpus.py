@@ -57,7 +57,7 @@ def readable(node: GpuNode) -> bool:
 async def prepares(node: SimulatedNode, device: str) -> str:
     """The error of a new claim, "" when it is prepared; it is given up again."""
     claim = await node.claim(device)
-    error: str = (await node.prepare(claim))[claim.metadata.uid].error
+    error = str((await node.prepare(claim))[claim.metadata.uid].error)
     if not error:
         assert not (await node.unprepare(claim))[claim.metadata.uid].error
     return error
@@ -85,8 +85,9 @@ async def test_a_gpu_without_memory_of_its_own_is_published_without_it_and_can_b
             await eventually(without)
             found = (await devices(node))["gpu-0"]
             assert found.taints == []
-            assert found.attributes["resource.kubernetes.io/pciBusID"].string == load(node.gpus).gpus[0].bus_id
-            assert found.attributes["resource.kubernetes.io/pciBusID"].string.startswith("000f:")
+            address = load(node.gpus).gpus[0].bus_id
+            assert address.startswith("000f:")
+            assert found.attributes["resource.kubernetes.io/pciBusID"].string == address
             said = await reported(
                 node, lambda one: "gpu-0: published without memory" in complete(one) and readable(one)
             )
