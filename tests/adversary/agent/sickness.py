@@ -14,6 +14,7 @@ FAMILIES = ("xid", "ecc", "row-remap", "thermal", "nvlink", "fabric", "recovery"
 FAULTS = frozenset(f"draco.dev/{family}" for family in FAMILIES)
 FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
 """What ends it. The other XIDs that the machine sends are the fault of an application."""
+LINK_DOWN = 74
 LOST = 15
 
 Xids = dict[str, frozenset[int]]
@@ -44,6 +45,10 @@ class Sickness:
 
     def xid(self, gpu: str, code: int) -> None:
         """NVML tells of an XID."""
+        if (
+            code == LINK_DOWN
+        ):  # which is seen by looking, while the board is whole; and may be remembered while it is divided
+            self.suspect.add(gpu)
         if code not in FATAL:
             return
         self.suspect.add(gpu)
