@@ -123,7 +123,11 @@ async def test_a_gpu_without_a_minor_number_is_named_and_the_other_keeps_its_nam
         faults.stop_failing(node.gpus)
         async with node.running():
             await reported(node, lambda one: not one.status.unidentified and readable(one))
-            assert set(await devices(node)) == {"gpu-0", "gpu-1"}
+
+            async def published() -> bool:
+                return await taints(node) == {"gpu-0": [], "gpu-1": []}
+
+            await eventually(published)
             assert await prepares(node, "gpu-0") == ""
 
 
