@@ -18,6 +18,7 @@ CAUSES = {
     "row-remap": (("remap", "2", "--failed"), ("RowRemapFailed", "NoSchedule")),
     "thermal": (("temperature", "3", "120"), ("ThermalSlowdown", "None")),
     "nvlink": (("nvlink", "4", "7", "--down"), ("NvLinkDown", "NoSchedule")),
+    "fabric": (("fabric", "6", "failed"), ("FabricFailed", "NoSchedule")),
     "recovery": (("recovery", "5", "reset"), ("NeedsReset", "NoSchedule")),
     "unreadable": (("unreadable", "7"), ("Unreadable", "NoSchedule")),
 }
@@ -74,13 +75,11 @@ def test_a_fault_of_each_family_is_a_taint_of_its_own_and_the_scheduler_heeds_it
         by_hand("mig", str(number), "off")  # NVLinks of a GPU in MIG mode say nothing, and MIG mode outlives its policy
     for command, _ in CAUSES.values():
         by_hand(command[0], *command[1:])
-    by_hand("xid", "6", "119")  # the last one that is well
     for family, ((_, gpu, *_), told) in CAUSES.items():
         eventually(
             lambda family=family, gpu=gpu, told=told: taints(kube)[gpu].get(f"draco.dev/{family}") == told,
             what=f"gpu-{gpu} is tainted for {family}",
         )
-    eventually(lambda: taints(kube)["6"].get("draco.dev/xid") == ("Xid119", "NoSchedule"), what="gpu-6 is tainted")
     eventually(
         lambda: all(name in ledger(kube)[f"gpu-{command[1]}"] for command, (name, _) in CAUSES.values()),
         what="each fault is in its GPU's ledger",

@@ -17,7 +17,7 @@ from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.handing_over import HandingOver
-from tests.adversary.agent.life import FAILING, REST_S
+from tests.adversary.agent.life import FAILING, LACKS, REST_S
 from tests.adversary.agent.node import NUMBERS, accident, fired
 from tests.adversary.agent.surroundings import DRIVER
 
@@ -117,7 +117,27 @@ class Accidents(HandingOver):
             case "unreadable":
                 self._happens(what, lambda: faults.make_unreadable(self.path, gpu), moves=False)
             case _:
-                self._happens(what, lambda: faults.stop_failing(self.path), moves=False)
+                self._happens(what, self._stop_failing, moves=False)
+
+    @accident(pick=NUMBERS, state=st.sampled_from(("joining", "joined", "failed")), seen=st.booleans())
+    def fabric(self, pick: int, state: faults.FabricState, seen: bool = False) -> None:
+        """The fabric manager begins with a GPU, is done with it, or gives up."""
+        gpu = self._gpu(pick)
+        if self._uuid(gpu):
+            event = partial(faults.fabric, self.path, gpu, state)
+            self._happens(f"fabric {state}", event, moves=False, disturbs=False)
+            self._time_passes(seen)
+
+    @precondition(lambda self: not self.hanging)
+    @accident(pick=NUMBERS, lacks=LACKS)
+    def older_driver(self, pick: int, lacks: tuple[str, str]) -> None:
+        """A driver is loaded that lacks something for a board."""
+        gpu = self._gpu(pick)
+        if self._uuid(gpu) and self._happens("older driver", lambda: faults.reload_driver(self.path), moves=True):
+            self.sickness.reset()
+            sysfs.build(self.folder / "sys", state.load(self.path))
+            if self._uuid(gpu):
+                self._lack(gpu, *lacks)
 
     @accident(
         pick=NUMBERS, code=st.sampled_from(XIDS), of_part=st.booleans(), seen=st.sampled_from((True, True, False))

@@ -38,6 +38,22 @@ FAILING = (
 )
 
 
+LACKING = (
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetBrand",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetMemoryAffinity",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetMinorNumber",
+)
+"""What a board or its driver may not have."""
+NEVER = ("NOT_SUPPORTED", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION")
+LACKS = st.tuples(st.sampled_from(LACKING), st.sampled_from(NEVER))
+
+
 class LifeOfAgent(Node):
     """What one node's agent goes through."""
 
@@ -46,8 +62,16 @@ class LifeOfAgent(Node):
         gpus=st.integers(2, 3),
         dynamic=st.sampled_from(((), (0,), (0, 1), (1,))),
         peace=st.sampled_from((4, 2, 8, 0)),
+        lacks=st.just(()) | st.lists(LACKS, min_size=1, max_size=3, unique_by=lambda one: one[0]).map(tuple),
     )
-    def begin(self, board: str, gpus: int, dynamic: tuple[int, ...], peace: int = 0) -> None:
+    def begin(
+        self,
+        board: str,
+        gpus: int,
+        dynamic: tuple[int, ...],
+        peace: int = 0,
+        lacks: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         fired["sequences"] += 1
         self._patch()
         self.peace, self.quiet = peace, 4
@@ -55,6 +79,8 @@ class LifeOfAgent(Node):
         if board.startswith("A100"):
             with state.mutate(self.path) as made:
                 made.gpus[0].mig_current = made.gpus[0].mig_pending = 1
+        for function, code in lacks:
+            self._lack(0, function, code)
         sysfs.build(self.folder / "sys", node)
         procfs.build(self.path, state.load(self.path))
         (self.folder / "cdi").mkdir()

@@ -20,6 +20,9 @@ as it can be. One that was always well is not.
 When the agent had its turn beside another plugin of the driver, who was there first serves it, and GpuNode says so.
 A claim that has nothing but whole GPUs is given up whether or not the driver answers, one of partitions when it answers and
 nobody uses them; and a full disk or an API server that is away keeps neither from it.
+A GPU of which NVML never tells something is well all the same, and every GPU that is well is published, whatever is wrong
+with the others; one that has no minor number is said to be there. A whole GPU that has not joined its NVLink fabric is offered
+to nobody.
 At rest, when everything works again: each claim that kubelet was told of can be given up, and then nothing of ours is left.
 Administrative access is exempt where it may be: it shares what others have.
 """
@@ -30,12 +33,15 @@ from contextlib import suppress
 
 from hypothesis.stateful import invariant
 
-from draco_local.simulator.accidents import faults
+from draco.resources.kinds import CLAIMS
 from draco_local.simulator.gpus import state
 from tests.adversary.agent import observer
 from tests.adversary.agent.accidents import Accidents
 from tests.adversary.agent.life import REST_S
 from tests.adversary.agent.node import Over, at_once, fired
+from tests.adversary.agent.scheduler import Claim, Result
+from tests.adversary.agent.sickness import refused
+from tests.adversary.agent.surroundings import NODE
 
 __all__ = ["AgentMachine", "at_once", "fired"]
 
@@ -139,7 +145,7 @@ class AgentMachine(Accidents):
             self._bury()
         if self.next is not None:
             self.next.death.disarm()
-        faults.stop_failing(self.path)
+        self._stop_failing()
         with state.mutate(self.path) as node:
             node.driver.error = 0
             for gpu in node.gpus:
@@ -172,3 +178,21 @@ class AgentMachine(Accidents):
             if instance["serial"] not in self.foreign | self.unclaimed and gpu["uuid"] not in lost
         ]
         assert not ours, f"instances are left that nobody has: {ours}"
+        self._every_gpu_is_served()
+
+    def _every_gpu_is_served(self) -> None:
+        """What is offered as a whole can be had, and given back."""
+        published = self._publish()
+        if published is None or not self._served():
+            return
+        for device in published.devices:
+            if "-mig-" in device["name"] or refused(device):
+                continue
+            fired["served at rest"] += 1
+            claim = Claim(name=self._name(), results=[Result(device["name"])])
+            self.claims[claim.name] = claim
+            self.source.put(CLAIMS, claim.object(NODE))
+            error, _ = self._up().prepare(claim.name, claim.uid)
+            assert not error, f"{device['name']} is offered, and cannot be had: {error}"
+            error = self._give_up(claim)
+            assert not error, f"{device['name']} cannot be given back: {error}"

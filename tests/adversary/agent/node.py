@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from draco.resources.api.draco import WantedGpu
+from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
 from tests.adversary.agent import observer
 from tests.adversary.agent.driven import Driven
 from tests.adversary.agent.processes import owned, side_by_side
 from tests.adversary.agent.rivals import Rivals, sockets_beside
 from tests.adversary.agent.scheduler import Claim, Published
-from tests.adversary.agent.sickness import Sickness, fenced
+from tests.adversary.agent.sickness import Sickness, fenced, refused
 from tests.adversary.agent.surroundings import DRIVER, Death, Disk, Source
 from tests.doubles.clock import ManualClock
 
@@ -171,8 +172,29 @@ class Node(RuleBasedStateMachine):
     def _answers(self) -> bool:
         """Whether the driver answers whatever it is asked."""
         node = self._hardware()
-        broken = node["failures"] or node["driver"]["error"] or any(gpu["error"] == 999 for gpu in node["gpus"])
+        failing = [
+            one
+            for one in node["failures"]
+            if (one["gpu_uuid"], one["function"], one["error"]) not in self.sickness.lacks
+        ]
+        broken = failing or node["driver"]["error"] or any(gpu["error"] == 999 for gpu in node["gpus"])
         return not self.hanging and not broken
+
+    def _lack(self, gpu: int, function: str, code: str) -> None:
+        """From now on NVML answers so for a board, for ever, and nothing is wrong with it."""
+        uuid = state.load(self.path).gpus[gpu].uuid
+        self.sickness.lacks.add((uuid, function, faults.ERRORS[code]))
+        if function == "nvmlDeviceGetMinorNumber":
+            self.sickness.placeless.add(uuid)
+        faults.fail(self.path, function, faults.ERRORS[code], gpu=uuid)
+        fired[f"lacks {function}"] += 1
+
+    def _stop_failing(self) -> None:
+        """What fails works again; what a board does not have it still has not."""
+        with state.mutate(self.path) as node:
+            node.failures[:] = [
+                one for one in node.failures if (one.gpu_uuid, one.function, one.error) in self.sickness.lacks
+            ]
 
     def _note_alive(self) -> None:
         """Instances that were made again for claims that kubelet was told of."""
@@ -207,6 +229,9 @@ class Node(RuleBasedStateMachine):
             why = self.sickness.why(board, hardware)
             fired["fenced"] += bool(why)
             assert not why or fenced(device), f"{device['name']} is offered, and {board} has had {why}"
+            if "-mig-" not in device["name"] and self.sickness.waits(board, hardware):
+                fired["waits for its fabric"] += 1
+                assert refused(device), f"{device['name']} is offered, and {board} has not joined its fabric"
 
     def _check_place(self) -> None:
         """Who was there first keeps the node, and both say so."""
@@ -236,6 +261,14 @@ class Node(RuleBasedStateMachine):
             assert not fenced(device) or not self.sickness.well(board, hardware), (
                 f"{device['name']} is well, and fenced"
             )
+        shown = {published.board(device["name"]) for device in published.devices}
+        for board in there if self.disk.free is None and not self.damaged else ():
+            fired["stays published"] += 1
+            assert board in shown or not self.sickness.well(board, hardware), f"{board} is well, and not published"
+        nameless = self.sickness.placeless & there
+        if nameless and self.reachable and not self.source.gone:
+            fired["said to be unidentified"] += 1
+            assert self.source.condition("Readable") == "False", f"nothing is said of {nameless}"
 
     def _check_names(self, published: Published) -> None:
         """A name that a claim has does not come to stand for another board."""

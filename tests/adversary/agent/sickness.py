@@ -14,6 +14,7 @@ FAMILIES = ("xid", "ecc", "row-remap", "thermal", "nvlink", "fabric", "recovery"
 FAULTS = frozenset(f"draco.dev/{family}" for family in FAMILIES)
 FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
 """What ends it. The other XIDs that the machine sends are the fault of an application."""
+LINK_DOWN = 74
 LOST = 15
 
 Xids = dict[str, frozenset[int]]
@@ -35,9 +36,19 @@ class Sickness:
         """Boards of which something fatal was said in this boot, whether or not anybody heard it."""
         self.seen: set[str] = set()
         """Boards that NVML said were ill when the agent last looked."""
+        self.late: set[str] = set()
+        """Boards that had not joined their NVLink fabric when the agent last looked."""
+        self.placeless: set[str] = set()
+        """Boards of which NVML never tells the minor number."""
+        self.lacks: set[tuple[str, str, int]] = set()
+        """What boards do not have: UUID, function of NVML, and what it answers for ever."""
 
     def xid(self, gpu: str, code: int) -> None:
         """NVML tells of an XID."""
+        if (
+            code == LINK_DOWN
+        ):  # which is seen by looking, while the board is whole; and may be remembered while it is divided
+            self.suspect.add(gpu)
         if code not in FATAL:
             return
         self.suspect.add(gpu)
@@ -57,6 +68,7 @@ class Sickness:
         if long:
             self.listening = True
             self.seen = {gpu["uuid"] for gpu in hardware["gpus"] if ill(gpu)}
+            self.late = {gpu["uuid"] for gpu in hardware["gpus"] if joining(gpu)}
         if room:
             self.kept = dict(self.known)
 
@@ -68,7 +80,7 @@ class Sickness:
     def rebooted(self) -> None:
         """That ends all."""
         self.disturbed()
-        self.known, self.kept, self.suspect, self.seen = {}, {}, set(), set()
+        self.known, self.kept, self.suspect, self.seen, self.late = {}, {}, set(), set(), set()
 
     def reset(self, gpu: str | None = None) -> None:
         """That ends what a reset heals: of one GPU, or of all, when the driver was loaded anew."""
@@ -90,10 +102,15 @@ class Sickness:
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
         return "what NVML says of it" if gpu in self.seen and there is not None and ill(there) else ""
 
+    def waits(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
+        """Whether a board has not joined its fabric, as far as the agent must know: nobody gets all of it."""
+        there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
+        return gpu in self.late and there is not None and joining(there)
+
     def well(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
         """Whether nobody ever had anything to say against a board that is there."""
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
-        if there is None or there["error"] or ill(there) or gpu in self.suspect:
+        if there is None or there["error"] or ill(there) or gpu in self.suspect | self.placeless:
             return False
         return not there["remapped"]["failed"]  # which somebody may have read before there were instances
 
@@ -101,7 +118,18 @@ class Sickness:
 def ill(gpu: Mapping[str, Any]) -> bool:
     """Whether NVML says so by itself, as often as it is asked."""
     failed = gpu["remapped"]["failed"] and not gpu["instances"]  # NVML tells it of no GPU that has instances
-    return gpu["error"] == LOST or bool(gpu["recovery_action"]) or failed
+    apart = gpu["joined"] and gpu["fabric_status"] and not gpu["mig_current"]  # which does not need the fabric
+    return gpu["error"] == LOST or bool(gpu["recovery_action"]) or failed or bool(apart)
+
+
+def joining(gpu: Mapping[str, Any]) -> bool:
+    """Whether it is being registered with its fabric, which it needs as a whole only."""
+    return not gpu["joined"] and not gpu["mig_current"] and not gpu["error"]
+
+
+def refused(device: Mapping[str, Any]) -> bool:
+    """Whether a published device says that nothing new is placed on it, for whatever reason."""
+    return any(taint["effect"] == "NoSchedule" for taint in device.get("taints", ()))
 
 
 def fenced(device: Mapping[str, Any]) -> bool:

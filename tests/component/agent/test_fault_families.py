@@ -28,6 +28,7 @@ CAUSES: dict[str, tuple[Callable[[Path], None], tuple[str, str, str]]] = {
         lambda path: faults.nvlink(path, 0, LINK, down=True),
         ("draco.dev/nvlink", "NvLinkDown", "NoSchedule"),
     ),
+    "fabric": (lambda path: faults.fabric(path, 0, "failed"), ("draco.dev/fabric", "FabricFailed", "NoSchedule")),
     "recovery": (lambda path: faults.recovery_action(path, 0, 1), ("draco.dev/recovery", "NeedsReset", "NoSchedule")),
     "lost": (lambda path: faults.lose(path, 0), ("draco.dev/lost", "Lost", "NoSchedule")),
     "driver": (

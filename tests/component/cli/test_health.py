@@ -123,3 +123,24 @@ def test_the_pods_of_a_pod_group_use_what_is_reserved_for_it(
     finally:
         call(api_server, "DELETE", f"{MAINTENANCES}/{node}")
         call(api_server, "DELETE", f"{pods}/member?gracePeriodSeconds=0")
+
+
+def test_what_is_not_known_of_a_gpu_and_a_gpu_that_can_be_given_to_nobody_are_named(api_server: ControlPlane) -> None:
+    name = f"odd-{uuid.uuid4().hex[:6]}"
+    head = {"apiVersion": "draco.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name}}
+    call(api_server, "POST", GPU_NODES, head)
+    note = "published without memory: This GPU does not support NVML's nvmlDeviceGetMemoryInfo."
+    gpus = [{"device": "gpu-1", "uuid": f"GPU-{name}-1", "health": "Healthy", "notes": [note]}]
+    nameless = [{"index": 0, "uuid": f"GPU-{name}-0", "message": "The GPU has no minor number."}]
+    status = {"driver": "gpu.nvidia.com", "gpus": gpus, "unidentified": nameless}
+    call(api_server, "PATCH", f"{GPU_NODES}/{name}/status?fieldManager=tests", {**head, "status": status})
+    try:
+        for arguments in ((), (name,)):
+            text = health(api_server, *arguments)[1]
+            assert note in text
+            assert f"{name}: GPU GPU-{name}-0 takes no claims. The GPU has no minor number." in text
+            assert "are healthy" not in text
+        found = json.loads(health(api_server, f"GPU-{name}-0", "-o", "json")[1])
+        assert (found["gpus"], [each["index"] for each in found["unidentified"]]) == ([], [0])
+    finally:
+        call(api_server, "DELETE", f"{GPU_NODES}/{name}")

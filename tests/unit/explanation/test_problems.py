@@ -103,6 +103,13 @@ def test_where_devices_of_one_driver_differ_the_guard_asks_for_the_attribute() -
     assert problem.remedy == f"write has({ATTRIBUTES}.index) && ({ATTRIBUTES}.index < 9 || false)"
 
 
+def test_where_a_gpu_has_no_memory_of_its_own_the_guard_asks_for_the_capacity() -> None:
+    fleet = a_fleet()
+    fleet.put_slice(a_slice("n3", [Device(name="unified")]))
+    wanted = f'{CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0'
+    assert the_problem(asking(wanted), fleet).remedy == f'write "memory" in device.capacity["{GPU}"] && {wanted}'
+
+
 def test_a_guard_that_leaves_devices_on_which_the_selector_fails_is_not_told() -> None:
     fleet = a_fleet()
     counted = Device(name="counted", attributes={"index": DeviceAttribute(int_=1)})

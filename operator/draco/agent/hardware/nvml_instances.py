@@ -131,13 +131,13 @@ class NvmlInstances:
 
     def running(self, uuid: GpuUuid) -> RunningProcesses:
         """The processes that use a GPU as a whole, as far as the driver can tell them: monitoring programs it does not list."""
-        kinds = ("Compute", "MPSCompute", "Graphics")
+        lists = (
+            "nvmlDeviceGetComputeRunningProcesses",
+            "nvmlDeviceGetMPSComputeRunningProcesses",
+            "nvmlDeviceGetGraphicsRunningProcesses",
+        )
         compute, shared, graphics = (
-            {
-                int(one.pid)
-                for one in self._nvml.optional(f"nvmlDeviceGet{kind}RunningProcesses", self._nvml.handle(uuid)) or ()
-            }
-            for kind in kinds
+            {int(one.pid) for one in self._nvml.optional(function, self._nvml.handle(uuid)) or ()} for function in lists
         )
         return RunningProcesses(tuple(sorted(compute | shared)), tuple(sorted(graphics - compute - shared)))
 

@@ -129,6 +129,6 @@ def _guards(fleet: Fleet, published: PublishedNames, step: SelectorStep) -> Iter
 
 
 def _presence(path: AttributePath) -> str:
-    if path.id is not None and path.id.isidentifier():
+    if path.id is not None and path.id.isidentifier() and path.kind != "capacity":
         return f"has({path_text(path)})"
     return f'"{path.id}" in device.{path.kind}["{path.domain}"]'
