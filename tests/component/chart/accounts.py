@@ -44,7 +44,7 @@ from draco.resources.kinds import (
     TAINT_RULES,
     Kind,
 )
-from draco.resources.names import AGENT_LEASE_PREFIX, ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey
+from draco.resources.names import ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey, agent_lease_name
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority
 from draco_local.simulator.accidents import faults
@@ -507,15 +507,23 @@ async def an_agent_is_lost(cluster: Cluster) -> None:
     async def is_open() -> bool:
         return not await fenced()
 
+    async def called_lost() -> bool:
+        conditions = (await cluster.client.get(GPU_NODES, ObjectKey("", NODE_NAMES[1]))).status.conditions
+        return any(each.type == "Ready" and each.reason == "AgentLost" for each in conditions)
+
     faults.break_driver(gpus)
     await until(fenced, what="the fence")
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    node = ObjectKey("", NODE_NAMES[1])
+    await cluster.client.apply(GPU_NODES, node, ready, manager="somebody", subresource="status")
+    await until(called_lost, what="the condition of a GpuNode that claims to be ready")
     faults.reload_driver(gpus)
     await until(is_open, what="the lift")
 
 
 async def an_agents_lease_is_changed(cluster: Cluster) -> None:
     """By somebody else: the agent reads it before it renews it."""
-    key = ObjectKey(NAMESPACE, AGENT_LEASE_PREFIX + NODE_NAMES[0])
+    key = ObjectKey(NAMESPACE, agent_lease_name(NODE_NAMES[0]))
     changed = await cluster.client.patch(LEASES, key, {"metadata": {"annotations": {"example.com/seen": "by-us"}}})
 
     async def renewed() -> bool:

@@ -22,7 +22,7 @@ from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from draco.resources.api.core import Lease, LeaseSpec
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference, micro_time
 from draco.resources.kinds import LEASES, NODES
-from draco.resources.names import AGENT_LEASE_PREFIX, DRACO_DOMAIN, LABEL_AGENT_LEASE, LABEL_MANAGED_BY
+from draco.resources.names import DRACO_DOMAIN, LABEL_AGENT_LEASE, LABEL_MANAGED_BY, agent_lease_name
 
 log = structlog.get_logger()
 
@@ -33,7 +33,10 @@ RENEWALS: Final = 4
 
 
 class AgentLease:
-    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can."""
+    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can.
+
+    `renewed` is called each time that the lease was written.
+    """
 
     def __init__(
         self,
@@ -45,15 +48,17 @@ class AgentLease:
         driver: str,
         duration_s: int,
         hindrance: Callable[[], str],
+        renewed: Callable[[], None] = lambda: None,
         clock: Clock,
     ) -> None:
         self._client = client
         self._node = node
-        self._key = ObjectKey(namespace, AGENT_LEASE_PREFIX + node)
+        self._key = ObjectKey(namespace, agent_lease_name(node))
         self._holder = holder
         self._labels: Mapping[str, str] = {LABEL_AGENT_LEASE: driver, LABEL_MANAGED_BY: DRACO_DOMAIN}
         self._duration_s = duration_s
         self._hindrance = hindrance
+        self._renewed = renewed
         self._clock = clock
         self._lease: Lease | None = None
         self._silent = False
@@ -78,6 +83,7 @@ class AgentLease:
                 wait_s = max(wait_s / 2, asked_to_wait_s(error) or 0.0)
             else:
                 self._say_failed("")
+                self._renewed()
             await self._clock.sleep(wait_s)
 
     async def renew(self) -> None:
