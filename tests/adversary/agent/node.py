@@ -67,6 +67,8 @@ class Over(BaseException):
 class Node(RuleBasedStateMachine):
     """One node's life."""
 
+    watching: frozenset[str] = frozenset()
+    """Pods that have administrative access: they may run where others do."""
     until: float | None = None
     """When the hunt is over, by the real clock."""
 

@@ -5,7 +5,7 @@ Owns the promises as sentences that are true or not. Shares no code with the pro
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,6 +129,22 @@ def _differ(one: Given, right: set[str]) -> str:
     if one.nodes == right:
         return ""
     return f"the spec of claim {one.claim} opens {sorted(one.nodes)} for {one.uuid}, which is {sorted(right)}"
+
+
+def together(seen: Seen, watching: Collection[str]) -> str:
+    """Why processes of two pods use the same hardware; "" if none do. `watching`: pods that may be where others are."""
+    using: list[tuple[str, Part]] = []
+    for gpu in seen.gpus:
+        units = {one["id"]: frozenset(range(one["start"], one["start"] + one["size"])) for one in gpu["instances"]}
+        for process in gpu["processes"]:
+            pod, instance = process.get("hostname"), process.get("gpu_instance")
+            if pod and pod not in watching:
+                using.append((pod, Part(gpu["uuid"], units.get(instance, frozenset()), instance is None)))
+    for index, (pod, part) in enumerate(using):
+        for other, theirs in using[index + 1 :]:
+            if pod != other and part.meets(theirs):
+                return f"processes of pods {pod} and {other} both run on {part}"
+    return ""
 
 
 def twice(seen: Seen, admin: frozenset[tuple[str, str]]) -> str:

@@ -150,7 +150,12 @@ def test_a_socket_that_is_put_in_the_place_of_another_is_asked_at_once(folder: F
 
 def test_a_socket_is_not_asked_at_every_look(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(device_plugins, "listener", lambda path: asked.append(path) or 1)
+
+    def listener(path: Path) -> int:
+        asked.append(path)
+        return 1
+
+    monkeypatch.setattr(device_plugins, "listener", listener)
     with folder.listening("nvidia-gpu.sock"):
         for _ in range(5):
             folder.look()
