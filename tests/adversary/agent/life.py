@@ -57,6 +57,7 @@ class LifeOfAgent(Node):
                 made.gpus[0].mig_current = made.gpus[0].mig_pending = 1
         sysfs.build(self.folder / "sys", node)
         procfs.build(self.path, state.load(self.path))
+        self._make_nodes()
         (self.folder / "cdi").mkdir()
         (self.folder / "k" / "plugins_registry").mkdir(parents=True)
         self._others()

@@ -15,7 +15,8 @@ A claim whose object is gone is given up within a minute in which everything wor
 When the agent answers a Prepare: the claim's spec is right at that moment, and has nothing in common with that of another claim,
 even if hardware has changed and the agent did not have its turn yet.
 When hardware has not changed since the agent last had its turn with a driver that answers, also after its death: each spec
-tells the UUIDs, and opens the device nodes, of what is there; and no two specs have hardware or device nodes in common.
+tells the UUIDs, and opens the device nodes, of what is there, and names no node that is missing; and no two specs have hardware
+or device nodes in common.
 In between, specs may be out of date: nobody is there to see it, or it is about to.
 A board that NVML says is ill, or of which it has told a fatal XID to an agent that listened and had its turn, is fenced off: each
 of its devices carries the taint of a family of faults, and no claim is prepared on it for the first time, until that was healed
@@ -138,6 +139,7 @@ class AgentMachine(Accidents):
         self.death.disarm()
         self.disk.free = None
         self.source.gone = False
+        self._make_nodes()
         self.rivals.all_go(cleanly=False)
         self.gave_way = False
         if self.hanging and self.agent is not None:

@@ -32,6 +32,8 @@ class Given(NamedTuple):
     device: str
     uuid: str
     nodes: frozenset[str]
+    absent: frozenset[str]
+    """Device nodes that the runtime is to open, and that are not there."""
 
 
 class Seen(NamedTuple):
@@ -105,13 +107,16 @@ def _given(claim: str, spec: Mapping[str, Any]) -> Iterator[Given]:
         told = [one.partition("=")[2] for one in edits["env"] if one.startswith("DRACO_DEVICE_")]
         if len(told) != 1:
             raise ValueError(f"device {device['name']} has {len(told)} UUIDs")
-        nodes = [node.get("hostPath", node["path"]) for node in [*shared, *edits["deviceNodes"]]]
-        own = {node for node in nodes if re.fullmatch(r".*/nvidia(\d+|-caps/nvidia-cap\d+)", node)}
-        yield Given(claim, device["name"].removesuffix(f"-{claim}"), told[0], frozenset(own))
+        nodes = [*shared, *edits["deviceNodes"]]
+        own = {each["path"] for each in nodes if re.fullmatch(r".*/nvidia(\d+|-caps/nvidia-cap\d+)", each["path"])}
+        absent = {each["hostPath"] for each in nodes if not Path(each["hostPath"]).exists()}
+        yield Given(claim, device["name"].removesuffix(f"-{claim}"), told[0], frozenset(own), frozenset(absent))
 
 
 def wrong(one: Given, seen: Seen) -> str:
     """Why a spec is not what is there; "" if it is."""
+    if one.absent:
+        return f"the spec of claim {one.claim} names {sorted(one.absent)}, which is not there"
     for gpu in seen.gpus:
         if gpu["uuid"] == one.uuid:
             return _differ(one, {f"/dev/nvidia{gpu['minor']}"})

@@ -11,6 +11,7 @@ import pytest
 from hypothesis.stateful import invariant
 
 from draco.agent.claims.leftovers import Leftovers
+from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodes
 from draco.agent.mig.users import DeviceUsers
 from tests.adversary.agent.machine import AgentMachine
 from tests.adversary.agent.run import Finding, OutOfTurn, hunt, play, shrunk
@@ -71,6 +72,15 @@ def test_a_claim_without_an_object_that_stays_prepared_is_seen(monkeypatch: pyte
     monkeypatch.setattr(Leftovers, "_why_not_ours", blind)
     with pytest.raises(AssertionError, match="claims whose objects are gone are prepared for more than a minute"):
         play(steps)
+
+
+@pytest.mark.parametrize("node", ["nvidia0", "nvidia-uvm", "nvidia-uvm-tools"])
+def test_a_spec_that_names_a_node_which_is_not_there_is_seen(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceNodes, "gpu", lambda _, minor: f"/dev/nvidia{minor}")
+    monkeypatch.setattr(DeviceNodes, "shared", lambda _: [*REQUIRED, *OPTIONAL])
+    gone = f"state.folder.joinpath('root/dev/{node}').unlink()"
+    with pytest.raises(AssertionError, match=f"names .*{node}'.*, which is not there"):
+        play(["state.begin(board='H100-80GB', gpus=1, dynamic=())", gone, WHOLE_POD])
 
 
 LONG = [BEGIN, "state.turn(seconds=1.0)", "state.turn(seconds=1.0)", "state.kill()", "state.start()"]
