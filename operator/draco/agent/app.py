@@ -164,6 +164,7 @@ class Agent:
             tasks.create_task(self.parts.events.run(), name="events")
             tasks.create_task(self._report(), name="gpunode")
             tasks.create_task(self._keep_edits(), name="edits")
+            tasks.create_task(self.parts.device_plugins.run(), name="device plugins")
             tasks.create_task(self._publish(), name="slices")
             tasks.create_task(self.parts.startup.name(), name="names")
             if self.parts.lease is not None:

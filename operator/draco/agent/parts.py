@@ -27,6 +27,7 @@ from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.holders import HoldingProcess
 from draco.agent.mig.last_spec import LAST_SPEC, SpecMemory
 from draco.agent.mig.parts import NodeDivisions
+from draco.agent.plugin.device_plugins import DevicePlugins
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.plugin.health_service import HealthService
 from draco.agent.plugin.registration import Plugin, PluginConflict, RegistrationState, sockets
@@ -108,7 +109,21 @@ class AgentParts:
             clock=clock,
             on_change=self.report_changed,
         )
-        self.offers: Final = Offers(self.publisher, self.dividing, view=lambda: self.hardware.view, clock=clock)
+        self.device_plugins: Final = DevicePlugins(
+            client,
+            node=settings.node_name,
+            folder=settings.kubelet_dir / "device-plugins",
+            changed=self.device_plugins_changed,
+            clock=clock,
+            check_s=settings.socket_check_s,
+        )
+        self.offers: Final = Offers(
+            self.publisher,
+            self.dividing,
+            view=lambda: self.hardware.view,
+            given_out=self._given_out,
+            clock=clock,
+        )
         self.claim_reporter: Final = self._claim_status()
         self.node_reporter: Final = NodeReporter(
             client, node=settings.node_name, node_report=self.node_report, clock=clock
@@ -409,6 +424,18 @@ class AgentParts:
         self.publisher.hold(self.giving_way())
         self.report_changed()
 
+    def device_plugins_changed(self) -> None:
+        """A device plugin gives out GPUs of this node, too, or others, or does so no more."""
+        if found := self.device_plugins.found:
+            self.tell("DevicePlugin", "Taint", str(found))
+        self.offers.touch()
+        self.report_changed()
+
+    def _given_out(self, divided: bool) -> bool:
+        """Whether a device plugin gives out GPUs that are divided, or those that are not."""
+        found = self.device_plugins.found
+        return found is not None and found.gives(divided=divided)
+
     def giving_way(self) -> str:
         """To whom, as a sentence; "" while the node is ours."""
         conflict = self.plugin.conflict
@@ -455,6 +482,7 @@ class AgentParts:
             folders_problem=self.folders_problem(),
             edits_problem=self.common_edits.problem,
             certificate_problem=self._certificate_problem(),
+            other_allocator=None if (other := self.device_plugins.found) is None else str(other),
             leftovers=" ".join(str(one) for one in self.leftovers.found.values()),
         )
 

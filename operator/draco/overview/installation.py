@@ -20,7 +20,14 @@ from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, ObjectMeta, find_condition
 from draco.resources.api.slices import ResourceSlice
-from draco.resources.names import ANNOTATION_TROUBLES, CONDITION_CERTIFICATE, CONDITION_COMPLETE, OPERATOR_LEASE
+from draco.resources.names import (
+    ANNOTATION_TROUBLES,
+    CONDITION_CERTIFICATE,
+    CONDITION_CLAIMS_THERE,
+    CONDITION_COMPLETE,
+    CONDITION_SOLE_ALLOCATOR,
+    OPERATOR_LEASE,
+)
 from draco.resources.texts import agreeing, are, counted, listed
 
 OPERATORS: Final = f"metadata.name={OPERATOR_LEASE}"
@@ -209,6 +216,10 @@ def leading(leases: Sequence[Lease], now: datetime) -> list[Lease]:
     return [lease for lease in leases if _alive(lease, now)]
 
 
+_OF_AGENTS = frozenset({CONDITION_CERTIFICATE, CONDITION_CLAIMS_THERE, CONDITION_SOLE_ALLOCATOR})
+"""Conditions of a GpuNode that are False where somebody should see to the node, which is Ready all the same."""
+
+
 def troubles(leaders: Sequence[Lease], gpu_nodes: Sequence[GpuNode]) -> list[tuple[str, str]]:
     """What operators and agents say somebody should see to, though they do their work: who, and a sentence with the fix."""
     found = [
@@ -219,7 +230,7 @@ def troubles(leaders: Sequence[Lease], gpu_nodes: Sequence[GpuNode]) -> list[tup
     agents: dict[str, list[str]] = {}
     for node in gpu_nodes:
         for one in node.status.conditions:
-            if one.type == CONDITION_CERTIFICATE and one.status == "False":
+            if one.type in _OF_AGENTS and one.status == "False":
                 agents.setdefault(one.message, []).append(node.metadata.name)
     return [*found, *(("agent", f"{listed(nodes)}: {sentence}") for sentence, nodes in agents.items())]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.claims import DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import Event, Lease, Node, ObjectReference, Pod, PodDisruptionBudget
+from draco.resources.api.core import Event, Lease, Node, NodeResources, ObjectReference, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.health import HealthPolicy
@@ -76,6 +76,8 @@ CRON_JOBS = Kind("batch", "v1", "cronjobs", "CronJob", True, CronJob)
 JOB_PODS = Kind("", "v1", "pods", "Pod", True, JobPod)
 """Pods of Draco's own Jobs, with more of their status than is kept of all pods."""
 NODES = Kind("", "v1", "nodes", "Node", False, Node)
+NODE_RESOURCES = Kind("", "v1", "nodes", "Node", False, NodeResources)
+"""Nodes with their resources, which are not kept of all nodes."""
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", False, Namespace)
 LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease", True, Lease)
 EVENTS = Kind("", "v1", "events", "Event", True, Event)

@@ -18,7 +18,7 @@ from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
 from tests.adversary.agent.handing_over import HandingOver
 from tests.adversary.agent.life import FAILING, LACKS, REST_S
-from tests.adversary.agent.node import NUMBERS, accident, fired
+from tests.adversary.agent.node import NUMBERS, SHARED_NODES, accident, fired
 from tests.adversary.agent.surroundings import DRIVER
 
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
@@ -77,6 +77,7 @@ class Accidents(HandingOver):
             "reboot", partial(faults.reboot, self.path, minors=minors, first_capability=capabilities), moves=True
         )
         self.left = frozenset()  # what there was before a boot is known to be gone
+        self._make_nodes()
         self.sickness.rebooted()
         self.rivals.all_go(cleanly=False)
         sysfs.build(self.folder / "sys", state.load(self.path))
@@ -86,6 +87,19 @@ class Accidents(HandingOver):
         self._others()
         if self.damaged:
             self._forgotten()
+
+    @accident(pick=NUMBERS, back=st.booleans())
+    def device_nodes(self, pick: int, back: bool) -> None:
+        """A device node vanishes, or somebody makes all of them. The kernel lists none, so the agent can make none."""
+        if back:
+            fired["device nodes made"] += 1
+            self._make_nodes()
+            return
+        given = sorted({node.removeprefix("/dev/") for one in observer.look(self.folder).given for node in one.nodes})
+        names = [*given, *SHARED_NODES[:3], "nvidia0", "nvidia1"]
+        fired["device node vanished"] += 1
+        (self.folder / "root" / "dev" / names[pick % len(names)]).unlink(missing_ok=True)
+        self.current = False
 
     @accident(
         pick=NUMBERS,

@@ -244,6 +244,35 @@ class LifeOfClaims(LifeOfAgent):
             assert all(one.claim != claim.uid for one in seen.given), "given up, but its spec is still there"
         return error
 
+    @precondition(lambda self: any(claim.told and not claim.leaving for claim in self.claims.values()))
+    @rule(pick=NUMBERS)
+    def object_goes(self, pick: int) -> None:
+        """A pod is deleted by force, and its claim with it; kubelet gives the claim up much later, or never."""
+        told = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
+        claim = told[pick % len(told)]
+        fired["object goes"] += 1
+        claim.gone = claim.leaving = True
+        self._forget_alive(claim)
+        self.source.drop(CLAIMS, f"default/{claim.name}")
+
+    @precondition(lambda self: self._served() and any(claim.told for claim in self.claims.values()))
+    @rule(pick=NUMBERS)
+    def give_up_too_early(self, pick: int) -> None:
+        """Kubelet gives up a claim that its pod still uses, and may ask for it again."""
+        told = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
+        if not told:
+            return
+        claim = told[pick % len(told)]
+        with self._living("give up too early"):
+            self._forget_alive(claim)
+            claim.leaving = True
+            error = self._up().unprepare(claim.name, claim.uid)
+            fired[f"give up too early: {'refused' if error else 'done'}"] += 1
+            if not error:
+                claim.told = claim.unsure = claim.leaving = False
+                claim.parts = {}
+                self._kubelet_records()
+
     def _forget_alive(self, claim: Claim) -> None:
         seen = observer.look(self.folder)
         others = {one.uid for one in self.claims.values() if one.told and not one.leaving and one is not claim}
@@ -282,22 +311,34 @@ class LifeOfClaims(LifeOfAgent):
             self._pods_end()
             return
         told = [claim for claim in self.claims.values() if claim.told and not claim.leaving]
+        if not told:
+            return
+        claim = told[pick % len(told)]
         seen = observer.look(self.folder)
-        uuids = [
-            one.uuid for claim in told[pick % max(1, len(told)) :][:1] for one in seen.given if one.claim == claim.uid
-        ]
+        uuids = [one.uuid for one in seen.given if one.claim == claim.uid]
+        if any(one.admin for one in claim.results):
+            self.watching |= {claim.name}
         for gpu in seen.gpus:
             if gpu["uuid"] in uuids:
-                self._hold(gpu["uuid"], None, None, listed=listed)
+                self._hold(claim, gpu["uuid"], gpu["uuid"], None, None, listed=listed)
             for instance in gpu["instances"]:
                 for compute in instance["compute"]:
                     if compute["uuid"] in uuids:
-                        self._hold(gpu["uuid"], instance["id"], compute["id"], listed=listed)
+                        self._hold(claim, gpu["uuid"], compute["uuid"], instance["id"], compute["id"], listed=listed)
 
-    def _hold(self, gpu: str, gi: int | None, ci: int | None, *, listed: bool) -> None:
+    def _hold(self, claim: Claim, gpu: str, device: str, gi: int | None, ci: int | None, *, listed: bool) -> None:
         fired["run pod"] += 1
         self.pid += 1
-        faults.hold(self.path, gpu, GpuProcess(self.pid, gpu_instance=gi, compute_instance=ci, listed=listed))
+        process = GpuProcess(
+            self.pid,
+            gpu_instance=gi,
+            compute_instance=ci,
+            listed=listed,
+            cgroup=f"/kubepods/besteffort/pod{claim.pod_uid}/{self.pid:064x}",
+            hostname=claim.name,
+            variables={"DRACO_DEVICE_0": device},
+        )
+        faults.hold(self.path, gpu, process)
 
     def _pods_end(self) -> None:
         fired["pods end"] += 1

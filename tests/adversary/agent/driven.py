@@ -93,6 +93,7 @@ class Driven:
             state_dir=folder / "agent",
             sysfs_root=folder / "sys",
             proc_root=procfs.tree(gpus),
+            device_root=folder / "root",
             rescan_s=RESCAN_S,
             event_wait_s=EVENT_WAIT_S,
             socket_check_s=CHECK_S,

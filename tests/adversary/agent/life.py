@@ -83,6 +83,7 @@ class LifeOfAgent(Node):
             self._lack(0, function, code)
         sysfs.build(self.folder / "sys", node)
         procfs.build(self.path, state.load(self.path))
+        self._make_nodes()
         (self.folder / "cdi").mkdir()
         (self.folder / "k" / "plugins_registry").mkdir(parents=True)
         self._others()
@@ -139,6 +140,7 @@ class LifeOfAgent(Node):
         agent = self._up()
         self.idle = 2
         answered = self._answers()  # else its last reading may have been the last that failed
+        late = self._to_be_given_up() if seconds == REST_S else set()
         with self._living("turn"):
             agent.turn(seconds)
             served = self._served()
@@ -154,6 +156,30 @@ class LifeOfAgent(Node):
                 self._check_place()
                 self.reachable = not self.source.gone
             self.damaged = self.damaged and not self._served()
+            self._check_given_up(late & self._to_be_given_up())
+
+    def _to_be_given_up(self) -> set[str]:
+        """The claims whose object is gone, and that nothing keeps from being given up."""
+        quiet = self._served() and self._answers() and not (self.source.gone or self.source.slow_s or self.gave_way)
+        hardware = self._hardware()
+        used = any(gpu["processes"] for gpu in hardware["gpus"])
+        if not quiet or used or self.disk.free is not None:
+            return set()
+        lost = bool(hardware["missing"]) or any(gpu["error"] for gpu in hardware["gpus"])
+        return {
+            claim.uid
+            for claim in self.claims.values()
+            if claim.gone and claim.parts and (not lost or all(part.whole for part in claim.parts.values()))
+        }
+
+    def _check_given_up(self, late: set[str]) -> None:
+        """Nothing uses a claim whose object is gone: it is in nobody's way for longer than a minute."""
+        fired["gone claims that were given up"] += len(late)
+        stays = {one.claim for one in observer.look(self.folder).given} & late
+        stays |= late & {
+            uid for uid, claim in self._up().agent.parts.checkpoint.claims.items() if claim.state == "prepared"
+        }
+        assert not stays, f"claims whose objects are gone are prepared for more than a minute: {stays}"
 
     @precondition(lambda self: self.agent is not None)
     @accident()

@@ -8,11 +8,15 @@ At every moment, whether the agent runs or not:
 - instances of a claim that kubelet was told of are not destroyed by the agent (hardware and people may), and its whole GPU is not
   put into MIG mode;
 - no two claims that kubelet was told of have hardware in common, by what they were told of, whether or not a spec is there now;
-- a name that a claim was allocated does not come to stand for another board.
+- a name that a claim was allocated does not come to stand for another board;
+- no two pods' processes use the same hardware, though kubelet gives claims up under running processes, and objects of claims go
+  at any moment; but for those with administrative access.
+A claim whose object is gone is given up within a minute in which everything works and no process runs.
 When the agent answers a Prepare: the claim's spec is right at that moment, and has nothing in common with that of another claim,
 even if hardware has changed and the agent did not have its turn yet.
 When hardware has not changed since the agent last had its turn with a driver that answers, also after its death: each spec
-tells the UUIDs, and opens the device nodes, of what is there; and no two specs have hardware or device nodes in common.
+tells the UUIDs, and opens the device nodes, of what is there, and names no node that is missing; and no two specs have hardware
+or device nodes in common.
 In between, specs may be out of date: nobody is there to see it, or it is about to.
 A board that NVML says is ill, or of which it has told a fatal XID to an agent that listened and had its turn, is fenced off: each
 of its devices carries the taint of a family of faults, and no claim is prepared on it for the first time, until that was healed
@@ -62,6 +66,7 @@ class AgentMachine(Accidents):
         self.nobody_acts_on_anothers_node()
         self.nothing_foreign_is_touched()
         self.nothing_in_use_is_taken()
+        self.no_two_pods_run_on_the_same()
         self.no_two_claims_were_told_of_the_same()
         self.specs_are_what_is_there()
         if self.until is not None and time.monotonic() > self.until:
@@ -86,6 +91,10 @@ class AgentMachine(Accidents):
     def nothing_in_use_is_taken(self) -> None:
         seen = observer.look(self.folder)
         assert self.alive <= seen.serials(), "an instance of a claim that kubelet was told of was destroyed"
+
+    def no_two_pods_run_on_the_same(self) -> None:
+        why = observer.together(observer.look(self.folder), self.watching)
+        assert not why, why
 
     def no_two_claims_were_told_of_the_same(self) -> None:
         told = [
@@ -136,6 +145,7 @@ class AgentMachine(Accidents):
         self.death.disarm()
         self.disk.free = None
         self.source.gone = False
+        self._make_nodes()
         self.rivals.all_go(cleanly=False)
         self.gave_way = False
         if self.hanging and self.agent is not None:

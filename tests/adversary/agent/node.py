@@ -33,6 +33,9 @@ from tests.doubles.clock import ManualClock
 NUMBERS = st.integers(min_value=0, max_value=7)
 """Which of several: by this number, modulo how many there are."""
 KUBELET_RECORD = "dra_manager_state"
+SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+CAPABILITIES = 1200
+"""More than there are of the GPUs of a sequence, wherever their numbers begin."""
 
 fired: Counter[str] = Counter()
 """How often each rule did something, and what came of it; over all machines of this process."""
@@ -68,6 +71,8 @@ class Over(BaseException):
 class Node(RuleBasedStateMachine):
     """One node's life."""
 
+    watching: frozenset[str] = frozenset()
+    """Pods that have administrative access: they may run where others do."""
     until: float | None = None
     """When the hunt is over, by the real clock."""
 
@@ -141,6 +146,17 @@ class Node(RuleBasedStateMachine):
         for path, content in contents.items():
             path.write_bytes(content)
         self.files = contents
+
+    def _make_nodes(self) -> None:
+        """The device nodes of all that the driver may ever have here, as nvidia-smi makes them."""
+        dev = self.folder / "root" / "dev"
+        (dev / "nvidia-caps").mkdir(parents=True, exist_ok=True)
+        for name in (
+            *SHARED_NODES,
+            *(f"nvidia{minor}" for minor in range(8)),
+            *map(_capability, range(1, CAPABILITIES)),
+        ):
+            (dev / name).touch()
 
     def _kubelet_records(self) -> None:
         """Kubelet has a record of its own of what it asked for and has not given up."""
@@ -291,6 +307,10 @@ class Node(RuleBasedStateMachine):
 
     def _gpu(self, pick: int) -> int:
         return pick % max(1, len(state.load(self.path).gpus))
+
+
+def _capability(number: int) -> str:
+    return f"nvidia-caps/nvidia-cap{number}"
 
 
 def _drop(*_args: Any) -> Any:

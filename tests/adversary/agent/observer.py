@@ -5,7 +5,7 @@ Owns the promises as sentences that are true or not. Shares no code with the pro
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ class Given(NamedTuple):
     device: str
     uuid: str
     nodes: frozenset[str]
+    absent: frozenset[str]
+    """Device nodes that the runtime is to open, and that are not there."""
 
 
 class Seen(NamedTuple):
@@ -105,13 +107,16 @@ def _given(claim: str, spec: Mapping[str, Any]) -> Iterator[Given]:
         told = [one.partition("=")[2] for one in edits["env"] if one.startswith("DRACO_DEVICE_")]
         if len(told) != 1:
             raise ValueError(f"device {device['name']} has {len(told)} UUIDs")
-        nodes = [node.get("hostPath", node["path"]) for node in [*shared, *edits["deviceNodes"]]]
-        own = {node for node in nodes if re.fullmatch(r".*/nvidia(\d+|-caps/nvidia-cap\d+)", node)}
-        yield Given(claim, device["name"].removesuffix(f"-{claim}"), told[0], frozenset(own))
+        nodes = [*shared, *edits["deviceNodes"]]
+        own = {each["path"] for each in nodes if re.fullmatch(r".*/nvidia(\d+|-caps/nvidia-cap\d+)", each["path"])}
+        absent = {each["hostPath"] for each in nodes if not Path(each["hostPath"]).exists()}
+        yield Given(claim, device["name"].removesuffix(f"-{claim}"), told[0], frozenset(own), frozenset(absent))
 
 
 def wrong(one: Given, seen: Seen) -> str:
     """Why a spec is not what is there; "" if it is."""
+    if one.absent:
+        return f"the spec of claim {one.claim} names {sorted(one.absent)}, which is not there"
     for gpu in seen.gpus:
         if gpu["uuid"] == one.uuid:
             return _differ(one, {f"/dev/nvidia{gpu['minor']}"})
@@ -129,6 +134,22 @@ def _differ(one: Given, right: set[str]) -> str:
     if one.nodes == right:
         return ""
     return f"the spec of claim {one.claim} opens {sorted(one.nodes)} for {one.uuid}, which is {sorted(right)}"
+
+
+def together(seen: Seen, watching: Collection[str]) -> str:
+    """Why processes of two pods use the same hardware; "" if none do. `watching`: pods that may be where others are."""
+    using: list[tuple[str, Part]] = []
+    for gpu in seen.gpus:
+        units = {one["id"]: frozenset(range(one["start"], one["start"] + one["size"])) for one in gpu["instances"]}
+        for process in gpu["processes"]:
+            pod, instance = process.get("hostname"), process.get("gpu_instance")
+            if pod and pod not in watching:
+                using.append((pod, Part(gpu["uuid"], units.get(instance, frozenset()), instance is None)))
+    for index, (pod, part) in enumerate(using):
+        for other, theirs in using[index + 1 :]:
+            if pod != other and part.meets(theirs):
+                return f"processes of pods {pod} and {other} both run on {part}"
+    return ""
 
 
 def twice(seen: Seen, admin: frozenset[tuple[str, str]]) -> str:

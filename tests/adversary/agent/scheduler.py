@@ -28,8 +28,8 @@ class Claim(msgspec.Struct, kw_only=True):
     """A claim, and what kubelet knows of it.
 
     `told`: kubelet has been told that it is prepared. `unsure`: it has asked to prepare it, and heard nothing. `leaving`: it has
-    asked to give it up, and has not been told that this is done. `parts` is the hardware it was told of, `boards` what its
-    devices were when the scheduler chose them.
+    asked to give it up, and has not been told that this is done. `gone`: its object is, and kubelet has not asked yet.
+    `parts` is the hardware it was told of, `boards` what its devices were when the scheduler chose them.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Claim(msgspec.Struct, kw_only=True):
     told: bool = False
     unsure: bool = False
     leaving: bool = False
+    gone: bool = False
     parts: dict[str, Part] = {}
     boards: dict[str, str] = {}
 
@@ -44,6 +45,11 @@ class Claim(msgspec.Struct, kw_only=True):
     def uid(self) -> str:
         """Its UID."""
         return str(uuid.uuid5(uuid.NAMESPACE_OID, self.name))
+
+    @property
+    def pod_uid(self) -> str:
+        """The UID of its pod, which has its name."""
+        return str(uuid.uuid5(uuid.NAMESPACE_DNS, self.name))
 
     @property
     def exclusive(self) -> list[Part]:
@@ -62,7 +68,10 @@ class Claim(msgspec.Struct, kw_only=True):
         return {
             "metadata": {"name": self.name, "namespace": "default", "uid": self.uid},
             "spec": {"devices": {"requests": [{"name": one["request"]} for one in results]}},
-            "status": {"allocation": {"devices": {"results": results}}},
+            "status": {
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": self.name, "uid": self.pod_uid}],
+            },
         }
 
 
@@ -74,7 +83,7 @@ class Published(msgspec.Struct, frozen=True):
 
     def free(self, claims: Iterable[Claim], *, tolerant: bool) -> list[str]:
         """Devices that a claim could be allocated."""
-        taken = {one.device for claim in claims for one in claim.results if not one.admin}
+        taken = {one.device for claim in claims if not claim.gone for one in claim.results if not one.admin}
         left = {
             (each["name"], name): _amount(counter["value"])
             for each in self.counters

@@ -15,6 +15,7 @@ FAULTS = frozenset(f"draco.dev/{family}" for family in FAMILIES)
 FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
 """What ends it. The other XIDs that the machine sends are the fault of an application."""
 LINK_DOWN = 74
+"""Fatal to nobody: but a GPU whose link stays down may be kept from claims that need its links."""
 LOST = 15
 
 Xids = dict[str, frozenset[int]]
@@ -45,9 +46,7 @@ class Sickness:
 
     def xid(self, gpu: str, code: int) -> None:
         """NVML tells of an XID."""
-        if (
-            code == LINK_DOWN
-        ):  # which is seen by looking, while the board is whole; and may be remembered while it is divided
+        if code == LINK_DOWN:
             self.suspect.add(gpu)
         if code not in FATAL:
             return
@@ -111,6 +110,8 @@ class Sickness:
         """Whether nobody ever had anything to say against a board that is there."""
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
         if there is None or there["error"] or ill(there) or gpu in self.suspect | self.placeless:
+            return False
+        if any(link["down"] for link in there["links"].values()):
             return False
         return not there["remapped"]["failed"]  # which somebody may have read before there were instances
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import invariant
 
+from draco.agent.claims.leftovers import Leftovers
+from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodes
+from draco.agent.mig.users import DeviceUsers
 from tests.adversary.agent.machine import AgentMachine
 from tests.adversary.agent.run import Finding, OutOfTurn, hunt, play, shrunk
 from tests.side_by_side import REPORTS
@@ -46,6 +49,40 @@ class Nervous(AgentMachine):
 
 
 BEGIN = "state.begin(board='H100-80GB', gpus=2, dynamic=())"
+WHOLE_POD = "state.pod(kind='whole', pick=0)"
+RUN = "state.run_pod(pick=0, listed={listed}, ends=False)"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_pod_that_runs_where_another_still_does_is_seen(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the agent did that believed kubelet: it asked nobody who runs on a GPU."""
+    monkeypatch.setattr(DeviceUsers, "earlier", lambda *_, **__: None)
+    one_gpu = ["state.begin(board='H100-80GB', gpus=1, dynamic=())", WHOLE_POD, RUN.format(listed=listed)]
+    with pytest.raises(AssertionError, match="processes of pods c1 and c2 both run on"):
+        play([*one_gpu, "state.unprepare(pick=0)", WHOLE_POD, RUN.format(listed=listed)])
+
+
+def test_a_claim_without_an_object_that_stays_prepared_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [BEGIN, WHOLE_POD, "state.object_goes(pick=0)", "state.turn(seconds=61.0)"]
+    play(steps)
+
+    async def blind(*_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(Leftovers, "_why_not_ours", blind)
+    with pytest.raises(AssertionError, match="claims whose objects are gone are prepared for more than a minute"):
+        play(steps)
+
+
+@pytest.mark.parametrize("node", ["nvidia0", "nvidia-uvm", "nvidia-uvm-tools"])
+def test_a_spec_that_names_a_node_which_is_not_there_is_seen(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceNodes, "gpu", lambda _, minor: f"/dev/nvidia{minor}")
+    monkeypatch.setattr(DeviceNodes, "shared", lambda _: [*REQUIRED, *OPTIONAL])
+    gone = f"state.folder.joinpath('root/dev/{node}').unlink()"
+    with pytest.raises(AssertionError, match=f"names .*{node}'.*, which is not there"):
+        play(["state.begin(board='H100-80GB', gpus=1, dynamic=())", gone, WHOLE_POD])
+
+
 LONG = [BEGIN, "state.turn(seconds=1.0)", "state.turn(seconds=1.0)", "state.kill()", "state.start()"]
 
 

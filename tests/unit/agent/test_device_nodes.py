@@ -1,6 +1,7 @@
 """Device nodes that containers need: made where they are missing, and told where they cannot be."""
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from draco.agent.claims import cdi
 from draco.agent.errors import PrepareError
 from draco.agent.hardware import device_nodes
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
@@ -161,6 +163,25 @@ def test_a_spec_that_was_written_without_a_node_that_it_needs_is_written_again(h
     assert named(desk.spec(ONE)) == {"nvidia0"}, "nothing tells of nodes"
     host.have(*ALL)
     assert named(host.desk(tmp_path).spec(ONE)) == ALL
+
+
+@pytest.mark.parametrize("vanished", ["", "nvidia-uvm-tools"])
+def test_the_spec_of_a_newer_agent_stays_unless_it_names_a_node_that_has_vanished(
+    host: Host, tmp_path: Path, vanished: str
+) -> None:
+    host.have(*ALL)
+    desk = host.desk(tmp_path)
+    desk.prepare(ONE)
+    path = desk.cdi.path(next(iter(desk.record.claims)))
+    newer = json.loads(path.read_text())
+    newer["annotations"][cdi.FORMAT] = str(cdi.FORMAT_VERSION + 1)
+    newer["containerEdits"]["env"].append("MORE=1")
+    path.write_text(json.dumps(newer))
+    if vanished:
+        (host.root / "dev" / vanished).unlink()
+    kept = host.desk(tmp_path).spec(ONE)
+    assert ("MORE=1" in kept["containerEdits"]["env"]) is not bool(vanished)
+    assert named(kept) == ALL - {vanished}
 
 
 def test_a_node_that_somebody_makes_at_the_same_time_is_fine(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,17 @@ def test_an_operator_alone_is_at_work_before_a_driver_is() -> None:
     assert "Install a DRA driver" in found.remedy
 
 
+@pytest.mark.parametrize("name", ["SoleAllocator", "ClaimsThere"])
+def test_what_an_agent_says_beside_being_ready_is_a_warning(name: str) -> None:
+    conditions = [Condition(type="Ready", status="True"), Condition(type=name, status="False", message="Look at it.")]
+    node = msgspec.structs.replace(gpu_node("node-0"), status=GpuNodeStatus(conditions=conditions))
+    [found] = trouble(gpu_nodes=[node])
+    assert (found.about, found.verdict, found.message) == ("agent", Verdict.WARNING, "node-0: Look at it.")
+    lifted = [Condition(type="Ready", status="True"), Condition(type=name, status="True")]
+    fine = msgspec.structs.replace(node, status=GpuNodeStatus(conditions=lifted))
+    assert trouble(gpu_nodes=[fine]) == []
+
+
 def test_what_operator_and_agents_say_troubles_them_is_a_warning() -> None:
     troubled = msgspec.convert(
         {

@@ -242,7 +242,7 @@ class CdiFolder:
         except (msgspec.DecodeError, UnicodeError):
             return False
         edits = found.container_edits
-        if VOID not in edits.env or not self._opens_what_is_shared(edits, wanted.container_edits):
+        if VOID not in edits.env:
             return False
         if complete:
             if not self._common.all_there(edits):
@@ -258,15 +258,6 @@ class CdiFolder:
             container_edits=msgspec.structs.replace(wanted.container_edits, device_nodes=edits.device_nodes),
         )
         return whole and as_wanted == wanted
-
-    def _opens_what_is_shared(self, edits: ContainerEdits, wanted: ContainerEdits) -> bool:
-        """Whether a spec names the nodes that no container can do without, and none that is not there."""
-        named = [each.path for each in edits.device_nodes]
-        needed = [each.path for each in wanted.device_nodes if each.path in REQUIRED]
-        there = {each.path for each in wanted.device_nodes}
-        return all(path in named for path in needed) and all(
-            path in there or path not in (*REQUIRED, *OPTIONAL) for path in named
-        )
 
     def remove(self, uid: ClaimUid) -> None:
         """Remove the claim's spec, if it has one."""
@@ -331,8 +322,15 @@ def _is_newer(spec: CdiSpec) -> bool:
 
 
 def _gives(spec: CdiSpec, wanted: CdiSpec) -> bool:
-    """Whether a spec gives the devices of the wanted one, each with all that opens it, and maybe more."""
+    """Whether a spec gives the devices of the wanted one, each with all that opens it, and maybe more.
+
+    Of the nodes that GPUs share, those that are there, and all that no container can do without.
+    """
     given = {each.name: each.container_edits for each in spec.devices}
+    named = {each.path for each in spec.container_edits.device_nodes}
+    there = {each.path for each in wanted.container_edits.device_nodes}
+    if not (there & {*REQUIRED} <= named and named & {*REQUIRED, *OPTIONAL} <= there):
+        return False
     return spec.kind == wanted.kind and all(
         (edits := given.get(each.name)) is not None
         and set(edits.env) >= set(each.container_edits.env)

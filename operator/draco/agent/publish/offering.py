@@ -35,6 +35,7 @@ from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import (
     ALLOCATED_BY_OPERATOR,
     ATTRIBUTE_ALLOCATOR,
+    TAINT_DEVICE_PLUGIN,
     TAINT_FOREIGN_INSTANCE,
     TAINT_OPERATOR_ALLOCATED,
     TAINT_UNSETTLED,
@@ -77,12 +78,14 @@ class Offering:
         promised: Mapping[GpuUuid, Sequence[PromisedDevice]] = _NOTHING,
         isolated: Sequence[IsolatedGpu] = (),
         operator_allocated: Collection[str] = (),
+        given_out: Callable[[bool], bool] = lambda _: False,
         now_s: float,
     ) -> DeviceOffer:
         """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
         `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance,
-        `operator_allocated` the GPUs that Draco gives to claims.
+        `operator_allocated` the GPUs that Draco gives to claims. `given_out` says whether somebody else gives out GPUs that are
+        divided, or those that are not.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
@@ -105,6 +108,12 @@ class Offering:
         if operator_allocated:
             names = {device_name(each.gpu) for each in gpus if each.gpu.uuid in operator_allocated}
             devices = [_kept_from_scheduler(one) if gpu_name(one.name) in names else one for one in devices]
+        if both := {
+            device_name(each.gpu)
+            for each in gpus
+            if given_out((found := migs.get(each.gpu.uuid)) is not None and found.enabled)
+        }:
+            devices = [_given_out_twice(one) if gpu_name(one.name) in both else one for one in devices]
         if not self.partitionable:
             return DeviceOffer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
         return DeviceOffer(devices, partitions.counters(divisible), again_in_s)
@@ -178,6 +187,12 @@ def _kept_from_scheduler(device: Device) -> Device:
     )
 
 
+def _given_out_twice(device: Device) -> Device:
+    """The device as one that a device plugin gives to pods, too."""
+    taint = DeviceTaint(key=TAINT_DEVICE_PLUGIN, effect="NoSchedule")
+    return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
+
+
 def _whole(
     located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: Sequence[IsolatedGpu], *, resets: bool
 ) -> Device:
@@ -210,12 +225,14 @@ class Offers:
         dividing: NodeDivisions,
         *,
         view: Callable[[], HardwareView],
+        given_out: Callable[[bool], bool] = lambda _: False,
         clock: Clock,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._publisher = publisher
         self._dividing = dividing
         self._view = view
+        self._given_out = given_out
         self._clock = clock
         self._patience_s = patience_s
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=30.0)
@@ -260,6 +277,7 @@ class Offers:
             promised=self._dividing.keeper.promised,
             isolated=self._dividing.keeper.isolated,
             operator_allocated=self._dividing.keeper.operator_allocated,
+            given_out=self._given_out,
             now_s=self._clock.monotonic(),
         )
         self._publisher.want(offer.devices, offer.counters)

@@ -29,8 +29,10 @@ from draco.resources.api.meta import Condition, ObjectKey, ObjectMeta, OwnerRefe
 from draco.resources.kinds import GPU_NODES, NODES
 from draco.resources.names import (
     CONDITION_CERTIFICATE,
+    CONDITION_CLAIMS_THERE,
     CONDITION_COMPLETE,
     CONDITION_PARTITIONABLE,
+    CONDITION_SOLE_ALLOCATOR,
     FIELD_MANAGER_AGENT,
     GpuUuid,
 )
@@ -66,6 +68,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
     wanted: Container[GpuUuid] = ()
     """The GPUs that a MigPolicy has."""
+    other_allocator: str | None = None
+    """Which device plugin gives out the same GPUs, "" for none; None where that is not known."""
     leftovers: str = ""
     """Which claims are prepared that nothing can use any more, and what keeps them from being given up, as sentences."""
     certificate_problem: str | None = None
@@ -150,6 +154,7 @@ def _conditions(node_report: NodeReport, gpus: Sequence[GpuStatus]) -> list[Cond
         *_claims_there(node_report.leftovers),
         *_partitionable(node_report.features),
         *_complete(view, gpus),
+        *_if_known(CONDITION_SOLE_ALLOCATOR, node_report.other_allocator, "NoDevicePlugin", "DevicePlugin"),
         *_if_known("ToolkitUsed", node_report.edits_problem, "EditsTaken", "OwnEdits"),
         *_if_known(CONDITION_CERTIFICATE, node_report.certificate_problem, "Trusted", "Unfit"),
     ]
@@ -197,7 +202,7 @@ def _partitionable(features: Features | None) -> list[Condition]:
 
 def _claims_there(leftovers: str) -> list[Condition]:
     """Nothing while all prepared claims can be used."""
-    return [_condition("ClaimsThere", "", "", "ClaimGone", leftovers)] if leftovers else []
+    return [_condition(CONDITION_CLAIMS_THERE, "", "", "ClaimGone", leftovers)] if leftovers else []
 
 
 def _if_known(name: str, problem: str | None, why: str, why_not: str) -> list[Condition]:

@@ -26,6 +26,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint, taint_text
 from draco.resources.names import (
     TAINT_AGENT_LOST,
+    TAINT_DEVICE_PLUGIN,
     TAINT_FOREIGN_INSTANCE,
     TAINT_MAINTENANCE,
     TAINT_OPERATOR_ALLOCATED,
@@ -50,6 +51,7 @@ _POOLS: Final = 3
 _ENDS: Final[Mapping[str, str]] = {
     TAINT_FOREIGN_INSTANCE: " by removing the GPU instance there, which Draco did not make",
     TAINT_MAINTENANCE: ": Draco does when its DeviceMaintenance is over, and draco maintain status says what that waits for",
+    TAINT_DEVICE_PLUGIN: " by removing the device plugin that gives it out, too, from its node",
     TAINT_AGENT_LOST: ": Draco does when the agent of its node is back; see the agent's pod there",
 }
 

@@ -262,6 +262,20 @@ class Node(ApiStruct, frozen=True, kw_only=True):
         return is_true(self.status.conditions, "Ready")
 
 
+class NodeCapacity(ApiStruct, frozen=True, kw_only=True):
+    """What a node has of each resource, and what of it pods can have, as quantities."""
+
+    allocatable: dict[str, str] = {}
+    capacity: dict[str, str] = {}
+
+
+class NodeResources(ApiStruct, frozen=True, kw_only=True):
+    """A node, as its own agent reads it."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    status: NodeCapacity = NodeCapacity()
+
+
 class ObjectReference(ApiStruct, frozen=True, kw_only=True):
     """Names one object of any kind; `namespace` is "" for cluster-scoped ones."""
 

@@ -1,0 +1,159 @@
+"""Notices device plugins that give out this node's GPUs beside us: two plugins give one GPU to two pods.
+
+Kubernetes has an older way to give GPUs to containers, by counting them: a device plugin tells kubelet how many `nvidia.com/gpu`
+or `nvidia.com/mig-*` there are, and kubelet chooses which. Neither knows of the other. Owns finding such a plugin, in three
+places:
+
+- the node's allocatable resources, which kubelet writes every ten seconds; what is 0 there is given out by nobody any more, which
+  is how kubelet keeps a plugin that has gone;
+- kubelet's device-plugins folder, where a plugin listens on a socket. Its name says so at once: `nvidia-gpu.sock`;
+- kubelet's own record there of what has registered, for what the node does not list yet.
+
+What cannot be read stays as it was. Changes nothing of theirs; what follows from it is others' (`publish`, `report`).
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.watch.informer import Informer
+from draco.resources.api.core import NodeResources
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import NODE_RESOURCES
+from draco.resources.texts import listed
+
+log = structlog.get_logger()
+
+RESOURCE: Final = re.compile(r"nvidia\.com/(gpu|mig-).*")
+"""What NVIDIA's device plugin, and those of clouds, call GPUs and MIG devices. Other devices of that vendor have other names."""
+_SOCKET: Final = re.compile(r"nvidia-?(gpu|mig).*\.sock", re.IGNORECASE)
+_RECORD: Final = "kubelet_internal_checkpoint"
+PROBE_S: Final = 10.0
+"""How often a socket is asked whether somebody listens there still: a plugin may log each time."""
+
+
+class OtherAllocator(msgspec.Struct, frozen=True):
+    """What device plugins give out on this node, and the sockets of those of which no more is known yet."""
+
+    resources: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.resources or self.sockets)
+
+    def gives(self, *, divided: bool) -> bool:
+        """Whether it may give out a GPU, `divided` or not.
+
+        MIG devices are counted by profile, or as GPUs where no others are. A GPU that is not divided is not counted by profile.
+        """
+        return bool(self) and (divided or not self.resources or any("/mig-" not in each for each in self.resources))
+
+    def __str__(self) -> str:
+        if not self:
+            return ""
+        what = f"gives out {listed(self.resources)}" if self.resources else f"listens on {listed(self.sockets)}"
+        return (
+            f"A device plugin {what} on this node: it and Draco would give the same GPU to two pods, so claims get none of what "
+            "both give out. Remove the device plugin from the node, or Draco's agent."
+        )
+
+
+class DevicePlugins:
+    """Follows one node. `found` is what was found last, None as long as nothing is known; `changed` is called when it differs."""
+
+    def __init__(
+        self, client: Client, *, node: str, folder: Path, changed: Callable[[], None], clock: Clock, check_s: float
+    ) -> None:
+        self.found: OtherAllocator | None = None
+        self._folder = folder
+        self._changed = changed
+        self._clock = clock
+        self._check_s = check_s
+        self._key = ObjectKey("", node)
+        self._informer = Informer(client, NODE_RESOURCES, field_selector=f"metadata.name={node}", clock=clock)
+        self._listens: dict[SocketFile, tuple[float, bool]] = {}
+        self._allocatable: dict[str, bool] | None = None
+        """Whether there is any of a resource, as the node was read last."""
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        self._informer.subscribe(lambda _change: self._look_at_node())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._informer.run(), name="node")
+            while True:
+                await self.look()
+                await self._clock.sleep(self._check_s)
+
+    async def look(self) -> None:
+        """One look at kubelet's folder and at what is known of the node."""
+        self._look_at_node()
+        sockets = await self._live_sockets()
+        self._decide(sockets)
+
+    def _look_at_node(self) -> None:
+        found = self._informer.store.get(self._key)
+        if found is not None:
+            self._allocatable = counted(found)
+            self._decide(self.found.sockets if self.found is not None else ())
+
+    def _decide(self, sockets: Iterable[str]) -> None:
+        allocatable = self._allocatable or {}
+        given = {name for name, some in allocatable.items() if some}
+        given |= {name for name in self._registered() if name not in allocatable}
+        fresh = OtherAllocator(tuple(sorted(given)), tuple(sorted(sockets)))
+        if not fresh and self.found is None and self._allocatable is None:
+            return  # there may be one that only the node tells of
+        if fresh != self.found:
+            before, self.found = self.found, fresh
+            if fresh:
+                log.warning("device_plugin.found", resources=fresh.resources, sockets=fresh.sockets)
+            elif before:
+                log.info("device_plugin.gone")
+            self._changed()
+
+    async def _live_sockets(self) -> list[str]:
+        """The sockets of GPUs' plugins on which somebody listens."""
+        there: dict[SocketFile, Path] = {}
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                if _SOCKET.fullmatch(path.name) and path.is_socket() and (one := identity(path)) is not None:
+                    there[one] = path
+        now_s = self._clock.monotonic()
+        self._listens = {one: known for one, known in self._listens.items() if one in there}
+        for one, path in there.items():
+            asked_s, _ = self._listens.get(one, (float("-inf"), False))
+            if now_s - asked_s >= PROBE_S:
+                self._listens[one] = (now_s, await asyncio.to_thread(listener, path) is not None)
+        return [path.name for one, path in there.items() if self._listens[one][1]]
+
+    def _registered(self) -> list[str]:
+        """The GPUs that plugins have registered, as far as kubelet's record can be read."""
+        try:
+            content = (self._folder / _RECORD).read_bytes()
+            devices = msgspec.json.decode(content, type=_Record).data.registered_devices
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return []
+        return [name for name, ids in devices.items() if ids and RESOURCE.fullmatch(name)]
+
+
+class _Data(msgspec.Struct):
+    registered_devices: dict[str, list[str] | None] = msgspec.field(name="RegisteredDevices", default_factory=dict)
+
+
+class _Record(msgspec.Struct):
+    data: _Data = msgspec.field(name="Data", default_factory=_Data)
+
+
+def counted(node: NodeResources) -> dict[str, bool]:
+    """The GPUs in a node's allocatable resources or capacity, and whether any of them can be allocated."""
+    names = {*node.status.allocatable, *node.status.capacity}
+    return {name: node.status.allocatable.get(name, "0") != "0" for name in names if RESOURCE.fullmatch(name)}
