@@ -59,6 +59,8 @@ from tests.requests import call
 
 NODE_NAMES = [NodeName("sim-0"), NodeName("sim-1")]
 TENANT = "tenant"
+JOB_SPACE = "draco-jobs"
+"""Where the chart has Jobs of maintenance run."""
 RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
 
 
@@ -184,6 +186,13 @@ class Cluster:
         }
         await self.client.create(PODS, {"metadata": {"name": name, "namespace": TENANT}, "spec": spec})
 
+    async def template(self, name: str, *, run_s: float) -> None:
+        """A CronJob that Jobs of maintenance are made from, whose pods run for so long."""
+        pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+        job = {"template": {"metadata": {"annotations": {"draco.dev/run-seconds": str(run_s)}}, "spec": pod}}
+        spec = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
+        await self.client.apply(CRON_JOBS, ObjectKey(JOB_SPACE, name), {"spec": spec}, manager="tests")
+
     async def running(self, pod: str) -> bool:
         found = await self.client.get(RAW_PODS, ObjectKey(TENANT, pod))
         return bool(found["status"].get("phase") == "Running")
@@ -270,10 +279,7 @@ async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
     await cluster.claim("leaves")
     await cluster.pod("leaves", "leaves", node=NODE_NAMES[1])
     await until(lambda: cluster.running("leaves"), what="the pod runs")
-    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
-    job = {"template": {"metadata": {"annotations": {"draco.dev/run-seconds": "600"}}, "spec": pod}}
-    template = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
-    await client.create(CRON_JOBS, {"metadata": {"name": "probe", "namespace": NAMESPACE}, "spec": template})
+    await cluster.template("probe", run_s=600)
     spec = {
         "deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"},
         "allowMostOfClass": True,
@@ -289,7 +295,7 @@ async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
     await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
 
     async def a_job() -> bool:
-        return bool(await client.list(JOBS, namespace=NAMESPACE))
+        return bool(await client.list(JOBS, namespace=JOB_SPACE))
 
     await until(a_job, what="the Job that tries the GPU")
     await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
@@ -423,6 +429,8 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await cluster.gone(DEVICE_CLASSES, own)
     await _a_job_set_starts(cluster)
     await _a_gpu_is_reserved(cluster)
+    await _gpus_are_worked_on_and_tried(cluster)
+    await _a_partition_is_tried(cluster)
     await cluster.gone(MIG_POLICIES, ObjectKey("", "handed-over"))
 
     async def handed_back() -> bool:
@@ -482,6 +490,48 @@ async def _a_gpu_is_reserved(cluster: Cluster) -> None:
     await client.patch(DEVICE_RESERVATIONS, key, {"spec": {"expiresAt": "2020-01-01T00:00:00Z"}})
     await until(lambda: reserved(0), what="the reservation has ended")
     await cluster.gone(DEVICE_RESERVATIONS, key)
+
+
+async def _gpus_are_worked_on_and_tried(cluster: Cluster) -> None:
+    """One that was handed over to Draco, and one that kube-scheduler allocates while another is Draco's."""
+    await cluster.template("reset", run_s=0.2)
+    await cluster.template("probe", run_s=0.2)
+    for node in NODE_NAMES:
+        await _is_verified_by_a_job(cluster, node, "gpu-0", work={"fromCronJob": "reset"})
+
+
+async def _a_partition_is_tried(cluster: Cluster) -> None:
+    client, node = cluster.client, NODE_NAMES[0]
+    await client.patch(MIG_POLICIES, ObjectKey("", "handed-over"), {"spec": {"mode": "Dynamic"}})
+
+    async def part() -> str:
+        slices = await client.list(SLICES)
+        devices = [each for item in slices if item.spec.node_name == node for each in item.spec.devices]
+        return next((each.name for each in devices if "-mig-1g10gb-" in each.name and each.taints), "")
+
+    name = await until(part, what="partitions that Draco allocates")
+    await _is_verified_by_a_job(cluster, node, name)
+    await client.patch(MIG_POLICIES, ObjectKey("", "handed-over"), {"spec": {"mode": "Disabled"}})
+
+
+async def _is_verified_by_a_job(cluster: Cluster, node: str, device: str, **spec: Any) -> None:
+    client, key = cluster.client, ObjectKey("", f"try-{node}-{device}")
+    selector = {"driver": "gpu.nvidia.com", "pool": node, "device": device}
+    probe = {"mode": "Job", "fromCronJob": "probe"}
+    body = {"deviceSelector": selector, "verification": probe, **spec}
+    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": body})
+
+    async def reached(*phases: MaintenancePhase) -> bool:
+        return (await client.get(DEVICE_MAINTENANCES, key)).status.phase in phases
+
+    if not spec:
+        await until(lambda: reached(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+        await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
+    try:
+        await until(lambda: reached(MaintenancePhase.COMPLETED), what=f"{device} of {node} is verified", within_s=60)
+    except AssertionError as error:
+        raise AssertionError((await client.get(DEVICE_MAINTENANCES, key)).status.message) from error
+    await cluster.gone(DEVICE_MAINTENANCES, key)
 
 
 async def metrics_are_scraped(cluster: Cluster) -> None:
