@@ -21,15 +21,8 @@ from draco.resources.kinds import CLAIMS, NODES, Kind
 from draco_local.cluster.controlplane import ALL, APISERVER, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
 from tests.component.chart import audit
-from tests.component.chart.accounts import (
-    JOB_SPACE,
-    NODE_NAMES,
-    SCENARIOS,
-    TENANT,
-    Cluster,
-    a_record_is_damaged,
-    an_allocation,
-)
+from tests.component.chart.accounts import SCENARIOS, a_record_is_damaged
+from tests.component.chart.programs import JOB_SPACE, NODE_NAMES, TENANT, Cluster, an_allocation
 from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm, render
 from tests.component.controller.replicas import Process, until
 from tests.conftest import DIES_WITH_THE_TESTS
