@@ -64,10 +64,9 @@ matchConditions:
 params.?spec.?pools[?({{ . }}.driver + '/' + {{ . }}.pool)].orValue([]).exists(gpu, gpu == {{ . }}.device || {{ . }}.device.startsWith(gpu + '-mig-'))
 {{- end -}}
 
-{{/* Whether the operator whose token this is leads as far as the register says, in CEL. */}}
+{{/* Whether the operator whose token this is leads as far as the register says, in CEL: none leads that is in no pod if it names one. */}}
 {{- define "draco.leadsByRegister" -}}
-{{- $pod := "request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'][?0].orValue('')" -}}
-params.?spec.?leader == optional.none() || params.?spec.?leader.?podUID.orValue('') == {{ $pod }}
+params.?spec.?leader == optional.none() || params.?spec.?leader.?podUID.orValue('') == request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'][?0].orValue('')
 {{- end -}}
 
 {{/* That two maps say the same but for some keys, whatever keys they have, in CEL. Call with a list of both and the keys. */}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.manifests import DRIVER, GPU, MIG, Document
+from tests.adversary.cluster.observer.service import ENDING_WORKS
 from tests.adversary.cluster.tenants import NODES, Action, Tenants
 
 GPUS = 4
@@ -68,7 +69,11 @@ class Maintainers(Tenants):
         if self._random.random() < 0.2:
             spec["work"] = {"fromCronJob": self._random.choice(write.WORKS)}
         spec["verification"] = self._random.choice(
-            [{}, {}, {}, {"mode": "Person"}, {"mode": "Job", "fromCronJob": self._random.choice(write.WORKS)}]
+            [
+                *({}, {}, {"mode": "Person"}),
+                {"mode": "Job", "fromCronJob": self._random.choice(ENDING_WORKS)},
+                {"mode": "Job", "fromCronJob": self._random.choice(write.WORKS)},
+            ]
         )
         effect = self._random.choice(EFFECTS)
         return Action("maintenance: asked for", {"request": write.maintenance(title, selector, effect=effect, **spec)})

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tests.adversary.cluster.observer.service import ENDING_WORKS
+
 Document = dict[str, Any]
 GPU, MIG = "gpu.nvidia.com", "mig.nvidia.com"
 DRACOS_GPU, DRACOS_MIG = "gpu.draco.dev", "mig.draco.dev"
@@ -18,7 +20,7 @@ PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb", "1g.5gb", "2g.10gb", "3g.20gb")
 TENANTS = ("tenant-a", "tenant-b", "hostile")
 ADMINS = "gpu-admins"
 DRACO = "draco.dev/v1alpha1"
-WORKS = ("adv-works", "adv-works-long", "adv-never-ends", "adv-not-there")
+WORKS = (*ENDING_WORKS, "adv-never-ends", "adv-not-there")
 """CronJobs that requests name; the last one nobody makes."""
 GATE = "draco.dev/allocation"
 ANY = ({"operator": "Exists"},)

@@ -1,12 +1,16 @@
 """What the observer holds against requests that say that work can start."""
 
+from typing import Any
+
 import pytest
 
 from tests.adversary.cluster.observer import laws
+from tests.adversary.cluster.observer.service import verifying_for_ever
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.test_observer import (
     DRIVER,
     PARTS,
+    Document,
     a_claim,
     a_request,
     a_rule,
@@ -84,3 +88,37 @@ def test_nothing_is_ready_for_work_that_is_held_or_can_be_had(case: str) -> None
     world = a_world(PARTS, ("request", a_request()), *objects)
     found = {each.law for look in (laws.ready_but_held, laws.ready_but_obtainable) for each in look(world)}
     assert found == ({law} if law else set())
+
+
+def verifying(device: str = "gpu-0", *, work: str = "adv-works", phase: str = "Verifying", **spec: Any) -> Document:
+    probe = {"mode": "Job", "fromCronJob": work}
+    request = a_request(device, ready="False", verification=probe, taint={"key": "k"}, **spec)
+    request["status"]["phase"] = phase
+    return request
+
+
+HANDED_OVER = {**whole(), "taints": [{"key": "draco.dev/operator-allocated", "effect": "NoSchedule"}]}
+SICK = {**whole(), "taints": [{"key": "draco.dev/xid", "effect": "NoSchedule"}]}
+OF_A_JOB = a_claim(1, "gpu-0")
+OF_A_JOB["metadata"]["namespace"] = "draco-jobs"
+VERIFYING = {
+    "it is free": (True, [("request", verifying())]),
+    "it is free and has the taint of its request": (True, [("request", verifying()), ("rule", a_rule(driver=DRIVER))]),
+    "it was handed over": (True, [("request", verifying()), ("slice", a_slice(HANDED_OVER, generation=2))]),
+    "its Job holds it": (True, [("request", verifying()), ("claim", OF_A_JOB)]),
+    "a part of another profile is held": (True, [("request", verifying("a")), ("claim", a_claim(1, "b"))]),
+    "a part of it is held": (False, [("request", verifying()), ("claim", a_claim(1, "a"))]),
+    "it is sick": (False, [("request", verifying()), ("slice", a_slice(SICK, generation=2))]),
+    "its Job never ends": (False, [("request", verifying(work="adv-never-ends"))]),
+    "there is no such template": (False, [("request", verifying(work="adv-not-there"))]),
+    "it was cancelled": (False, [("request", verifying(cancelled=True))]),
+    "it failed": (False, [("request", verifying(phase="Failed"))]),
+    "it is not published": (False, [("request", verifying("gpu-7"))]),
+}
+
+
+@pytest.mark.parametrize("case", VERIFYING)
+def test_what_a_job_verifies_that_can_have_it_does_not_stay_so(case: str) -> None:
+    wrong, objects = VERIFYING[case]
+    world = a_world(PARTS, *objects)
+    assert bool(list(verifying_for_ever(world))) is wrong

@@ -79,7 +79,10 @@ class ChartParts:
         for document in _documents(self._options):
             name, kind = document["metadata"]["name"], document["kind"]
             if kind in paths and "agent" not in name and not name.endswith(".nvidia.com"):
-                path = f"{paths[kind]}/{name}"
+                space = document["metadata"].get(
+                    "namespace", NAMESPACE
+                )  # the Jobs of maintenance have one of their own
+                path = f"{paths[kind].replace(NAMESPACE, space)}/{name}"
                 if path not in self._made or served.get(path) != self._made[path]:
                     made = call(self._plane, "PATCH", f"{path}?fieldManager=tests&force=true", document)
                     self._made[path] = _version(made["metadata"])

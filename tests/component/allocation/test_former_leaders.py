@@ -285,7 +285,7 @@ class Writers:
             found.add(name)
             for each in self.clients.values():
                 await self._write(each, None)
-                await self._write(self.clients[""], {"devices": {"results": [device]}})
+                await self._write(client, {"devices": {"results": [device]}})
             await self._write(client, None)
         return found
 
@@ -307,16 +307,19 @@ async def writers(
         yield Writers(clients, ObjectKey(namespace, "claim"))
 
 
-async def test_only_the_pod_that_the_register_names_may_allocate_and_whoever_is_in_none(
+async def test_only_the_pod_that_the_register_names_may_allocate_or_those_in_none_where_it_names_none(
     pods: dict[str, OperatorPod], writers: Writers
 ) -> None:
-    """An operator outside a pod is not told from others; once one leads, no pod may. All may take back."""
+    """A token that is bound to no pod is no leader's while a pod leads. Once an operator outside a pod leads, no pod may.
+
+    All may take back.
+    """
     store = RegisterStore(writers.clients[""])
     register = await store.make()
     for named, expected in (
         (None, {"one", "two", ""}),
-        (RegisteredLeader(identity="a", pod_uid=pods["one"].uid), {"one", ""}),
-        (RegisteredLeader(identity="b", pod_uid=pods["two"].uid), {"two", ""}),
+        (RegisteredLeader(identity="a", pod_uid=pods["one"].uid), {"one"}),
+        (RegisteredLeader(identity="b", pod_uid=pods["two"].uid), {"two"}),
         (RegisteredLeader(identity="c"), {""}),
     ):
         register = await store.write(register, [GPU], named)

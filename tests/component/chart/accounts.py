@@ -1,37 +1,24 @@
 """Whole scenarios under the chart's service accounts: nodes whose agents, and an operator, have the tokens of its pods."""
 
-import asyncio
-import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
-import msgspec
-import yaml
 
-from draco.agent.settings import AgentSettings
 from draco.health.remediation import remediates
-from draco.kube.clock import SystemClock
-from draco.kube.connect.client import Client
-from draco.kube.connect.connection import Connection
 from draco.kube.errors import NotFound
-from draco.kube.events.events import EventRecorder
 from draco.maintenance.isolating.fences import fence_name
-from draco.options import MetricsSettings
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
     CLAIM_TEMPLATES,
     CLAIMS,
-    CRON_JOBS,
     DEVICE_CLASSES,
     DEVICE_LIMITS,
     DEVICE_MAINTENANCES,
     DEVICE_RESERVATIONS,
-    EVENTS,
     GPU_NODES,
     HEALTH_POLICIES,
     JOBS,
@@ -42,176 +29,12 @@ from draco.resources.kinds import (
     PODS,
     SLICES,
     TAINT_RULES,
-    Kind,
 )
-from draco.resources.names import ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey, agent_lease_name
-from draco_local.cluster.controlplane import ControlPlane
-from draco_local.cluster.pki import Authority
+from draco.resources.names import ANNOTATION_HELD, SCHEDULING_GATE, PoolKey, agent_lease_name
 from draco_local.simulator.accidents import faults
-from draco_local.simulator.kubelet.podfeed import PodFeed
-from draco_local.simulator.nodes import SimulatedNode, SimulatedNodes
+from tests.component.chart.programs import JOB_SPACE, NODE_NAMES, RAW_PODS, TENANT, Cluster, an_allocation, token
 from tests.component.chart.rendering import NAMESPACE
-from tests.component.chart.stolen import a_result
-from tests.component.chart.stolen import an_allocation as allocated
 from tests.component.controller.replicas import until
-from tests.doubles.token import FixedToken
-from tests.requests import call
-
-NODE_NAMES = [NodeName("sim-0"), NodeName("sim-1")]
-TENANT = "tenant"
-RAW_PODS: Kind[Any] = Kind("", "v1", "pods", "Pod", True, dict)
-
-
-def token(plane: ControlPlane, account: str, node: str) -> str:
-    """What kubelet would give a pod of that account on that node."""
-    name = f"{account}-on-{node}"
-    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
-    spec = {"serviceAccountName": account, "nodeName": node, "containers": [{"name": "main", "image": "none"}]}
-    uid = call(plane, "POST", pods, {"metadata": {"name": name}, "spec": spec})["metadata"]["uid"]
-    bound = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
-    found: str = call(plane, "POST", path, {"spec": {"expirationSeconds": 3600, "boundObjectRef": bound}})["status"][
-        "token"
-    ]
-    return found
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
-
-
-class ScrapedNode(SimulatedNode):
-    """A node whose agent serves metrics over TLS, on a port that was free."""
-
-    metrics_port = 0
-
-    def agent_settings(self) -> AgentSettings:
-        return msgspec.structs.replace(
-            super().agent_settings(),
-            metrics=MetricsSettings(host="127.0.0.1", port=self.metrics_port, certificates=self.root.parent),
-            lease_duration_s=4,
-        )
-
-
-class Cluster:
-    """Two simulated nodes whose agents have the chart's account, and an administrator's client."""
-
-    def __init__(self, plane: ControlPlane, client: Client, folder: Path) -> None:
-        self.plane, self.client, self.folder = plane, client, folder
-        self._tokens: dict[str, str] = {}
-        self.metrics_ports = _free_ports(1 + len(NODE_NAMES))
-        """Of the operator, and of the agents."""
-        issued = Authority.create("metrics").issue("metrics", hosts=["127.0.0.1"])
-        self.certificates.mkdir(parents=True, exist_ok=True)
-        (self.certificates / "tls.crt").write_bytes(issued.certificate)
-        (self.certificates / "tls.key").write_bytes(issued.key)
-
-    @property
-    def certificates(self) -> Path:
-        """What their metrics are served with."""
-        return self.folder / "n"
-
-    def connection(self, account: str, node: str) -> Connection:
-        tls = ssl.create_default_context(cafile=str(self.plane.pki / "ca.crt"))
-        if node not in self._tokens:
-            self._tokens[node] = token(self.plane, account, node)
-        return Connection(self.plane.server, tls=tls, credentials=FixedToken(self._tokens[node]))
-
-    @asynccontextmanager
-    async def nodes(self) -> AsyncIterator[None]:
-        """The nodes, until left; they are set up again from their files the next time."""
-        shape = SimulatedNodes(root=self.folder / "n", gpus=1, prefix="sim", count=len(NODE_NAMES), namespace=NAMESPACE)
-        clock = SystemClock()
-        events = EventRecorder(self.client, controller="kubelet", instance="nodes", clock=clock)
-        feed = PodFeed(self.client, events=events, clock=clock)
-        starting = asyncio.Semaphore(8)
-        async with AsyncExitStack() as stack:
-            tasks = [asyncio.create_task(events.run()), asyncio.create_task(feed.run())]
-            for name, port in zip(NODE_NAMES, self.metrics_ports[1:], strict=True):
-                await self.client.apply(NODES, ObjectKey("", name), {"metadata": {"name": name}}, manager="tests")
-                agent = await stack.enter_async_context(Client(self.connection("draco-agent", name)))
-                node = ScrapedNode(name, shape, self.client, feed=feed, clock=clock, agent_client=agent)
-                node.metrics_port = port
-                stack.callback(node.leave)
-                tasks.append(asyncio.create_task(node.run(starting)))
-            try:
-                await until(self.published, what="the nodes' GPUs")
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def published(self) -> bool:
-        """Whether each node has a slice with devices."""
-        slices = [each for each in await self.client.list(SLICES) if each.spec.devices]
-        return {each.spec.node_name for each in slices} >= set(NODE_NAMES)
-
-    def kubeconfig(self) -> Path:
-        """The operator's, with the token of a pod of its account."""
-        path = self.folder / "operator.kubeconfig"
-        authority = str(self.plane.pki / "ca.crt")
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": self.plane.server, "certificate-authority": authority}}],
-            "users": [{"name": "u", "user": {"token": token(self.plane, "draco-operator", NODE_NAMES[0])}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "c",
-        }
-        path.write_text(yaml.safe_dump(config))
-        return path
-
-    async def claim(
-        self, name: str, *, count: int = 1, profile: str = "", device_class: str = "gpu.nvidia.com"
-    ) -> None:
-        exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
-        if profile:
-            cel = {"expression": f'device.attributes["gpu.nvidia.com"].profile == "{profile}"'}
-            exactly |= {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": cel}]}
-        request = {"name": "gpu", "exactly": exactly}
-        body = {"metadata": {"name": name, "namespace": TENANT}, "spec": {"devices": {"requests": [request]}}}
-        await self.client.create(CLAIMS, body)
-
-    async def pod(self, name: str, claim: str, *, node: str = "") -> None:
-        spec = {
-            "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
-            "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
-            "terminationGracePeriodSeconds": 0,
-            **({"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}),
-        }
-        await self.client.create(PODS, {"metadata": {"name": name, "namespace": TENANT}, "spec": spec})
-
-    async def running(self, pod: str) -> bool:
-        found = await self.client.get(RAW_PODS, ObjectKey(TENANT, pod))
-        return bool(found["status"].get("phase") == "Running")
-
-    async def gone(self, kind: Kind[Any], key: ObjectKey) -> None:
-        """Delete, and wait until it is not there any more."""
-        with suppress(NotFound):
-            await self.client.delete(kind, key, grace_period_s=0)
-
-        async def is_gone() -> bool:
-            with suppress(NotFound):
-                await self.client.get(kind, key)
-                return False
-            return True
-
-        await until(is_gone, what=f"{key} is gone")
-
-    async def said_of(self, name: str, reason: str = "") -> list[str]:
-        events = await self.client.list(EVENTS)
-        return [
-            each.message
-            for each in events
-            if each.involved_object and each.involved_object.name == name and (not reason or each.reason == reason)
-        ]
-
-
-def an_allocation(node: str, device: str = "gpu-0") -> dict[str, Any]:
-    return allocated(node, [a_result(node, device)])
 
 
 async def a_pod_runs_and_ends(cluster: Cluster) -> None:
@@ -270,10 +93,7 @@ async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
     await cluster.claim("leaves")
     await cluster.pod("leaves", "leaves", node=NODE_NAMES[1])
     await until(lambda: cluster.running("leaves"), what="the pod runs")
-    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
-    job = {"template": {"metadata": {"annotations": {"draco.dev/run-seconds": "600"}}, "spec": pod}}
-    template = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
-    await client.create(CRON_JOBS, {"metadata": {"name": "probe", "namespace": NAMESPACE}, "spec": template})
+    await cluster.template("probe", run_s=600)
     spec = {
         "deviceSelector": {"driver": "gpu.nvidia.com", "pool": NODE_NAMES[1], "device": "gpu-0"},
         "allowMostOfClass": True,
@@ -289,7 +109,7 @@ async def a_gpu_is_drained_and_tried(cluster: Cluster) -> None:
     await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
 
     async def a_job() -> bool:
-        return bool(await client.list(JOBS, namespace=NAMESPACE))
+        return bool(await client.list(JOBS, namespace=JOB_SPACE))
 
     await until(a_job, what="the Job that tries the GPU")
     await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"cancelled": True}})
@@ -423,6 +243,8 @@ async def a_claim_is_allocated_by_draco(cluster: Cluster) -> None:
     await cluster.gone(DEVICE_CLASSES, own)
     await _a_job_set_starts(cluster)
     await _a_gpu_is_reserved(cluster)
+    await _gpus_are_worked_on_and_tried(cluster)
+    await _a_partition_is_tried(cluster)
     await cluster.gone(MIG_POLICIES, ObjectKey("", "handed-over"))
 
     async def handed_back() -> bool:
@@ -482,6 +304,48 @@ async def _a_gpu_is_reserved(cluster: Cluster) -> None:
     await client.patch(DEVICE_RESERVATIONS, key, {"spec": {"expiresAt": "2020-01-01T00:00:00Z"}})
     await until(lambda: reserved(0), what="the reservation has ended")
     await cluster.gone(DEVICE_RESERVATIONS, key)
+
+
+async def _gpus_are_worked_on_and_tried(cluster: Cluster) -> None:
+    """One that was handed over to Draco, and one that kube-scheduler allocates while another is Draco's."""
+    await cluster.template("reset", run_s=0.2)
+    await cluster.template("probe", run_s=0.2)
+    for node in NODE_NAMES:
+        await _is_verified_by_a_job(cluster, node, "gpu-0", work={"fromCronJob": "reset"})
+
+
+async def _a_partition_is_tried(cluster: Cluster) -> None:
+    client, node = cluster.client, NODE_NAMES[0]
+    await client.patch(MIG_POLICIES, ObjectKey("", "handed-over"), {"spec": {"mode": "Dynamic"}})
+
+    async def part() -> str:
+        slices = await client.list(SLICES)
+        devices = [each for item in slices if item.spec.node_name == node for each in item.spec.devices]
+        return next((each.name for each in devices if "-mig-1g10gb-" in each.name and each.taints), "")
+
+    name = await until(part, what="partitions that Draco allocates")
+    await _is_verified_by_a_job(cluster, node, name)
+    await client.patch(MIG_POLICIES, ObjectKey("", "handed-over"), {"spec": {"mode": "Disabled"}})
+
+
+async def _is_verified_by_a_job(cluster: Cluster, node: str, device: str, **spec: Any) -> None:
+    client, key = cluster.client, ObjectKey("", f"try-{node}-{device}")
+    selector = {"driver": "gpu.nvidia.com", "pool": node, "device": device}
+    probe = {"mode": "Job", "fromCronJob": "probe"}
+    body = {"deviceSelector": selector, "verification": probe, **spec}
+    await client.create(DEVICE_MAINTENANCES, {"metadata": {"name": key.name}, "spec": body})
+
+    async def reached(*phases: MaintenancePhase) -> bool:
+        return (await client.get(DEVICE_MAINTENANCES, key)).status.phase in phases
+
+    if not spec:
+        await until(lambda: reached(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")
+        await client.patch(DEVICE_MAINTENANCES, key, {"spec": {"finished": True}})
+    try:
+        await until(lambda: reached(MaintenancePhase.COMPLETED), what=f"{device} of {node} is verified", within_s=60)
+    except AssertionError as error:
+        raise AssertionError((await client.get(DEVICE_MAINTENANCES, key)).status.message) from error
+    await cluster.gone(DEVICE_MAINTENANCES, key)
 
 
 async def metrics_are_scraped(cluster: Cluster) -> None:

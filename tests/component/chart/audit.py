@@ -69,8 +69,14 @@ class Requests:
         resource = on["resource"] + (f"/{on['subresource']}" if "subresource" in on else "")
         right = Right(on.get("apiGroup", ""), resource, event["verb"], on.get("name", ""))
         code = event.get("responseStatus", {}).get("code", 0)
-        if event["annotations"].get("authorization.k8s.io/decision") == "forbid" or code == 403:
-            self.refused[right] = event["requestURI"]
+        said = event.get("responseStatus", {}).get("message", "")
+        # An admission policy refuses with 422, as what breaks a rule of its kind is refused.
+        if (
+            event["annotations"].get("authorization.k8s.io/decision") == "forbid"
+            or code == 403
+            or (code == 422 and "denied request" in said)
+        ):
+            self.refused[right] = f"{event['requestURI']} {said}"
             return
         self.allowed.add(right)
         if right.verb == "patch" and code == 201:

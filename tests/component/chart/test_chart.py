@@ -133,6 +133,11 @@ def test_nothing_that_is_installed_names_an_image_of_somebody_else() -> None:
         ("metrics.secure.port=8080", "metrics.secure.port and metrics.port are both 8080"),
         ("webhook.enabled=true,webhook.port=8443", "metrics.secure.port and webhook.port are both 8443"),
         ("metrics.secure.certificates=None", "value must be one of 'Chart', 'CertManager', 'Existing'"),
+        ("operator.runJobs=true", "operator.runJobs needs operator.jobTemplates: name the suspended CronJobs"),
+        (
+            "operator.runJobs=true,operator.jobTemplates={a},operator.jobNamespace=default",
+            "operator.jobNamespace is the namespace of the release",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_a_sentence(value: str, sentence: str) -> None:

@@ -235,17 +235,18 @@ async def test_the_claim_of_a_job_is_for_one_device_and_looks_at_none(cluster: C
     async with cluster.holding("working") as operator:
         await operator.create(CLAIMS, body)
         await operator.delete(CLAIMS, ObjectKey(JOB_SPACE, body["metadata"]["name"]))
-        for change in ({"count": 8}, {"allocationMode": "All"}):
+        asking: list[Body] = [{"count": 8}, {"allocationMode": "All"}]
+        for change in asking:
             other = deepcopy(body)
             other["spec"]["devices"]["requests"][0]["exactly"].update(change)
             with pytest.raises((Forbidden, Invalid), match="may only take back the allocation"):
                 await operator.create(CLAIMS, other)
-        more: dict[str, Any]
-        for more in (
+        asking = [
             {"requests": [asked, {**asked, "name": "more"}]},
             {"config": [{"opaque": {"driver": "gpu.nvidia.com", "parameters": {}}}]},
-        ):
+        ]
+        for change in asking:
             other = deepcopy(body)
-            other["spec"]["devices"].update(more)
+            other["spec"]["devices"].update(change)
             with pytest.raises((Forbidden, Invalid), match="may only take back the allocation"):
                 await operator.create(CLAIMS, other)

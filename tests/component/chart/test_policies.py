@@ -19,6 +19,11 @@ OF_THE_OPERATOR = {f"type-checked-operator-{kind}" for kind in ("claims", "gpuno
 PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
+OF_THE_WITHDRAWAL = {f"type-checked-withdraw-{kind}" for kind in ("pods", "nodes", "claims")}
+OF_PEOPLE = {"draco-reservation-priorities"}
+OTHERS = OF_THE_OPERATOR | OF_THE_WITHDRAWAL | OF_PEOPLE
+
+
 def policies(*arguments: str) -> dict[str, dict[str, Any]]:
     command = [str(binaries.find("helm")["helm"]), "template", "type-checked", str(CHART), *IMAGE, *arguments]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -63,9 +68,9 @@ def checked(plane: ControlPlane, name: str) -> list[dict[str, str]]:
 def test_an_agent_is_held_to_its_node_unless_that_is_switched_off() -> None:
     assert set(policies()) == {
         *(f"type-checked-agent-{kind}" for kind in ("slices", "claims", "gpunodes", "events", "leases")),
-        *OF_THE_OPERATOR,
+        *OTHERS,
     }
-    assert set(policies("--set", "agent.restrictToOwnNode=false")) == OF_THE_OPERATOR
+    assert set(policies("--set", "agent.restrictToOwnNode=false")) == OTHERS
 
 
 def test_an_operator_that_may_run_jobs_is_held_to_those_of_maintenance() -> None:

@@ -1,4 +1,6 @@
-"""Every right that the chart grants is used, and none is missing: the API server's audit log of whole scenarios says so.
+"""Every right that the chart grants is used, none is missing, and no admission policy of it refuses what its programs do.
+
+The API server's audit log of whole scenarios says so, with everything switched on.
 
 Operator and agents run with the tokens of pods of their service accounts, as kubelet would give them.
 """
@@ -19,15 +21,19 @@ from draco.resources.kinds import CLAIMS, NODES, Kind
 from draco_local.cluster.controlplane import ALL, APISERVER, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
 from tests.component.chart import audit
-from tests.component.chart.accounts import NODE_NAMES, SCENARIOS, TENANT, Cluster, a_record_is_damaged, an_allocation
+from tests.component.chart.accounts import SCENARIOS, a_record_is_damaged
+from tests.component.chart.programs import JOB_SPACE, NODE_NAMES, TENANT, Cluster, an_allocation
 from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm, render
 from tests.component.controller.replicas import Process, until
 from tests.conftest import DIES_WITH_THE_TESTS
 from tests.requests import call
 from tests.side_by_side import REPORTS
 
-VALUES = ("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.allocate=true,operator.replicas=1")
-"""Everything that can be switched on and takes a right."""
+VALUES = (
+    *("--set", "operator.releaseIdleClaims=true,operator.runJobs=true,operator.jobTemplates={probe,reset}"),
+    *("--set", "operator.allocate=true,operator.replicas=1"),
+)
+"""Everything that can be switched on and takes a right, or brings an admission policy."""
 ASKED_BY_THE_SERVER = {
     audit.Right("resource.k8s.io", "resourceclaims/driver", "associated-node:patch", "gpu.nvidia.com"),
     audit.Right("resource.k8s.io", "resourceclaims/binding", "patch"),
@@ -122,6 +128,24 @@ async def test_each_right_is_used_and_none_is_missing(plane: ControlPlane, clien
         found[account] = ([str(right) for right in idle], refused)
         REPORTS.append(f"{account}: {len(rights)} rights granted, unused: {found[account][0]}, missing: {refused}")
     assert found == {"draco-operator": ([], {}), "draco-agent": ([], {})}
+
+
+async def test_what_an_admission_policy_refuses_counts_as_missing(
+    plane: ControlPlane, client: Client, folder: Path
+) -> None:
+    """It is no lack of a right, and has another code."""
+    cluster = Cluster(plane, client, folder)
+    claim = {"metadata": {"name": "of-nobody", "namespace": JOB_SPACE}, "spec": {"devices": {}}}
+    async with Client(cluster.connection("draco-operator", "refused")) as operator:
+
+        async def refused() -> bool:
+            with suppress(ApiError):
+                await operator.create(CLAIMS, claim)
+            return audit.Right("resource.k8s.io", "resourceclaims", "create") in (
+                right._replace(name="") for right in audit.Requests(folder / "audit.log", "draco-operator").refused
+            )
+
+        await until(refused, what="the refusal in the audit log")
 
 
 async def without(plane: ControlPlane, right: audit.Right, account: str) -> None:

@@ -112,8 +112,11 @@ def owned(kind: str = "DeviceMaintenance") -> list[dict[str, Any]]:
 
 
 def a_job(name: str, *, namespace: str = JOB_SPACE, owners: Any = (), template: str = "plain") -> Attempt:
-    """A Job that says to be made from a template."""
-    pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+    """A Job that is like the plain template."""
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [OTHER]}]}
+    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
+    containers = [{"name": "main", "image": "none"}]
+    pod = {"restartPolicy": "Never", "containers": containers, "affinity": {"nodeAffinity": affinity}}
     labels = {"draco.dev/template": template}
     metadata = {"name": name, "namespace": namespace, "ownerReferences": list(owners), "labels": labels}
     return lambda client: client.create(JOBS, {"metadata": metadata, "spec": {"template": {"spec": pod}}})
@@ -161,7 +164,7 @@ async def in_force(cluster: Cluster) -> None:
         ("releasing", status_of("probe", reservedFor=[{"resource": "pods", "name": "me", "uid": "me"}])),
         ("working", a_claim_of_a_job("probe")),
         ("working", a_job("probe")),
-        ("working", a_job("probe", owners=owned())),
+        ("working", a_job("probe", owners=owned(), template="missing")),
         *((token, told_of_a_node(a_condition("Probe"))) for token in ("operator", "releasing", "working")),
     ]
     cluster.make_claim("probe", on=MINE, results=[a_result("elsewhere")])

@@ -2,7 +2,8 @@
 
 The chart's admission policy compares the pod that the register names with the one that a token is bound to. So the API server is
 asked which one it reads off this operator's own token, not the pod's environment. An operator outside a pod has no such thing in
-its token: it is entered without a pod, and is never refused. Owns the two questions; the register is written by `handover`.
+its token: it is entered without a pod, and refused while the register names one. Owns the two questions; the register is written
+by `handover`.
 """
 
 import structlog

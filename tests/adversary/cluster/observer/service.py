@@ -14,6 +14,10 @@ OVER = frozenset({"Completed", "Cancelled"})
 DOMAIN = "draco.dev/"
 MAINTENANCE = "draco.dev/maintenance"
 AGENT_LOST = "draco.dev/agent-lost"
+OPERATOR_ALLOCATED = "draco.dev/operator-allocated"
+JOB_SPACE = "draco-jobs"
+ENDING_WORKS = ("adv-works", "adv-works-long")
+"""CronJobs whose Jobs succeed after some seconds."""
 
 
 def phase_of(request: Object) -> str:
@@ -101,6 +105,40 @@ def stuck(world: World) -> Iterator[Suspicion]:
             yield Suspicion("stuck", uid, f"nobody has said anything of {name(request)}")
         elif request["spec"].get("cancelled") and phase not in OVER:
             yield Suspicion("stuck", uid, f"{name(request)} was cancelled, and is {phase}: {_message(request)}")
+
+
+def verifying_for_ever(world: World) -> Iterator[Suspicion]:
+    """A request whose devices are free, and which a Job verifies that ends by itself, does not stay in Verifying.
+
+    Devices with a taint of anything but maintenance are left aside: a fault or a person may keep the Job off.
+    """
+    keys = {(each["spec"].get("taint") or {}).get("key", MAINTENANCE) for each in world.requests.values()}
+    published = dict(world.published())
+    for uid, request in world.requests.items():
+        verification = request["spec"].get("verification") or {}
+        if phase_of(request) != "Verifying" or verification.get("fromCronJob") not in ENDING_WORKS:
+            continue
+        if request["spec"].get("cancelled") or request["metadata"].get("deletionTimestamp"):
+            continue
+        listed = (request.get("status") or {}).get("devices") or []
+        asked = [
+            DeviceName(each["driver"], each["pool"], each["device"]) for each in listed if not each.get("overlaps")
+        ]
+        if asked and all(_is_free(world, device, published.get(device), keys) for device in asked):
+            text = f"{name(request)} is Verifying, and all it waits for is free: {_message(request)}"
+            yield Suspicion("verifying for ever", uid, text)
+
+
+def _is_free(world: World, device: DeviceName, published: Object | None, keys: set[str]) -> bool:
+    """Whether a Job of maintenance can have it."""
+    part = part_now(world, device)
+    if published is None or part is None:
+        return False
+    kept = [each["key"] for each in world.taints(device, published) if each.get("effect") in BLOCKING]
+    if any(key not in keys and key not in {MAINTENANCE, OPERATOR_ALLOCATED} for key in kept):
+        return False
+    holdings = (each for each in world.holdings() if each.part is not None and each.part.overlaps(part))
+    return all(each.claim.startswith(f"{JOB_SPACE}/") for each in holdings)
 
 
 def fenced_without_cause(world: World) -> Iterator[Suspicion]:
