@@ -18,6 +18,7 @@ from draco.controller.allocation.asking.basis import TIMES, WAKES, Basis, Wanted
 from draco.controller.allocation.queue.waiting import WaitingGroup
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer, Question, claims_of
 from draco.kube.errors import NotFound
+from draco.placing.preempting.preemption import PreemptionPlan
 from draco.resources.api.core import Toleration
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus, Takeover
@@ -223,11 +224,11 @@ def another_spec(lab: Lab) -> None:
     tell(lab.view, msgspec.structs.replace(pod, spec=spec))
 
 
-def urgent(lab: Lab) -> None:
+def urgent(lab: Lab, priority: int = 5, preemption_policy: str = "") -> None:
     """It is found out at which priority something is reserved."""
     known = lab.view.reservations.store.get(ObjectKey("default", "evening"))
     assert known is not None
-    status = msgspec.structs.replace(known.status, priority=5)
+    status = msgspec.structs.replace(known.status, priority=priority, preemption_policy=preemption_policy)
     lab.view.reservations._publish(lab.view.reservations.store.put(msgspec.structs.replace(known, status=status)))
 
 
@@ -236,7 +237,8 @@ WANTING: Final[Mapping[str, Callable[[Lab], object]]] = {
     "pods": another_spec,
     "needed": lambda lab: form(lab, smaller=True),
     "topology": lambda lab: of_topology(lab.view.classes),
-    "priority": urgent,
+    "priority": lambda lab: urgent(lab, 10, "Never"),
+    "may_preempt": urgent,
 }
 
 
@@ -252,6 +254,7 @@ async def test_a_group_that_wants_something_else_by_this_alone_is_asked_about_ag
     gone(lab, "waits")
     form(lab, smaller=False)
     lab.reserve(1)
+    urgent(lab, 5, "Never")
     await lab.rest()
     lab.workers.asked.clear()
     WANTING[field](lab)
@@ -377,3 +380,16 @@ async def test_a_node_that_may_be_taken_again_while_it_is_asked_is_a_reason_to_a
     await lab.look()
     groups = [group for each in lab.workers.asked if isinstance(each, PlaceClaims) for group in each.groups]
     assert [list(each.members[0].without) for each in groups] == [["node-0"], []]
+
+
+async def test_what_is_kept_for_a_group_of_another_priority_than_before_is_kept_from_others_than_before() -> None:
+    lab = Lab()
+    preemptions = lab.allocations.preemptions
+    [waiting] = lab.allocations._waiting.groups()
+    held = a_claim(on=["node-0/gpu-1"]).status.allocation
+    assert held is not None
+    versions = []
+    for priority in (10, 10, 50):
+        preemptions._nominate(waiting, priority, PreemptionPlan([], [[held]]), [], {})
+        versions.append(preemptions.version)
+    assert versions == [1, 1, 2]

@@ -69,7 +69,8 @@ class Wanted(NamedTuple):
     needed: int
     topology: str
     priority: int | None
-    """For whom others may leave: a reservation's is found out after it was made."""
+    """What is kept from it, and who may leave for it: a PodGroup's may change, a reservation's is found out after it was made."""
+    may_preempt: bool
 
     @classmethod
     def by(cls, waiting: WaitingGroup) -> "Wanted":
@@ -80,7 +81,8 @@ class Wanted(NamedTuple):
             {pod.metadata.uid: pod.spec for each in members for pod in each.pods},
             group.needed,
             group.topology,
-            waiting.priority if waiting.may_preempt else None,
+            waiting.priority,
+            waiting.may_preempt,
         )
 
 

@@ -271,7 +271,8 @@ class Preemptions:
         nomination = Nomination(waiting, priority, results, pods, taken, counted, others, going)
         self._nominations[uid] = nomination
         self._wait(uid, _LEAVING_S)
-        if before is None or [each.key for each in before.results] != [each.key for each in results]:
+        had = (before.priority, [each.key for each in before.results]) if before is not None else None
+        if had != (priority, [each.key for each in results]):
             devices = [f"{each.pool}/{each.device}" for each in results]
             evict = [str(each.metadata.key) for each in nomination.asked]
             take = [str(each.metadata.key) for each in nomination.unused]
