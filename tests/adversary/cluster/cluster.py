@@ -24,13 +24,13 @@ from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
 from tests.adversary.cluster import drivers
 from tests.adversary.cluster.drivers import DriverFiles
-from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS
+from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS, WORKS
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.observer import Node, Observer
 from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
 
 CHART_VALUES = (
-    *(*ALLOCATE, "--set", "operator.runJobs=true"),
+    *(*ALLOCATE, "--set", f"operator.runJobs=true,operator.jobTemplates={{{','.join(WORKS)}}}"),
     *("--api-versions", "scheduling.k8s.io/v1alpha2/PodGroup"),
 )
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
