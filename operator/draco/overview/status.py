@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from draco.allocation.fleet.supply import Supply, SupplyState
 from draco.maintenance.isolating.fences import fenced_node
+from draco.maintenance.selecting.free import sick_devices
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
 from draco.overview.installation import troubles
@@ -22,7 +24,7 @@ from draco.overview.maintenances import (
     pause_warning,
     phase_of,
 )
-from draco.overview.taint_rules import TaintedCluster, rule_views, rules_by_pool
+from draco.overview.taint_rules import TaintedCluster, rule_views
 from draco.overview.tenants import limit_view, reservation_view
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
@@ -131,12 +133,6 @@ def claim_state(claim: ResourceClaim) -> schema.ClaimState:
     return schema.ClaimState.PENDING if claim.status.allocation is None else schema.ClaimState.ALLOCATED
 
 
-def _hits(rule: DeviceTaintRule, device: DeviceKey) -> bool:
-    """Whether the rule taints the device: without a selector it taints nothing."""
-    selector = rule.spec.device_selector
-    return selector is not None and selector.matches(device)
-
-
 def _taint(taint: DeviceTaint) -> str:
     return taint_text(taint.key, taint.value, taint.effect)
 
@@ -170,15 +166,15 @@ def _devices(
         for node in snapshot.gpu_nodes
         for gpu in node.status.gpus
     }
-    ready = {node.metadata.name: node.ready for node in snapshot.nodes}
     short = short_of_counters(
         ((pool, each.slices) for pool, published in pools.items() for each in published), holders.keys()
     )
     used = hardware.used(holders)
-    rules_in = rules_by_pool(snapshot.rules)
+    nodes = {node.metadata.name: node for node in snapshot.nodes}
+    sick = sick_devices(snapshot.gpu_nodes)
+    supply = Supply(rules=snapshot.rules, claims=snapshot.claims, nodes=nodes, sick=sick)
     views = []
     for pool, published in pools.items():
-        of_pool = rules_in(pool.pool)
         for item in {id(item): item for each in published for item in each.slices}.values():
             for device in item.spec.devices:
                 key = DeviceKey(pool.driver, pool.pool, device.name)
@@ -188,8 +184,7 @@ def _devices(
                         key,
                         device,
                         node=node,
-                        online=ready.get(node, False) if node else True,
-                        rules=of_pool,
+                        supply=supply,
                         claims=sorted(holders.get(key, [])),
                         claims_on_parts=used.by_parts.get(key, []),
                         blocked=key in short or key in used.overlapped,
@@ -205,27 +200,28 @@ def _device(
     device: Device,
     *,
     node: str,
-    online: bool,
-    rules: Sequence[DeviceTaintRule],
+    supply: Supply,
     claims: list[str],
     claims_on_parts: list[str],
     blocked: bool,
     request: DeviceMaintenance | None,
     report: GpuStatus | None,
 ) -> schema.DeviceView:
-    taints = [*device.taints, *(rule.spec.taint for rule in rules if _hits(rule, key))]
+    taints, obstacles = supply.taints(key, device), supply.obstacles(key, device, node)
     if request and phase_of(request) in OUT_OF_SERVICE:
         state = schema.DeviceState.MAINTENANCE
-    elif report and report.health == "Unhealthy":
+    elif SupplyState.UNHEALTHY in obstacles:
         state = schema.DeviceState.UNHEALTHY
-    elif not online:
+    elif not obstacles.isdisjoint({SupplyState.NODE_MISSING, SupplyState.NODE_NOT_READY}):
         state = schema.DeviceState.OFFLINE
-    elif any(taint.sets_aside for taint in taints):
+    elif SupplyState.TAINTED in obstacles:
         state = schema.DeviceState.TAINTED
-    elif claims or claims_on_parts:
+    elif SupplyState.IN_USE in obstacles or claims_on_parts:
         state = schema.DeviceState.IN_USE
-    else:
-        state = schema.DeviceState.BLOCKED if blocked else schema.DeviceState.FREE
+    elif blocked:
+        state = schema.DeviceState.BLOCKED
+    else:  # of a cordoned node it is of no use to new pods, either
+        state = schema.DeviceState.OFFLINE if obstacles else schema.DeviceState.FREE
     return schema.DeviceView(
         driver=key.driver,
         pool=key.pool,

@@ -18,6 +18,7 @@ class DeviceState(StrEnum):
     MAINTENANCE = "maintenance"
     UNHEALTHY = "unhealthy"
     OFFLINE = "offline"
+    """Its node is not there or not ready; or it is cordoned, and nothing else is in the way."""
     TAINTED = "tainted"
     IN_USE = "in use"
     BLOCKED = "blocked"

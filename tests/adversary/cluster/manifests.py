@@ -23,6 +23,7 @@ DRACO = "draco.dev/v1alpha1"
 WORKS = (*ENDING_WORKS, "adv-never-ends", "adv-not-there")
 """CronJobs that requests name; the last one nobody makes."""
 GATE = "draco.dev/allocation"
+FOREIGN_GATE = "example.com/admission"
 ANY = ({"operator": "Exists"},)
 PRIORITIES = {"adv-low": 10, "adv-middle": 50, "adv-high": 100, "adv-polite": 100}
 """Of PriorityClasses; pods of the last one have nobody evicted."""
@@ -132,10 +133,12 @@ def pod(
     pod_group: str = "",
     priority: str = "",
     gated: bool = False,
+    held: bool = False,
 ) -> Document:
     """A pod that uses claims, and may be the member of a group by label or by PodGroup, or more urgent than others.
 
-    With the gate, the scheduler does not look at it before Draco has allocated what is its own of these.
+    With the gate, the scheduler does not look at it before Draco has allocated what is its own of these; one that is `held` has
+    somebody else's, as of a queue that has not admitted it.
     """
     uses = [{"name": f"c{index}", "resourceClaimName": each} for index, each in enumerate(claims)]
     uses += [{"name": f"t{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
@@ -153,8 +156,8 @@ def pod(
         spec["tolerations"] = list(tolerations)
     if priority:
         spec["priorityClassName"] = priority
-    if gated:
-        spec["schedulingGates"] = [{"name": GATE}]
+    if gates := [each for each, has in ((FOREIGN_GATE, held), (GATE, gated)) if has]:
+        spec["schedulingGates"] = [{"name": each} for each in gates]
     if pod_group:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
     annotations = {} if seconds is None else {RUN_SECONDS: str(seconds)}
@@ -189,10 +192,12 @@ def reservation(
     count: int = 1,
     duration: str = "",
     topology: str = "",
+    priority: str = "",
 ) -> Document:
     """Claims that are there before their pods."""
     spec: Document = {"count": count, "template": {"spec": {"devices": {"requests": list(requests)}}}}
-    spec |= {key: value for key, value in (("duration", duration), ("topology", topology)) if value}
+    said = {"duration": duration, "topology": topology, "priorityClassName": priority}
+    spec |= {key: value for key, value in said.items() if value}
     metadata = {"name": title, "namespace": namespace}
     return {"apiVersion": DRACO, "kind": "DeviceReservation", "metadata": metadata, "spec": spec}
 

@@ -21,6 +21,8 @@ class Reservers(Tenants):
         self._alike: list[tuple[str, list[Document]]] = []
         """Groups that end by themselves, so that nobody deletes a pod of theirs, by their titles: they may be made again."""
         self._reservations: list[tuple[str, str, int]] = []
+        self._held: list[tuple[str, list[Document]]] = []
+        """Pods that a queue holds back, and the gates that they keep when it lets them go."""
 
     def group(self) -> Action:
         """Pods that start together, or all but one of them."""
@@ -83,6 +85,24 @@ class Reservers(Tenants):
             documents.append(write.pod("hostile", name, [], templates=[title], member=member))
         return Action("hostile: an odd group", {"create": documents})
 
+    def held_back(self) -> Action:
+        """A claim by name, before or after its pod, which a queue has not admitted yet."""
+        namespace, title = self._tenant(), self._name("q")
+        self._claims.append((namespace, title))
+        self._pods.append((namespace, title))
+        gated = self._random.random() < 0.5
+        pod = write.pod(namespace, title, [title], gated=gated, held=True)
+        self._held.append((f"{namespace}/{title}", pod["spec"]["schedulingGates"][1:]))
+        documents = [write.claim(namespace, title, [self._dracos_request()]), pod]
+        return Action("tenant: a pod that a queue holds back", {"create": documents[:: self._random.choice([1, -1])]})
+
+    def let_go(self) -> Action:
+        """The queue admits one."""
+        if not self._held:
+            return self.held_back()
+        pod, gates = self._held.pop(self._random.randrange(len(self._held)))
+        return Action("queue: lets a pod go", {"pod": pod, "gates": gates})
+
     def reserve(self) -> Action:
         """Claims for pods to come, for a time."""
         namespace, title = self._tenant(), self._name("r")
@@ -90,7 +110,13 @@ class Reservers(Tenants):
         duration = self._random.choice(["", "", "1m", "1m", "2m"])
         wanted = self._kind()
         document = write.reservation(
-            namespace, title, [wanted], count=count, duration=duration, topology=self._random.choice(TOPOLOGIES)
+            namespace,
+            title,
+            [wanted],
+            count=count,
+            duration=duration,
+            topology=self._random.choice(TOPOLOGIES),
+            priority=self._random.choice(["", "", "adv-low", "adv-middle", "adv-polite"]),
         )
         self._reservations.append((namespace, title, count))
         template = write.template(namespace, title, [wanted], reservation=title)

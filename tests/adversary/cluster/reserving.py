@@ -1,4 +1,4 @@
-"""Does what is chosen about reservations, limits and PodGroups.
+"""Does what is chosen about reservations, limits, PodGroups and pods that a queue holds back.
 
 Owns these writes; what is made is written like all that tenants make. What is refused is counted by whoever writes for it.
 """
@@ -24,6 +24,7 @@ class Reserving:
             "reservation: changed": self._change,
             "reservation: deleted": self._delete,
             "pod group: deleted": self._delete_pod_group,
+            "queue: lets a pod go": self._let_go,
             "limit: set": self._set_limit,
             "limit: deleted": self._delete_limit,
         }
@@ -37,6 +38,11 @@ class Reserving:
     async def _delete_pod_group(self, arguments: Document) -> None:
         namespace, _, title = arguments["pod_group"].partition("/")
         await self._write("DELETE", f"{POD_GROUPS.format(namespace)}/{title}")
+
+    async def _let_go(self, arguments: Document) -> None:
+        namespace, _, title = arguments["pod"].partition("/")
+        path = f"/api/v1/namespaces/{namespace}/pods/{title}"
+        await self._write("PATCH", path, {"spec": {"schedulingGates": arguments["gates"] or None}})
 
     async def _set_limit(self, arguments: Document) -> None:
         """Make it, or have it say this: what an earlier one said goes."""

@@ -40,6 +40,7 @@ class Rivalry(Chooser):
             (4, self.group), (6, self.same_again), (4, self.late_member), (3, self.lose_member),
             (12, self.urgent), (4, self.urgent_group), (1.5, self.claimed_twice),
             (4, self._end_pod), (2, self._end_claim),
+            (1, self.held_back), (1, self.let_go),
             (1, self.reserve), (1, self.use_reserved), (1, self.end_reservation), (0.2, self.set_limit), (1, self.end_limit),
             (1.5, self._permit), (1, self.guard), (1.5, self.end_guard), (0.5, self.refuse),
             (0.7, self.maintain), (2, self.end_maintenance), (0.3, self._exact_rule), (1, self._end_rule),

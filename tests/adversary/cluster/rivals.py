@@ -80,6 +80,9 @@ class Rivals(PodGroups):
                 {"gangs": {"onPartialLoss": "Keep"}},
                 {"gangs": {"releaseLeakedAfter": "1m"}},
                 {"gangs": {"releaseLeakedAfter": None}},
+                {"reservations": {"longestIdle": "1m"}},
+                {"reservations": {"longestIdle": "1m"}},
+                {"reservations": {"longestIdle": None}},
             ]
         )
         return Action("policy: permits", {"title": self._random.choice(policies), "spec": spec})

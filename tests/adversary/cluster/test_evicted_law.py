@@ -143,10 +143,35 @@ def test_a_pod_that_was_not_evicted_did_not_leave_for_others() -> None:
     assert "not evicted" in found[0]
 
 
-def test_what_a_reservation_keeps_is_nobody_elses() -> None:
+@pytest.mark.parametrize(("reserved_at", "wrong"), [(5, False), (99, False), (100, True)])
+def test_a_pod_keeps_what_it_uses_of_a_reservation_from_those_who_are_not_more_urgent_than_that(
+    reserved_at: int, *, wrong: bool
+) -> None:
     held = a_claim("low", "low")
-    held["metadata"]["ownerReferences"] = [{"kind": "DeviceReservation", "uid": "r", "name": "r"}]
-    assert "reserved" in preempted(held=held, permit=permitting()).found()[0]
+    owner = {"kind": "DeviceReservation", "uid": "r", "name": "r", "controller": True}
+    held["metadata"]["ownerReferences"] = [owner]
+    leaves = Leaves().see("policy", permitting()).see("claim", held).see("claim", WAITS)
+    leaves.world.reservations["r"] = {"metadata": {"uid": "r"}, "spec": {}, "status": {"priority": reserved_at}}
+    found = leaves.see("pod", LOW).see("pod", HIGH).evicted(LOW).found()
+    assert bool(found) is wrong
+
+
+@pytest.mark.parametrize(("reserves_at", "wrong"), [(11, False), (10, True)])
+def test_a_pod_leaves_for_a_reservation_of_a_higher_priority_that_waits(reserves_at: int, *, wrong: bool) -> None:
+    waits = a_claim("r-0")
+    owner = {"kind": "DeviceReservation", "uid": "r", "name": "r", "controller": True}
+    waits["metadata"]["ownerReferences"] = [owner]
+    leaves = Leaves().see("policy", permitting()).see("claim", HELD).see("claim", waits)
+    leaves.world.reservations["r"] = {"metadata": {"uid": "r"}, "spec": {}, "status": {"priority": reserves_at}}
+    assert bool(leaves.see("pod", LOW).evicted(LOW).found()) is wrong
+
+
+def test_a_group_leaves_by_the_lowest_priority_of_its_pods() -> None:
+    urgent = a_pod("urgent", priority=1000, node="node", group="g")
+    low = a_pod("low", priority=10, node="node", group="g")
+    held = a_claim("urgent", "urgent")
+    leaves = Leaves().see("policy", permitting()).see("claim", held).see("claim", WAITS)
+    assert not leaves.see("pod", low).see("pod", urgent).see("pod", HIGH).evicted(urgent).found()
 
 
 @pytest.mark.parametrize(("before_s", "wrong"), [(5.0, False), (REMEMBERED_S + 5.0, True)])

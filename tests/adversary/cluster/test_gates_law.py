@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from tests.adversary.cluster.manifests import Member, pod, pod_group
-from tests.adversary.cluster.observer.gates import KNOWN_AFTER_S, REMEMBERED_S, WEIGHED_AFTER_S, Gates, kept_gate
+from tests.adversary.cluster.observer.gates import (
+    KNOWN_AFTER_S,
+    REMEMBERED_S,
+    WEIGHED_AFTER_S,
+    Gates,
+    held_behind_gates,
+    kept_gate,
+)
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.test_allocators_law import given
 from tests.adversary.cluster.test_observer import a_world
@@ -249,3 +256,38 @@ def test_no_gate_stays_for_nothing(case: str) -> None:
     wrong, objects = KEPT[case]
     world = a_world(*objects)
     assert bool(list(kept_gate(world))) is wrong
+
+
+HELD = {
+    "all of its pods are held": (
+        True,
+        [pod("default", "p1", ["c1"], held=True), pod("default", "p2", ["c1"], held=True)],
+    ),
+    "one of them is free": (False, [pod("default", "p1", ["c1"], held=True), pod("default", "p2", ["c1"], gated=True)]),
+    "nobody names it": (False, []),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+@pytest.mark.parametrize("is_reserved", [False, True])
+def test_nothing_is_kept_for_pods_that_others_hold_back(case: str, *, is_reserved: bool) -> None:
+    wrong, pods = HELD[case]
+    world, one = a_world(), claim("c1")
+    if is_reserved:
+        one["metadata"]["ownerReferences"] = [
+            {"kind": "DeviceReservation", "uid": "r", "name": "r", "controller": True}
+        ]
+    world.claims["c1"] = one
+    for number, each in enumerate(pods):
+        each["metadata"] |= {"uid": f"p{number}"}
+        world.pods[f"p{number}"] = {**each, "status": {"phase": "Pending"}}
+    assert bool(list(held_behind_gates(world))) is (wrong and not is_reserved)
+
+
+def test_a_gate_that_stays_beside_another_is_not_kept_for_nothing() -> None:
+    world = a_world()
+    world.claims["c1"] = claim("c1")
+    one = pod("default", "p1", ["c1"], gated=True, held=True)
+    one["metadata"] |= {"uid": "p1"}
+    world.pods["p1"] = {**one, "status": {"phase": "Pending"}}
+    assert not list(kept_gate(world))

@@ -8,7 +8,7 @@ import pytest
 from tests.adversary.cluster.manifests import limit, pod, reservation
 from tests.adversary.cluster.observer import holds, limited
 from tests.adversary.cluster.observer.limited import KNOWN_AFTER_S, Limits, miscounted
-from tests.adversary.cluster.observer.reservations import WEIGHED_AFTER_S, Reservations, kept_after_the_end
+from tests.adversary.cluster.observer.reservations import WEIGHED_AFTER_S, Reservations, kept_after_the_end, kept_unused
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.observer.world import World
 from tests.adversary.cluster.test_allocators_law import given
@@ -41,14 +41,22 @@ def a_claim(title: str = "r-0", *, own: bool = True, waits: bool = False, revisi
     return one
 
 
+def of_priority(priority: int, **status: Any) -> Document:
+    one = reserved()
+    one["status"] |= {"priority": priority, **status}
+    return one
+
+
 def judged(
     claim: Document, *, before: Document | None = None, said: tuple[Document, ...] = (), pods: tuple[Document, ...] = ()
 ) -> list[str]:
-    law = Reservations(World())
+    world = World()
+    world.reservations["r"] = of_priority(5)
+    law = Reservations(world)
     for one in said:
         law.reservation_changed(None, one)
     for one in pods:
-        law.pod_changed(one)
+        law.pod_changed(one, 0.0)
     law.claim_changed(before, claim, 0.0)
     return [each.law for each in law.weighed(LATER_S)]
 
@@ -71,6 +79,33 @@ def test_a_reserved_claim_keeps_its_devices_unless_a_pod_could_not_use_them() ->
     used["status"]["reservedFor"] = [{"name": "p", "uid": "p"}]
     assert judged(after, before=used) == []
     assert judged(a_claim(waits=True, deletionTimestamp="2026-01-01T00:00:00Z"), before=before) == []
+
+
+@pytest.mark.parametrize(("priority", "found"), [(4, ["reservation lost"]), (5, ["reservation lost"]), (6, [])])
+def test_what_a_reservation_keeps_unused_goes_to_nobody_but_who_is_more_urgent(priority: int, found: list[str]) -> None:
+    waits = pod("default", "p", ["another"])
+    waits["spec"]["priority"] = priority
+    assert judged(a_claim(waits=True, revision=6), before=a_claim(), pods=(waits,)) == found
+
+
+@pytest.mark.parametrize(
+    ("loses_at", "wrong"),
+    [("2026-01-01T00:00:10Z", True), ("2026-01-01T00:02:00Z", False), ("", False)],
+)
+@pytest.mark.parametrize("used", [False, True])
+def test_nothing_is_kept_unused_for_longer_than_it_says(loses_at: str, *, wrong: bool, used: bool) -> None:
+    world, claim = World(), a_claim()
+    claim["status"]["reservedFor"] = [{"name": "p", "uid": "p"}] if used else []
+    world.claims["r-0"] = claim
+    idle = {
+        "claim": "r-0",
+        "uid": "r-0",
+        "since": "2026-01-01T00:00:00Z",
+        **({"losesAt": loses_at} if loses_at else {}),
+    }
+    world.reservations["r"] = of_priority(0, idle=[idle])
+    at = datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+    assert [each.law for each in kept_unused(world, at)] == ["kept unused"] * (wrong and not used)
 
 
 ENDS = {

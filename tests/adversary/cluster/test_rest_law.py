@@ -55,6 +55,7 @@ def a_pod_group(least: int) -> tuple[str, Document]:
 GATED = a_pod(message="Scheduling is blocked due to non-empty scheduling gates", claim="c1", reason="SchedulingGated")
 DRACOS = {**a_claim(1), "spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu.draco.dev"}}]}}}
 HAS_ITS_DEVICE = ("claim", {**a_claim(1, "a"), "spec": DRACOS["spec"]})
+HELD_BACK = GATED | {"spec": GATED["spec"] | {"schedulingGates": [{"name": "example.com/admission"}]}}
 GATED_MEMBER = a_pod(message="Scheduling is blocked", claim="c1", reason="SchedulingGated", group="g")
 GATED_MEMBER_OF_BOTH = a_pod(
     message="Scheduling is blocked", claim="c1", also="c2", reason="SchedulingGated", group="g"
@@ -132,6 +133,7 @@ REST = {
         [told("Draco allocates Kueue pod group default/g all at once or not at all.")],
     ),
     "it is gated and nobody says why": (True, GATED, [("claim", DRACOS)]),
+    "others hold it back": (False, HELD_BACK, [("claim", DRACOS)]),
     "it is gated and it is said why": (
         False,
         GATED,

@@ -74,18 +74,25 @@ class ChartParts:
     def install(self, paths: dict[str, str] = RIGHTS | POLICIES | PROTECTION | CLASSES) -> None:
         """Make those of these kinds, which are served at these paths, unless they are there as they were made."""
         served = self._versions(paths.values())
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        call(self._plane, "PATCH", f"/api/v1/namespaces/{NAMESPACE}?fieldManager=tests", namespace)
+        self._make_namespace(NAMESPACE)
         for document in _documents(self._options):
             name, kind = document["metadata"]["name"], document["kind"]
             if kind in paths and "agent" not in name and not name.endswith(".nvidia.com"):
-                space = document["metadata"].get(
-                    "namespace", NAMESPACE
-                )  # the Jobs of maintenance have one of their own
-                path = f"{paths[kind].replace(NAMESPACE, space)}/{name}"
+                path = f"{self._place(paths[kind], document['metadata'].get('namespace', NAMESPACE))}/{name}"
                 if path not in self._made or served.get(path) != self._made[path]:
                     made = call(self._plane, "PATCH", f"{path}?fieldManager=tests&force=true", document)
                     self._made[path] = _version(made["metadata"])
+
+    def _place(self, path: str, namespace: str) -> str:
+        """Where what belongs to another namespace than the operator's is served; the namespace is made if it is not there."""
+        if namespace == NAMESPACE:
+            return path
+        self._make_namespace(namespace)
+        return path.replace(f"/namespaces/{NAMESPACE}/", f"/namespaces/{namespace}/")
+
+    def _make_namespace(self, name: str) -> None:
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        call(self._plane, "PATCH", f"/api/v1/namespaces/{name}?fieldManager=tests", namespace)
 
     def _versions(self, paths: Iterable[str]) -> dict[str, str]:
         if not self._made:

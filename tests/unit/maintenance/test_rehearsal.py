@@ -17,6 +17,7 @@ from draco.maintenance.selecting.rehearsal import (
     takes_most,
 )
 from draco.resources.api.maintenance import MaintenanceSchedule
+from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.schedule import TimeWindow
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey
@@ -102,19 +103,23 @@ def test_a_request_that_is_nowhere_yet_is_rehearsed_with_all_that_the_cluster_ha
     assert rehearse(a_maintenance(deviceClassName="gone"), objects).reason == "NoDeviceClass"
 
 
-def test_gpus_that_draco_allocates_are_free_until_a_claim_has_them() -> None:
+@pytest.mark.parametrize(("labels", "free"), [({"draco.dev/allocator": "operator"}, (3, 2)), ({}, (0, 0))])
+def test_gpus_that_draco_allocates_are_free_for_its_own_classes_until_a_claim_has_them(
+    labels: dict[str, str], free: tuple[int, int]
+) -> None:
+    """To kube-scheduler they are tainted: its claims get none of them."""
     taint = DeviceTaint(key="draco.dev/operator-allocated", effect="NoSchedule")
     slices = [a_slice("node-0", [a_device(gpu.gpu, taints=[taint]) for gpu in GPUS])]
     objects = RehearsedObjects(
         slices=slices,
         claims=[a_claim("train", on=["node-0/gpu-1"])],
-        classes=[a_device_class()],
+        classes=[msgspec.structs.replace(a_device_class(), metadata=ObjectMeta(name="gpus", labels=labels))],
         pods=[],
         disruption_budgets=[],
         rules=[],
     )
     found = rehearse(a_maintenance(pool="node-0", device="gpu-0"), objects)
-    assert [(each.devices, each.free, each.free_after) for each in found.summary.classes] == [(4, 3, 2)]
+    assert [(each.devices, each.free, each.free_after) for each in found.summary.classes] == [(4, *free)]
 
 
 def test_a_request_for_nothing_or_for_no_time_has_a_problem() -> None:

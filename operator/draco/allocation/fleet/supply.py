@@ -1,18 +1,21 @@
-"""Counts every published device by the first thing that keeps any claim from it.
+"""Which published devices a new claim can have, and what stands in the way of the others.
 
-Owns the counts of the whole cluster for its metrics. Looks at nothing that depends on the claim, such as selectors, shared
-counters or consumable capacity: that is for explanations.
+Owns that answer for all who speak of free devices: the metrics of the whole cluster, `draco status`, and what a maintenance would
+leave of a class, in its preview as in the operator. Looks at nothing that depends on the claim, such as selectors, shared
+counters or how much of a capacity it wants: that is for explanations. Who allocates a device is no obstacle, but whom it is free
+for.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 
+from draco.allocation.fleet.hardware import amount_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, Publication, ResourceSlice, publications
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector
-from draco.resources.names import DeviceKey
+from draco.resources.names import TAINT_OPERATOR_ALLOCATED, DeviceKey
 
 
 class SupplyState(StrEnum):
@@ -24,6 +27,8 @@ class SupplyState(StrEnum):
     NODE_CORDONED = "NodeCordoned"
     IN_USE = "InUse"
     TAINTED = "Tainted"
+    UNHEALTHY = "Unhealthy"
+    """Its agent reports it sick, and no taint says so. Not looked at for metrics."""
     FREE = "Free"
 
 
@@ -38,23 +43,67 @@ def count_supply(
     nodes: Mapping[str, Node],
 ) -> SupplyCounts:
     """Count all devices. Linear in devices, plus devices times rules that name no single device."""
-    used = {device for claim in claims for device in claim.devices_held}
-    tainting = _Rules(rules)
+    supply = Supply(rules=rules, claims=claims, nodes=nodes)
     states: SupplyCounts = Counter()
     for pool, found in publications(slices).items():
         for part, complete in _parts(found):
             for device in part.spec.devices:
                 key = DeviceKey(pool.driver, pool.pool, device.name)
+                obstacles = supply.obstacles(key, device, device.node_name or part.spec.node_name or "")
                 if not complete:
-                    state = SupplyState.POOL_INCOMPLETE
-                elif (of_node := _node_state(device.node_name or part.spec.node_name or "", nodes)) is not None:
-                    state = of_node
-                elif key in used and not device.allow_multiple_allocations:
-                    state = SupplyState.IN_USE
-                else:
-                    state = SupplyState.TAINTED if tainting.hits(key, device) else SupplyState.FREE
-                states[pool.driver, state] += 1
+                    obstacles.add(SupplyState.POOL_INCOMPLETE)
+                states[pool.driver, next((each for each in SupplyState if each in obstacles), SupplyState.FREE)] += 1
     return states
+
+
+class Supply:
+    """What is known of what takes devices away. Without `nodes`, these are not looked at; `sick` are what agents report so."""
+
+    def __init__(
+        self,
+        *,
+        rules: Iterable[DeviceTaintRule],
+        claims: Iterable[ResourceClaim],
+        nodes: Mapping[str, Node] | None = None,
+        sick: Collection[DeviceKey] = frozenset(),
+    ) -> None:
+        self._rules = _Rules(rules)
+        self._nodes = nodes
+        self._sick = sick
+        self._held: dict[DeviceKey, Counter[str]] = {}
+        for claim in claims:
+            for result in claim.results:
+                if not result.admin_access:
+                    taken = self._held.setdefault(result.key, Counter())
+                    taken.update({name: amount_of(text) for name, text in result.consumed_capacity.items()})
+
+    @property
+    def held(self) -> Collection[DeviceKey]:
+        """What any claim has, published or not. Administrative access takes nothing."""
+        return self._held.keys()
+
+    def obstacles(self, key: DeviceKey, device: Device, node: str) -> set[SupplyState]:
+        """All that keeps new claims off a device; nothing where it is free. That it is Draco's to allocate is none."""
+        found = {_node_state(node, self._nodes)} if self._nodes is not None else set[SupplyState | None]()
+        found.add(SupplyState.IN_USE if self.is_used_up(key, device) else None)
+        found.add(SupplyState.TAINTED if any(taint.sets_aside for taint in self.taints(key, device)) else None)
+        found.add(SupplyState.UNHEALTHY if key in self._sick else None)
+        return {each for each in found if each is not None}
+
+    def is_used_up(self, key: DeviceKey, device: Device) -> bool:
+        """Whether a claim has it; of one that claims share, whether nothing is left of one of its capacities."""
+        taken = self._held.get(key)
+        if taken is None or not device.allow_multiple_allocations:
+            return taken is not None
+        return any(taken[name] >= amount_of(each.value) for name, each in device.capacity.items() if taken[name])
+
+    def is_operators(self, key: DeviceKey, device: Device) -> bool:
+        """Whether it was handed over: new claims get it from Draco or not at all."""
+        return any(taint.key == TAINT_OPERATOR_ALLOCATED for taint in self.taints(key, device))
+
+    def taints(self, key: DeviceKey, device: Device) -> list[DeviceTaint]:
+        """All of a device, from its slice and from rules."""
+        return [*device.taints, *self._rules.of(key)]
 
 
 def _parts(found: Sequence[Publication]) -> Iterable[tuple[ResourceSlice, bool]]:
@@ -91,8 +140,6 @@ class _Rules:
             else:
                 self._wide.append((selector, rule.spec.taint))
 
-    def hits(self, key: DeviceKey, device: Device) -> bool:
-        """Whether the device has a blocking taint, from its slice or from a rule."""
-        taints = [*device.taints, *self._exact.get(key, ())]
-        taints += [taint for selector, taint in self._wide if selector.matches(key)]
-        return any(taint.sets_aside for taint in taints)
+    def of(self, key: DeviceKey) -> list[DeviceTaint]:
+        """The taints that rules put on the device."""
+        return [*self._exact.get(key, ()), *(taint for selector, taint in self._wide if selector.matches(key))]

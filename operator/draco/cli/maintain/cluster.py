@@ -21,7 +21,16 @@ from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
-from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS, SLICES, Kind
+from draco.resources.kinds import (
+    CLAIMS,
+    DEVICE_CLASSES,
+    DEVICE_MAINTENANCES,
+    GPU_NODES,
+    MAINTENANCE_BUDGETS,
+    NODES,
+    SLICES,
+    Kind,
+)
 from draco.resources.texts import nearest
 
 T = TypeVar("T")
@@ -63,6 +72,8 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
             claims = tasks.create_task(self.claims())
             classes = tasks.create_task(self.reader.all(DEVICE_CLASSES))
             rules = tasks.create_task(self.reader.all(self.taint_rules)) if self.taint_rules else None
+            nodes = tasks.create_task(self.reader.all_or_none(NODES, "which nodes take pods is not known"))
+            gpu_nodes = tasks.create_task(self.reader.all_if_served(GPU_NODES, "which GPUs are sick is not known"))
         pods, disruption_budgets = await pods_and_budgets(
             self.reader, [claim for claim in claims.result() if claim.status.allocation is not None]
         )
@@ -73,6 +84,8 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
             pods=pods,
             disruption_budgets=disruption_budgets,
             rules=rules.result() if rules else [],
+            nodes=nodes.result(),
+            gpu_nodes=gpu_nodes.result() or [],
         )
 
 

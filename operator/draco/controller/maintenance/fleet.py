@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from cachetools import LRUCache
 
+from draco.allocation.fleet.supply import Supply
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.view import BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
-from draco.maintenance.selecting.rehearsal import ClassSupply, PoolSelection, Selected, tainted
+from draco.maintenance.selecting.free import FreeGpus, sick_devices
+from draco.maintenance.selecting.rehearsal import ClassSupply, PoolSelection, Selected
 from draco.maintenance.selecting.selectors import DeviceTest, test_of, test_of_class
 from draco.resources.api.maintenance import MaintainedDevice, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
@@ -42,8 +44,8 @@ class MaintenanceFleet:
         self._tests: dict[str, tuple[str, DeviceTest | str]] = {}
         self._of_class: dict[tuple[str, PoolKey], tuple[DeviceTest, FleetPool, frozenset[PhysicalGpu]]] = {}
         self._selected: LRUCache[str, tuple[float, Selected]] = LRUCache(_SELECTIONS)
-        self._taken: frozenset[PhysicalGpu] = frozenset()
-        self._taken_at = float("-inf")
+        self._known_free: FreeGpus | None = None
+        self._known_at = float("-inf")
 
     def pool(self, key: PoolKey) -> FleetPool:
         """One pool as it is published now, also one that is not published at all."""
@@ -123,7 +125,7 @@ class MaintenanceFleet:
                 continue
             if any(not self._members(name, test, self.pool(pool)).isdisjoint(gpus) for pool in concerned):
                 members = await self.of_class(name)
-                found.append(ClassSupply(name, members, members - await self._not_free()))
+                found.append(ClassSupply(name, members, (await self._free()).of(members, device_class)))
         return found
 
     def node_labels(self) -> Mapping[str, Mapping[str, str]]:
@@ -147,21 +149,17 @@ class MaintenanceFleet:
             known = self._of_class[name, pool.key] = (test, pool, pool.of_class(test))
         return known[2]
 
-    async def _not_free(self) -> frozenset[PhysicalGpu]:
-        """GPUs that a claim holds, or that a taint keeps claims off."""
-        if self._clock.monotonic() - self._taken_at < _FREE_FOR_S:
-            return self._taken
-        work = CooperativeWork(self._clock)
-        found: set[PhysicalGpu] = set()
-        for claim in self._view.claims.store.values():
-            found |= self.gpus(claim.devices_held)
-            await work.pause()
-        for rule in self._view.rule_store.values():
-            named = rule.spec.device_selector.named if rule.spec.device_selector else None
-            found |= self.gpus([named] if named and rule.spec.taint.effect != "None" else [])
-            await work.pause()
+    async def _free(self) -> FreeGpus:
+        """Which GPUs new claims can have."""
+        if self._known_free is not None and self._clock.monotonic() - self._known_at < _FREE_FOR_S:
+            return self._known_free
+        view, work = self._view, CooperativeWork(self._clock)
+        nodes = {node.metadata.name: node for node in view.nodes.store.values()}
+        sick = sick_devices(view.gpu_nodes.store.values())
+        claims = [each for each in view.claims.store.values() if each.status.allocation is not None]
+        found = FreeGpus(Supply(rules=view.rule_store.values(), claims=claims, nodes=nodes, sick=sick))
         for pool in await self.pools():
-            found |= tainted([pool])
+            found.add(pool)
             await work.pause()
-        self._taken, self._taken_at = frozenset(found), self._clock.monotonic()
-        return self._taken
+        self._known_free, self._known_at = found, self._clock.monotonic()
+        return found

@@ -8,9 +8,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from draco.allocation.fleet.supply import Supply
 from draco.maintenance.gate import SelectionProblem
 from draco.maintenance.schedule import schedule_problem
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
+from draco.maintenance.selecting.free import FreeGpus, sick_devices
 from draco.maintenance.selecting.impact import budget_impacts, impact_of
 from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, is_exact, scope_of
 from draco.maintenance.selecting.selectors import (
@@ -24,10 +26,11 @@ from draco.maintenance.selecting.selectors import (
 )
 from draco.maintenance.wording import no_devices
 from draco.resources.api.claims import DeviceClass, ResourceClaim
-from draco.resources.api.core import Pod, PodDisruptionBudget
+from draco.resources.api.core import Node, Pod, PodDisruptionBudget
+from draco.resources.api.draco import GpuNode
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceRehearsal, RehearsedClass
 from draco.resources.api.slices import ResourceSlice, by_pool
-from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 
 NAMED = 64
@@ -35,7 +38,7 @@ NAMED = 64
 
 
 class ClassSupply(msgspec.Struct, frozen=True):
-    """The physical GPUs of a class, and those of them that nobody holds and no taint keeps off."""
+    """The physical GPUs of a class, and those of them that its claims can have now."""
 
     name: str
     gpus: frozenset[PhysicalGpu]
@@ -135,7 +138,10 @@ def rehearsal_of(
 
 
 class RehearsedObjects(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster has, as far as a request is concerned. Without `pods`, those count that claims are reserved for."""
+    """What a cluster has, as far as a request is concerned. Without `pods`, those count that claims are reserved for.
+
+    Without `nodes`, devices of nodes that take no pods count as free.
+    """
 
     slices: Sequence[ResourceSlice]
     claims: Sequence[ResourceClaim] = ()
@@ -143,6 +149,8 @@ class RehearsedObjects(msgspec.Struct, frozen=True, kw_only=True):
     pods: Sequence[Pod] | None = None
     disruption_budgets: Sequence[PodDisruptionBudget] = ()
     rules: Sequence[DeviceTaintRule] = ()
+    nodes: Sequence[Node] | None = None
+    gpu_nodes: Sequence[GpuNode] = ()
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +180,7 @@ def rehearse(request: DeviceMaintenance, objects: RehearsedObjects) -> Rehearsal
     scope = scope_of(selection, {key: pool.hardware for key, pool in pools.items() if selection.may_match(key)}, held)
     devices = scope_devices(scope)
     gpus = physical(pools, devices)
-    classes = _supplies(objects, pools, gpus, physical(pools, held))
+    classes = _supplies(objects, pools, gpus)
     problem = problem_of(request, devices) or takes_most(request, gpus, classes)
     return Rehearsal(
         devices=devices,
@@ -191,30 +199,21 @@ def rehearse(request: DeviceMaintenance, objects: RehearsedObjects) -> Rehearsal
 
 
 def _supplies(
-    objects: RehearsedObjects,
-    pools: Mapping[PoolKey, FleetPool],
-    gpus: frozenset[PhysicalGpu],
-    in_use: frozenset[PhysicalGpu],
+    objects: RehearsedObjects, pools: Mapping[PoolKey, FleetPool], gpus: frozenset[PhysicalGpu]
 ) -> list[ClassSupply]:
     """The classes that have any of these GPUs."""
-    ruled = [rule.spec.device_selector for rule in objects.rules if rule.spec.taint.effect in BLOCKING_EFFECTS]
-    taken = (
-        in_use
-        | tainted(pools.values())
-        | {
-            each.gpu
-            for pool in pools.values()
-            for each in pool.devices
-            if any(rule and rule.matches(DeviceKey(*pool.key, each.device.name)) for rule in ruled)
-        }
-    )
+    nodes = None if objects.nodes is None else {each.metadata.name: each for each in objects.nodes}
+    sick = sick_devices(objects.gpu_nodes)
+    free = FreeGpus(Supply(rules=objects.rules, claims=objects.claims, nodes=nodes, sick=sick))
+    for pool in pools.values():
+        free.add(pool)
     found = []
     for device_class in objects.classes:
         test = test_of_class(device_class)
         if not isinstance(test, str):
             members = frozenset(gpu for pool in pools.values() for gpu in pool.of_class(test))
             if not members.isdisjoint(gpus):
-                found.append(ClassSupply(device_class.metadata.name, members, members - taken))
+                found.append(ClassSupply(device_class.metadata.name, members, free.of(members, device_class)))
     return found
 
 
@@ -239,10 +238,3 @@ def scope_devices(scope: MaintenanceScope) -> tuple[DeviceKey, ...]:
 def pools_of(slices: Iterable[ResourceSlice]) -> Mapping[PoolKey, FleetPool]:
     """The pools of a cluster."""
     return {key: FleetPool(key, items) for key, items in sorted(by_pool(slices).items())}
-
-
-def tainted(pools: Iterable[FleetPool]) -> frozenset[PhysicalGpu]:
-    """GPUs that are published with a taint that keeps claims off."""
-    return frozenset(
-        each.gpu for pool in pools for each in pool.devices if any(taint.sets_aside for taint in each.device.taints)
-    )

@@ -72,7 +72,7 @@ class DracosLaws:
                 self._pod_budgets.pod_changed(before, after, now)
                 self.evictions.pod_changed(before, after, now)
                 if after is not None:
-                    self._reservations.pod_changed(after)
+                    self._reservations.pod_changed(after, now)
             case "reservation":
                 self._reservations.reservation_changed(before, after)
             case "pod group":

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tests.adversary.cluster.observer.allocators import DRACO, HOST, allocator, is_for_draco
 from tests.adversary.cluster.observer.members import claims_of, consumers, key_of
 from tests.adversary.cluster.observer.needless import Eviction, Needless
+from tests.adversary.cluster.observer.reservations import priority_of, reservation_of
 from tests.adversary.cluster.observer.service import part_now
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import DeviceName, Object, World, condition, is_live, name, results
@@ -118,8 +119,6 @@ class Evictions:
         own = [use.claim for use in self._used(went) if is_for_draco(use.claim) and allocator(use.claim) == DRACO]
         if not own:
             return "it held nothing that Draco gave it, so nobody gets anything by its going"
-        if any(each.get("kind") == "DeviceReservation" for claim in own for each in _owners(claim)):
-            return "what it held is reserved"
         if any(claim["metadata"]["uid"] in self._uses.get(key_of(went.pod), {}) for claim in own):
             return "what it held its PodGroup keeps"
         why = self._not_preempted(went, own)
@@ -170,7 +169,20 @@ class Evictions:
         for pod in (*went.unbound, *went.lately):
             if self._may_gain(pod, went, own):
                 return ""
-        return f"no pod of a higher priority than {_priority(went.pod)} waited that could use it"
+        its = self._counts_as(went, own)
+        for uid, one in self._world.reservations.items():
+            waits = any(reservation_of(each) == uid and not results(each) for each, _ in self._claims.values())
+            if waits and (priority_of(one) or 0) > its:
+                return ""
+        return f"nobody of a higher priority than {its} waited that could use it"
+
+    def _counts_as(self, went: Went, own: list[Object]) -> int:
+        """By which priority it leaves: its group's, the lowest, or that of a reservation to which what it held goes back."""
+        key = key_of(went.pod)
+        group = [each for each in (*went.bound, *went.unbound, *went.lately) if key and key_of(each) == key]
+        lowest = min(map(_priority, [went.pod, *group]))
+        reserved = [self._world.reservations.get(reservation_of(claim)) for claim in own]
+        return max([lowest, *(priority_of(each) or 0 for each in reserved if each is not None)])
 
     def _may_gain(self, pod: Object, went: Went, own: list[Object]) -> bool:
         """Whether room may have been made for this pod."""
@@ -178,7 +190,7 @@ class Evictions:
         if key := key_of(pod):
             known = [each for each in went.unbound if went.at - self._seen_at[each["metadata"]["uid"]] >= SEEN_AFTER_S]
             group += [each for each in known if key_of(each) == key and self._waited(each, went.at)]
-        if min(map(_priority, group)) <= _priority(went.pod) or pod["spec"].get("preemptionPolicy") == "Never":
+        if min(map(_priority, group)) <= self._counts_as(went, own) or pod["spec"].get("preemptionPolicy") == "Never":
             return False
         pools = {each["pool"] for claim in own for each in results(claim)}
         node = (pod["spec"].get("nodeSelector") or {}).get(HOST)

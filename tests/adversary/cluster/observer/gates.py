@@ -148,7 +148,7 @@ def kept_gate(world: World) -> Iterator[Suspicion]:
     """No pod that lacks nothing of Draco's keeps the gate, where as many of its gang as start together lack nothing, either."""
     claims = {name(claim): claim for claim in world.claims.values()}
     for uid, pod in world.pods.items():
-        if not _has_gate(pod) or not is_live(pod) or not lacks_nothing(pod, claims):
+        if not _has_gate(pod) or is_held_back(pod) or not is_live(pod) or not lacks_nothing(pod, claims):
             continue
         key = key_of(pod)
         if is_pod_group(key):
@@ -156,6 +156,30 @@ def kept_gate(world: World) -> Iterator[Suspicion]:
             if pod_group_of(world, key) is None or ready < (size_of(world, key, ()) or 0):
                 continue
         yield Suspicion("gate kept", uid, f"pod {name(pod)} keeps Draco's gate, and lacks nothing of Draco's")
+
+
+def held_behind_gates(world: World) -> Iterator[Suspicion]:
+    """Nothing of Draco's is kept for pods that others hold back, all of them, by scheduling gates of their own."""
+    users: dict[str, list[Object]] = {}
+    for pod in world.pods.values():
+        if is_live(pod):
+            for each in claims_of(pod):
+                users.setdefault(each, []).append(pod)
+    for uid, claim in world.claims.items():
+        pods = users.get(name(claim), [])
+        metadata, is_used = claim["metadata"], bool((claim.get("status") or {}).get("reservedFor"))
+        is_reserved = any(each["kind"] == "DeviceReservation" for each in metadata.get("ownerReferences") or [])
+        if is_used or is_reserved or metadata.get("deletionTimestamp") or not is_for_draco(claim):
+            continue
+        if results(claim) and pods and all(map(is_held_back, pods)):
+            text = f"claim {name(claim)} has devices, and {', '.join(map(name, pods))} may not start yet"
+            yield Suspicion("held behind gates", uid, text)
+
+
+def is_held_back(pod: Object) -> bool:
+    """Whether somebody else's gate holds it."""
+    gates = pod["spec"].get("schedulingGates") or []
+    return not pod["spec"].get("nodeName") and any(each["name"] != GATE for each in gates)
 
 
 def _live_pods(world: World, key: str) -> Iterator[Object]:

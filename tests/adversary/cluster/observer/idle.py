@@ -16,7 +16,7 @@ from tests.adversary.cluster.observer.gates import GATE
 from tests.adversary.cluster.observer.groups import groups_of
 from tests.adversary.cluster.observer.limited import devices_held, is_about, selects
 from tests.adversary.cluster.observer.members import claims_of, key_of, pod_group_of
-from tests.adversary.cluster.observer.reservations import ends_at, reservation_of
+from tests.adversary.cluster.observer.reservations import ends_at, priority_of, reservation_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, condition, is_live, name, part_of, results
 
@@ -94,7 +94,7 @@ def _waiting(world: World, now: datetime) -> Iterator[Waiting]:
             is_certain = len(certain) == len(needs) >= group.size and not _is_bound(world, group.key, group.pods)
             own = tuple(claims[each] for pod in lacking for each in claims_of(pod) if each in claims)
             places = tuple(certain[: group.size]) if is_certain else None
-            yield Waiting(group.key, _namespace(lacking[0]), own, places, max(map(_priority, group.pods)))
+            yield Waiting(group.key, _namespace(lacking[0]), own, places, min(map(_priority, group.pods)))
     for pod in world.pods.values():
         if is_live(pod) and key_of(pod) not in grouped and _lacks(pod, claims):
             need = None if key_of(pod) else _needs_of(pod, claims, uses)
@@ -125,7 +125,8 @@ def _reserved(world: World, uses: Mapping[str, int], now: datetime) -> Iterator[
         is_certain = len(own) == int(spec.get("count", 1)) == len(needs) and all(needs) and not spec.get("topology")
         is_over = end is not None and end <= now
         places = tuple(map(int, filter(None, needs))) if is_certain and not is_over else None
-        yield Waiting(f"reservation {name(reservation)}", _namespace(reservation), tuple(own), places, 0)
+        urgency = priority_of(reservation) or 0
+        yield Waiting(f"reservation {name(reservation)}", _namespace(reservation), tuple(own), places, urgency)
 
 
 def _lacks(pod: Object, claims: Mapping[str, Object]) -> bool:
@@ -190,7 +191,9 @@ def _is_doubtful(world: World, one: Waiting, others: Sequence[Waiting], now: dat
     """Whether something may be in its way that is not looked at here."""
     if any(_may_forbid(world, each["spec"], one) for each in world.limits.values()):
         return True
-    least = min((_priority(pod) for pod in world.pods.values() if is_live(pod)), default=0)
+    may_leave = [_priority(pod) for pod in world.pods.values() if is_live(pod)]
+    may_leave += [its for each in world.reservations.values() if (its := priority_of(each)) is not None]
+    least = min(may_leave, default=0)
     if any(one.priority <= each.priority > least or _waited_s(each, now) > OVERDUE_S for each in others):
         return True  # something may be kept for these
     uids = {each["metadata"]["uid"] for each in one.claims}

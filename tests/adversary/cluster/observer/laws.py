@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from tests.adversary.cluster.observer.gates import kept_gate
+from tests.adversary.cluster.observer.gates import held_behind_gates, kept_gate
 from tests.adversary.cluster.observer.groups import holds_and_waits
 from tests.adversary.cluster.observer.holds import held_for_nobody, not_held
 from tests.adversary.cluster.observer.pod_groups import written_by_draco
-from tests.adversary.cluster.observer.reservations import kept_after_the_end
+from tests.adversary.cluster.observer.reservations import kept_after_the_end, kept_unused
 from tests.adversary.cluster.observer.service import cordoned, lifted_at_work, verifying_for_ever, wants_its_rules
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.tolerations import tolerates
@@ -141,6 +141,8 @@ LAWS: Mapping[str, Law] = {
     "holds and waits": Law(holds_and_waits, 20.0, frozenset({"api", "operator", "scheduler", "collector"})),
     "gate kept": Law(kept_gate, 20.0, frozenset({"api", "operator"})),
     "kept after the end": Law(kept_after_the_end, 10.0, frozenset({"api", "operator"})),
+    "kept unused": Law(kept_unused, 20.0, frozenset({"api", "operator"})),
+    "held behind gates": Law(held_behind_gates, 20.0, frozenset({"api", "operator"})),
     "not held": Law(not_held, 10.0, frozenset({"api", "operator"})),
     "PodGroup written": Law(written_by_draco, 0.0, frozenset({"api"})),
     "held for nobody": Law(held_for_nobody, 45.0, frozenset({"api", "operator"})),

@@ -17,6 +17,7 @@ from tests.adversary.cluster.observer.gates import GATE
 from tests.adversary.cluster.observer.groups import Group, groups_of
 from tests.adversary.cluster.observer.limited import selects
 from tests.adversary.cluster.observer.members import claims_of, key_of, pod_group_of
+from tests.adversary.cluster.observer.reservations import priority_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object, World, is_live, name, part_of, results
 
@@ -123,6 +124,8 @@ class Order:
     def _look(self, now: float) -> None:
         """See who waits, and what may come in between."""
         self._seen_at |= {_priority(pod): now for pod in self._world.pods.values() if is_live(pod)}
+        kept = map(priority_of, self._world.reservations.values())
+        self._seen_at |= {its: now for its in kept if its is not None}
         for namespace in {pod["metadata"]["namespace"] for pod in self._world.pods.values()}:
             if any(selects(each["spec"], namespace) for each in self._world.limits.values()):
                 self._limited_at[namespace] = now

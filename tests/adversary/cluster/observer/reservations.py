@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from tests.adversary.cluster.observer.members import claims_of
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import DeviceName, Object, World, name, results, revision, stamp
+from tests.adversary.cluster.observer.world import DeviceName, Object, World, is_live, name, results, revision, stamp
 
 KIND = "DeviceReservation"
 WEIGHED_AFTER_S = 1.5
+REMEMBERED_S = 40.0
+"""So long somebody of a higher priority may be gone for whom a reservation lost what it had."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -36,6 +38,8 @@ class Reservations:
         self._given: list[Given] = []
         self._lost: list[Given] = []
         self._named: set[str] = set()
+        self._urgent_at: dict[int, float] = {}
+        """When there was a pod, or a reservation, of a priority last."""
 
     def reservation_changed(self, before: Object | None, after: Object | None) -> None:
         """A reservation was written or is gone."""
@@ -45,9 +49,10 @@ class Reservations:
         promised = {device: each["uid"] for each in taking if each.get("allocation") for device in _devices(each)}
         self._promised.setdefault(one["metadata"]["uid"], []).append((revision(one), promised))
 
-    def pod_changed(self, pod: Object) -> None:
-        """A pod was written: the scheduler may take back what it cannot use."""
+    def pod_changed(self, pod: Object, now: float) -> None:
+        """A pod was written: the scheduler may take back what it cannot use, and what a reservation keeps may go to it."""
         self._named.update(claims_of(pod))
+        self._urgent_at[int(pod["spec"].get("priority") or 0)] = now
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A claim was written or is gone."""
@@ -61,8 +66,19 @@ class Reservations:
         if before is not None and had and not has and not used and reservation_of(after):
             self._lost.append(Given(now, after, _held(before)))
 
+    def _may_lose(self, one: Given) -> bool:
+        """Whether somebody of a higher priority than its reservation may have got what it had."""
+        reservation = self._world.reservations.get(reservation_of(one.claim))
+        its = priority_of(reservation) if reservation is not None else None
+        if its is None:
+            return reservation is None  # it goes with its reservation
+        return any(priority > its and one.at - at < REMEMBERED_S for priority, at in self._urgent_at.items())
+
     def weighed(self, now: float) -> Iterator[Suspicion]:
         """Those that were right."""
+        there = [priority_of(each) for each in self._world.reservations.values()]
+        there += [int(each["spec"].get("priority") or 0) for each in self._world.pods.values() if is_live(each)]
+        self._urgent_at |= {each: now for each in there if each is not None}
         for one in [each for each in self._given if now - each.at >= WEIGHED_AFTER_S]:
             self._given.remove(one)
             uid = one.claim["metadata"]["uid"]
@@ -75,9 +91,9 @@ class Reservations:
                         yield Suspicion("given while promised", f"{uid} {revision(one.claim)} {device}", text)
         for one in [each for each in self._lost if now - each.at >= WEIGHED_AFTER_S]:
             self._lost.remove(one)
-            if name(one.claim) not in self._named:
+            if name(one.claim) not in self._named and not self._may_lose(one):
                 held = ", ".join(sorted(map(str, one.devices)))
-                text = f"claim {name(one.claim)} of a reservation lost {held}, and no pod has ever named it"
+                text = f"claim {name(one.claim)} of a reservation lost {held}; no pod ever named it, and nobody is more urgent"
                 yield Suspicion("reservation lost", f"{one.claim['metadata']['uid']} {revision(one.claim)}", text)
 
 
@@ -90,6 +106,28 @@ def kept_after_the_end(world: World, at: datetime | None = None) -> Iterator[Sus
         if reservation_of(claim) in ended and unused and not claim["metadata"].get("deletionTimestamp"):
             text = f"claim {name(claim)} is there, unused, and its reservation has ended"
             yield Suspicion("kept after the end", uid, text)
+
+
+def kept_unused(world: World, at: datetime | None = None) -> Iterator[Suspicion]:
+    """Of what a reservation says that it loses, as no pod uses it, nothing is there after that time."""
+    now = at or datetime.now(UTC)
+    for reservation in world.reservations.values():
+        for each in (reservation.get("status") or {}).get("idle") or []:
+            claim = world.claims.get(each["uid"])
+            if claim is None or claim["metadata"].get("deletionTimestamp") or not each.get("losesAt"):
+                continue
+            used = (claim.get("status") or {}).get("reservedFor")
+            if not used and datetime.fromisoformat(each["losesAt"]) <= now:
+                text = (
+                    f"claim {name(claim)} is there, and was to lose its devices at {each['losesAt']}, as no pod uses it"
+                )
+                yield Suspicion("kept unused", each["uid"], text)
+
+
+def priority_of(reservation: Object) -> int | None:
+    """As its status says it."""
+    said = (reservation.get("status") or {}).get("priority")
+    return int(said) if said is not None else None
 
 
 def reservation_of(claim: Object) -> str:

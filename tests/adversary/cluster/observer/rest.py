@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tests.adversary.cluster.observer.gates import is_held_back
 from tests.adversary.cluster.observer.groups import groups_of, lacks_nothing
 from tests.adversary.cluster.observer.laws import BLOCKING
 from tests.adversary.cluster.observer.members import LABELS, claims_of, is_pod_group, key_of
@@ -95,7 +96,12 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
 
 
 def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -> str:
-    """The same of a pod that the scheduler has not looked at: Draco's gate, the only one here, is there as long as it waits."""
+    """The same of a pod that the scheduler has not looked at: Draco's gate is there as long as it waits.
+
+    One that others hold back is theirs to explain.
+    """
+    if is_held_back(pod):
+        return ""
     if lacks_nothing(pod, claims):
         if not _is_short_of_pods(world, key_of(pod), claims):
             return "it keeps Draco's gate though it lacks nothing of Draco's"
