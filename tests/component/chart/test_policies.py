@@ -15,7 +15,10 @@ from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
 POLICY = "ValidatingAdmissionPolicy"
-OF_THE_OPERATOR = {"type-checked-operator-claims", "type-checked-operator-nodes"}
+OF_OTHERS = {
+    *("type-checked-operator-claims", "type-checked-operator-nodes", "draco-reservation-priorities"),
+    *(f"type-checked-withdraw-{kind}" for kind in ("pods", "nodes", "claims")),
+}
 PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 
@@ -63,9 +66,9 @@ def checked(plane: ControlPlane, name: str) -> list[dict[str, str]]:
 def test_an_agent_is_held_to_its_node_unless_that_is_switched_off() -> None:
     assert set(policies()) == {
         *(f"type-checked-agent-{kind}" for kind in ("slices", "claims", "gpunodes", "events", "leases")),
-        *OF_THE_OPERATOR,
+        *OF_OTHERS,
     }
-    assert set(policies("--set", "agent.restrictToOwnNode=false")) == OF_THE_OPERATOR
+    assert set(policies("--set", "agent.restrictToOwnNode=false")) == OF_OTHERS
 
 
 def test_an_operator_that_may_run_jobs_is_held_to_those_of_maintenance() -> None:

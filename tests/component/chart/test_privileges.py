@@ -14,7 +14,10 @@ from tests.component.chart.rendering import IMAGE
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "concepts" / "threat-model.md"
 WORKLOADS = {"Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob", "Pod"}
-EVERYTHING = "webhook.enabled=true,networkPolicy.enabled=true,operator.releaseIdleClaims=true,operator.runJobs=true"
+EVERYTHING = (
+    "webhook.enabled=true,networkPolicy.enabled=true,operator.releaseIdleClaims=true,operator.runJobs=true,"
+    "operator.jobTemplates={reset-gpu}"
+)
 
 
 def pods(*values: str) -> dict[str, dict[str, Any]]:
