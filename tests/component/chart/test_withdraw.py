@@ -37,13 +37,16 @@ from draco.resources.names import ANNOTATION_HELD, LABEL_SIMULATED, SCHEDULING_G
 from draco_local.cluster.controlplane import ALL, APISERVER, ControlPlane, Settings
 from draco_local.cluster.programs import binaries
 from tests.component.chart import audit
-from tests.component.chart.programs import JOB_SPACE, NODE_NAMES, TENANT, Cluster
+from tests.component.chart.programs import JOB_SPACE, NODE_NAMES, RAW_PODS, TENANT, Cluster
 from tests.component.chart.rendering import CHART, IMAGE, NAMESPACE, helm
 from tests.component.controller.replicas import Process, until
 from tests.conftest import DIES_WITH_THE_TESTS
 from tests.requests import call
 
-VALUES = ("--set", "operator.allocate=true,operator.runJobs=true,operator.jobTemplates={probe},operator.replicas=1")
+VALUES = (
+    "--set",
+    "operator.allocate=true,operator.runJobs=true,operator.jobTemplates={reset-gpu},operator.replicas=1,withdraw.force=true",
+)
 OPTIONS = (*("--settle", "0.1"), *("--pending-after", "0"), *("--handover-settle", "0.5"), "--run-jobs", "--allocate")
 ACCOUNT = "draco-withdraw"
 ASKED_BY_THE_SERVER = {
@@ -117,22 +120,27 @@ def content(plane: ControlPlane) -> dict[str, Any]:
     return found
 
 
+def rights() -> list[dict[str, Any]]:
+    """What the hook's account is and may do, as the chart renders it."""
+    where = ("template", "draco", CHART, "-n", NAMESPACE, "--show-only", "templates/withdraw/hook.yaml")
+    return [each for each in yaml.safe_load_all(helm(*where, *IMAGE, *VALUES).stdout) if each["kind"] != "Job"]
+
+
+def by_hand(plane: ControlPlane) -> None:
+    """Give the account its rights before helm does."""
+    apply = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(plane.kubeconfig), "apply", "-f", "-"]
+    subprocess.run(apply, input=yaml.safe_dump_all(rights()), text=True, check=True, capture_output=True)
+
+
 def kubeconfig(plane: ControlPlane, folder: Path) -> Path:
-    """That of the hook's pod: its account with its rights, as the chart renders them."""
-    rendered = helm(
-        "template", "draco", CHART, "-n", NAMESPACE, *IMAGE, *VALUES, "--show-only", "templates/withdraw/hook.yaml"
-    )
-    rights = [each for each in yaml.safe_load_all(rendered.stdout) if each["kind"] != "Job"]
-    kubectl = [str(binaries.find("kubectl")["kubectl"]), "--kubeconfig", str(plane.kubeconfig), "apply", "-f", "-"]
-    subprocess.run(kubectl, input=yaml.safe_dump_all(rights), text=True, check=True, capture_output=True)
+    """That of the hook's pod."""
     account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
     token = call(plane, "POST", account, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
+    authority = str(plane.pki / "ca.crt")
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [
-            {"name": "c", "cluster": {"server": plane.server, "certificate-authority": str(plane.pki / "ca.crt")}}
-        ],
+        "clusters": [{"name": "c", "cluster": {"server": plane.server, "certificate-authority": authority}}],
         "users": [{"name": "u", "user": {"token": token}}],
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "c",
@@ -225,25 +233,40 @@ async def it_may_do_no_more(kubeconfig: Path) -> None:
             await stolen.delete(CLAIMS, claim)
 
 
-def uninstalled(plane: ControlPlane) -> None:
-    """By helm, which also takes away what it made for the hook."""
-    for each in ("clusterrolebindings", "clusterroles"):
-        call(plane, "DELETE", f"/apis/rbac.authorization.k8s.io/v1/{each}/{ACCOUNT}")
-    for each in ("rolebindings", "roles"):
-        call(plane, "DELETE", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/{each}/{ACCOUNT}")
-    call(plane, "DELETE", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}")
-    gone = helm("uninstall", "draco", "--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE, "--no-hooks")
-    assert gone.returncode == 0, gone.stderr
+async def uninstalled(plane: ControlPlane, client: Client, folder: Path, planned: set[str]) -> None:
+    """By helm. What the pod of its hook would run, runs here."""
+    where = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE, "--timeout", "180s")
+    gone = asyncio.create_task(asyncio.to_thread(helm, "uninstall", "draco", *where))
+
+    async def of_hook() -> dict[str, Any] | None:
+        job = f"batch.kubernetes.io/job-name={ACCOUNT}"
+        return next(iter(await client.list(RAW_PODS, namespace=NAMESPACE, label_selector=job)), None)
+
+    pod = await until(of_hook, what="the pod of helm's hook")
+    hook = kubeconfig(plane, folder)
+    assert pod["spec"]["serviceAccountName"] == ACCOUNT
+    [container] = pod["spec"]["containers"]
+    command, *options = container["args"]
+    done = await withdraw(hook, *options)
+    assert (command, done.returncode, planned - set(done.stdout.splitlines())) == ("withdraw", 0, set()), done.stderr
+    again = await withdraw(hook, *options)
+    assert (again.returncode, again.stdout.splitlines()[:-1]) == (0, []), "the second time nothing is left to do"
+    key = ObjectKey(NAMESPACE, pod["metadata"]["name"])
+    await client.patch(PODS, key, {"status": {"phase": "Succeeded"}}, subresource="status")
+    said = await gone
+    assert said.returncode == 0, said.stderr
+
+    async def empty() -> bool:
+        return not await client.list(RAW_PODS, namespace=NAMESPACE)
+
+    await until(empty, what="no pod of Draco's")
 
 
 def rights_are_used_and_enough(folder: Path) -> None:
     """The hook's account has the rights that it needs and no others."""
     requests = audit.Requests(folder / "audit.log", ACCOUNT)
-    rendered = helm(
-        "template", "draco", CHART, "-n", NAMESPACE, *IMAGE, *VALUES, "--show-only", "templates/withdraw/hook.yaml"
-    )
-    rights = audit.granted(yaml.safe_load_all(rendered.stdout), ACCOUNT) - ASKED_BY_THE_SERVER
-    assert set(audit.unused(rights, requests)) == NOT_WRITTEN_HERE, "a right of the hook is used by nothing"
+    granted = audit.granted(rights(), ACCOUNT) - ASKED_BY_THE_SERVER
+    assert set(audit.unused(granted, requests)) == NOT_WRITTEN_HERE, "a right of the hook is used by nothing"
     assert {right for right in requests.refused if right.name not in TRIED} == set()
 
 
@@ -276,6 +299,7 @@ async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
             where = ("--kubeconfig", str(cluster.kubeconfig()), "--namespace", NAMESPACE)
             operator = await Process.start(plane, folder, *where, *OPTIONS)
             await everything_is_written(cluster)
+            by_hand(plane)
             hook = kubeconfig(plane, folder)
             refused = await withdraw(hook)
             assert refused.returncode == 1
@@ -296,13 +320,8 @@ async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
     planned = {line.removesuffix(" (dry run)") for line in told.stdout.splitlines()}
     assert "1 claim of running pods keep" in told.stderr
     assert len(await client.list(SLICES)) == len(NODE_NAMES), "a dry run writes nothing"
-    done = await withdraw(hook, "--force")
-    assert (done.returncode, planned - set(done.stdout.splitlines())) == (0, set()), done.stderr
-    again = await withdraw(hook, "--force")
-    assert (again.returncode, again.stdout.splitlines()[:-1]) == (0, []), "the second time nothing is left to do"
-
+    await uninstalled(plane, client, folder, planned)
     rights_are_used_and_enough(folder)
-    uninstalled(plane)
     after = content(plane)
     tenants_have_what_is_theirs(after)
     for name, each in before.items():

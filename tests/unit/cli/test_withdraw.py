@@ -26,12 +26,12 @@ from draco.resources.names import (
 )
 from tests.builders import MOMENT, a_claim, a_maintenance, a_node, a_pod, a_rule, a_slice
 
-SYSTEM = "draco-system"
+SYSTEM, JOB_SPACE = "draco-system", "draco-jobs"
 OURS = a_slice("node-0", name=slice_name("node-0", NVIDIA_DRIVER, 0))
 
 
 def taken_back(**found: Any) -> list[str]:
-    return [str(each) for each in plan(Written(namespace=SYSTEM, **found)).reversals]
+    return [str(each) for each in plan(Written(job_namespace=JOB_SPACE, **found)).reversals]
 
 
 def a_managed_claim(
@@ -58,7 +58,7 @@ def test_slices_of_another_plugin_of_the_same_driver_stay() -> None:
 def test_devices_vanish_before_the_rules_that_keep_claims_off_them() -> None:
     device = DeviceKey(NVIDIA_DRIVER, "node-0", "gpu-0")
     own, persons = rule_for(a_maintenance("mend"), device), a_rule("theirs", device="gpu-0")
-    made = plan(Written(namespace=SYSTEM, slices=[OURS], rules=[own, persons], rule_kind=TAINT_RULES[0]))
+    made = plan(Written(job_namespace=JOB_SPACE, slices=[OURS], rules=[own, persons], rule_kind=TAINT_RULES[0]))
     assert [str(each) for each in made.reversals] == [
         f"resourceslice/{OURS.metadata.name} deleted",
         f"devicetaintrule/{own.metadata.name} deleted",
@@ -81,7 +81,7 @@ def test_off_a_node_goes_what_draco_set_and_nothing_that_a_person_did() -> None:
             node.status, conditions=[Condition(type="Drained", status="True", reason="DeviceMaintenance")]
         ),
     )
-    held, told = plan(Written(namespace=SYSTEM, nodes=[node])).reversals
+    held, told = plan(Written(job_namespace=JOB_SPACE, nodes=[node])).reversals
     assert held.patch == {"metadata": {"annotations": {"karpenter.sh/do-not-disrupt": None, ANNOTATION_HELD: None}}}
     assert told.manager == "draco-operator"
     others = [Condition(type="Drained", status="True", reason="KubectlDrain")]
@@ -93,10 +93,10 @@ def test_off_a_node_goes_what_draco_set_and_nothing_that_a_person_did() -> None:
 
 def test_off_a_pod_goes_one_gate() -> None:
     (gate,) = plan(
-        Written(namespace=SYSTEM, pods=[a_pod(gates=["a", SCHEDULING_GATE, "b"]), a_pod(gates=["a"])])
+        Written(job_namespace=JOB_SPACE, pods=[a_pod(gates=["a", SCHEDULING_GATE, "b"]), a_pod(gates=["a"])])
     ).reversals
     assert gate.patch == {"spec": {"schedulingGates": [{"name": "a"}, {"name": "b"}]}}
-    (alone,) = plan(Written(namespace=SYSTEM, pods=[a_pod(gates=[SCHEDULING_GATE])])).reversals
+    (alone,) = plan(Written(job_namespace=JOB_SPACE, pods=[a_pod(gates=[SCHEDULING_GATE])])).reversals
     assert alone.patch == {"spec": {"schedulingGates": None}}
 
 
@@ -125,8 +125,8 @@ def test_requests_that_another_made_for_a_pod_to_leave_stay() -> None:
         (a_managed_claim(labels={LABEL_RESERVATION: "x"}), []),
         (a_managed_claim(labels={LABEL_MAINTENANCE: "u"}), []),
         (
-            a_managed_claim(labels={LABEL_MAINTENANCE: "u"}, namespace=SYSTEM),
-            ["resourceclaim/draco-system/claim deleted"],
+            a_managed_claim(labels={LABEL_MAINTENANCE: "u"}, namespace=JOB_SPACE),
+            ["resourceclaim/draco-jobs/claim deleted"],
         ),
     ],
     ids=[
@@ -166,7 +166,7 @@ def test_what_pods_use_stays_and_is_named() -> None:
     used = [a_managed_claim(name=f"c{number}", on=["node-0/gpu-0"], reserved_for=["pod"]) for number in range(5)]
     idle = a_managed_claim(name="idle", on=["node-0/gpu-1"])
     elsewhere = a_managed_claim(name="nic", on=["nic.example.com/node-0/nic-0"], reserved_for=["pod"])
-    made = plan(Written(namespace=SYSTEM, slices=[OURS], claims=[*used, idle, elsewhere]))
+    made = plan(Written(job_namespace=JOB_SPACE, slices=[OURS], claims=[*used, idle, elsewhere]))
     assert [each for each in made.reversals if each.kind.kind == "ResourceClaim"] == []
     in_use, without_pod = made.stays
     assert in_use.startswith(

@@ -39,7 +39,7 @@ class WithdrawError(DracoError):
 
 
 class Withdrawal:
-    """One withdrawal. `namespace` is Draco's, `rules` the kind of DeviceTaintRules, if they are served."""
+    """One withdrawal. `namespace` is Draco's, `job_namespace` where it runs Jobs, if any, `rules` the served DeviceTaintRules."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Withdrawal:
         namespace: str,
         rules: Kind[DeviceTaintRule] | None,
         *,
+        job_namespace: str,
         clock: Clock,
         within_s: float,
         say: Callable[[str], None],
@@ -54,6 +55,7 @@ class Withdrawal:
     ) -> None:
         self._client = client
         self._namespace = namespace
+        self._job_namespace = job_namespace
         self._rules = rules
         self._clock = clock
         self._within_s = within_s
@@ -73,7 +75,7 @@ class Withdrawal:
         """Say what is to be taken back, as things are now. Raises ApiError."""
         return plan(
             Written(
-                namespace=self._namespace,
+                job_namespace=self._job_namespace,
                 slices=await self._list(SLICES),
                 rules=await self._list(self._rules) if self._rules else (),
                 rule_kind=self._rules,
@@ -82,7 +84,7 @@ class Withdrawal:
                 classes=await self._list(DEVICE_CLASSES),
                 pods=await self._list(PODS),
                 eviction_requests=await self._list(EVICTION_REQUESTS),
-                jobs=await self._list(JOBS, namespace=self._namespace),
+                jobs=await self._list(JOBS, namespace=self._job_namespace) if self._job_namespace else (),
                 leases=await self._list(LEASES, namespace=self._namespace),
             )
         )

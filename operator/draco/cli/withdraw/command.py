@@ -28,6 +28,9 @@ _ANSWERS_S: Final = 30.0
 @click.command()
 @with_cluster
 @click.option("-n", "--namespace", default="draco-system", show_default=True, help="Draco's namespace.")
+@click.option(
+    "--job-namespace", default="draco-jobs", show_default=True, help="Where Draco runs Jobs; empty where it runs none."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be taken back, and do nothing.")
 @click.option("--force", is_flag=True, help="Give devices in maintenance back to claims, too.")
 @click.option(
@@ -40,7 +43,14 @@ _ANSWERS_S: Final = 30.0
     help="How long all of it may take.",
 )
 def command(
-    *, kubeconfig: Path | None, context: str | None, namespace: str, dry_run: bool, force: bool, timeout_s: float
+    *,
+    kubeconfig: Path | None,
+    context: str | None,
+    namespace: str,
+    job_namespace: str,
+    dry_run: bool,
+    force: bool,
+    timeout_s: float,
 ) -> None:
     """Take back what Draco has written, before it is uninstalled.
 
@@ -48,37 +58,43 @@ def command(
     conditions and annotations of nodes, states of devices in claims, scheduling gates, leases. What pods use, and what people
     made, stays and is named. `helm uninstall` does this by itself. It can be repeated at any time.
     """
-    asyncio.run(_withdraw(kubeconfig, context, namespace, dry_run=dry_run, force=force, timeout_s=timeout_s))
+
+    async def work() -> None:
+        async with cluster_with_dra(kubeconfig, context) as (client, features):
+            withdrawal = Withdrawal(
+                client,
+                namespace,
+                features.taint_rules,
+                job_namespace=job_namespace,
+                clock=SystemClock(),
+                within_s=timeout_s,
+                say=echo,
+                warn=lambda sentence: warn([sentence]),
+            )
+            try:
+                async with asyncio.timeout(
+                    timeout_s + _ANSWERS_S
+                ):  # it ends by itself, unless the server does not answer
+                    await (_say(withdrawal) if dry_run else _do(withdrawal, force=force))
+            except TimeoutError:
+                raise WithdrawError(
+                    f"not everything was taken back within {timeout_s:.0f} s: run this again, with a longer --timeout."
+                ) from None
+
+    asyncio.run(work())
 
 
-async def _withdraw(
-    kubeconfig: Path | None, context: str | None, namespace: str, *, dry_run: bool, force: bool, timeout_s: float
-) -> None:
-    async with cluster_with_dra(kubeconfig, context) as (client, features):
-        withdrawal = Withdrawal(
-            client,
-            namespace,
-            features.taint_rules,
-            clock=SystemClock(),
-            within_s=timeout_s,
-            say=echo,
-            warn=lambda sentence: warn([sentence]),
-        )
-        try:
-            async with asyncio.timeout(timeout_s + _ANSWERS_S):  # it ends by itself, unless the server does not answer
-                first = await withdrawal.read()
-                if dry_run:
-                    _show(first, await withdrawal.workloads())
-                    return
-                if first.isolated and not force:
-                    raise WithdrawError(_in_maintenance(first.isolated))
-                warn(first.stays)
-                await withdrawal.stop()
-                await withdrawal.take_back()
-        except TimeoutError:
-            raise WithdrawError(
-                f"not everything was taken back within {timeout_s:.0f} s: run this again, with a longer --timeout."
-            ) from None
+async def _say(withdrawal: Withdrawal) -> None:
+    _show(await withdrawal.read(), await withdrawal.workloads())
+
+
+async def _do(withdrawal: Withdrawal, *, force: bool) -> None:
+    first = await withdrawal.read()
+    if first.isolated and not force:
+        raise WithdrawError(_in_maintenance(first.isolated))
+    warn(first.stays)
+    await withdrawal.stop()
+    await withdrawal.take_back()
     echo("Nothing that Draco wrote is left outside of its own kinds.")
 
 

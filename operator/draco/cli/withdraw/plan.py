@@ -76,9 +76,9 @@ MANAGED_CLAIMS: Final = Kind("resource.k8s.io", "v1", "resourceclaims", "Resourc
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read. Leases and Jobs are those of `namespace`, in which Draco is."""
+    """What was read. Leases are those of Draco's namespace, Jobs those of `job_namespace`, where it runs them."""
 
-    namespace: str
+    job_namespace: str = ""
     slices: Sequence[ResourceSlice] = ()
     rules: Sequence[DeviceTaintRule] = ()
     rule_kind: Kind[DeviceTaintRule] | None = None
@@ -161,7 +161,7 @@ def _claims(found: Written) -> Iterator[Reversal]:
     classes = {each.metadata.name: each for each in found.classes}
     for claim in found.claims:
         meta = claim.metadata
-        of_job = LABEL_MAINTENANCE in meta.labels and meta.namespace == found.namespace
+        of_job = LABEL_MAINTENANCE in meta.labels and meta.namespace == found.job_namespace
         if (of_job or _is_reservations(claim)) and not claim.status.reserved_for:
             if meta.deletion_timestamp is None:
                 yield _deleted(CLAIMS, meta)
