@@ -39,6 +39,8 @@ NOT_PERMITTED: Final = (
 _FORBIDDEN_LONGEST_S: Final = 60.0
 """How long nobody is asked after the API server refused the right, at most."""
 _AT_ONCE: Final = 4
+_KEPT_FOR: Final = 60
+"""So many times as long as budgets are good for they are remembered: what nobody asked for since then is over."""
 
 
 class Eviction(StrEnum):
@@ -180,7 +182,10 @@ class DisruptionBudgets:
 
     async def _read_again(self, namespace: str) -> None:
         budgets = await self._client.list(POD_DISRUPTION_BUDGETS, namespace=namespace)
-        self._read[namespace] = (self._clock.monotonic(), budgets)
+        now_s = self._clock.monotonic()
+        kept_s = _KEPT_FOR * self._every_s
+        self._read = {name: each for name, each in self._read.items() if now_s - each[0] < kept_s}
+        self._read[namespace] = (now_s, budgets)
 
 
 def refused(pods: Sequence[Pod], answers: Sequence[EvictionAnswer]) -> list[tuple[Pod, EvictionAnswer]]:

@@ -4,21 +4,26 @@ Owns starting, killing and starting again, and telling the observer of each. Cho
 """
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
+from typing import NamedTuple
 
 from draco.agent.plugin.handover import stands_by
 from draco_local.cluster import attach, ports
 from draco_local.cluster.controlplane import ALL, APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ControlPlane, Settings
 from draco_local.cluster.errors import MissingRequirement
-from draco_local.cluster.process import Processes
+from draco_local.cluster.process import Processes, ProcessRecord
 from draco_local.cluster.programs import binaries, versions
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
@@ -26,6 +31,7 @@ from tests.adversary.cluster import drivers
 from tests.adversary.cluster.drivers import DriverFiles
 from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS, WORKS
 from tests.adversary.cluster.observer.api import Access
+from tests.adversary.cluster.observer.kept import Scraped
 from tests.adversary.cluster.observer.observer import Node, Observer
 from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
 
@@ -65,6 +71,16 @@ FEATURES: Mapping[str, tuple[str, ...]] = {"taint rules": WITHOUT_RULES, "device
 """What can be switched off by other flags of the API server."""
 
 
+SCRAPE_S = 3.0
+
+
+class Replica(NamedTuple):
+    """Where an operator serves its metrics, and its process."""
+
+    port: int
+    pid: int
+
+
 class DidNotStart(Exception):
     """Something of the cluster is not there in time."""
 
@@ -82,6 +98,7 @@ class Cluster:
     running: set[str] = field(default_factory=set)
     agents: dict[str, str] = field(default_factory=lambda: {node: f"agent-{node}" for node in NODES})
     """The agent that serves each node, or is to."""
+    replicas: dict[str, Replica] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
     """Replicas that run and do nothing, until they are let go on."""
     fresh_until: dict[str, float] = field(default_factory=dict)
@@ -211,15 +228,30 @@ class Cluster:
             "--run-jobs",
             "--allocate",
         ]
-        argv += ["--listen", f"127.0.0.1:{ports.pick(taken=frozenset({self.plane.port}))}"]
-        self._start(name, argv)
+        port = ports.pick(taken=frozenset({self.plane.port}))
+        argv += ["--listen", f"127.0.0.1:{port}"]
+        record = self._start(name, argv)
+        self.replicas[name] = Replica(port, record.pid)
         self._comes_up(name)
 
     def driver(self, node: str) -> DriverFiles:
         """The files of a node's driver."""
         return DriverFiles(self.sockets / node)
 
-    def _start(self, name: str, argv: list[object], environment: Mapping[str, str] | None = None) -> None:
+    def scraped(self) -> dict[str, Scraped]:
+        """What the replicas that run say of themselves, and their memory; without those that do not answer."""
+        found = {}
+        for name in (self.running - self.stopped) & set(OPERATORS):
+            replica = self.replicas[name]
+            with contextlib.suppress(OSError, HTTPException):
+                url = f"http://127.0.0.1:{replica.port}/metrics"
+                with urllib.request.urlopen(url, timeout=SCRAPE_S) as answer:
+                    metrics = answer.read().decode()
+                pages = int(Path(f"/proc/{replica.pid}/statm").read_text(encoding="ascii").split()[1])
+                found[name] = Scraped(metrics, pages * resource.getpagesize() / (1 << 20))
+        return found
+
+    def _start(self, name: str, argv: list[object], environment: Mapping[str, str] | None = None) -> ProcessRecord:
         record = self.processes.start(
             name,
             [str(each) for each in argv],
@@ -229,6 +261,7 @@ class Cluster:
         self.running.add(name)
         if not name.startswith("kubelet"):
             self.observer.programs.started(name, record.pid, self.processes.log(name))
+        return record
 
     def kill(self, name: str) -> None:
         """SIGKILL to a program of ours."""

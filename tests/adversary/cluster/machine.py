@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
+from tests.adversary.cluster.observer.kept import kept_at_rest
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.observer.rest import is_said_to_fit
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -221,6 +222,8 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
         now = time.monotonic()
         passed, last = min(now - last, 1.0), now
         waiting = observer.unexplained()
+        if not waiting:  # else they have something to do
+            waiting = list(kept_at_rest(await asyncio.to_thread(cluster.scraped)))
         quiet = 0.0 if waiting else quiet + passed
         if down := observer.not_settled(now):
             unsettled += passed

@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from draco.controller.app import Operator
+from draco.controller.loop_watch import LoopWatch
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco.kube.events.events import EventRecorder
@@ -22,9 +23,11 @@ from tests.doubles.reached import grown, reached_from
 GROUP = "kueue.x-k8s.io/pod-group-name"
 SIZE = "kueue.x-k8s.io/pod-group-total-count"
 NOTHING_FITS = {"cel": {"expression": f"device.driver == 'nobody' || '{'x' * 2_500}' == ''"}}
-ROUNDS = 24
+ROUNDS = 40
+SLACK = 30
+"""What may be more of a type, however many rounds there are: caches fill up, and numbers begin to differ."""
 
-_TIMED = (EventRecorder, WorkQueue)
+_TIMED = (EventRecorder, WorkQueue, LoopWatch)
 """What is kept for a time, and bounded: other tests are about that."""
 _ELSEWHERE = (Connection, asyncio.Task, asyncio.AbstractEventLoop)
 
@@ -69,7 +72,7 @@ async def at_rest(operator: Operator, namespace: str) -> Any:
 
     await until(is_at_rest, what="rest")
     await asyncio.sleep(0)
-    return reached_from(made, view, but=(*_TIMED, *_ELSEWHERE))
+    return reached_from(made, view, but=(*_TIMED, *_ELSEWHERE, float))
 
 
 async def test_an_operator_holds_nothing_of_what_tenants_had(
@@ -81,7 +84,7 @@ async def test_an_operator_holds_nothing_of_what_tenants_had(
         before = await at_rest(operator, namespace)
         for number in range(4, 4 + ROUNDS):
             await one_round(handed_over, namespace, number)
-        assert grown(before, await at_rest(operator, namespace), by=ROUNDS // 2) == {}
+        assert grown(before, await at_rest(operator, namespace), by=SLACK) == {}
         assert "draco_worker_waiting 0.0" in exported(operator)
 
 

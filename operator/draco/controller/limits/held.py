@@ -48,8 +48,8 @@ class HeldDevices:
         if namespace not in self._namespaces:
             each_holds = [self.of_claim(each) for each in claims]
             holdings = added(each.holdings for each in each_holds)
-            if any(each.unknown for each in each_holds):
-                return holdings  # until it is known, it is looked up each time
+            if not claims or any(each.unknown for each in each_holds):
+                return holdings  # nothing to remember, or not known yet and looked up each time
             self._namespaces[namespace] = holdings
         return self._namespaces[namespace]
 

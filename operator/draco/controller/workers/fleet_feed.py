@@ -109,7 +109,10 @@ class FollowedFleet:
         return Changes(changes, self.said_version)
 
     def left_out(self, what: SkippedObject) -> None:
-        """An object could not be taken in: said once, as long as it is for the same cause."""
+        """An object could not be taken in: said once, as long as it is for the same cause, and it is there."""
+        informer = self._informers.get(what.kind)
+        if informer is not None and what.key not in informer.store:
+            return
         if self._left_out.get((what.kind, what.key)) != what.error:
             self._left_out[what.kind, what.key] = what.error
             log.warning("fleet.left_out", kind=what.kind, key=str(what.key), error=what.error)

@@ -139,7 +139,9 @@ class SchedulingGates:
             log.warning("gate.refused", pod=str(key), error=str(error), again_in_s=again_s)
             return again_s
         self._forbidden.forget(pod.metadata.uid)
-        self._off.add(pod.metadata.uid)
+        known = self._view.pods.store.get(key)
+        if known is not None and known.metadata.uid == pod.metadata.uid and _has_gate(known):
+            self._off.add(pod.metadata.uid)  # until the watch tells of it
         log.info("gate.removed", pod=str(key))
         return None
 

@@ -1,0 +1,29 @@
+"""The law of what is kept: nothing waits at rest, and memory is within a bound."""
+
+import pytest
+
+from tests.adversary.cluster.observer.kept import MOST_MIB, Scraped, kept_at_rest
+
+AT_REST = """# HELP draco_worker_waiting Questions that wait for their turn.
+# TYPE draco_worker_waiting gauge
+draco_worker_waiting 0.0
+draco_worker_restarts_total 3.0
+draco_queue_depth{reconciler="pending"} 0.0
+draco_queue_depth{reconciler="allocation"} 0.0
+"""
+
+
+def test_a_replica_with_nothing_to_do_keeps_nothing() -> None:
+    assert not list(kept_at_rest({"operator-a": Scraped(AT_REST, MOST_MIB), "operator-b": Scraped("", 0.0)}))
+
+
+@pytest.mark.parametrize("gauge", ["draco_worker_waiting", 'draco_queue_depth{reconciler="allocation"}'])
+def test_what_waits_is_told_with_its_gauge(gauge: str) -> None:
+    [wrong] = kept_at_rest({"operator-a": Scraped(AT_REST.replace(f"{gauge} 0.0", f"{gauge} 2.0"), 1.0)})
+    assert wrong.key == f"operator-a {gauge}"
+    assert "2.0" in wrong.text
+
+
+def test_memory_beyond_the_bound_is_told() -> None:
+    [wrong] = kept_at_rest({"operator-a": Scraped(AT_REST, MOST_MIB + 1.0)})
+    assert wrong.key == "operator-a memory"
