@@ -251,6 +251,8 @@ class LifeOfAgent(Node):
         with state.mutate(self.path) as node:
             node.failures[:] = [one for one in node.failures if one.effect != "hang"]
         agent.let_go()
+        if self.next is not None and self.next is not agent:
+            self.next.let_go()
 
     @precondition(lambda self: self._served() and not self.hanging)
     @accident(function=st.sampled_from((*FAILING, "nvmlDeviceGetFieldValues", "")), pick=st.none() | NUMBERS)
@@ -259,6 +261,8 @@ class LifeOfAgent(Node):
         with suppress(StateError):  # there is no such GPU any more
             faults.hang(self.path, function, gpu=None if pick is None or not function else self._gpu(pick))
             self._up().threads.hangs = self.hanging = True
+            if self.next is not None:  # it reads as soon as the node is its own
+                self.next.threads.hangs = True
             self.sickness.disturbed()
             fired["hang"] += 1
 
