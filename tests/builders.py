@@ -299,6 +299,14 @@ def a_gpu_node(name: str = "node-0", *, gpus: Mapping[str, str] | int = 2, drive
     )
 
 
+def called_lost(gpu_node: GpuNode) -> GpuNode:
+    """A node whose agent the operator calls lost."""
+    ready = Condition(
+        type="Ready", status="Unknown", reason="AgentLost", message="The agent has not renewed its lease."
+    )
+    return msgspec.structs.replace(gpu_node, status=msgspec.structs.replace(gpu_node.status, conditions=[ready]))
+
+
 def a_fault(name: str = "Xid79", **fields: Any) -> GpuFaultStatus:
     """A fault of a GPU, an XID where its name says so."""
     code = int(name.removeprefix("Xid")) if name.startswith("Xid") else None

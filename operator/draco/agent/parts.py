@@ -283,6 +283,7 @@ class AgentParts:
             driver=self._settings.driver,
             duration_s=self._settings.lease_duration_s,
             hindrance=self.hindrance,
+            renewed=self.lease_renewed,
             clock=self._clock,
         )
 
@@ -427,6 +428,11 @@ class AgentParts:
         if not self.publisher.published:
             return self.publisher.problem
         return "" if self.plugin.serving.is_set() else "Kubelet's sockets are not served yet."
+
+    def lease_renewed(self) -> None:
+        """The agent lives. The operator may have called it lost meanwhile, as after a while without a network."""
+        if self.dividing.keeper.is_called_lost:
+            self.node_reporter.report_now()
 
     def report_changed(self) -> None:
         """What is reported of the node may be new."""

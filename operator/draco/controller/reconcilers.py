@@ -240,7 +240,9 @@ class Reconcilers:
         )
         self.agent_leases = AgentLeases(client, view, namespace=self._settings.namespace, clock=clock)
         share = self._settings.mass_outage_percent / 100
-        self.fences = FencingReconciler(client, view, self.agent_leases, self.events, terms=FencingTerms(share=share))
+        self.fences = FencingReconciler(
+            client, view, self.agent_leases, self.events, terms=FencingTerms(share=share), clock=clock
+        )
         self._add("taint-extensions", TaintExtensionReconciler(client, view))
         self._add("taint-reports", self._reports)
         self._add("fencing", self.fences)

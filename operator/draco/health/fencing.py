@@ -1,4 +1,4 @@
-"""Which nodes are fenced: those whose agent is silent, so that no new claim gets a GPU that nobody looks after.
+"""Which agents are lost, and which nodes are fenced for it, so that no new claim gets a GPU that nobody looks after.
 
 Owns the decision. Knows of each agent only what was seen of its lease, and for how long, on the watcher's own clock; times that
 an agent wrote are never looked at. A fence keeps new claims away and nothing else: pods that run keep running.
@@ -6,8 +6,11 @@ an agent wrote are never looked at. A fence keeps new claims away and nothing el
 - An agent is fenced when its lease was not seen to change for the lease's whole duration, by a watcher that could have seen it.
 - A fence is lifted when the lease was seen to change again, and what the agent reports is what is published; or when there is
   nothing left to fence.
+- An agent that has reported and is silent is lost, also where nothing of its node is published any more: kubelet deletes the
+  slices of a driver that is away for long. Its last report says nothing of now.
 - Where many are overdue at a time the fault is rather the network's or the API server's: nothing more is fenced, and what is
-  fenced stays so. Overdue is half the duration, so that an outage is known as one before its first lease has run out.
+  fenced stays so. Nobody knows of their nodes all the same. Overdue is half the duration, so that an outage is known as one
+  before its first lease has run out.
 """
 
 from collections.abc import Iterable
@@ -28,14 +31,15 @@ class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one node's agent.
 
     `silent_s` is for how long its lease was watched and did not change; None where it never had one. `renewed_s` is how long ago
-    its lease was seen to change by this watcher, None if never. `offers`: it has devices to fence, a GpuNode to own the rule, and
-    a Node. `consistent`: what the agent reports is what is published.
+    its lease was seen to change by this watcher, None if never. `reports`: it has a Node and a GpuNode. `offers`: it has devices
+    to fence as well. `consistent`: what the agent reports is what is published.
     """
 
     node: NodeName
     lease_s: float
     silent_s: float | None
     renewed_s: float | None = None
+    reports: bool = True
     offers: bool = True
     consistent: bool = True
     fenced: bool = False
@@ -44,6 +48,11 @@ class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
     def counts(self) -> bool:
         """Whether it should renew a lease: older versions have none, and who offers no device may have no agent any more."""
         return self.offers and self.silent_s is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease has run out, so that nothing that it has reported is known to be so still."""
+        return self.reports and self.silent_s is not None and self.silent_s >= self.lease_s
 
     @property
     def stale(self) -> bool:
@@ -70,13 +79,17 @@ class AgentSigns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FencingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do now: `fence` is new, `keep` stays fenced. `stale` and `overdue` are nodes, `agents` how many have a lease."""
+    """What to do now: `fence` is new, `keep` stays fenced. `stale` and `overdue` are nodes, `agents` how many have a lease.
+
+    `lost` are the nodes whose reports say nothing any more.
+    """
 
     fence: tuple[NodeName, ...] = ()
     keep: tuple[NodeName, ...] = ()
     lift: tuple[NodeName, ...] = ()
     stale: tuple[NodeName, ...] = ()
     overdue: tuple[NodeName, ...] = ()
+    lost: tuple[NodeName, ...] = ()
     agents: int = 0
     suspended: bool = False
     look_again_s: float | None = None
@@ -100,13 +113,14 @@ def plan_fencing(agents: Iterable[AgentSigns], terms: FencingTerms | None = None
     overdue = tuple(each.node for each in counted if each.overdue)
     suspended = is_mass_outage(len(overdue), len(counted), terms)
     due = [each for each in counted if each.stale and not each.fenced]
-    running_out = [each.lease_s - (each.silent_s or 0.0) for each in counted if not each.stale]
+    running_out = [each.lease_s - each.silent_s for each in known if each.silent_s is not None and not each.lost]
     return FencingPlan(
         fence=() if suspended else tuple(each.node for each in due),
         keep=tuple(each.node for each in known if each.fenced and not each.released),
         lift=tuple(each.node for each in known if each.fenced and each.released),
         stale=tuple(each.node for each in counted if each.stale),
         overdue=overdue,
+        lost=tuple(each.node for each in known if each.lost),
         agents=len(counted),
         suspended=suspended and bool(due),
         look_again_s=min(running_out, default=None),

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from draco.health.table import LADDER
+from draco.health.table import LADDER, KnownHealth
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.maintenances import phase_of, pods_using
 from draco.overview.status import natural
@@ -174,13 +174,14 @@ def names_of(views: Iterable[GpuHealthView]) -> set[str]:
 
 
 def _view(node: GpuNode, gpu: GpuStatus, claims: list[str], pods: list[str], maintenances: list[str]) -> GpuHealthView:
+    lost = node.is_agent_lost
     return GpuHealthView(
         node=node.metadata.name,
         device=gpu.device,
         uuid=gpu.uuid,
         product=gpu.product_name,
-        health=gpu.health,
-        message=gpu.message,
+        health=KnownHealth.UNKNOWN.value if lost else gpu.health,
+        message=f"The agent of node {node.metadata.name} is lost; it last said {gpu.health}." if lost else gpu.message,
         notes=gpu.notes,
         faults=[_fault(each) for each in sorted(gpu.faults, key=lambda each: -LADDER.index(each.effect))],
         claims=claims,

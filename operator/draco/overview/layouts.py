@@ -63,7 +63,9 @@ def layout_of(seen: ObservedNodes, names: Sequence[str] = ()) -> LayoutView:
     holders = holders_of(seen.claims)
     shown = sorted(set(names) or seen.gpu_nodes, key=natural)
     nodes = [_node(seen.gpu_nodes[name], holders) for name in shown]
-    return LayoutView(server=seen.server, nodes=nodes, notes=seen.notes)
+    lost = [name for name in shown if seen.gpu_nodes[name].is_agent_lost]
+    old = [f"The agent of node {name} is lost: what is shown of its GPUs is what it last reported." for name in lost]
+    return LayoutView(server=seen.server, nodes=nodes, notes=[*seen.notes, *old])
 
 
 def holders_of(claims: Iterable[ResourceClaim]) -> Mapping[PoolKey, Holders]:

@@ -29,7 +29,7 @@ from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenanceBudget
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import (
     Device,
@@ -41,7 +41,7 @@ from draco.resources.api.slices import (
     strangers,
 )
 from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
-from draco.resources.names import Autoscaler, DeviceKey, PoolKey
+from draco.resources.names import CONDITION_READY, Autoscaler, DeviceKey, PoolKey
 from draco.resources.texts import agreeing, counted, listed, them
 
 
@@ -99,7 +99,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
         namespace=namespace,
         devices=_device_counts(devices),
         claims=_claim_counts(claim_list),
-        nodes=_nodes(snapshot.nodes, devices),
+        nodes=_nodes(snapshot.nodes, devices, snapshot.gpu_nodes),
         device_list=devices,
         claim_list=claim_list,
         taint_rules=rule_views(snapshot.rules, snapshot.maintenances, tainted),
@@ -291,23 +291,34 @@ def _claim_counts(claims: Sequence[schema.ClaimView]) -> schema.ClaimCounts:
     )
 
 
-def _nodes(nodes: Iterable[Node], devices: Iterable[schema.DeviceView]) -> list[schema.NodeView]:
+def _nodes(
+    nodes: Iterable[Node], devices: Iterable[schema.DeviceView], gpu_nodes: Iterable[GpuNode]
+) -> list[schema.NodeView]:
+    reporting = {each.metadata.name: each for each in gpu_nodes}
     by_node: dict[str, list[schema.DeviceView]] = defaultdict(list)
     for view in devices:
         by_node[view.node].append(view)
     known = {node.metadata.name: node for node in nodes}
     views = []
-    for name in sorted({*known, *by_node}, key=natural):
-        node = known.get(name)
+    for name in sorted({*known, *by_node, *reporting}, key=natural):
+        node, gpu_node = known.get(name), reporting.get(name)
         views.append(
             schema.NodeView(
                 name=name,
                 ready=node.ready if node else name == "",
                 schedulable=not node.spec.unschedulable if node else name == "",
                 devices=_device_counts(by_node.get(name, [])),
+                gpus=len(gpu_node.status.gpus) if gpu_node else None,
+                agent=_agent_trouble(gpu_node) if gpu_node else "",
             )
         )
     return views
+
+
+def _agent_trouble(gpu_node: GpuNode) -> str:
+    """Why the node's agent does not do its work, in one word; "" where it does, or has not said yet."""
+    ready = find_condition(gpu_node.status.conditions, CONDITION_READY)
+    return ready.reason or ready.status if ready is not None and ready.status != "True" else ""
 
 
 def _waiting(pods: Iterable[Pod]) -> dict[ObjectKey, list[str]]:
@@ -423,9 +434,22 @@ def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]
         f"Node {node} is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
         for node in sorted(filter(None, map(fenced_node, snapshot.rules)))
     ]
+    warnings += _unpublished(snapshot)
     warnings += [
         f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
         for rule in snapshot.rules
         if rule.spec.device_selector == DeviceTaintSelector()
     ]
     return warnings
+
+
+def _unpublished(snapshot: Snapshot) -> Iterator[str]:
+    """Nodes of whose GPUs nothing is published, with what their agents, or the operator in place of one, say."""
+    publishing = {item.spec.node_name for item in snapshot.slices if item.spec.devices}
+    for gpu_node in sorted(snapshot.gpu_nodes, key=lambda each: natural(each.metadata.name)):
+        name, count = gpu_node.metadata.name, len(gpu_node.status.gpus)
+        ready = find_condition(gpu_node.status.conditions, CONDITION_READY)
+        if ready is None or ready.status == "True" or name in publishing:
+            continue
+        lacking = f"none of its {counted(count, 'GPU')} is published" if count else "no GPU of it is published"
+        yield f"Node {name}: {lacking}. {ready.message}".rstrip()

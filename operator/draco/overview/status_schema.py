@@ -85,12 +85,18 @@ class DeviceView(OutputStruct, frozen=True, kw_only=True):
 
 
 class NodeView(OutputStruct, frozen=True, kw_only=True):
-    """One node with devices. The name is "" for devices that belong to no single node."""
+    """One node with devices. The name is "" for devices that belong to no single node.
+
+    `gpus` is how many GPUs Draco's agent there has reported, None where there is none; `agent` is why it does not do its work,
+    "" where it does.
+    """
 
     name: str
     ready: bool
     schedulable: bool
     devices: DeviceCounts
+    gpus: int | None = None
+    agent: str = ""
 
 
 class ClaimView(OutputStruct, frozen=True, kw_only=True):

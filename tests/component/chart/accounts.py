@@ -507,8 +507,16 @@ async def an_agent_is_lost(cluster: Cluster) -> None:
     async def is_open() -> bool:
         return not await fenced()
 
+    async def called_lost() -> bool:
+        conditions = (await cluster.client.get(GPU_NODES, ObjectKey("", NODE_NAMES[1]))).status.conditions
+        return any(each.type == "Ready" and each.reason == "AgentLost" for each in conditions)
+
     faults.break_driver(gpus)
     await until(fenced, what="the fence")
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    node = ObjectKey("", NODE_NAMES[1])
+    await cluster.client.apply(GPU_NODES, node, ready, manager="somebody", subresource="status")
+    await until(called_lost, what="the condition of a GpuNode that claims to be ready")
     faults.reload_driver(gpus)
     await until(is_open, what="the lift")
 

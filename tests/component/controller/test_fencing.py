@@ -16,7 +16,7 @@ from draco.kube.errors import NotFound
 from draco.maintenance.isolating.fences import fence_for, fence_name
 from draco.maintenance.rules import isolates_as
 from draco.resources.api.core import Lease
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import EVENTS, GPU_NODES, LEASES, NODES, SLICES, TAINT_RULES
 from draco.resources.names import AGENT_LEASE_PREFIX, NVIDIA_DRIVER, PoolKey
@@ -282,6 +282,42 @@ async def test_a_fence_that_somebody_deletes_or_edits_is_written_again(
             return rule is not None and isolates_as(rule, fence_for(gpu_node, PoolKey(NVIDIA_DRIVER, lost.name)))
 
         await until(as_it_was, within_s=5, what="the repair")
+
+
+async def test_a_node_whose_agent_is_lost_and_whose_slices_are_gone_is_ready_to_nobody(
+    served: ControlPlane, nodes: FencedNodes, settings: OperatorSettings
+) -> None:
+    """As on a node whose agent was removed: kubelet deletes its slices after a while, so that there is nothing to fence."""
+    lost, alive, *_ = nodes.nodes
+
+    async def ready(node: SimulatedNode) -> tuple[str, str]:
+        found = await nodes.client.get(GPU_NODES, ObjectKey("", node.name))
+        condition = find_condition(found.status.conditions, "Ready")
+        return (condition.status, condition.reason) if condition else ("", "")
+
+    async def is_lost() -> bool:
+        return await ready(lost) == ("Unknown", "AgentLost")
+
+    async def is_ready() -> bool:
+        return await ready(lost) == before
+
+    async with an_operator(served, settings) as (operator, _):
+        await until(lambda: leads(operator))
+        before = await ready(lost)
+        await nodes.kill(lost)
+        # There is no kubelet here, so that no agent is registered and ready: somebody says so of it.
+        said = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}]}}
+        await nodes.client.apply(GPU_NODES, ObjectKey("", lost.name), said, manager="somebody", subresource="status")
+        for one in await lost.slices():
+            await nodes.client.delete(SLICES, one.metadata.key)
+        await until(is_lost, within_s=15, what="that the node is called ready no more")
+        assert await nodes.fence(lost) is None
+        assert (await ready(alive))[1] != "AgentLost"
+        nodes.start(lost)
+        await until(is_ready, within_s=15, what="the agent's own report")
+        wrong = {"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "AgentLost"}]}}
+        await nodes.client.apply(GPU_NODES, ObjectKey("", lost.name), wrong, manager="somebody", subresource="status")
+        await until(is_ready, within_s=15, what="the report of an agent that was taken for lost")
 
 
 async def test_a_dead_agent_is_fenced_though_somebody_deletes_its_lease(

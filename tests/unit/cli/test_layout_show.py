@@ -20,7 +20,7 @@ from draco.overview.layout_schema import GpuView, LayoutView
 from draco.overview.layouts import LayoutViewError, ObservedNodes, layout_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigInstance, MigMode, MigState, WantedGpu
-from tests.builders import a_claim, a_gpu_uuid, a_mig_instance, a_mig_node
+from tests.builders import a_claim, a_gpu_uuid, a_mig_instance, a_mig_node, called_lost
 
 H100 = BOARDS["H100-80GB"]
 FIRST = a_gpu_uuid("node-0", 0)
@@ -78,6 +78,15 @@ def test_every_unit_is_drawn_and_every_instance_explained() -> None:
         "         fits 2 x 1g.10gb or 1 x 1g.10gb+me or 1 x 1g.20gb or 1 x 2g.20gb;",
         "           3 x 1g.10gb once warm instances give way",
     ]
+
+
+def test_of_a_lost_agent_it_is_said_that_this_is_from_before() -> None:
+    observed = seen(on())
+    assert layout_of(observed).notes == []
+    observed.gpu_nodes = {"node-0": called_lost(observed.gpu_nodes["node-0"])}
+    [note] = layout_of(observed).notes
+    assert note.startswith("The agent of node node-0 is lost")
+    assert any("is lost" in line for line in screen(observed))
 
 
 def test_neighbours_of_which_the_same_is_to_be_said_share_a_line() -> None:

@@ -21,7 +21,7 @@ from draco.resources.api.maintenance import (
     MaintenanceBudgetStatus,
     MaintenancePhase,
 )
-from draco.resources.api.meta import ObjectMeta
+from draco.resources.api.meta import Condition, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus
 from draco.resources.api.slices import Counter, CounterSet, DeviceCounterConsumption
 from draco.resources.api.taints import DeviceTaint
@@ -38,6 +38,7 @@ from tests.builders import (
     a_rule,
     a_slice,
     a_static_policy,
+    called_lost,
 )
 
 
@@ -363,3 +364,15 @@ def test_wide_lists_every_device_and_every_claim() -> None:
     text = screen(a_large_cluster(), wide=True)
     assert len(rows(text, "DEVICES")) == 2 * (MOST_NODES + 1)
     assert len(rows(text, "CLAIMS")) == MOST_CLAIMS + 3
+
+
+def test_a_node_whose_agent_does_not_work_is_shown_with_that_and_without_devices_too() -> None:
+    lost, silent = called_lost(a_gpu_node("node-0")), a_gpu_node("node-1")
+    refused = Condition(type="Ready", status="False", reason="NotAccepted", message="Kubelet refused it.")
+    silent = msgspec.structs.replace(silent, status=msgspec.structs.replace(silent.status, conditions=[refused]))
+    shown = Snapshot(nodes=[a_node("node-0"), a_node("node-1")], gpu_nodes=[lost, silent], slices=[a_slice("node-1")])
+    table = rows(screen(shown), "NODES")
+    assert [row[:3] for row in table] == [
+        ["node-0", "Ready, agent lost", "0"],
+        ["node-1", "Ready, agent not ready", "2"],
+    ]

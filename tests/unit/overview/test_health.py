@@ -11,7 +11,7 @@ from draco.resources.api.draco import GpuNode, UnidentifiedGpuStatus
 from draco.resources.api.health import FaultFamily, FaultScope, GpuFaultStatus, HealthEffect
 from draco.resources.api.maintenance import MaintainedDevice, MaintenancePhase
 from draco.resources.names import DeviceKey
-from tests.builders import a_claim, a_gpu_node, a_maintenance, a_slice
+from tests.builders import a_claim, a_gpu_node, a_maintenance, a_slice, called_lost
 
 SEEN = datetime(2026, 11, 24, 6, 0, tzinfo=UTC)
 XID = GpuFaultStatus(
@@ -51,6 +51,12 @@ def test_the_fault_that_does_most_comes_first() -> None:
 def test_a_healthy_gpu_with_a_fault_that_is_only_recorded_is_worth_a_line() -> None:
     recorded = msgspec.structs.replace(WARM, effect=HealthEffect.RECORD)
     assert views(a_sick_node("node-0", recorded, **{"gpu-0": "Healthy"}))[0].is_noteworthy
+
+
+def test_nobody_knows_how_the_gpus_of_a_lost_agent_are() -> None:
+    first, _ = views(called_lost(a_gpu_node("node-0")))
+    assert (first.health, first.is_noteworthy) == ("Unknown", True)
+    assert first.message == "The agent of node node-0 is lost; it last said Healthy."
 
 
 def test_who_uses_a_gpu_or_a_part_of_it_is_said() -> None:

@@ -29,6 +29,7 @@ from tests.builders import (
     a_pod,
     a_rule,
     a_slice,
+    called_lost,
 )
 
 
@@ -330,6 +331,20 @@ def test_a_fenced_node_is_a_warning() -> None:
     assert status_of(Snapshot(rules=[fence])).warnings == [
         "Node node-7 is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
     ]
+
+
+def test_a_node_is_known_by_its_gpunode_though_nothing_of_it_is_published() -> None:
+    lost, ready = called_lost(a_gpu_node("node-7", gpus=8)), a_gpu_node("node-8")
+    nodes = [a_node("node-7"), a_node("node-8"), a_node("node-9")]
+    status = status_of(Snapshot(nodes=nodes, gpu_nodes=[lost, ready], slices=[a_slice("node-8")]))
+    assert [(each.name, each.gpus, each.agent) for each in status.nodes] == [
+        ("node-7", 8, "AgentLost"),
+        ("node-8", 2, ""),
+        ("node-9", None, ""),
+    ]
+    assert status.warnings == ["Node node-7: none of its 8 GPUs is published. The agent has not renewed its lease."]
+    fenced = Snapshot(nodes=nodes, gpu_nodes=[lost], slices=[a_slice("node-7")])
+    assert status_of(fenced).warnings == [], "its devices are shown, and that they are fenced"
 
 
 def test_a_rule_hits_a_claim_whose_device_is_no_longer_published() -> None:

@@ -89,6 +89,12 @@ class MigKeeper:
         self._left: dict[GpuUuid, _Facts] = {}
         self._heard = asyncio.Event()
 
+    @property
+    def is_called_lost(self) -> bool:
+        """Whether the GpuNode says that its agent is lost."""
+        found = self._informer.store.get(ObjectKey("", self._node))
+        return found is not None and found.is_agent_lost
+
     async def run(self) -> None:
         """Work until cancelled."""
         self._informer.subscribe(self._changed_there)

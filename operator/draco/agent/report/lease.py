@@ -33,7 +33,10 @@ RENEWALS: Final = 4
 
 
 class AgentLease:
-    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can."""
+    """One node's lease. `hindrance` says in a sentence why the agent cannot do its work, "" when it can.
+
+    `renewed` is called each time that the lease was written.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class AgentLease:
         driver: str,
         duration_s: int,
         hindrance: Callable[[], str],
+        renewed: Callable[[], None] = lambda: None,
         clock: Clock,
     ) -> None:
         self._client = client
@@ -54,6 +58,7 @@ class AgentLease:
         self._labels: Mapping[str, str] = {LABEL_AGENT_LEASE: driver, LABEL_MANAGED_BY: DRACO_DOMAIN}
         self._duration_s = duration_s
         self._hindrance = hindrance
+        self._renewed = renewed
         self._clock = clock
         self._lease: Lease | None = None
         self._silent = False
@@ -78,6 +83,7 @@ class AgentLease:
                 wait_s = max(wait_s / 2, asked_to_wait_s(error) or 0.0)
             else:
                 self._say_failed("")
+                self._renewed()
             await self._clock.sleep(wait_s)
 
     async def renew(self) -> None:

@@ -21,7 +21,7 @@ from draco.overview.status_schema import (
 )
 from draco.resources.api.health import FaultFamily
 from draco.resources.api.maintenance import MaintenancePhase
-from draco.resources.names import TAINT_FAMILIES
+from draco.resources.names import REASON_AGENT_LOST, TAINT_FAMILIES
 from draco.resources.texts import agreeing, counted, listed
 
 MOST_NODES = 16
@@ -121,7 +121,7 @@ def _headline(status: ClusterStatus, console: Console) -> None:
 
 def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
     _section("NODES", console)
-    shown = [node for node in nodes if node.devices.total or (node.name and not node.ready)]
+    shown = [node for node in nodes if node.devices.total or node.gpus is not None or (node.name and not node.ready)]
     if not shown:
         console.print("No node publishes devices. Is a DRA driver (for Draco: its agent) running on the GPU nodes?")
         return
@@ -147,7 +147,12 @@ def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
 def _in_order(node: NodeView) -> bool:
     """Whether there is nothing to say of the node but numbers."""
     devices = node.devices
-    return node.ready and node.schedulable and devices.free + devices.in_use + devices.blocked == devices.total
+    return (
+        node.ready
+        and not node.agent
+        and node.schedulable
+        and devices.free + devices.in_use + devices.blocked == devices.total
+    )
 
 
 def _node_state(node: NodeView) -> Text:
@@ -155,6 +160,8 @@ def _node_state(node: NodeView) -> Text:
         return Text("-")
     if not node.ready:
         return Text("NotReady", "red")
+    if node.agent:
+        return Text("Ready, agent lost" if node.agent == REASON_AGENT_LOST else "Ready, agent not ready", "red")
     return Text("Ready", "green") if node.schedulable else Text("Ready, cordoned", "yellow")
 
 

@@ -1,14 +1,15 @@
-"""Fences nodes whose agent is lost, and lifts the fences of those that are back.
+"""Fences nodes whose agent is lost, lifts the fences of those that are back, and says in GpuNodes whose agent is lost.
 
-Owns the writes of these rules, the Events about it and what people are told of an outage. Whom to fence is decided in
-`health.fencing`, over all agents at once: so there is one key. Before a fence is written the lease is read again, apart from the
-watch, which may be behind. Where the cluster serves no taint rules nothing can be done, and `discovery` says so.
+Owns the writes of these rules and of that condition, the Events about it and what people are told of an outage. Whom to fence
+is decided in `health.fencing`, over all agents at once: so there is one key. Before either is written the lease is read again,
+apart from the watch, which may be behind. Where the cluster serves no taint rules nothing is fenced; `discovery` says so.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
+import msgspec
 import structlog
 
 from draco.controller.fencing.signs import AgentLeases
@@ -16,27 +17,32 @@ from draco.controller.metrics import OperatorMetrics
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import FENCES, ClusterView
 from draco.health.fencing import FencingPlan, FencingTerms, plan_fencing
+from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
-from draco.kube.errors import ApiError, NotFound
+from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventType
 from draco.kube.watch.store import Change
 from draco.maintenance.isolating.fences import fence_for, fenced_node, is_fence
 from draco.maintenance.rules import isolates_as
 from draco.resources.api.draco import GpuNode
+from draco.resources.api.meta import Condition, is_true, timed
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import GPU_NODES, LEASES, Kind
-from draco.resources.names import FIELD_MANAGER_OPERATOR, NodeName
+from draco.resources.names import CONDITION_READY, FIELD_MANAGER_OPERATOR, REASON_AGENT_LOST, NodeName
 
 log = structlog.get_logger(__name__)
 
 _Work = Callable[[], Awaitable[None]]
 AGENTS = "agents"
 """The one key."""
-AGENT_LOST = "AgentLost"
 AGENT_BACK = "AgentBack"
 EVENT_ACTION = "Fence"
+_LOST = (
+    "The agent has not renewed its lease, so nobody knows how the GPUs are: what is reported of them is from before. See the "
+    "agent's pod on the node; if none is to run there any more, delete this GpuNode."
+)
 _AT_ONCE = 8
 _MARGIN_S = 0.01
 """A lease that runs out now has run out a moment later, whatever the rounding."""
@@ -46,7 +52,14 @@ class FencingReconciler:
     """All agents at a time. `plan` is the last one."""
 
     def __init__(
-        self, client: Client, view: ClusterView, leases: AgentLeases, events: EventRecorder, *, terms: FencingTerms
+        self,
+        client: Client,
+        view: ClusterView,
+        leases: AgentLeases,
+        events: EventRecorder,
+        *,
+        terms: FencingTerms,
+        clock: Clock,
     ) -> None:
         self.plan = FencingPlan()
         self._client = client
@@ -54,6 +67,7 @@ class FencingReconciler:
         self._leases = leases
         self._events = events
         self._terms = terms
+        self._clock = clock
         self._suspended = False
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
@@ -80,18 +94,21 @@ class FencingReconciler:
             return 1.0
         self.plan = plan = plan_fencing(self._leases.signs(), self._terms)
         self._say_suspended(plan)
-        if kind is None:
-            return None
+        await _all(
+            [*(self._changes(kind, plan) if kind else ()), *(partial(self._call_lost, node) for node in plan.lost)]
+        )
+        return None if plan.look_again_s is None else plan.look_again_s + _MARGIN_S
+
+    def _changes(self, kind: Kind[DeviceTaintRule], plan: FencingPlan) -> Iterable[_Work]:
+        """What is to be written of rules."""
+        yield from (partial(self._fence, kind, node) for node in plan.fence)
         wanted = {rule.metadata.name: rule for node in plan.keep if (rule := self._rule_for(node))}
-        changes: list[_Work] = [partial(self._fence, kind, node) for node in plan.fence]
         for rule in self._view.rule_store.by_index(FENCES, True):
             want = wanted.get(rule.metadata.name)
             if want is None:
-                changes.append(partial(self._lift, kind, rule))
+                yield partial(self._lift, kind, rule)
             elif not isolates_as(rule, want):  # somebody has changed it, or its owner was made again
-                changes.append(partial(self._apply, kind, want))
-        await _all(changes)
-        return None if plan.look_again_s is None else plan.look_again_s + _MARGIN_S
+                yield partial(self._apply, kind, want)
 
     def troubles(self) -> list[str]:
         """What somebody should see to, in sentences."""
@@ -122,10 +139,28 @@ class FencingReconciler:
         self._say(
             node,
             "Warning",
-            AGENT_LOST,
+            REASON_AGENT_LOST,
             "The agent has not renewed its lease, so no new claim gets a GPU of this node until it does. Pods that run keep "
             f"running. See the agent's pod on node {node}; if none is to run there any more, delete GpuNode {node}.",
         )
+
+    async def _call_lost(self, node: NodeName) -> None:
+        """Have the GpuNode say that nobody knows whether the node is ready. What its agent has reported of GPUs stays."""
+        gpu_node = self._leases.gpu_node(node)
+        if gpu_node is None or not is_true(gpu_node.status.conditions, CONDITION_READY):
+            return
+        if await self._renewed_meanwhile(node):
+            return
+        wanted = Condition(type=CONDITION_READY, status="Unknown", reason=REASON_AGENT_LOST, message=_LOST)
+        ready = timed(wanted, gpu_node.status.conditions, self._clock.now(), generation=gpu_node.metadata.generation)
+        body = {"metadata": gpu_node.metadata.as_seen, "status": {"conditions": [msgspec.to_builtins(ready)]}}
+        try:
+            await self._client.apply(
+                GPU_NODES, gpu_node.metadata.key, body, manager=FIELD_MANAGER_OPERATOR, subresource="status"
+            )
+        except (Conflict, NotFound):
+            return  # its agent may have reported meanwhile; what has changed wakes us
+        log.warning("agent.lost", node=node)
 
     async def _renewed_meanwhile(self, node: NodeName) -> bool:
         try:

@@ -109,10 +109,13 @@ class AgentLeases:
         seen = self._seen.get(node)
         parts = self._view.current_slices_of(pool)
         gpu_node = self.gpu_node(node)
-        offers = bool(parts) and gpu_node is not None and self._exists(node)
+        reports = gpu_node is not None and self._exists(node)
+        offers = reports and bool(parts)
         fenced = self.is_fenced(pool)
         if seen is None:
-            return AgentSigns(node=node, lease_s=DEFAULT_LEASE_S, silent_s=None, offers=offers, fenced=fenced)
+            return AgentSigns(
+                node=node, lease_s=DEFAULT_LEASE_S, silent_s=None, reports=reports, offers=offers, fenced=fenced
+            )
         now = self._clock.monotonic()
         steady = self.informer.steady_since
         counted_from = max(seen.since, self._appeared.get(pool, 0.0), now if steady is None else steady)
@@ -121,6 +124,7 @@ class AgentLeases:
             lease_s=seen.lease_s,
             silent_s=now - counted_from,
             renewed_s=None if seen.renewed is None else now - seen.renewed,
+            reports=reports,
             offers=offers,
             consistent=gpu_node is not None and _is_current(gpu_node, parts),
             fenced=fenced,

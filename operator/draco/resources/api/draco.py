@@ -10,10 +10,10 @@ import msgspec
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.claims import DeviceSelector
 from draco.resources.api.health import FaultOverride, GpuFaultStatus
-from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
+from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta, find_condition
 from draco.resources.api.schedule import TimeWindow
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import PoolKey
+from draco.resources.names import CONDITION_READY, REASON_AGENT_LOST, PoolKey
 
 
 class MigMode(StrEnum):
@@ -237,6 +237,12 @@ class GpuNode(ApiStruct, frozen=True, kw_only=True):
         """The UID of the Node that owns it; "" where nobody does."""
         owners = (each.uid for each in self.metadata.owner_references if each.kind == "Node")
         return next(owners, "")
+
+    @property
+    def is_agent_lost(self) -> bool:
+        """Whether the operator says that the agent is lost: what it has reported may be so no more."""
+        ready = find_condition(self.status.conditions, CONDITION_READY)
+        return ready is not None and ready.reason == REASON_AGENT_LOST
 
     @property
     def pool(self) -> PoolKey:
