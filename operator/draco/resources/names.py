@@ -6,6 +6,7 @@ allocated claims: a claim names its devices and nothing else of them, and must b
 The agent makes these names (`agent.publish.partitions`).
 """
 
+import hashlib
 import re
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -80,7 +81,7 @@ TAINT_FAMILIES = f"{DRACO_DOMAIN}/"
 TAINT_AGENT_LOST = f"{DRACO_DOMAIN}/agent-lost"
 """On all devices of a pool whose agent does not renew its lease any more."""
 LABEL_FENCES = f"{DRACO_DOMAIN}/fences"
-"""On a DeviceTaintRule: the name of the node whose agent does not renew its lease."""
+"""On a DeviceTaintRule that fences a pool: a digest of it, as names of nodes may be longer than a label's value."""
 LABEL_REMEDIATES = f"{DRACO_DOMAIN}/remediates"
 """On a DeviceMaintenance that a HealthPolicy opened: the UID of the policy."""
 ANNOTATION_FAULT = f"{DRACO_DOMAIN}/fault"
@@ -88,7 +89,9 @@ ANNOTATION_FAULT = f"{DRACO_DOMAIN}/fault"
 ANNOTATION_OUTCOME = f"{DRACO_DOMAIN}/outcome"
 """On such a DeviceMaintenance that the operator cancelled: "failed", or "withdrawn" where nothing asked for it any more."""
 AGENT_LEASE_PREFIX = "draco-agent-"
-"""Before a node's name: the Lease that its agent renews in Draco's namespace."""
+"""How the name of the Lease begins that an agent renews in Draco's namespace; `agent_lease_name` is all of it."""
+LONGEST_NAME = 253
+"""What the API server takes as the name of an object, a Node's among others."""
 LABEL_AGENT_LEASE = f"{DRACO_DOMAIN}/agent-lease"
 """On such a Lease: the driver that the agent serves."""
 FORGET_GPU = f"{DRACO_DOMAIN}/forget-gpu"
@@ -172,7 +175,21 @@ class PartitionName(NamedTuple):
     start: int
 
 
+_DIGITS = 16
+"""Of a digest in a name."""
 _PARTITION = re.compile(r"(gpu-[0-9]+)-mig-[a-z0-9.+-]+-([0-9]+)-([0-9]+)")
+
+
+def agent_lease_name(node: str) -> str:
+    """The name of the Lease of a node's agent: the node's after the prefix, and where that is too long, its digest at the end.
+
+    The admission policy of leases (charts/draco) knows both forms.
+    """
+    name = f"{AGENT_LEASE_PREFIX}{node}"
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGITS]
+    return f"{name[: LONGEST_NAME - _DIGITS - 1].rstrip('.-')}-{digest}"
 
 
 def gpu_name(device: str) -> str:

@@ -12,7 +12,7 @@ from draco.kube.errors import NotFound
 from draco.resources.api.core import Lease
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import LEASES, NODES
-from draco.resources.names import AGENT_LEASE_PREFIX, LABEL_AGENT_LEASE, NVIDIA_DRIVER
+from draco.resources.names import LABEL_AGENT_LEASE, NVIDIA_DRIVER, agent_lease_name
 from draco_local.simulator.accidents import faults
 from tests.agents import SimulatedNode, eventually
 from tests.component.agent.test_handover import an_agent, ended, kubelet_of
@@ -30,7 +30,7 @@ def leases(node: SimulatedNode) -> dict[str, object]:
 
 
 def key(node: SimulatedNode) -> ObjectKey:
-    return ObjectKey(node.namespace, AGENT_LEASE_PREFIX + node.name)
+    return ObjectKey(node.namespace, agent_lease_name(node.name))
 
 
 async def lease_of(node: SimulatedNode) -> Lease | None:

@@ -44,7 +44,7 @@ from draco.resources.kinds import (
     TAINT_RULES,
     Kind,
 )
-from draco.resources.names import AGENT_LEASE_PREFIX, ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey
+from draco.resources.names import ANNOTATION_HELD, SCHEDULING_GATE, NodeName, PoolKey, agent_lease_name
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority
 from draco_local.simulator.accidents import faults
@@ -523,7 +523,7 @@ async def an_agent_is_lost(cluster: Cluster) -> None:
 
 async def an_agents_lease_is_changed(cluster: Cluster) -> None:
     """By somebody else: the agent reads it before it renews it."""
-    key = ObjectKey(NAMESPACE, AGENT_LEASE_PREFIX + NODE_NAMES[0])
+    key = ObjectKey(NAMESPACE, agent_lease_name(NODE_NAMES[0]))
     changed = await cluster.client.patch(LEASES, key, {"metadata": {"annotations": {"example.com/seen": "by-us"}}})
 
     async def renewed() -> bool:

@@ -28,13 +28,20 @@ JOB_SPACE = "draco-jobs"
 TENANT = "tenant"
 DRIVER, OTHER_DRIVER = "gpu.nvidia.com", "nic.example.com"
 MINE, OTHER = "node-a", "node-b"
+_DOMAIN = ".".join(4 * ["a-rather-long-part-of-the-name-of-a-companys-own-domain"])
+LONG = f"ip-10-20-30-40.{_DOMAIN}".ljust(252, "x") + "1"
+LONG_TOO = f"{LONG[:-1]}2"
+"""Names of nodes as long as Kubernetes takes them, which differ at the end alone."""
 
 API = "/apis/resource.k8s.io/v1"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
 class Cluster:
-    """One API server. Tokens by their owner's name: agent, homeless (an agent's, of no node), operator, releasing, working."""
+    """One API server. Tokens by their owner's name: agent, operator, releasing, working, and other agents' of two kinds.
+
+    That of `remote` is of a node with a long name, that of `homeless` of none.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -54,13 +61,14 @@ class Cluster:
             template = {"schedule": "0 0 31 2 *", "suspend": True, "jobTemplate": {"spec": job}}
             path = f"/apis/batch/v1/namespaces/{JOB_SPACE}/cronjobs"
             self.call("POST", path, {"metadata": {"name": name}, "spec": template})
-        for node in (MINE, OTHER):
+        for node in (MINE, OTHER, LONG, LONG_TOO):
             self.call("POST", "/api/v1/nodes", {"metadata": {"name": node}})
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
             said = {"apiVersion": "v1", "kind": "Node", "status": {"conditions": [ready]}}
             self.call("PATCH", f"/api/v1/nodes/{node}/status?fieldManager=kubelet", said)
         self.tokens = {
             "agent": self._token(NAMESPACE, "draco-agent", node=MINE),
+            "remote": self._token(NAMESPACE, "draco-agent", node=LONG),
             "homeless": self._token(NAMESPACE, "draco-agent", node=""),
             "operator": self._token(NAMESPACE, "draco-operator", node=OTHER),
             "releasing": self._token(PERMISSIVE, "releasing-operator", node=OTHER),
@@ -127,7 +135,7 @@ class Cluster:
     def _token(self, namespace: str, account: str, *, node: str) -> str:
         spec: dict[str, Any] = {"expirationSeconds": 3600}
         if node:
-            name = f"{account}-on-{node}"
+            name = f"{account}-on-{node}"[:60].strip("-.")
             containers = [{"name": "main", "image": "none"}]
             pod = {
                 "metadata": {"name": name},

@@ -15,7 +15,7 @@ from tests.requests import call
 
 CHART = Path(__file__).parents[3] / "charts" / "draco"
 POLICY = "ValidatingAdmissionPolicy"
-OF_THE_OPERATOR = {"type-checked-operator-claims", "type-checked-operator-nodes"}
+OF_THE_OPERATOR = {f"type-checked-operator-{kind}" for kind in ("claims", "gpunodes", "nodes")}
 PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 
 

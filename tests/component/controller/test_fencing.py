@@ -19,7 +19,7 @@ from draco.resources.api.core import Lease
 from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import EVENTS, GPU_NODES, LEASES, NODES, SLICES, TAINT_RULES
-from draco.resources.names import AGENT_LEASE_PREFIX, NVIDIA_DRIVER, PoolKey
+from draco.resources.names import NVIDIA_DRIVER, PoolKey, agent_lease_name
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.nvml.library import SimulatedNvml
@@ -38,9 +38,10 @@ RULES = next(kind for kind in TAINT_RULES if kind.version == "v1beta2")
 class FencedNodes:
     """Some nodes, whose agents can be ended and started, and what fences them."""
 
-    def __init__(self, client: Client, namespace: str, count: int) -> None:
+    def __init__(self, client: Client, namespace: str, count: int, prefix: str = "") -> None:
         self.client, self.namespace = client, namespace
-        self.nodes = [SimulatedNode(client, gpus=1) for _ in range(count)]
+        names = [f"{prefix}{number}" if prefix else "" for number in range(count)]
+        self.nodes = [SimulatedNode(client, gpus=1, name=name) for name in names]
         self._agents: dict[str, asyncio.Task[None]] = {}
 
     def start(self, node: SimulatedNode, *, client: Client | None = None, **settings: object) -> None:
@@ -65,7 +66,7 @@ class FencedNodes:
         return await self.client.get(LEASES, self.lease_key(node))
 
     def lease_key(self, node: SimulatedNode) -> ObjectKey:
-        return ObjectKey(self.namespace, AGENT_LEASE_PREFIX + node.name)
+        return ObjectKey(self.namespace, agent_lease_name(node.name))
 
     async def renewing(self, node: SimulatedNode) -> bool:
         with suppress(NotFound):
@@ -93,8 +94,8 @@ class FencedNodes:
 
 
 @asynccontextmanager
-async def some_nodes(client: Client, namespace: str, count: int) -> AsyncIterator[FencedNodes]:
-    made = FencedNodes(client, namespace, count)
+async def some_nodes(client: Client, namespace: str, count: int, prefix: str = "") -> AsyncIterator[FencedNodes]:
+    made = FencedNodes(client, namespace, count, prefix)
     try:
         for node in made.nodes:
             await node.create()
@@ -318,6 +319,30 @@ async def test_a_node_whose_agent_is_lost_and_whose_slices_are_gone_is_ready_to_
         wrong = {"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "AgentLost"}]}}
         await nodes.client.apply(GPU_NODES, ObjectKey("", lost.name), wrong, manager="somebody", subresource="status")
         await until(is_ready, within_s=15, what="the report of an agent that was taken for lost")
+
+
+async def test_nodes_with_the_longest_names_that_differ_at_the_end_are_fenced_one_by_one(
+    served: ControlPlane, client: Client, namespace: str, settings: OperatorSettings
+) -> None:
+    domain = "a-rather-long-subdomain-of-the-company.eu-central-1.compute.internal."
+    prefix = f"{namespace}.{4 * domain}"[:252].rstrip(".-").ljust(252, "x")
+    async with some_nodes(client, namespace, 2, prefix) as nodes, an_operator(served, settings) as (operator, _):
+        lost, alive = nodes.nodes
+        assert len(lost.name) == 253
+        await until(lambda: leads(operator))
+        await nodes.kill(lost)
+        await soon(lambda: nodes.fence(lost), "the fence")
+        await nodes.never_fenced(alive, for_s=LEASE_S)
+
+        async def said() -> bool:
+            about = [each for each in await client.list(EVENTS) if each.reason == "AgentLost" and each.involved_object]
+            return lost.name in {each.involved_object.name for each in about if each.involved_object}
+
+        await until(said, what="the Event about a node with a long name")
+        lost.checkpoint.write_bytes(b"not a record")
+        nodes.start(lost)
+        await until(lambda: nodes.is_open(lost), within_s=15, what="the lift")
+        await until(lambda: lost.events("CheckpointDamaged"), what="what the agent says of its node")
 
 
 async def test_a_dead_agent_is_fenced_though_somebody_deletes_its_lease(

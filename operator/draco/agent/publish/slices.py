@@ -24,6 +24,7 @@ from draco.resources.api.slices import (
 from draco.resources.names import (
     ATTRIBUTE_CLIQUE_ID,
     ATTRIBUTE_CLUSTER_UUID,
+    LONGEST_NAME,
     STANDARD_NUMA_NODE,
     STANDARD_PCI_BUS_ID,
     STANDARD_PCIE_ROOT,
@@ -39,7 +40,6 @@ TAINTED_DEVICES_PER_SLICE = 64
 """Limits of the API: the lower one holds for a slice in which any device has taints, counters or list attributes."""
 COUNTER_SETS_PER_SLICE = 8
 STRING_LIMIT = 64
-NAME_LIMIT = 253
 
 
 def memory(gpu: Gpu) -> str:
@@ -130,10 +130,10 @@ def _counts_double(one: Device) -> bool:
 def slice_name(node: str, driver: str, index: int) -> str:
     """The name of the pool's slice number `index`: the same each time, and in list order the order of the devices."""
     name = f"{node}-{driver}-{index:03d}"
-    if len(name) <= NAME_LIMIT:
+    if len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(f"{node} {driver}".encode()).hexdigest()[:16]
-    return f"{node[: NAME_LIMIT - 21].rstrip('.-')}-{digest}-{index:03d}"
+    return f"{node[: LONGEST_NAME - 21].rstrip('.-')}-{digest}-{index:03d}"
 
 
 class Publisher(msgspec.Struct, frozen=True, kw_only=True):

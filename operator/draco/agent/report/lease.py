@@ -22,7 +22,7 @@ from draco.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from draco.resources.api.core import Lease, LeaseSpec
 from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference, micro_time
 from draco.resources.kinds import LEASES, NODES
-from draco.resources.names import AGENT_LEASE_PREFIX, DRACO_DOMAIN, LABEL_AGENT_LEASE, LABEL_MANAGED_BY
+from draco.resources.names import DRACO_DOMAIN, LABEL_AGENT_LEASE, LABEL_MANAGED_BY, agent_lease_name
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ class AgentLease:
     ) -> None:
         self._client = client
         self._node = node
-        self._key = ObjectKey(namespace, AGENT_LEASE_PREFIX + node)
+        self._key = ObjectKey(namespace, agent_lease_name(node))
         self._holder = holder
         self._labels: Mapping[str, str] = {LABEL_AGENT_LEASE: driver, LABEL_MANAGED_BY: DRACO_DOMAIN}
         self._duration_s = duration_s

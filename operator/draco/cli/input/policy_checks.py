@@ -14,8 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from draco.cli.input.manifests import Manifest
-from draco.cli.input.words import LONGEST_NAME, is_name, is_time_of_day
+from draco.cli.input.words import is_name, is_time_of_day
 from draco.resources.api.draco import MigLayout, MigMode, MigPolicy, MigPolicySpec, MigReset, ResetPermit
+from draco.resources.names import LONGEST_NAME
 from draco.resources.windows import lasting
 
 _LAYOUT_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")

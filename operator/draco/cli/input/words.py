@@ -7,12 +7,12 @@ import re
 from typing import Final
 
 from draco.resources.errors import DracoError
+from draco.resources.names import LONGEST_NAME
 from draco.resources.windows import is_duration
 
 DURATION_HELP: Final = "hours and minutes, such as 2h30m, 45m or 2h"
 NO_LIMIT: Final = "0s"
 _LIMIT: Final = re.compile(r"(?:(\d{1,5})h)?(?:(\d{1,5})m)?(?:(\d{1,7})s)?")
-LONGEST_NAME: Final = 253
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NAME: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _TIME_OF_DAY: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")

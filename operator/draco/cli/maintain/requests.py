@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from draco.cli.input.words import LONGEST_NAME, duration, is_name, is_time_of_day
+from draco.cli.input.words import duration, is_name, is_time_of_day
 from draco.cli.taint.targets import device_of
 from draco.cli.writing import manifest
 from draco.resources.api.claims import CelSelector, DeviceSelector
@@ -33,7 +33,7 @@ from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.schedule import TimeWindow, Weekday
 from draco.resources.errors import DracoError
 from draco.resources.kinds import DEVICE_MAINTENANCES
-from draco.resources.names import DeviceKey
+from draco.resources.names import LONGEST_NAME, DeviceKey
 from draco.resources.texts import nearest
 from draco.resources.windows import unknown_zones
 

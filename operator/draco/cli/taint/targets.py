@@ -7,7 +7,6 @@ Owns these short forms and what is said when they name nothing, or more than one
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 
-from draco.cli.input.words import LONGEST_NAME
 from draco.maintenance.rules import extends, is_draco_own, maintenance_uid
 from draco.overview.taint_rules import selector_text
 from draco.resources.api.meta import ObjectMeta
@@ -20,7 +19,7 @@ from draco.resources.api.taints import (
     taint_text,
 )
 from draco.resources.errors import DracoError
-from draco.resources.names import DeviceKey
+from draco.resources.names import LONGEST_NAME, DeviceKey
 from draco.resources.texts import listed, nearest
 from draco.resources.written.limits import refusal
 

@@ -27,7 +27,7 @@ from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey, is_true
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import LEASES
-from draco.resources.names import AGENT_LEASE_PREFIX, LABEL_AGENT_LEASE, NodeName, PoolKey
+from draco.resources.names import AGENT_LEASE_PREFIX, LABEL_AGENT_LEASE, NodeName, PoolKey, agent_lease_name
 
 DEFAULT_LEASE_S = 20
 """Of a lease that does not say its duration."""
@@ -67,7 +67,7 @@ class AgentLeases:
 
     def key(self, node: NodeName) -> ObjectKey:
         """The key of the node's lease."""
-        return ObjectKey(self._namespace, AGENT_LEASE_PREFIX + node)
+        return ObjectKey(self._namespace, agent_lease_name(node))
 
     def pool(self, node: NodeName) -> PoolKey | None:
         """The pool of the node's agent, None if that is not known."""
@@ -134,7 +134,9 @@ class AgentLeases:
         return self._view.nodes.store.get(ObjectKey("", node)) is not None
 
     def _lease_changed(self, change: Change[Lease]) -> None:
-        node = NodeName(change.key.name.removeprefix(AGENT_LEASE_PREFIX))
+        node = node_of(change.versions[-1])
+        if node is None:
+            return
         if change.after is None:
             if not self._exists(node):
                 self._seen.pop(node, None)
@@ -164,6 +166,15 @@ class AgentLeases:
                 self._appeared.pop(pool, None)
             elif change.before is None and len(self._view.slices.store.by_index(BY_POOL, pool)) == 1:
                 self._appeared[pool] = self._clock.monotonic()
+
+
+def node_of(lease: Lease) -> NodeName | None:
+    """The node whose agent renews the lease: the one that owns it, if that gives it this name. None if it is nobody's."""
+    name = lease.metadata.name
+    owners = [each.name for each in lease.metadata.owner_references if each.kind == "Node"]
+    # Its owner may have been taken away by somebody; then a name that is not too long says it, too.
+    known = (each for each in (*owners, name.removeprefix(AGENT_LEASE_PREFIX)) if agent_lease_name(each) == name)
+    return next(map(NodeName, known), None)
 
 
 def _is_current(gpu_node: GpuNode, parts: list[ResourceSlice]) -> bool:

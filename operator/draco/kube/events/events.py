@@ -43,6 +43,7 @@ CLUSTER_EVENTS_NAMESPACE = "default"
 _REST, _LONGEST_REST_S = 2, 0.1
 """After each Event nothing is posted for so many times what it took, up to this: what many objects say at once must not slow down
 what is being done, and an API server that is busy answers later."""
+_LONGEST_INSTANCE = 128  # of who says it; a node's name may be longer
 _LONGEST_STEM = 230  # of an Event's name; what makes it unique comes after it
 
 
@@ -52,7 +53,7 @@ class EventWriter:
     def __init__(self, client: Client, *, controller: str, instance: str) -> None:
         self._client = client
         self._controller = controller
-        self._instance = instance
+        self._instance = instance[:_LONGEST_INSTANCE]
 
     async def write(self, subject: EventSubject, name: str, happening: EventContent) -> None:
         """Make the Event say this, whether or not it is there."""

@@ -13,8 +13,6 @@ from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaint
 from draco.resources.kinds import GPU_NODES
 from draco.resources.names import LABEL_FENCES, LABEL_MANAGED_BY, TAINT_AGENT_LOST, PoolKey
 
-_LONGEST_LABEL = 63
-
 
 def fence_name(pool: PoolKey) -> str:
     """One name per pool: who applies it twice, applies it once."""
@@ -23,11 +21,10 @@ def fence_name(pool: PoolKey) -> str:
 
 def fence_for(gpu_node: GpuNode, pool: PoolKey) -> DeviceTaintRule:
     """The rule that keeps new claims off the node's devices."""
-    node = pool.pool if len(pool.pool) <= _LONGEST_LABEL else _digest(pool)
     return DeviceTaintRule(
         metadata=ObjectMeta(
             name=fence_name(pool),
-            labels={LABEL_FENCES: node, LABEL_MANAGED_BY: MANAGED_BY},
+            labels={LABEL_FENCES: _digest(pool), LABEL_MANAGED_BY: MANAGED_BY},
             owner_references=[GPU_NODES.owner(gpu_node.metadata)],
         ),
         spec=DeviceTaintRuleSpec(
