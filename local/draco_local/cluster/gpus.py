@@ -14,6 +14,7 @@ from draco_local.cluster.realnode.agent import gpu_state_file, install_driver
 from draco_local.cluster.realnode.nodes import disk_of
 from draco_local.cluster.state import Record
 from draco_local.simulator.accidents import faults
+from draco_local.simulator.nodes import folder_of
 
 
 def reload_driver(state_file: Path, *, version: str | None) -> None:
@@ -35,7 +36,7 @@ def state_file(cluster: str, node: str) -> Path:
         known = ", ".join(nodes[:5]) + (", ..." if len(nodes) > 5 else "") or "none"
         raise ClusterError(f"Cluster {cluster} has no node {node}; it has: {known}.{hint}")
     if node in attach.simulated_node_names(wanted):
-        path = record.folder / local.SOCKETS_LINK / node / "gpus.json"
+        path = record.folder / local.SOCKETS_LINK / folder_of(node) / "gpus.json"
     else:
         path = gpu_state_file(disk_of(record.folder / local.REAL_NODES_FOLDER, node))
     if not path.exists():

@@ -5,6 +5,7 @@ trouble on one stays there. What each part does is its own module's business.
 """
 
 import asyncio
+import hashlib
 import resource
 import signal
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ log = structlog.get_logger(__name__)
 
 LONGEST_SOCKET_PATH = 107
 """Bytes, without the closing zero: what Linux takes as the address of a Unix socket."""
+_LONGEST_FOLDER = 40
 AGENT_RESTART_S = 5.0
 NODE_RESTART_S = 5.0
 
@@ -74,7 +76,9 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """TooLongForSockets when the sockets of some node would not fit their address."""
         longest = max(
-            (self.root.absolute() / name for name in self.names()), key=lambda path: len(bytes(path)), default=None
+            (self.root.absolute() / folder_of(name) for name in self.names()),
+            key=lambda path: len(bytes(path)),
+            default=None,
         )
         socket = f"plugins/{self.driver}/dra.sock"
         if longest and len(bytes(longest / socket)) > LONGEST_SOCKET_PATH:
@@ -82,6 +86,13 @@ class SimulatedNodes(msgspec.Struct, frozen=True, kw_only=True):
                 f"The folder {self.root} is too deep for simulated nodes: the socket {longest / socket} would exceed "
                 f"{LONGEST_SOCKET_PATH} bytes; name a shorter one with --root."
             )
+
+
+def folder_of(node: str) -> str:
+    """What the folder of a node is called: as the node, but for names that leave no room for the addresses of sockets."""
+    if len(node) <= _LONGEST_FOLDER:
+        return node
+    return f"{node[:23].rstrip('.-')}-{hashlib.sha256(node.encode()).hexdigest()[:16]}"
 
 
 async def run_nodes(nodes: SimulatedNodes, client: Client, *, clock: Clock) -> None:
@@ -134,7 +145,7 @@ class SimulatedNode:
         agent_client: Client | None = None,
     ) -> None:
         self.name = name
-        self.root = nodes.root.absolute() / name
+        self.root = nodes.root.absolute() / folder_of(name)
         self.gpus = self.root / "gpus.json"
         self._nodes = nodes
         self._agent_client = agent_client or client

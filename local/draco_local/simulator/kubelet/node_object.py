@@ -21,6 +21,7 @@ from draco_local.simulator.kubelet.pods import node_ip
 log = structlog.get_logger(__name__)
 
 FIELD_MANAGER = "kubelet"
+_LONGEST_LABEL = 63
 
 
 class NodeShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class NodeObject:
         """Make the Node and its Lease what they should be, whether or not they exist."""
         key = ObjectKey("", self.name)
         labels = {
-            "kubernetes.io/hostname": self.name,
+            "kubernetes.io/hostname": self.name[:_LONGEST_LABEL].rstrip("-."),
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": "amd64",
             LABEL_SIMULATED: "true",
