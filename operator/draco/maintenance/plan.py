@@ -7,7 +7,7 @@ that the next plan does not see. Three things are remembered, in the status: tha
 that the work has been done by Jobs, and that the devices are being given back, which is not called off.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -50,6 +50,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import Condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
+from draco.resources.names import DeviceKey
 from draco.resources.texts import listed
 
 _LONGEST_WAIT = timedelta(hours=1)
@@ -353,7 +354,8 @@ def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan
         devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
     else:
         phase = final
-        message = _said_at_last(request, final, count if has_begun(request) or before.phase in OVER else 0)
+        begun = has_begun(request) or before.phase in OVER
+        message = _said_at_last(request, final, count if begun else 0, seen.scope.boards)
         devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
         in_use, completed_at = 0, before.completed_at or seen.now
     over = "Finished" if final is MaintenancePhase.COMPLETED else "Cancelled"
@@ -406,12 +408,20 @@ def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str])
     )
 
 
-def _said_at_last(request: DeviceMaintenance, final: MaintenancePhase, count: int) -> str:
+def _said_at_last(
+    request: DeviceMaintenance, final: MaintenancePhase, count: int, boards: Mapping[DeviceKey, str]
+) -> str:
     if request.status.phase is final and request.status.completed_at is not None:
         return request.status.message
     if final is MaintenancePhase.COMPLETED:
-        return wording.given_back(count)
+        return f"{wording.given_back(count)}{wording.replaced(_replaced(request, boards))}"
     return wording.cancelled(count, by_request=request.spec.cancelled)
+
+
+def _replaced(request: DeviceMaintenance, boards: Mapping[DeviceKey, str]) -> dict[DeviceKey, tuple[str, str]]:
+    """Which of the devices that were asked for are other GPUs now than they were: the two UUIDs."""
+    pairs = {each.key: (each.uuid, boards.get(each.key, "")) for each in request.status.devices if not each.overlaps}
+    return {device: (before, now) for device, (before, now) in pairs.items() if before and now and before != now}
 
 
 def _if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> DeviceMaintenanceStatus | None:

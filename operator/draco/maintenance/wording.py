@@ -207,6 +207,15 @@ def in_use(held: Mapping[DeviceKey, list[str]], number: int) -> str:
     return f"{len(held)} of {_devices(number)} {are(len(held))} still in use: {listed(examples, separator='; ')}."
 
 
+def replaced(boards: Mapping[DeviceKey, tuple[str, str]]) -> str:
+    """That devices are returned as other boards than were isolated, after the sentence that they are; "" for none."""
+    if not boards:
+        return ""
+    device, (before, now) = min(boards.items())
+    more = others(len(boards) - 1, "device")
+    return f" {device.device} of {device.pool} is another board now: it was {before} when it was isolated and is {now}{more}."
+
+
 def other_gpu(replaced: Mapping[DeviceKey, tuple[str, str]]) -> str:
     """Names that stand for other GPUs now: the UUIDs before and now."""
     device, (before, now) = min(replaced.items())

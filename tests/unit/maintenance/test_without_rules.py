@@ -236,6 +236,19 @@ def test_another_board_under_the_name_is_isolated_too_and_said(at_work: Cluster)
     assert at_work.is_in(MaintenancePhase.IN_MAINTENANCE)
 
 
+def test_a_request_that_is_completed_on_another_board_says_so(at_work: Cluster) -> None:
+    at_work.boards["gpu-0"] = "GPU-c"
+    at_work.change(finished=True)
+    at_work.settle()
+    assert at_work.is_in(MaintenancePhase.COMPLETED)
+    assert at_work.request.status.message.endswith(
+        "returned to service. gpu-0 of node-1 is another board now: it was GPU-a when it was isolated and is GPU-c."
+    )
+    said = at_work.request.status.message
+    at_work.settle()
+    assert at_work.request.status.message == said
+
+
 @pytest.mark.parametrize("agent", ["old", "none"])
 def test_a_device_that_no_agent_would_taint_is_named_with_what_to_do(cluster: Cluster, agent: str) -> None:
     assert cluster.node is not None

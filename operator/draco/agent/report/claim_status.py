@@ -90,6 +90,30 @@ def identity(device: PreparedDevice) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value != ""}
 
 
+def with_first_board(fresh: AllocatedDeviceStatus, before: AllocatedDeviceStatus | None) -> AllocatedDeviceStatus:
+    """The entry, with the hardware that `before` says the claim got, and that it is another now, if it is.
+
+    A board that is exchanged, or another machine under the node's name, has the name of the device all the same: the program
+    ran, or runs still, on the one before. Partitions are made again with other UUIDs; what counts is their GPU.
+    """
+    then, now = _board(before), _board(fresh)
+    if before is None or not then or not now or then == now:
+        return fresh
+    message = (
+        f"The claim was prepared on {then}, and {fresh.device} is {now} now: another board, or another machine of the same name. "
+        "Delete the pod, by force if its machine is gone, so that it gets a claim of its own."
+    )
+    other = Condition(type="Healthy", status="False", reason="OtherBoard", message=message)
+    conditions = [other if each.type == other.type else each for each in fresh.conditions]
+    return msgspec.structs.replace(fresh, data=before.data, conditions=conditions)
+
+
+def _board(entry: AllocatedDeviceStatus | None) -> str:
+    """The UUID of the GPU that an entry tells of."""
+    said = entry.data if entry is not None and isinstance(entry.data, dict) else {}
+    return str(said.get("parentUUID") or said.get("uuid") or "")
+
+
 def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:
     if report is None:
         return Condition(
@@ -196,13 +220,13 @@ class ClaimReporter:
         prepared = self._claims().get(uid)
         ended = prepared is None or prepared.state is not PreparationState.PREPARED
         fresh = left_behind(before) if ended or prepared is None else wanted(prepared, self._driver, self._health())
-        known = {(one.device, one.share_id): one.conditions for one in before}
+        known = {(one.device, one.share_id): one for one in before}
         now = self._clock.now()
         allocated = {one.key for one in claim.results}
         return [
-            msgspec.structs.replace(
-                one, conditions=all_timed(one.conditions, known.get((one.device, one.share_id), []), now)
-            )
+            msgspec.structs.replace(said, conditions=all_timed(said.conditions, there.conditions if there else [], now))
             for one in fresh
+            for there in [known.get((one.device, one.share_id))]
+            for said in [one if ended else with_first_board(one, there)]
             if (one.driver, one.pool, one.device) in allocated
         ]
