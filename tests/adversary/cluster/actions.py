@@ -69,6 +69,7 @@ class Chooser(Maintainers, Rivals):
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
+            (1.5, self._forget_report),
             (1, self._packages), (0.5, self._no_driver), (0.8, self._toolkit), (1.5, self._load_driver),
             (2, self._upgrade_agent), (1, self._upgrade_operator),
             (1, self._kill_kubelet), (1.9, self._kill_component), (0.2, self._switch_off),
@@ -206,6 +207,10 @@ class Chooser(Maintainers, Rivals):
     def _kill_agent(self) -> Action:
         back_in_s = self._random.choice([0.5, 3.0, 8.0])
         return Action("kill: agent", {"node": self._random.choice(NODES), "back_in_s": back_in_s})
+
+    def _forget_report(self) -> Action:
+        """Its agent makes another, which says nothing of what is wanted until an operator writes."""
+        return Action("report: deleted", {"node": self._random.choice(NODES)})
 
     def _kill_kubelet(self) -> Action:
         return Action("kill: kubelet", {"node": self._random.choice(NODES), "back_in_s": 2.0})

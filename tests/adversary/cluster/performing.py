@@ -42,6 +42,7 @@ PATHS = {
     "PodGroup": POD_GROUPS,
 }
 POLICIES = "/apis/draco.dev/v1alpha1/migpolicies"
+REPORTS = "/apis/draco.dev/v1alpha1/gpunodes"
 WRITE_TIMEOUT_S = 5.0
 POLL_S = 0.1
 NEEDED_WITHIN_S = 15.0
@@ -82,6 +83,7 @@ class Performer:
             "kill: both operators": self._kill_both,
             "kill: leader stops for a while": self._pause_leader,
             "kill: agent": self._kill_agent,
+            "report: deleted": self._delete_report,
             "kill: kubelet": self._kill_kubelet,
             "kill: kube-apiserver": lambda _: self._restart(APISERVER),
             "kill: kube-scheduler": lambda _: self._restart(SCHEDULER),
@@ -207,6 +209,9 @@ class Performer:
 
     async def _delete_policy(self, arguments: Document) -> None:
         await self._write("DELETE", f"{POLICIES}/{arguments['title']}")
+
+    async def _delete_report(self, arguments: Document) -> None:
+        await self._write("DELETE", f"{REPORTS}/{arguments['node']}")
 
     async def _delete_pod(self, arguments: Document) -> None:
         namespace, _, name = arguments["pod"].partition("/")

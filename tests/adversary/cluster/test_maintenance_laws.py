@@ -30,6 +30,18 @@ def test_two_requests_are_not_ready_for_work_on_the_same_hardware(one: str, othe
     assert not list(laws.two_at_work(world))
 
 
+def test_what_is_ready_for_work_keeps_its_own_taint_though_a_rule_taints_it_too() -> None:
+    world = a_world(PARTS, ("request", a_request(taint={"key": "k"})), ("rule", a_rule(driver=DRIVER)))
+    found = {each.law for each in laws.bare_at_work(world)}
+    assert found == {"bare at work"}, "as an agent publishes that has lost what it was told"
+    parts = [partition("a", 0, 3), partition("b", 4, 7), partition("c", 2, 5)]
+    learn(world, "slice", a_slice(*map(tainted, (whole(), *parts)), generation=2))
+    assert not list(laws.bare_at_work(world))
+    learn(world, "request", a_request(ready="False", taint={"key": "k"}))
+    learn(world, "slice", a_slice(whole(), *parts, generation=3))
+    assert not list(laws.bare_at_work(world))
+
+
 READY = {
     "a part is held": ("ready but held", [("claim", a_claim(1, "a")), ("rule", a_rule(driver=DRIVER))]),
     "the whole of a part is held": (

@@ -111,7 +111,7 @@ async def test_a_report_on_another_board_is_written_once(tmp_path: Path) -> None
         devices = msgspec.convert(body["status"]["devices"], list[AllocatedDeviceStatus])
         client.claim = msgspec.structs.replace(client.claim, status=msgspec.structs.replace(status, devices=devices))
 
-    client.apply = apply  # type: ignore[method-assign]
+    client.apply = apply  # type: ignore[assignment, method-assign]
     reporter = ClaimReporter(
         client,  # type: ignore[arg-type]
         driver=NVIDIA_DRIVER,

@@ -86,6 +86,22 @@ def ready_but_obtainable(world: World) -> Iterator[Suspicion]:
                 yield Suspicion("ready but obtainable", key, text)
 
 
+def bare_at_work(world: World) -> Iterator[Suspicion]:
+    """What is ready for work is published with the taint of its request, whatever becomes of operators and GpuNodes.
+
+    A rule on it is not enough: none is there yet on a partition that is new.
+    """
+    for request, reach in _ready(world):
+        key = (request["spec"].get("taint") or {}).get("key") or "draco.dev/maintenance"
+        for device, published in world.published():
+            part = _part_now(world, device)
+            if part is None or not any(part.overlaps(each) for each in reach):
+                continue
+            if not any(each["key"] == key and each.get("effect") in BLOCKING for each in published.get("taints") or []):
+                text = f"{name(request)} is ready for work, and {device} of it is published without its taint {key}"
+                yield Suspicion("bare at work", f"{request['metadata']['uid']} {device}", text)
+
+
 def two_at_work(world: World) -> Iterator[Suspicion]:
     """No two requests say of the same hardware that work can start."""
     for (one, reach), (other, others) in combinations(sorted(_ready(world), key=lambda each: name(each[0])), 2):
@@ -116,6 +132,7 @@ LAWS: Mapping[str, Law] = {
     "name moved": Law(name_moved, 5.0, frozenset({"api"})),
     "ready but held": Law(ready_but_held, 5.0, frozenset({"api", "operator"})),
     "ready but obtainable": Law(ready_but_obtainable, WATCHES_LAG_S, frozenset({"api", "operator", "rules"})),
+    "bare at work": Law(bare_at_work, WATCHES_LAG_S, frozenset({"api", "rules"})),
     "two at work": Law(two_at_work, 5.0, frozenset({"api", "operator"})),
     "orphan rule": Law(orphan_rule, 10.0, frozenset({"api", "operator", "rules"})),
     "lifted at work": Law(lifted_at_work, 5.0, frozenset({"api", "operator", "rules"})),
