@@ -434,7 +434,7 @@ def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]
         f"Node {node} is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
         for node in sorted(filter(None, map(fenced_node, snapshot.rules)))
     ]
-    warnings += _unpublished(snapshot)
+    warnings += _publishing_nothing(snapshot)
     warnings += [
         f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
         for rule in snapshot.rules
@@ -443,7 +443,7 @@ def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]
     return warnings
 
 
-def _unpublished(snapshot: Snapshot) -> Iterator[str]:
+def _publishing_nothing(snapshot: Snapshot) -> Iterator[str]:
     """Nodes of whose GPUs nothing is published, with what their agents, or the operator in place of one, say."""
     publishing = {item.spec.node_name for item in snapshot.slices if item.spec.devices}
     for gpu_node in sorted(snapshot.gpu_nodes, key=lambda each: natural(each.metadata.name)):
