@@ -1,17 +1,21 @@
 """The net below the wake-ups: what was decided more than a minute ago is decided again, and what that finds is a fault."""
 
+from collections.abc import Iterable
 from typing import cast
 
 import pytest
 import structlog
 
 from draco.controller.allocation import allocations
+from draco.controller.allocation.allocations import KEY
 from draco.controller.allocation.asking.basis import WAKES
 from draco.controller.allocation.asking.turns import SECOND_LOOK_S
+from draco.controller.allocation.queue.waiting import WaitingGroup
 from draco.controller.workers.messages import PlaceClaims
 from draco.resources.api.meta import ObjectKey
 from tests.builders import a_claim, a_slice
 from tests.unit.controller.test_asking_again import Lab, a_place, no_place
+from tests.unit.controller.test_what_decisions_rest_on import while_it_looks
 from tests.unit.controller.watching import tell
 
 
@@ -103,3 +107,26 @@ async def test_after_an_answer_that_took_long_nobody_is_asked_about_without_a_re
         lab.is_woken = True
     assert len(lab.workers.asked) == 1
     assert lab.workers.instead is no_place
+
+
+async def test_what_a_look_without_a_reason_meets_on_its_way_is_one() -> None:
+    """An older look asked for this one, and the pause of a group ends, or something changes, before its turn comes."""
+    lab = a_lab()
+    await lab.look()
+    lab.change(1)
+    assert await lab.look() == pytest.approx(0.05)
+    while_it_looks(lab, 0.04)
+    lab.clock.pass_without_a_turn(0.02)
+    await lab.allocations.reconcile(KEY)
+    assert (len(lab.workers.asked), lab.decided_late) == (2, 0)
+    await lab.rest()
+    said = lab.allocations._notes.tell_unready
+
+    def changing(waiting: Iterable[WaitingGroup]) -> float:
+        lab.change(2)
+        return said(waiting)
+
+    lab.allocations._notes.tell_unready = changing  # type: ignore[method-assign]
+    lab.clock.pass_without_a_turn(1)
+    await lab.allocations.reconcile(KEY)
+    assert (len(lab.workers.asked), lab.decided_late) == (3, 0)

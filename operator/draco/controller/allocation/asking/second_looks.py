@@ -29,8 +29,10 @@ class SecondLooks:
         self._clock = clock
         self._count = count
         self._is_woken = True
-        self._due_s = float("-inf")
-        self._has_no_reason = False
+        """Whether something has changed since the look began that goes on, or else the last one."""
+        self._began_s = self._due_s = float("-inf")
+        self._reason_s = float("-inf")
+        """From when on there is a reason for the look that goes on."""
 
     def woken(self, wake: Callable[[], None]) -> Callable[..., None]:
         """What to call instead of `wake`, so that it is known that there is a reason to look."""
@@ -43,13 +45,13 @@ class SecondLooks:
 
     def begin(self) -> None:
         """A look begins: because something has changed, because a time has come, or without a reason."""
-        now_s = self._clock.monotonic()
-        self._has_no_reason = not self._is_woken and now_s < self._due_s
+        self._began_s = self._clock.monotonic()
+        self._reason_s = self._began_s if self._is_woken else self._due_s
         self._is_woken, self._due_s = False, float("-inf")  # what fails is tried again for that reason
 
     def end(self, again_s: float) -> float | None:
         """The look has ended, and there is a reason for the next in so many seconds. Returns in how many to look, or None."""
-        self._due_s = self._clock.monotonic() + again_s
+        self._due_s = self._began_s + again_s  # at the earliest: what it was found from may be as old as the look
         waits = bool(self._view.claims.store.by_index(UNALLOCATED, True))
         again_s = min(again_s, SECOND_LOOK_S) if waits else again_s
         return None if again_s == float("inf") else again_s
@@ -67,8 +69,9 @@ class SecondLooks:
 
     def due(self, groups: Iterable[str], basis: Basis) -> None:
         """These groups are to be asked about now, as nobody has yet, or as something has changed since."""
-        if self._has_no_reason and (found := list(groups)):
-            self._has_no_reason = False
+        # A change, or the end of a pause, that this look has met on its way is a reason for it as well.
+        has_reason = self._is_woken or self._clock.monotonic() >= self._reason_s
+        if not has_reason and (found := list(groups)):
             self._count.inc()
             log.warning("allocation.not_woken", groups=found, known=str(basis))
 
