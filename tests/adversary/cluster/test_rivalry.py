@@ -8,7 +8,7 @@ from tests.adversary.cluster import machine
 from tests.adversary.cluster.manifests import PRIORITIES
 from tests.adversary.cluster.rivalry import AHEAD_S, Rivalry, some_wait_and_some_leave
 
-SEED = 80053
+SEED = 80220
 """The same draws in each run of the tests, as of the other machine."""
 ACTIONS = 40
 SECONDS = 60.0
