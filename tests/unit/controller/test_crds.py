@@ -11,7 +11,7 @@ import yaml
 
 from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.resources.api.allocation import AllocationRegister
-from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.draco import GpuNode, GpuNodeStatus, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase, MaintenanceTaint
@@ -175,3 +175,12 @@ def test_every_column_that_kubectl_prints_is_a_field(kind: Kind[Any]) -> None:
         for step in path:
             assert step in here["properties"], f"{column['name']}: there is no {column['jsonPath']}"
             here = here["properties"][step]
+
+
+def test_the_policy_of_the_operators_reports_knows_every_field_of_a_gpunodes_status() -> None:
+    """It permits one condition, and has to name all that stays as it is."""
+    template = (CRDS.parent / "charts" / "draco" / "templates" / "operator" / "policy.yaml").read_text()
+    [fields] = [line for line in template.splitlines() if "$field := list" in line]
+    named = {each.strip('"') for each in fields.split() if each.startswith('"')}
+    known = {field.encode_name for field in msgspec.structs.fields(GpuNodeStatus)}
+    assert named == known - {"conditions"}
