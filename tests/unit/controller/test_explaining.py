@@ -197,6 +197,30 @@ async def test_an_explanation_that_names_its_pod_is_not_given_to_another() -> No
         assert lab.known() == {"one": "one cannot be placed, 1", "two": "two cannot be placed, 1"}
 
 
+async def test_all_pods_of_a_question_are_woken_when_its_answer_names_one_of_them() -> None:
+    """A pod that is not woken never asks for itself, and its Event never comes."""
+    lab = Lab()
+    lab.text = lambda pod: f"{pod.metadata.name} cannot be placed"
+    lab.add("one", "two", "three", alike=True)
+    said: dict[str, str] = {}
+
+    def reconcile(name: str) -> None:
+        key = ObjectKey("default", name)
+        if (explanation := lab.explanations.of(*lab.pods[key])) is not None:
+            said[name] = explanation.text
+
+    async with lab.kept_young():
+        for key in lab.pods:
+            reconcile(key.name)
+        while len(said) < 3:
+            assert lab.clock.monotonic() < 60
+            await lab.clock.advance(1)
+            woken, lab.changed = lab.changed, []
+            for name in woken:
+                reconcile(name)
+    assert said == {name: f"{name} cannot be placed" for name in ("one", "two", "three")}
+
+
 @pytest.mark.parametrize("is_named", [True, False])
 async def test_pods_of_several_groups_share_an_explanation_unless_it_names_one(is_named: bool) -> None:
     lab = Lab()

@@ -277,7 +277,6 @@ class Explanations:
     def _divide(self, topic: _Topic, pod: Pod, *, is_by_pod: bool) -> None:
         """What was answered is true of that pod only, or of its group: the others are to be asked about for themselves."""
         key = pod.metadata.key
-        others = [each for each in topic.pods if each != key]
         division = self._divided[topic.key] = _Division(is_by_pod)
         own = _Topic(
             _own(topic.key, division, pod), topic.namespace, {key: None}, topic.explanation, topic.version, topic.at_s
@@ -285,10 +284,7 @@ class Explanations:
         own.of_all = topic.key
         division.topics.add(own.key)
         self._topics[own.key] = self._answered[own.namespace].topics[own.key] = own
-        for other in others:
-            self._topic_of.pop(other, None)
-        topic.pods = {}
-        self._drop(topic)
+        self._drop(topic)  # its pods stay named in it, to be told: the others ask for themselves then
         self._topic_of[key] = own
 
     def _tell(self, topic: _Topic, young: "_Young") -> None:
