@@ -15,7 +15,7 @@ import msgspec
 from draco.health.table import LADDER, KnownHealth
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.maintenances import phase_of, pods_using
-from draco.overview.status import natural
+from draco.overview.snapshot import natural
 from draco.resources.api.base import OutputStruct
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod

@@ -23,7 +23,7 @@ from draco.mig_policy.warm_ahead import within_limits
 from draco.overview.layout_foreseen import ForeseenGpu, planned, without_policy
 from draco.overview.layout_schema import GpuPlanView, LayoutOutcome, PlanView, PolicyPlanView
 from draco.overview.layouts import Holders, ObservedNodes, holders_of
-from draco.overview.status import natural
+from draco.overview.snapshot import natural
 from draco.resources.api.draco import GpuNode, GpuStatus, MigPolicy, MigPolicyStatus, PromisedDevice, WantedGpu
 from draco.resources.api.meta import LabelSelector, ObjectMeta
 from draco.resources.api.slices import ResourceSlice, by_pool

@@ -12,7 +12,7 @@ from draco.mig.board import Board, Placement, unit_mask
 from draco.mig.geometry import Geometry, State, geometry
 from draco.mig_policy.boards import boards_of
 from draco.overview.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
-from draco.overview.status import natural
+from draco.overview.snapshot import natural
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigPolicy, MigState, WantedGpu

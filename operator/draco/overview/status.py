@@ -5,76 +5,25 @@ print, or know a terminal; it works for any driver's devices, not only Draco's.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import msgspec
+from collections.abc import Iterable, Mapping, Sequence
 
 from draco.allocation.fleet.supply import Supply, SupplyState
-from draco.maintenance.isolating.fences import fenced_node
 from draco.maintenance.selecting.free import sick_devices
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
-from draco.overview.installation import troubles
-from draco.overview.maintenances import (
-    OUT_OF_SERVICE,
-    OUTDATED,
-    UNSEEN,
-    budget_view,
-    maintenance_view,
-    pause_warning,
-    phase_of,
-)
+from draco.overview.maintenances import OUT_OF_SERVICE, OUTDATED, UNSEEN, budget_view, maintenance_view, phase_of
+from draco.overview.snapshot import Snapshot, natural
+from draco.overview.status_warnings import counted_as_free, warnings_of
 from draco.overview.taint_rules import TaintedCluster, rule_views
 from draco.overview.tenants import limit_view, reservation_view
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
+from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
-from draco.resources.api.limits import DeviceLimit
-from draco.resources.api.maintenance import OVER, DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey, find_condition
-from draco.resources.api.reservations import DeviceReservation
-from draco.resources.api.slices import (
-    Device,
-    DeviceAttribute,
-    Publication,
-    ResourceSlice,
-    by_pool,
-    publications,
-    strangers,
-)
-from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, DeviceTaintSelector, taint_text
-from draco.resources.names import CONDITION_READY, Autoscaler, DeviceKey, PoolKey
-from draco.resources.texts import agreeing, counted, listed, them
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read from the cluster.
-
-    `pods` need only be those that may wait for a claim. `users` are those that use a claim which a taint rule hits (None: they
-    may not be read), `budgets` those that may cover them, `members` those that may have one by way of a PodGroup; for
-    `spares_extended` see `TaintedCluster`. `leaders` are the leases of operators that somebody holds. `missing` and
-    `autoscalers` come from discovery, `unread` says what could not be read.
-    """
-
-    nodes: Sequence[Node] = ()
-    slices: Sequence[ResourceSlice] = ()
-    claims: Sequence[ResourceClaim] = ()
-    pods: Sequence[Pod] = ()
-    users: Sequence[Pod] | None = None
-    budgets: Sequence[PodDisruptionBudget] = ()
-    members: Mapping[ObjectKey, Pod] = {}
-    rules: Sequence[DeviceTaintRule] = ()
-    spares_extended: bool = True
-    maintenances: Sequence[DeviceMaintenance] = ()
-    maintenance_budgets: Sequence[MaintenanceBudget] = ()
-    gpu_nodes: Sequence[GpuNode] = ()
-    mig_policies: Sequence[MigPolicy] = ()
-    limits: Sequence[DeviceLimit] = ()
-    reservations: Sequence[DeviceReservation] = ()
-    leaders: Sequence[Lease] = ()
-    missing: Sequence[schema.MissingView] = ()
-    autoscalers: Sequence[Autoscaler] = ()
-    unread: Sequence[str] = ()
+from draco.resources.api.slices import Device, DeviceAttribute, Publication, publications
+from draco.resources.api.taints import DeviceTaint, taint_text
+from draco.resources.names import CONDITION_READY, DeviceKey, PoolKey
 
 
 def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> schema.ClusterStatus:
@@ -120,7 +69,7 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
             if not namespace or each.metadata.namespace == namespace
         ],
         missing=list(snapshot.missing),
-        warnings=[*_warnings(snapshot, pools), *_counted_as_free(snapshot.autoscalers, devices, claim_list)],
+        warnings=[*warnings_of(snapshot, pools), *counted_as_free(snapshot.autoscalers, devices, claim_list)],
     )
 
 
@@ -239,28 +188,6 @@ def _device(
     )
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts gpu-2 before gpu-10."""
-    parts: list[tuple[int, str]] = []
-    digits = text = ""
-    for char in name:
-        if char.isascii() and char.isdigit():
-            digits += char
-            if text:
-                parts.append((0, text))
-                text = ""
-        else:
-            text += char
-            if digits:
-                parts.append((int(digits), ""))
-                digits = ""
-    if digits:
-        parts.append((int(digits), ""))
-    if text:
-        parts.append((0, text))
-    return parts
-
-
 def _device_counts(devices: Iterable[schema.DeviceView]) -> schema.DeviceCounts:
     by_state = Counter(view.state for view in devices)
     return schema.DeviceCounts(
@@ -359,93 +286,3 @@ def _policy(policy: MigPolicy) -> schema.PolicyView:
         failed=status.failed or 0,
         message=message,
     )
-
-
-_WHY_FREE = {
-    Autoscaler.KARPENTER: "it knows no taints of devices",
-    Autoscaler.CLUSTER_AUTOSCALER: "it reads no taint rules, and expects the taints of slices on new nodes of the kind",
-}
-
-
-def _counted_as_free(
-    autoscalers: Iterable[Autoscaler], devices: Iterable[schema.DeviceView], claims: Iterable[schema.ClaimView]
-) -> Iterator[str]:
-    """What keeps an autoscaler from adding a node, where pods wait and tainted devices look free to it."""
-    pods = {pod for claim in claims if claim.state is schema.ClaimState.PENDING for pod in claim.waiting}
-    kept_off = {schema.DeviceState.TAINTED, schema.DeviceState.MAINTENANCE}
-    idle = [each for each in devices if each.state in kept_off and not (each.claims or each.claims_on_parts)]
-    for name in autoscalers if pods and idle else ():
-        yield (
-            f"{counted(len(pods), 'pod')} {agreeing(len(pods), 'waits', 'wait')} for devices, and {name} may add no node: "
-            f"{counted(len(idle), 'tainted device')} ({listed(f'{each.device} of {each.pool}' for each in idle)}) "
-            f"{agreeing(len(idle), 'looks', 'look')} free to it, because {_WHY_FREE[name]}. `draco explain` says what a pod "
-            f"lacks; add a node yourself, or return {them(len(idle))} to service."
-        )
-
-
-def _unpublished_pools(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> Iterator[str]:
-    """Pools of other drivers that claims have devices of and that nobody publishes: no object says which drivers a node has."""
-    ours = {node.pool for node in snapshot.gpu_nodes}
-    held: dict[PoolKey, set[str]] = defaultdict(set)
-    for claim in snapshot.claims:
-        for result in claim.results:
-            held[result.key.pool_key].add(str(claim.metadata.key))
-    for key in sorted(held.keys() - pools.keys() - ours):
-        claims = sorted(held[key])
-        yield (
-            f"Pool {key} is not published, and {counted(len(claims), 'claim')} ({listed(claims)}) "
-            f"{agreeing(len(claims), 'has', 'have')} devices of it: see the log of driver {key.driver} there; the API server "
-            "may refuse its slices."
-        )
-
-
-def _warnings(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
-    """What makes the screen itself doubtful."""
-    known = {node.metadata.name for node in snapshot.nodes}
-    paused = pause_warning(snapshot.maintenance_budgets)
-    warnings = [
-        *snapshot.unread,
-        *filter(None, [paused]),
-        *(said for _, said in troubles(snapshot.leaders, snapshot.gpu_nodes)),
-    ]
-    parts = by_pool(snapshot.slices)
-    for key, published in pools.items():
-        warnings += [
-            f"Pool {key} is incomplete: {len(each.slices)} of {each.slices[0].spec.pool.resource_slice_count} slices; the "
-            "scheduler allocates nothing from it until its driver has published the rest."
-            for each in published
-            if not each.complete
-        ]
-        nodes = {item.spec.node_name for each in published for item in each.slices if item.spec.node_name}
-        warnings += [
-            f"Pool {key} of node {key.pool} is published for {item.spec.audience} too, by slice {item.metadata.name}: where both "
-            "have a device of the same name, only one of the two can be allocated. Delete that slice and find out who writes it."
-            for item in sorted(strangers(parts[key]), key=lambda item: item.metadata.name)
-        ]
-        warnings += [
-            f"Pool {key} is published for node {name}, which does not exist." for name in sorted(nodes - known)
-        ]
-    warnings += _unpublished_pools(snapshot, pools)
-    warnings += [
-        f"Node {node} is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
-        for node in sorted(filter(None, map(fenced_node, snapshot.rules)))
-    ]
-    warnings += _unpublished_nodes(snapshot)
-    warnings += [
-        f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
-        for rule in snapshot.rules
-        if rule.spec.device_selector == DeviceTaintSelector()
-    ]
-    return warnings
-
-
-def _unpublished_nodes(snapshot: Snapshot) -> Iterator[str]:
-    """Nodes of whose GPUs nothing is published, with what their agents, or the operator in place of one, say."""
-    publishing = {item.spec.node_name for item in snapshot.slices if item.spec.devices}
-    for gpu_node in sorted(snapshot.gpu_nodes, key=lambda each: natural(each.metadata.name)):
-        name, count = gpu_node.metadata.name, len(gpu_node.status.gpus)
-        ready = find_condition(gpu_node.status.conditions, CONDITION_READY)
-        if ready is None or ready.status == "True" or name in publishing:
-            continue
-        lacking = f"none of its {counted(count, 'GPU')} is published" if count else "no GPU of it is published"
-        yield f"Node {name}: {lacking}. {ready.message}".rstrip()

@@ -10,7 +10,8 @@ from rich.console import Console
 from draco.cli.status.screen import MOST_CLAIMS, MOST_DEVICES, MOST_NODES, show, show_wide
 from draco.cli.tables import trimmed
 from draco.overview.maintenances import UNSEEN
-from draco.overview.status import Snapshot, status_of
+from draco.overview.snapshot import Snapshot
+from draco.overview.status import status_of
 from draco.overview.status_schema import MissingView
 from draco.resources.api.draco import MigPolicy, MigPolicyStatus
 from draco.resources.api.limits import DeviceAmounts, DeviceLimitStatus, LimitScope, NamespaceUse

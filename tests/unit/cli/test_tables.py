@@ -15,7 +15,8 @@ from draco.cli.status import command as status
 from draco.cli.tables import print_table, table
 from draco.cli.taint import command as taint
 from draco.overview.health import GpuHealthView, HealthDocument
-from draco.overview.status import Snapshot, status_of
+from draco.overview.snapshot import Snapshot
+from draco.overview.status import status_of
 from draco.overview.status_schema import ConditionView, MaintainedView, MaintenanceView, RuleView
 from draco.resources.api.maintenance import DrainPolicy
 

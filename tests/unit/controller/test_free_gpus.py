@@ -11,7 +11,8 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.maintenance.selecting.rehearsal import RehearsedObjects, rehearse
-from draco.overview.status import Snapshot, status_of
+from draco.overview.snapshot import Snapshot
+from draco.overview.status import status_of
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode

@@ -20,7 +20,8 @@ from draco.maintenance.selecting.impact import spares_extended_resources
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.installation import OPERATORS, leading
 from draco.overview.maintenances import claims_held
-from draco.overview.status import Snapshot, status_of
+from draco.overview.snapshot import Snapshot
+from draco.overview.status import status_of
 from draco.overview.status_schema import ClusterStatus, MissingView
 from draco.overview.taint_rules import TaintedCluster
 from draco.resources.kinds import (

@@ -1,0 +1,72 @@
+"""What was read of a cluster for `draco status`, and the order in which people expect names.
+
+Owns the snapshot's fields. Reads nothing itself, and works nothing out.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from draco.overview import status_schema as schema
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Lease, Node, Pod, PodDisruptionBudget
+from draco.resources.api.draco import GpuNode, MigPolicy
+from draco.resources.api.limits import DeviceLimit
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
+from draco.resources.api.slices import ResourceSlice
+from draco.resources.api.taints import DeviceTaintRule
+from draco.resources.names import Autoscaler
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from the cluster.
+
+    `pods` need only be those that may wait for a claim. `users` are those that use a claim which a taint rule hits (None: they
+    may not be read), `budgets` those that may cover them, `members` those that may have one by way of a PodGroup; for
+    `spares_extended` see `TaintedCluster`. `leaders` are the leases of operators that somebody holds. `missing` and
+    `autoscalers` come from discovery, `unread` says what could not be read.
+    """
+
+    nodes: Sequence[Node] = ()
+    slices: Sequence[ResourceSlice] = ()
+    claims: Sequence[ResourceClaim] = ()
+    pods: Sequence[Pod] = ()
+    users: Sequence[Pod] | None = None
+    budgets: Sequence[PodDisruptionBudget] = ()
+    members: Mapping[ObjectKey, Pod] = {}
+    rules: Sequence[DeviceTaintRule] = ()
+    spares_extended: bool = True
+    maintenances: Sequence[DeviceMaintenance] = ()
+    maintenance_budgets: Sequence[MaintenanceBudget] = ()
+    gpu_nodes: Sequence[GpuNode] = ()
+    mig_policies: Sequence[MigPolicy] = ()
+    limits: Sequence[DeviceLimit] = ()
+    reservations: Sequence[DeviceReservation] = ()
+    leaders: Sequence[Lease] = ()
+    missing: Sequence[schema.MissingView] = ()
+    autoscalers: Sequence[Autoscaler] = ()
+    unread: Sequence[str] = ()
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts gpu-2 before gpu-10."""
+    parts: list[tuple[int, str]] = []
+    digits = text = ""
+    for char in name:
+        if char.isascii() and char.isdigit():
+            digits += char
+            if text:
+                parts.append((0, text))
+                text = ""
+        else:
+            text += char
+            if digits:
+                parts.append((int(digits), ""))
+                digits = ""
+    if digits:
+        parts.append((int(digits), ""))
+    if text:
+        parts.append((0, text))
+    return parts

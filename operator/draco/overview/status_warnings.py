@@ -1,0 +1,107 @@
+"""What makes the screen of `draco status` doubtful, and what is the matter though no line of its tables shows it.
+
+Owns the sentences. Works by what was read alone; the tables are `status`'s.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from draco.maintenance.isolating.fences import fenced_node
+from draco.overview import status_schema as schema
+from draco.overview.installation import troubles
+from draco.overview.maintenances import pause_warning
+from draco.overview.snapshot import Snapshot, natural
+from draco.resources.api.meta import find_condition
+from draco.resources.api.slices import Publication, by_pool, strangers
+from draco.resources.api.taints import DeviceTaintSelector
+from draco.resources.names import CONDITION_READY, Autoscaler, PoolKey
+from draco.resources.texts import agreeing, counted, listed, them
+
+_WHY_FREE = {
+    Autoscaler.KARPENTER: "it knows no taints of devices",
+    Autoscaler.CLUSTER_AUTOSCALER: "it reads no taint rules, and expects the taints of slices on new nodes of the kind",
+}
+
+
+def counted_as_free(
+    autoscalers: Iterable[Autoscaler], devices: Iterable[schema.DeviceView], claims: Iterable[schema.ClaimView]
+) -> Iterator[str]:
+    """What keeps an autoscaler from adding a node, where pods wait and tainted devices look free to it."""
+    pods = {pod for claim in claims if claim.state is schema.ClaimState.PENDING for pod in claim.waiting}
+    kept_off = {schema.DeviceState.TAINTED, schema.DeviceState.MAINTENANCE}
+    idle = [each for each in devices if each.state in kept_off and not (each.claims or each.claims_on_parts)]
+    for name in autoscalers if pods and idle else ():
+        yield (
+            f"{counted(len(pods), 'pod')} {agreeing(len(pods), 'waits', 'wait')} for devices, and {name} may add no node: "
+            f"{counted(len(idle), 'tainted device')} ({listed(f'{each.device} of {each.pool}' for each in idle)}) "
+            f"{agreeing(len(idle), 'looks', 'look')} free to it, because {_WHY_FREE[name]}. `draco explain` says what a pod "
+            f"lacks; add a node yourself, or return {them(len(idle))} to service."
+        )
+
+
+def _unpublished_pools(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> Iterator[str]:
+    """Pools of other drivers that claims have devices of and that nobody publishes: no object says which drivers a node has."""
+    ours = {node.pool for node in snapshot.gpu_nodes}
+    held: dict[PoolKey, set[str]] = defaultdict(set)
+    for claim in snapshot.claims:
+        for result in claim.results:
+            held[result.key.pool_key].add(str(claim.metadata.key))
+    for key in sorted(held.keys() - pools.keys() - ours):
+        claims = sorted(held[key])
+        yield (
+            f"Pool {key} is not published, and {counted(len(claims), 'claim')} ({listed(claims)}) "
+            f"{agreeing(len(claims), 'has', 'have')} devices of it: see the log of driver {key.driver} there; the API server "
+            "may refuse its slices."
+        )
+
+
+def warnings_of(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication]]) -> list[str]:
+    """What makes the screen itself doubtful."""
+    known = {node.metadata.name for node in snapshot.nodes}
+    paused = pause_warning(snapshot.maintenance_budgets)
+    warnings = [
+        *snapshot.unread,
+        *filter(None, [paused]),
+        *(said for _, said in troubles(snapshot.leaders, snapshot.gpu_nodes)),
+    ]
+    parts = by_pool(snapshot.slices)
+    for key, published in pools.items():
+        warnings += [
+            f"Pool {key} is incomplete: {len(each.slices)} of {each.slices[0].spec.pool.resource_slice_count} slices; the "
+            "scheduler allocates nothing from it until its driver has published the rest."
+            for each in published
+            if not each.complete
+        ]
+        nodes = {item.spec.node_name for each in published for item in each.slices if item.spec.node_name}
+        warnings += [
+            f"Pool {key} of node {key.pool} is published for {item.spec.audience} too, by slice {item.metadata.name}: where both "
+            "have a device of the same name, only one of the two can be allocated. Delete that slice and find out who writes it."
+            for item in sorted(strangers(parts[key]), key=lambda item: item.metadata.name)
+        ]
+        warnings += [
+            f"Pool {key} is published for node {name}, which does not exist." for name in sorted(nodes - known)
+        ]
+    warnings += _unpublished_pools(snapshot, pools)
+    warnings += [
+        f"Node {node} is fenced: its agent does not renew its lease, so no new claim gets a GPU there. See the agent's pod."
+        for node in sorted(filter(None, map(fenced_node, snapshot.rules)))
+    ]
+    warnings += _unpublished_nodes(snapshot)
+    warnings += [
+        f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
+        for rule in snapshot.rules
+        if rule.spec.device_selector == DeviceTaintSelector()
+    ]
+    return warnings
+
+
+def _unpublished_nodes(snapshot: Snapshot) -> Iterator[str]:
+    """Nodes of whose GPUs nothing is published, with what their agents, or the operator in place of one, say."""
+    publishing = {item.spec.node_name for item in snapshot.slices if item.spec.devices}
+    for gpu_node in sorted(snapshot.gpu_nodes, key=lambda each: natural(each.metadata.name)):
+        name, count = gpu_node.metadata.name, len(gpu_node.status.gpus)
+        ready = find_condition(gpu_node.status.conditions, CONDITION_READY)
+        if ready is None or ready.status == "True" or name in publishing:
+            continue
+        lacking = f"none of its {counted(count, 'GPU')} is published" if count else "no GPU of it is published"
+        yield f"Node {name}: {lacking}. {ready.message}".rstrip()
