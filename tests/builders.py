@@ -385,7 +385,7 @@ def a_mig_node(
     driver: str = NVIDIA_DRIVER,
     **status: Any,
 ) -> GpuNode:
-    """A node whose agent reports partitions: so many GPUs with MIG off, or these, all of one board."""
+    """A node whose agent reports partitions: so many GPUs with MIG off, or these, all of one board that needs no reset for it."""
     migs = [GpuMig(capable=True)] * gpus if isinstance(gpus, int) else list(gpus)
     tables = [a_board_table(board)] if board else []
     return GpuNode(
@@ -399,6 +399,7 @@ def a_mig_node(
                     device=f"gpu-{minor}",
                     uuid=a_gpu_uuid(name, minor),
                     minor=minor,
+                    architecture="Hopper",
                     mig=msgspec.structs.replace(mig, board=tables[0].name if tables else "") if mig else None,
                 )
                 for minor, mig in enumerate(migs)
