@@ -46,7 +46,7 @@ class JobLab(Lab):
 
     @property
     def operator(self) -> OperatorSettings:
-        return settings_for_test(namespace=self.namespace, run_jobs=True)
+        return settings_for_test(namespace=self.namespace, job_namespace=self.namespace, run_jobs=True)
 
     async def template(self, name: str = "reset", *, suspend: bool = True, device_class: str = "") -> None:
         pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
