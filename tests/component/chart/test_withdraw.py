@@ -62,6 +62,8 @@ NOT_WRITTEN_HERE = {
 TRIED = {"waits", "used", NODE_NAMES[0]}
 TIDES = {"events", "leases", "endpointslices", "componentstatuses", "controllerrevisions"}
 """What a cluster writes by itself all the time."""
+AGGREGATED = ("admin", "edit", "view")
+TTL = "node.alpha.kubernetes.io/ttl"
 THEIRS: dict[str, Any] = {
     "metadata": {"name": "theirs"},
     "spec": {
@@ -212,6 +214,17 @@ async def a_cluster_without_draco(plane: ControlPlane, client: Client) -> None:
         await client.create(NODES, {"metadata": {"name": name, "labels": labels, "annotations": annotations}})
 
 
+def controllers_are_at_work(content: dict[str, Any]) -> bool:
+    """Whether Kubernetes' controllers have written what they write when they start. All are built before one runs."""
+    accounts = {name.partition(" ")[2] for name in content if name.startswith("serviceaccounts.")}
+    return (
+        {f"{name}/default" for name in (TENANT, NAMESPACE)} <= accounts
+        and all(content[f"nodes.v1 /{name}"]["metadata"]["annotations"].get(TTL) for name in NODE_NAMES)
+        and all(content[f"clusterroles.rbac.authorization.k8s.io/v1 /{name}"]["rules"] for name in AGGREGATED)
+        and "status" in content.get("servicecidrs.networking.k8s.io/v1 /kubernetes", {})
+    )
+
+
 async def it_may_do_no_more(kubeconfig: Path) -> None:
     """The account's roles let it patch pods, nodes and claims; the admission policies beside them say what of these."""
     node, pod, claim = ObjectKey("", NODE_NAMES[0]), ObjectKey(TENANT, "waits"), ObjectKey(TENANT, "used")
@@ -289,7 +302,12 @@ async def test_an_uninstallation_leaves_nothing_on_what_is_not_dracos(
 ) -> None:
     """Tenants' objects that are made meanwhile are as they would be had Draco never been there; what pods use stays."""
     await a_cluster_without_draco(plane, client)
-    before = content(plane)
+
+    async def as_it_is() -> dict[str, Any] | None:
+        found = await asyncio.to_thread(content, plane)
+        return found if controllers_are_at_work(found) else None
+
+    before = await until(as_it_is, what="Kubernetes' controllers at work")
     here = ("--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE)
     done = helm("install", "draco", CHART, *here, *IMAGE, *VALUES)
     assert done.returncode == 0, done.stderr
