@@ -67,8 +67,8 @@ def draco(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Two nodes with eight H100 each, an operator, and kubectl for them. It is woken for all that it decides."""
     name = provider.CLUSTER
-    up = draco("cluster", "up", "--name", name, *provider.scenarios())
     try:
+        up = draco("cluster", "up", "--name", name, *provider.scenarios(), timeout_s=provider.UP_S)
         assert up.returncode == 0, up.stdout + up.stderr
         kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
         kubeconfig.write_text(draco("cluster", "kubeconfig", "--name", name).stdout)

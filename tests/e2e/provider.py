@@ -30,6 +30,9 @@ CLUSTER: Final = f"e2e-{os.getpid()}"
 GPUS: Final = 8
 """Of each of its nodes."""
 
+UP_S: Final = 900.0
+"""Within which a cluster is up: kind's first builds its node image, which takes a minute, and several beside other work."""
+
 _WRITTEN: Final = ("gpu-node-0", "gpu-node-1")
 if ON_KIND:
     NODES: Final = (f"draco-{CLUSTER}-worker", f"draco-{CLUSTER}-worker2")

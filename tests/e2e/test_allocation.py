@@ -39,8 +39,8 @@ KILLED_AT: Final = (0, 1, 1, 3)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """A cluster of its own, all of whose GPUs are handed over to Draco."""
     size = ["--nodes", str(len(NODES)), "--gpus", str(GPUS), "--board", "A30"]
-    up = draco("cluster", "up", "--name", CLUSTER, "--allocate", "--features", "gangs", *size)
     try:
+        up = draco("cluster", "up", "--name", CLUSTER, "--allocate", "--features", "gangs", *size)
         assert up.returncode == 0, up.stdout + up.stderr
         for node in NODES:
             bridged = draco("cluster", "gpu", "bridge", node, "--name", CLUSTER)

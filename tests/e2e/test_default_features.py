@@ -24,8 +24,8 @@ REQUEST = "swap-fan"
 def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """A cluster of its own: one node with two H100."""
     name = f"default-{os.getpid()}"
-    up = draco("cluster", "up", "--name", name, "--features", "default", "--nodes", "1", "--gpus", "2")
     try:
+        up = draco("cluster", "up", "--name", name, "--features", "default", "--nodes", "1", "--gpus", "2")
         assert up.returncode == 0, up.stdout + up.stderr
         kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
         kubeconfig.write_text(draco("cluster", "kubeconfig", "--name", name).stdout)

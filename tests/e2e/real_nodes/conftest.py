@@ -21,7 +21,7 @@ from tests.e2e.real_nodes.pods import DRIVER, WHOLE_GPUS, Bench
 def draco(*arguments: str) -> None:
     """Run the command line; a failure is an AssertionError with its output."""
     program = str(Path(sys.executable).with_name("draco"))
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=provider.UP_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
