@@ -1,8 +1,8 @@
 """The work queue between stores and reconcilers.
 
 Owns its laws: a key waits at most once; a key is never worked on twice at once; a key added while it is worked on is worked on
-again afterwards; a failed key comes back after a backoff of its own; of several delayed adds of a key the earliest counts, until
-a reconcile finds nothing to look at again: that voids those from before it began, so nothing is kept of keys whose object is gone;
+again afterwards; a failed key comes back after a backoff of its own; of several delayed adds of a key the earliest counts; a
+reconcile that finds no reason for another look voids the delayed add from before it began, so no key of a deleted object is kept;
 a worker lets others have the event loop between two keys, though neither had to wait for anything.
 Knows nothing of what a key means.
 """
