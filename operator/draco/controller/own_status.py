@@ -15,9 +15,8 @@ from draco.controller.view import BY_UID
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.kube.watch.store import ApiObject
+from draco.kube.watch.store import ApiObject, Change
 from draco.resources.api.base import ApiStruct
-from draco.resources.kinds import Kind
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
@@ -44,27 +43,24 @@ P = TypeVar("P", bound=CountedPolicy)
 
 
 class OwnStatus(Generic[T]):
-    """The statuses of one kind."""
+    """The statuses of one kind. Nothing is kept of objects that are deleted, also of one that is while its status is written."""
 
-    def __init__(self, client: Client, kind: Kind[T]) -> None:
+    def __init__(self, client: Client, objects: OwnKind[T]) -> None:
         self._client = client
-        self._kind = kind
+        self._objects = objects
         self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+        objects.subscribe(self._forget)
 
     def is_superseded(self, obj: T) -> bool:
         """Whether our own write is still on its way to us; its arrival wakes those who follow the kind."""
         return self._superseded.get(obj.metadata.uid) == obj.metadata.resource_version
-
-    def forget(self, uid: str) -> None:
-        """The object is gone."""
-        self._superseded.pop(uid, None)
 
     async def write(self, obj: T, status: ApiStruct) -> T | None:
         """Write the status of an object that is as it was seen; None if it is gone. Raises Conflict and other ApiErrors."""
         meta = obj.metadata
         try:
             written = await self._client.apply(
-                self._kind,
+                self._objects.kind,
                 meta.key,
                 {
                     # Only on top of what was seen: a replica that lost the lease unknowingly must not win.
@@ -76,9 +72,15 @@ class OwnStatus(Generic[T]):
             )
         except NotFound:
             return None
-        if written.metadata.resource_version != meta.resource_version:
+        known = self._objects.store.get(meta.key)
+        is_there = known is not None and known.metadata.uid == meta.uid
+        if is_there and written.metadata.resource_version != meta.resource_version:
             self._superseded[meta.uid] = meta.resource_version
         return written
+
+    def _forget(self, change: Change[T]) -> None:
+        if change.before is not None and change.after is None:
+            self._superseded.pop(change.before.metadata.uid, None)
 
 
 class PolicyStatuses(Generic[P]):
@@ -90,7 +92,7 @@ class PolicyStatuses(Generic[P]):
 
     def __init__(self, client: Client, policies: OwnKind[P], *, clock: Clock) -> None:
         self._policies = policies
-        self._statuses = OwnStatus(client, policies.kind)
+        self._statuses = OwnStatus(client, policies)
         self._clock = clock
         self._due_s: dict[str, float] = {}
 
@@ -103,7 +105,6 @@ class PolicyStatuses(Generic[P]):
         policy = next(iter(self._policies.store.by_index(BY_UID, uid)), None)
         if policy is None or policy.metadata.deletion_timestamp is not None:
             self._due_s.pop(uid, None)
-            self._statuses.forget(uid)
             return None
         if self._statuses.is_superseded(policy):
             return None

@@ -2,7 +2,8 @@
 
 Owns its laws: a key waits at most once; a key is never worked on twice at once; a key added while it is worked on is worked on
 again afterwards; a failed key comes back after a backoff of its own; of several delayed adds of a key the earliest counts; a
-worker lets others have the event loop between two keys, though neither had to wait for anything.
+reconcile that finds no reason for another look voids the delayed add from before it began, so no key of a deleted object is kept;
+a worker lets others have the event loop between two keys, though neither had to wait for anything.
 Knows nothing of what a key means.
 """
 
@@ -22,7 +23,10 @@ from draco.kube.errors import ApiError, Conflict
 K = TypeVar("K", bound=Hashable)
 
 Reconcile = Callable[[K], Awaitable[float | None]]
-"""Looks at one key and makes it so. Returns in how many seconds to look again by itself, or None."""
+"""Reconciles one key. Returns the seconds until the next look; None: only a change is a reason for one."""
+
+_MOST_VOID = 64
+"""Void entries of the heap that are left alone, besides as many as there are delayed keys."""
 
 
 class QueueClosed(Exception):
@@ -58,6 +62,7 @@ class WorkQueue(Generic[K]):
         self._observer = observer
         self._ready: OrderedDict[K, float] = OrderedDict()  # when each was added
         self._running: dict[K, float] = {}  # since when
+        self._stood: dict[K, float] = {}  # of those: the delayed add that stood when the work began
         self._again: dict[K, float] = {}  # added while running
         self._due: dict[K, float] = {}  # delayed: when
         self._heap: list[tuple[float, int, K]] = []  # the same in order; entries that `_due` contradicts are void
@@ -95,11 +100,13 @@ class WorkQueue(Generic[K]):
             return
         if not self._open:
             return
+        self._stood.pop(key, None)  # asked for while it is worked on, so the work's own end does not void it
         due = self._clock.monotonic() + seconds
         if key in self._due and self._due[key] <= due:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
+        self._drop_void()
         self._earlier.set()
 
     def retry(self, key: K, *, at_least_s: float | None = None) -> float:
@@ -115,6 +122,12 @@ class WorkQueue(Generic[K]):
         """The key is fine: its next backoff starts from the beginning."""
         self._backoffs.pop(key, None)
 
+    def settle(self, key: K) -> None:
+        """The work on `key` found nothing to look at again: void the delayed add that stood when it began."""
+        if (stood := self._stood.get(key)) is not None and self._due.get(key) == stood:
+            del self._due[key]
+            self._drop_void()
+
     def failures(self, key: K) -> int:
         """How often in a row the key has failed."""
         backoff = self._backoffs.get(key)
@@ -128,6 +141,8 @@ class WorkQueue(Generic[K]):
             if self._ready:
                 key, added = self._ready.popitem(last=False)
                 now = self._running[key] = self._clock.monotonic()
+                if key in self._due:
+                    self._stood[key] = self._due[key]
                 self._notify()
                 if self._observer:
                     self._observer.started(now - added)
@@ -137,6 +152,7 @@ class WorkQueue(Generic[K]):
     def done(self, key: K, *, failed: bool = False) -> None:
         """The work on `key` that `get` started has ended; if it was added in the meantime it waits again."""
         took_s = self._clock.monotonic() - self._running.pop(key)
+        self._stood.pop(key, None)
         if self._observer:
             self._observer.finished(took_s, failed=failed)
         added = self._again.pop(key, None)
@@ -165,6 +181,11 @@ class WorkQueue(Generic[K]):
                     del self._due[key]
                     self.add(key)
             await wait_for(self._earlier, self._clock, self._heap[0][0] - now if self._heap else None)
+
+    def _drop_void(self) -> None:
+        if len(self._heap) > 2 * len(self._due) + _MOST_VOID:
+            self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
 
     def _notify(self) -> None:
         if self._ready or not self._open:
@@ -207,7 +228,9 @@ async def _work(queue: WorkQueue[K], reconcile: Reconcile[K], log: FilteringBoun
             log.exception("reconcile.failed", key=str(key), error=str(error), again_in_s=again_in_s)
         else:
             queue.forget(key)
-            if again_s is not None:
+            if again_s is None:
+                queue.settle(key)
+            else:
                 queue.add_after(key, again_s)
         finally:
             queue.done(key, failed=failed)

@@ -220,6 +220,24 @@ def test_what_is_kept_of_selectors_is_bounded_however_many_there_are() -> None:
     assert inventory.selectors.scan(f"{OF_D}.model != 'N1'") is not kept[1], "the longest not asked for is forgotten"
 
 
+def test_long_selectors_are_kept_up_to_so_many_characters_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise those of one tenant fill a worker's memory, and the next question there counts as one that needs too much."""
+    monkeypatch.setattr("draco.allocation.fleet.selectors.MAX_CHARACTERS", 10_000)
+    compiled: list[str] = []
+
+    def compile_counted(expression: str) -> Any:
+        compiled.append(expression)
+        return compile_selector(expression)
+
+    inventory = Inventory(compile_counted)
+    inventory.put_slice(a_slice(devices=[a_gpu("gpu-0", model="A")]))
+    for number in range(40):
+        assert scanned(inventory, f"{OF_D}.model == '{number}{'x' * 1_000}'") == [NO]
+        assert sum(map(len, inventory.selectors._entries)) <= 10_000
+    assert scanned(inventory, compiled[-1]) == [NO]
+    assert len(compiled) == 40, "the last ones are kept"
+
+
 def test_attributes_that_nobody_publishes_take_no_memory_without_bound_and_no_place_from_those_that_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

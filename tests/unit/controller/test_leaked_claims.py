@@ -24,7 +24,7 @@ from draco.resources.kinds import CLAIMS, POD_GROUPS, PODS, Kind
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import MOMENT, a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import collection_of, tell
+from tests.unit.controller.watching import collection_of, forget, tell
 
 KIND = POD_GROUPS[-1]
 KEY = ObjectKey("default", "train")
@@ -347,3 +347,14 @@ async def test_a_node_that_is_away_when_it_is_time_delays_the_release_no_longer_
     assert again_s is not None
     await world.look(again_s)
     assert world.writes == [{"allocation": None}]
+
+
+async def test_of_claims_that_a_group_keeps_no_more_nothing_is_kept_though_it_keeps_others() -> None:
+    world = World()
+    world.keep("stays", reserved=False)
+    for number in range(5):
+        passing = world.keep(f"passing-{number}", reserved=False)
+        await world.look()
+        forget(world.view, passing)
+    await world.look()
+    assert len(world.reconciler._unreserved_s) == 1

@@ -27,7 +27,8 @@ class World:
         self.held = HeldDevices(self.view)
         self.guard = LimitGuard(self.view, self.held, cast("Any", self))
         self.events: list[tuple[str, str]] = []
-        self.put(a_namespace("default", tenant="a"), *a_mig_pool("node-0", 2), *objects)
+        waiting = [unallocated(on(gpu)) for gpu in range(3)]
+        self.put(a_namespace("default", tenant="a"), *a_mig_pool("node-0", 2), *waiting, *objects)
 
     def record(self, regarding: ObjectReference, *, note: str, **_: str) -> None:
         self.events.append((regarding.name, note))
@@ -202,3 +203,12 @@ def test_a_deleted_limit_forbids_nothing() -> None:
     world = World(a_limit(devices=0))
     world.delete(a_limit(devices=0))
     assert world.guard.begin([]).within(*asked(on(0))).results
+
+
+def test_of_a_claim_that_is_deleted_while_its_place_is_sought_no_refusal_is_kept() -> None:
+    """The answer may be there only after the watch has told of the deletion, and nothing would ever take the refusal away."""
+    world = World(a_limit(devices=0))
+    limits = world.guard.begin([])
+    world.delete(on(0))
+    assert limits.within(*asked(on(0))).results == []
+    assert (world.guard.waiting(), world.events) == ({}, [])

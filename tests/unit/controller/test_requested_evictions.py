@@ -1,5 +1,6 @@
 """EvictionRequests under budgets that are paused for some GPUs, of which it is not known at first which these are."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -10,6 +11,7 @@ from draco.controller.maintenance.eviction_requests import EvictionRequests
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
+from draco.kube.errors import ApiError, Forbidden
 from draco.maintenance.draining.eviction_requests import eviction_request_for
 from draco.resources.api.core import PodStatus
 from draco.resources.api.evictions import EvictionRequest
@@ -25,7 +27,7 @@ from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.kinds import DEVICE_MAINTENANCES, EVICTION_REQUESTS, Kind
 from tests.builders import MOMENT, a_claim, a_device_class, a_maintenance, a_node, a_pod, a_slice
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import tell
+from tests.unit.controller.watching import forget, tell
 
 
 class World:
@@ -57,6 +59,10 @@ class World:
         stored = msgspec.json.decode(msgspec.json.encode(eviction_request_for(pod)), type=EvictionRequest)
         self.requests.informer.store.put(stored)
         self.key = stored.metadata.key
+        self.view, self.pod = view, pod
+        self.answer: ApiError | None = None
+        self.when_asked: Callable[[], None] = lambda: None
+        self.requests.subscribe(lambda _: None)
 
     async def get(self, *_: Any, **__: Any) -> MaintenanceBudget:
         return next(iter(self.admission._view.budgets.store.values()))
@@ -68,7 +74,13 @@ class World:
 
     async def delete(self, _: Kind[Any], key: ObjectKey, *, uid: str) -> None:
         assert uid is not None
+        self.when_asked()
         self.withdrawn.append(key)
+
+    async def create(self, *_: Any) -> None:
+        self.when_asked()
+        if self.answer is not None:
+            raise self.answer
 
 
 @pytest.mark.parametrize("paused", [True, False])
@@ -79,3 +91,19 @@ async def test_a_request_is_looked_at_again_until_it_is_known_what_a_paused_budg
     await world.admission.reconcile(KEY)
     assert await world.requests.reconcile(world.key) is None
     assert world.withdrawn == ([world.key] if paused else [])
+
+
+@pytest.mark.parametrize("answer", [None, Forbidden(403, "Forbidden", "no right")])
+async def test_of_a_pod_that_is_deleted_while_it_is_asked_for_nothing_is_kept(answer: ApiError | None) -> None:
+    world = World(paused=False)
+    world.answer, world.when_asked = answer, lambda: forget(world.view, world.pod)
+    assert await world.requests.make(world.pod) is (answer is None)
+    assert (world.requests._first_asked, world.requests._refused) == ({}, set())
+
+
+async def test_of_a_pod_that_is_deleted_while_its_request_is_withdrawn_nothing_is_kept() -> None:
+    world = World(paused=True)
+    world.when_asked = lambda: forget(world.view, world.pod)
+    await world.admission.reconcile(KEY)
+    await world.requests.reconcile(world.key)
+    assert (world.withdrawn, world.requests._withdrawn) == ([world.key], {})

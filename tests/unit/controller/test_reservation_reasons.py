@@ -68,3 +68,15 @@ async def test_each_reservation_has_one_question_at_most_and_comes_to_its_turn()
             await lab.clock.advance(1.0)
         assert len(lab.reasons._questions) <= 100
         assert len(set(lab.asked)) >= 99
+
+
+async def test_of_a_reservation_that_waits_no_more_no_question_is_kept() -> None:
+    """Its claim, and all that it selects by, would stay until the questions before it are answered."""
+    lab = Lab()
+    lab.look("tenant", 3)
+    await lab.clock.advance(1.0)
+    lab.look("tenant", 3)
+    assert len(lab.reasons._questions) == 3
+    for number in range(3):
+        lab.reasons.forget(ObjectKey("tenant", f"reserved-{number}"))
+    assert not lab.reasons._questions

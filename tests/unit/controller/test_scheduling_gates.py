@@ -4,7 +4,7 @@ Pods of a PodGroup start together: kube-scheduler is shown all of them at once, 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -23,7 +23,7 @@ from draco.resources.kinds import POD_GROUPS, PODS, Kind
 from draco.resources.names import SCHEDULING_GATE
 from tests.builders import a_claim, a_device_class, a_pod
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import tell
+from tests.unit.controller.watching import forget, tell
 
 KEY = ObjectKey("default", "pod")
 OTHERS = "example.com/admission"
@@ -46,6 +46,7 @@ class World:
         self.answer: ApiError | None = None
         self.answers: dict[str, ApiError] = {}
         self.refused = 0
+        self.when_asked: Callable[[], None] = lambda: None
         ours = a_device_class("ours")
         labels = {"draco.dev/allocator": "operator"}
         meta = msgspec.structs.replace(ours.metadata, labels=labels)
@@ -64,6 +65,7 @@ class World:
 
     async def patch(self, kind: Kind[Any], key: ObjectKey, patch: dict[str, Any]) -> None:
         assert kind is PODS
+        self.when_asked()
         if answer := self.answer or self.answers.get(key.name):
             self.refused += 1
             raise answer
@@ -372,3 +374,13 @@ async def test_one_pod_that_is_refused_does_not_keep_the_others() -> None:
     gang.answers.clear()
     assert await gang.gates.reconcile(GROUP) is None
     assert gang.freed == ["c", "a", "b"]
+
+
+async def test_of_a_pod_that_is_deleted_while_its_gate_is_refused_nothing_is_kept() -> None:
+    """Otherwise the operator would report for ever that it may not take gates off."""
+    world = World()
+    world.pod(SCHEDULING_GATE)
+    world.answer = Forbidden(403, "Forbidden", "no right")
+    world.when_asked = lambda: forget(world.view, a_pod("pod"))
+    assert await world.gates.reconcile(KEY) is None
+    assert (world.refused, world.gates.trouble) == (1, "")

@@ -1,6 +1,6 @@
 """Taking back what claims hold: what a refusal means for the claim and for others, and what is given back for nobody's use."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -18,7 +18,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import Kind
 from tests.builders import a_claim
 from tests.doubles.clock import ManualClock
-from tests.unit.controller.watching import tell
+from tests.unit.controller.watching import forget, tell
 
 A, B = (a_claim(name, on=[f"node-0/gpu-{name}"]) for name in "ab")
 REFUSALS = [Forbidden(403, "Forbidden", "no\nright."), Invalid(422, "Invalid", "no right")]
@@ -32,6 +32,7 @@ class World:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.answers: list[ApiError] = []
+        self.when_asked: Callable[[], None] = lambda: None
         self.writes: list[tuple[str, Mapping[str, Any]]] = []
         self.events: list[str] = []
         self.view = ClusterView(cast("Client", self), None, clock=self.clock)
@@ -42,6 +43,7 @@ class World:
     async def patch(self, _: Kind[Any], key: ObjectKey, body: Mapping[str, Any], *, subresource: str) -> None:
         assert subresource == "status"
         self.writes.append((key.name, body))
+        self.when_asked()
         if self.answers:
             raise self.answers.pop(0)
 
@@ -167,3 +169,11 @@ async def test_what_was_not_answered_is_on_its_way_for_ten_seconds(world: World,
     await world.clock.advance(10)
     world.returns.settle()
     assert (A.metadata.key in world.returns, world.returns.next_s(world.clock.monotonic())) == (False, float("inf"))
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_of_a_claim_that_is_deleted_while_it_is_refused_nothing_is_kept(world: World, refusal: ApiError) -> None:
+    world.answers = [refusal]
+    world.when_asked = lambda: forget(world.view, A)
+    assert not await world.takebacks.take_back(A)
+    assert world.takebacks._refused.by_key == {}

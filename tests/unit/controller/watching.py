@@ -8,22 +8,7 @@ from draco.kube.watch.collection import Collection
 
 def collection_of(view: ClusterView, kind: str) -> Collection[Any]:
     """What the view knows of a kind."""
-    collections: dict[str, Collection[Any] | None] = {
-        "GpuNode": view.gpu_nodes,
-        "Node": view.nodes,
-        "ResourceSlice": view.slices,
-        "MigPolicy": view.mig_policies,
-        "HealthPolicy": view.health_policies,
-        "DeviceMaintenance": view.maintenances,
-        "DeviceTaintRule": view.rules,
-        "DeviceClass": view.classes,
-        "ResourceClaim": view.claims,
-        "Pod": view.pods,
-        "PodGroup": view.pod_groups,
-    }
-    found = collections[kind]
-    assert found is not None
-    return found
+    return view.collections[kind]
 
 
 def tell(view: ClusterView, *objects: Any) -> None:

@@ -164,10 +164,12 @@ async def test_a_delay_that_is_set_while_workers_sleep_for_a_later_one_is_not_mi
 
 
 async def test_an_immediate_add_leaves_a_delayed_one_standing(queue: WorkQueue[str], clock: ManualClock) -> None:
+    """Unless the work finds nothing to look at again."""
     runs: list[float] = []
 
-    async def reconcile(key: str) -> None:
+    async def reconcile(key: str) -> float:
         runs.append(clock.monotonic())
+        return 30
 
     async with working(queue, reconcile):
         queue.add_after("a", 10)
@@ -419,3 +421,69 @@ async def test_others_have_their_turn_between_keys_that_never_wait(queue: WorkQu
             turns += 1
             await asyncio.sleep(0)
     assert len(set(seen)) == 10
+
+
+async def test_a_key_that_needs_no_other_look_leaves_nothing_in_the_queue(
+    queue: WorkQueue[str], clock: ManualClock
+) -> None:
+    """What was said of a pod is said again in twenty minutes. A pod that is deleted before is not kept in mind until then."""
+    there = {"a", "b"}
+    runs: list[tuple[str, float]] = []
+
+    async def reconcile(key: str) -> float | None:
+        runs.append((key, clock.monotonic()))
+        return 1200.0 if key in there else None
+
+    async with working(queue, reconcile):
+        queue.add("a")
+        queue.add("b")
+        await clock.advance(1)
+        there.remove("a")
+        queue.add("a")
+        await clock.advance(0)
+        assert dict(queue._due) == {"b": 1200.0}
+        await clock.advance(1300)
+        assert runs == [("a", 0), ("b", 0), ("a", 1), ("b", 1200)]
+
+
+@pytest.mark.parametrize("seconds", [1.0, 20.0])
+async def test_a_delayed_add_while_a_key_is_worked_on_outlives_the_work(
+    queue: WorkQueue[str], clock: ManualClock, seconds: float
+) -> None:
+    """Whether or not it is later than the one that stood when the work began."""
+    reconciler = Reconciler()
+    async with working(queue, reconciler):
+        queue.add_after("a", 10)
+        queue.add("a")
+        await clock.advance(0)
+        queue.add_after("a", seconds)
+        reconciler.end("a")
+        await clock.advance(30)
+        assert reconciler.runs == ["a", "a"]
+        reconciler.end("a")
+
+
+async def test_a_failed_key_keeps_its_delayed_add(queue: WorkQueue[str], clock: ManualClock) -> None:
+    runs: list[float] = []
+
+    async def reconcile(_: str) -> None:
+        runs.append(clock.monotonic())
+        raise Conflict(409, "Conflict", "another was faster")
+
+    async with working(queue, reconcile):
+        queue.add_after("a", 0.1)
+        queue.add("a")
+        await clock.advance(0.2)
+        assert runs == [0, 0.1]
+
+
+async def test_delays_that_an_earlier_one_replaces_take_no_room(queue: WorkQueue[str], clock: ManualClock) -> None:
+    async def reconcile(_: str) -> float:
+        return 1200.0
+
+    async with working(queue, reconcile):
+        for _ in range(1000):
+            queue.add_after("a", 1200)
+            queue.add_after("a", 0.5)
+            await clock.advance(0.5)
+        assert len(queue._heap) < 100

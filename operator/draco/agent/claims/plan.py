@@ -7,7 +7,7 @@ Pure. `preparer` carries it out.
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -66,9 +66,9 @@ def plan_prepare(
         return PartlyReleased(known)
     # An intent that was left over counts for nothing.
     intent = intent_of(claim, driver=driver, pool=pool, gpus=gpus)
-    if (holder := holder_of(intent, record.values())) is not None:
-        raise StillPrepared(conflict(intent, record.values(), leftovers), holder=holder)
-    if refusal := conflict(intent, record.values()) or sick(intent, gpus) or joining(intent, gpus):
+    if (found := conflict(intent, record.values(), leftovers)) is not None:
+        raise PrepareError(found.why) if found.holder is None else StillPrepared(found.why, holder=found.holder)
+    if refusal := sick(intent, gpus) or joining(intent, gpus):
         raise PrepareError(refusal)
     gpus_of(intent, {gpu.uuid: gpu for gpu in gpus.values()})
     return FirstPrepare(intent)
@@ -168,10 +168,17 @@ def _shares_by_default(sharing: Any) -> bool:
     return isinstance(slicing, dict) and slicing.get("interval", "Default") == "Default"
 
 
+class ClaimConflict(NamedTuple):
+    """Why a claim cannot have what it was allocated, as a sentence, and the claim that holds it; None: the claim itself."""
+
+    why: str
+    holder: ClaimUid | None
+
+
 def conflict(
     claim: PreparedClaim, others: Iterable[PreparedClaim], leftovers: Mapping[ClaimUid, str] = MappingProxyType({})
-) -> str:
-    """Who already holds what the claim was allocated, as a sentence; "" when nobody does.
+) -> ClaimConflict | None:
+    """Who already holds what the claim was allocated; None when nobody does.
 
     A whole GPU and its partitions exclude each other, and so do partitions that share units. Administrative access never
     conflicts, but a partition cannot be where another stands, nor in a GPU that somebody has whole. An intent that was left over
@@ -181,25 +188,22 @@ def conflict(
     """
     for one, two in combinations(claim.devices, 2):
         if one.device != two.device and _excludes(one, two):
-            return (
+            why = (
                 f"Claim {claim} was allocated both {one.device} and {two.device}, which share hardware; delete the pod so "
                 "that the claim is allocated again."
             )
+            return ClaimConflict(why, None)
     for other in others:
         if (pair := _clash(claim, other)) is not None:
             wanted, held = pair
             what = "which is" if held.device == wanted.device else f"but {held.device} is"
             then = leftovers.get(other.uid, "it can be prepared when kubelet has unprepared that one.")
-            return (
+            why = (
                 f"Claim {claim} was allocated {wanted.device}, {what} still prepared for claim {other} "
                 f"(uid {other.uid}); {then}"
             )
-    return ""
-
-
-def holder_of(claim: PreparedClaim, others: Iterable[PreparedClaim]) -> ClaimUid | None:
-    """The claim that holds what this one was allocated; None when nobody does."""
-    return next((other.uid for other in others if _clash(claim, other) is not None), None)
+            return ClaimConflict(why, other.uid)
+    return None
 
 
 def _clash(claim: PreparedClaim, other: PreparedClaim) -> tuple[PreparedDevice, PreparedDevice] | None:

@@ -16,6 +16,8 @@ from draco.cel.errors import CompileError, EvaluationError
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 
 MAX_SELECTORS: Final = 4096
+MAX_CHARACTERS: Final = 2**20
+"""Of all selectors together: compiled, a character takes some 75 bytes, and one selector may have 10,000 characters."""
 MAX_SCANS: Final = 64
 """A scan of 100,000 devices takes some 400 kB."""
 MAX_UNPUBLISHED: Final = 64
@@ -152,6 +154,7 @@ class Selectors:
         self._entries: dict[str, _Entry | CompileError] = {}
         self._scanned: OrderedDict[str, _Entry] = OrderedDict()  # the longest not asked for first
         self._remembered = 0
+        self._characters = 0
 
     def matches(self, expression: str, driver: str, device: Device, row: int) -> bool:
         """Whether the expression selects the device of that row. Raises CompileError and EvaluationError."""
@@ -236,11 +239,13 @@ class Selectors:
             return error
 
     def _add(self, expression: str) -> _Entry | CompileError:
-        if len(self._entries) >= MAX_SELECTORS or self._columns.unpublished > MAX_UNPUBLISHED:
+        is_full = len(self._entries) >= MAX_SELECTORS or self._characters + len(expression) > MAX_CHARACTERS
+        if is_full or self._columns.unpublished > MAX_UNPUBLISHED:
             self._entries.clear()
             self._scanned.clear()
-            self._remembered = 0
+            self._remembered = self._characters = 0
             self._columns.let_go()
+        self._characters += len(expression)
         try:
             selector = self._compile(expression)
         except CompileError as error:

@@ -34,6 +34,7 @@ class Takebacks:
 
     def __init__(self, client: Client, view: ClusterView, *, clock: Clock) -> None:
         self._client = client
+        self._view = view
         self._refused: Pauses[str] = Pauses(clock, first_s=_REFUSED_S, longest_s=_REFUSED_LONGEST_S)  # by UID
         view.claims.subscribe(self._forget)
 
@@ -65,6 +66,9 @@ class Takebacks:
             return False
         except (Forbidden, Invalid) as error:
             # Since 1.36 a missing right to resourceclaims/binding comes as Invalid too.
+            known = self._view.claims.store.get(meta.key)
+            if known is None or known.metadata.uid != meta.uid:
+                return False  # deleted meanwhile: nobody would ever forget the refusal
             again_s = self._refused.begin(meta.uid, str(error))
             log.warning(
                 "claim.not_taken_back", claim=str(meta.key), error=str(error), remedy=REMEDY, again_in_s=again_s

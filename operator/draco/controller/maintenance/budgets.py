@@ -44,7 +44,7 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
-from draco.resources.kinds import DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS
+from draco.resources.kinds import DEVICE_MAINTENANCES
 from draco.resources.names import PoolKey
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class MaintenanceAdmission:
 
     def __init__(self, client: Client, view: ClusterView, fleet: MaintenanceFleet, *, clock: Clock) -> None:
         self._client = client
-        self._statuses = OwnStatus(client, MAINTENANCE_BUDGETS)
+        self._statuses = OwnStatus(client, view.budgets)
         self._view = view
         self._fleet = fleet
         self._clock = clock

@@ -121,6 +121,8 @@ class EvictionRequests:
             self._refused.add(uid)
             made = False
         self._first_asked.setdefault(uid, self._clock.now())
+        if self._is_gone(pod):
+            self._forget(uid)
         return made
 
     async def reconcile(self, key: ObjectKey) -> float | None:
@@ -144,7 +146,7 @@ class EvictionRequests:
         else:
             log.info("drain.request_withdrawn", request=str(key), pod=target.name if target else "")
         self._forget(uid)
-        if pod:
+        if pod and not self._is_gone(pod):
             self._withdrawn[uid] = request.metadata.uid
         return None
 
@@ -156,6 +158,11 @@ class EvictionRequests:
     def _forget(self, uid: str) -> None:
         self._first_asked.pop(uid, None)
         self._refused.discard(uid)
+
+    def _is_gone(self, pod: Pod) -> bool:
+        """Whether the watch has told of its end: whatever is remembered of it from then on, nobody would forget."""
+        known = self._view.pods.store.get(pod.metadata.key)
+        return known is None or known.metadata.uid != pod.metadata.uid
 
     def _is_paused(self, maintenance: DeviceMaintenance) -> bool:
         return bool(self._paused([each.key for each in maintenance.status.devices]))

@@ -172,10 +172,14 @@ class MaintenanceJobs:
             for wake in self._wakes:
                 wake(request.metadata.uid)
 
+    def forget(self, uid: str) -> None:
+        """The request is gone, or over."""
+        for purpose in Purpose:
+            self._troubles.pop((uid, purpose), None)
+
     async def stop(self, request: DeviceMaintenance) -> None:
         """Delete the request's Jobs, each after its pods, and their claims. Raises ApiError."""
-        for purpose in Purpose:
-            self._troubles.pop((request.metadata.uid, purpose), None)
+        self.forget(request.metadata.uid)
         for job in self._jobs.store.by_index(BY_REQUEST, request.metadata.uid):
             if is_own(job.metadata, request, self._namespace) and job.metadata.deletion_timestamp is None:
                 log.info("maintenance.job_stopped", job=str(job.metadata.key), request=request.metadata.name)

@@ -82,7 +82,7 @@ class MaintenanceReconciler:
             view, clock=clock, settle_s=settle_s, fleet=fleet, admission=admission, drains=drains, jobs=jobs
         )
         self._events = events
-        self._statuses = OwnStatus(client, DEVICE_MAINTENANCES)
+        self._statuses = OwnStatus(client, view.maintenances)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
         """Have `wake` called with the UID of every request that a change may concern."""
@@ -135,8 +135,8 @@ class MaintenanceReconciler:
 
     async def _clean_up_after(self, uid: str) -> None:
         """Take away what a request that is gone has left."""
-        self._statuses.forget(uid)
         self._drains.forget(uid)
+        self._jobs.forget(uid)
         await self._carry_out(await self._plan_for_missing(uid), None)
         self._admission.withdraw(uid)  # only now: a rule that was just being written counts no less
 

@@ -94,7 +94,7 @@ class ReservationReconciler:
         self._events = events
         self._permitted = permitted
         self._clock = clock
-        self._statuses = OwnStatus(client, DEVICE_RESERVATIONS)
+        self._statuses = OwnStatus(client, view.reservations)
         self._deleted: dict[str, str] = {}
         """Claims that were deleted here and are not seen to be yet: by UID, the version that was."""
         self._warned: set[str] = set()
@@ -128,8 +128,6 @@ class ReservationReconciler:
                     wake(key)
 
         def of_reservation(change: Change[DeviceReservation]) -> None:
-            if change.before is not None and change.after is None:
-                self._statuses.forget(change.before.metadata.uid)
             if change.before is not None and change.differs(lambda each: each.spec):
                 self._refused.forget(change.before.metadata.uid)
             wake(change.key)

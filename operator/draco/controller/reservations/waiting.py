@@ -55,6 +55,7 @@ class WaitingReasons:
     def forget(self, key: ObjectKey) -> None:
         """It does not wait any more."""
         self._waiting.pop(key, None)
+        self._questions.pop(key, None)
 
     def of(self, key: ObjectKey, claim: ResourceClaim) -> str:
         """Why the reservation's claim waits, as far as that is known by now; "" if it is not."""
@@ -79,13 +80,11 @@ class WaitingReasons:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            claim = self._questions.pop(key)
-            if key in self._waiting:
-                self._asking.add(key.namespace)
-                text = await self._answer(claim)
-                self._asking.discard(key.namespace)
-                self._work.set()
-                self._heard(key, text)
+            self._asking.add(key.namespace)
+            text = await self._answer(self._questions.pop(key))
+            self._asking.discard(key.namespace)
+            self._work.set()
+            self._heard(key, text)
 
     def _heard(self, key: ObjectKey, text: str) -> None:
         waiting = self._waiting.get(key)

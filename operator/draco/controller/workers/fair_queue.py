@@ -22,6 +22,8 @@ T = TypeVar("T", bound=Hashable)
 
 MOST_WAITING: Final = 256
 """Questions of one namespace with the same priority."""
+_KEPT_NAMESPACES: Final = 32
+"""Budgets that are kept at least, though some may be whole again: to look for those takes time."""
 
 
 class QueuePriority(IntEnum):
@@ -143,7 +145,7 @@ class FairQueue(Generic[T]):
 
     def _forget(self, now_s: float) -> None:
         """A namespace with its whole budget is as one that was never met."""
-        if len(self._namespaces) > 256:
+        if len(self._namespaces) > _KEPT_NAMESPACES:
             waiting = {name for lane in self._lanes.values() for name in lane}
             for name in [name for name in self._namespaces if name not in waiting]:
                 if self._left_s(name, now_s) >= self._burst_s:

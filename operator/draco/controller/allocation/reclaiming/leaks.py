@@ -139,12 +139,16 @@ class LeakedClaims:
         before = self._since_s.pop(key, {})
         if self._view.pod_groups is None or group is None or not leaked:
             await self._notes.withdraw(key)
-            for uid in before:
-                self._unreserved_s.pop(uid, None)
+            self._forget(before)
             return None
         since = self._since_s[key] = {uid: before.get(uid, now_s) for uid in (each.metadata.uid for each in leaked)}
+        self._forget(before.keys() - since.keys())
         waits = [await self._release(claim, key, since[claim.metadata.uid]) for claim in leaked]
         return min(await self._tell(self._view.pod_groups.kind, group, leaked, min(since.values())), *waits)
+
+    def _forget(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self._unreserved_s.pop(uid, None)
 
     async def _adopt(self) -> None:
         if self._adopted:

@@ -135,15 +135,21 @@ class SchedulingGates:
             log.info("gate.changed", pod=str(key), error=str(error))
             return _AGAIN_S
         except Forbidden as error:
+            if not self._still_gated(pod):
+                return None  # deleted meanwhile: nobody would ever forget the refusal
             again_s = self._forbidden.begin(pod.metadata.uid, str(error))
             log.warning("gate.refused", pod=str(key), error=str(error), again_in_s=again_s)
             return again_s
         self._forbidden.forget(pod.metadata.uid)
-        known = self._view.pods.store.get(key)
-        if known is not None and known.metadata.uid == pod.metadata.uid and _has_gate(known):
+        if self._still_gated(pod):
             self._off.add(pod.metadata.uid)  # until the watch tells of it
         log.info("gate.removed", pod=str(key))
         return None
+
+    def _still_gated(self, pod: Pod) -> bool:
+        """Whether this very pod is there with the gate, as far as the watch has told."""
+        known = self._view.pods.store.get(pod.metadata.key)
+        return known is not None and known.metadata.uid == pod.metadata.uid and _has_gate(known)
 
     def _ready(self, key: ObjectKey) -> Sequence[Pod]:
         """The pod, if it is. What it has while others hold it back, it is to give back."""
