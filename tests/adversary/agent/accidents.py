@@ -369,8 +369,7 @@ class Accidents(HandingOver):
         for gpu in [*node.missing, *(gpu for gpu in node.gpus if gpu.error)]:
             self._happens("reseat", lambda uuid=gpu.uuid: hotplug.reseat(self.path, uuid), moves=True)
             self.sickness.repaired(gpu.uuid)
-        with state.mutate(self.path) as node:
-            node.failures[:] = [one for one in node.failures if one.effect == "hang"]
+        self._stop_failing(but="hang")
 
     @accident(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
     def policy(self, pick: int, mode: str) -> None:

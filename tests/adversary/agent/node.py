@@ -207,11 +207,13 @@ class Node(RuleBasedStateMachine):
         faults.fail(self.path, function, faults.ERRORS[code], gpu=uuid)
         fired[f"lacks {function}"] += 1
 
-    def _stop_failing(self) -> None:
-        """What fails works again; what a board does not have it still has not."""
+    def _stop_failing(self, *, but: str = "") -> None:
+        """What fails works again, `but` calls that fail so; what a board does not have it still has not."""
         with state.mutate(self.path) as node:
             node.failures[:] = [
-                one for one in node.failures if (one.gpu_uuid, one.function, one.error) in self.sickness.lacks
+                one
+                for one in node.failures
+                if one.effect == but or (one.gpu_uuid, one.function, one.error) in self.sickness.lacks
             ]
 
     def _note_alive(self) -> None:
