@@ -220,6 +220,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
     last = time.monotonic()
     while quiet < QUIET_S:
         await asyncio.sleep(0.5)
+        await asyncio.to_thread(cluster.restart_ended)  # also of an operator that could not renew its lease
         now = time.monotonic()
         passed, last = min(now - last, 1.0), now
         waiting = observer.unexplained()
