@@ -11,15 +11,17 @@ from typing import Any, Literal
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from draco.resources.kinds import GPU_NODES
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state, sysfs
 from draco_local.simulator.gpus.boards import BOARDS
 from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
+from tests.adversary.agent.decisions import HEALTH, KEYS
 from tests.adversary.agent.handing_over import HandingOver
 from tests.adversary.agent.life import FAILING, LACKS, REST_S
 from tests.adversary.agent.node import NUMBERS, SHARED_NODES, accident, fired
-from tests.adversary.agent.surroundings import DRIVER
+from tests.adversary.agent.surroundings import DRIVER, NODE
 
 PROFILES = ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb")
 CODES = ("UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "INVALID_ARGUMENT", "NOT_FOUND", "GPU_IS_LOST", "NO_PERMISSION")
@@ -284,6 +286,46 @@ class Accidents(HandingOver):
             case _:
                 self._all_is_well()
 
+    # What an operator says
+
+    @accident(pick=NUMBERS, key=st.sampled_from(KEYS), seen=st.booleans())
+    def decide(self, pick: int, key: str, seen: bool = False) -> None:
+        """An operator decides that a GPU is to have a taint, or is not to have it any more."""
+        boards = self._boards()
+        uuid = boards[pick % len(boards)]
+        self.decisions.now[uuid] = self.decisions.now.get(uuid, set()) ^ {key}
+        if key == HEALTH:
+            self.sickness.judged.add(uuid)
+        self._decide()
+        self._time_passes(seen)
+
+    @accident(
+        what=st.sampled_from(("deleted", "deleted", "empty", "unreadable", "readable", "decided")), seen=st.booleans()
+    )
+    def gpu_node(self, what: str, seen: bool = False) -> None:
+        """The GpuNode is deleted or emptied, or its agent may not read it; or it says again what is decided."""
+        fired[f"GpuNode {what}"] += 1
+        match what:
+            case "deleted":
+                self.source.drop(GPU_NODES, NODE)
+            case "empty":
+                if self.source.gpu_node is not None:
+                    self.source.decide({})
+            case "unreadable" | "readable":
+                self.source.mute = what == "unreadable"
+            case _:
+                self._decide()
+        self._told()
+        self._time_passes(seen)
+
+    @precondition(lambda self: self.agent is None)
+    @accident()
+    def lose_decisions(self) -> None:
+        """The agent's record of what was wanted is lost: what was published tells of hand-overs and maintenance alone."""
+        fired["lost what was wanted"] += 1
+        (self.folder / "agent" / "wanted.json").unlink(missing_ok=True)
+        self.decisions.lost({HEALTH})
+
     # Other plugins
 
     @precondition(lambda self: len(self.rivals.live) < 2)
@@ -327,8 +369,7 @@ class Accidents(HandingOver):
         for gpu in [*node.missing, *(gpu for gpu in node.gpus if gpu.error)]:
             self._happens("reseat", lambda uuid=gpu.uuid: hotplug.reseat(self.path, uuid), moves=True)
             self.sickness.repaired(gpu.uuid)
-        with state.mutate(self.path) as node:
-            node.failures[:] = [one for one in node.failures if one.effect == "hang"]
+        self._stop_failing(but="hang")
 
     @accident(pick=NUMBERS, mode=st.sampled_from(("none", "dynamic", "dynamic", "dynamic", "static", "disabled")))
     def policy(self, pick: int, mode: str) -> None:

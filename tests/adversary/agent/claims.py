@@ -195,7 +195,7 @@ class LifeOfClaims(LifeOfAgent):
             and device.device.partition("-mig-")[0] not in names
         ):
             fired["prepare: refused for a fault"] += 1
-            assert re.search(r"Xid\d+|Lost|Absent|NotFound|Needs[A-Z]", error), (
+            assert re.search(r"Xid\d+|Lost|Absent|NotFound|Needs[A-Z]|RemapFailed|FabricFailed", error), (
                 f"the refusal does not name the fault: {error}"
             )
 

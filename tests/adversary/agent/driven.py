@@ -20,7 +20,7 @@ from draco.agent.hardware.nvml import Nvml
 from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
 from draco.agent.plugin.dra_service import DraService
 from draco.agent.settings import AgentSettings
-from draco.resources.api.draco import WantedGpu
+from draco.kube.watch.watching import ListedCollection
 from draco_local.simulator.gpus import procfs
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.adversary.agent.processes import Process
@@ -82,6 +82,7 @@ class Driven:
     ) -> None:
         self.loop = loop
         self.clock = clock
+        self.source = source
         self.death = death
         self.process = Process(death)
         self.threads = Threads()
@@ -135,31 +136,44 @@ class Driven:
         """Whether kubelet finds its socket."""
         return self.agent.parts.plugin.serving.is_set()
 
-    def begin(self, wanted: dict[Any, WantedGpu]) -> None:
+    def begin(self) -> None:
         """As the program does; and it is taken that the API server was asked what it can do."""
-        self.want(wanted)
         self.agent._asked.set()
         self._task = self.loop.create_task(self.agent.run(), context=self.process.context)
+        parts = self.agent.parts
+        offering = parts.offers.run(recovered=parts.startup.recovered, follows=True, partitionable=True)
+        self.loop.create_task(offering, context=self.process.context)
         self._run(self._settle())
+        self.listen()
 
-    def start(self, wanted: dict[Any, WantedGpu]) -> None:
+    def start(self) -> None:
         """The same, until it serves. AnotherPlugin when somebody else serves the driver."""
-        self.begin(wanted)
+        self.begin()
         for _ in range(20):  # it may wait a little for what it cannot have
             if not self.ready:
                 self._run(self.clock.advance(1.0))
 
-    def want(self, wanted: dict[Any, WantedGpu]) -> None:
-        """What policies want of GPUs, as the operator would have written it into the GpuNode."""
-        keeper = self.agent.parts.dividing.keeper
-        touched = set(wanted) | set(keeper.wanted or {})
-        keeper.wanted = dict(wanted)
-        keeper.known.set()
-        for uuid in touched:
-            keeper.touch(uuid)
+    def listen(self) -> None:
+        """Its watch tells of the GpuNode, if it can."""
+        self._run(self._heard())
+
+    async def _heard(self) -> None:
+        await self.loop.create_task(self._hear(), context=self.process.context)
+
+    async def _hear(self) -> None:
+        if not (self.source.gone or self.source.mute):
+            there = self.source.gpu_node
+            listed = {there.metadata.key: there} if there is not None else {}
+            self.agent.parts.dividing.keeper._informer.take(ListedCollection(listed, "", []))
+
+    @property
+    def forgets(self) -> bool:
+        """Whether something that is wanted could not be written, so that only this process knows it."""
+        return self.agent.parts.dividing.keeper._memory.unwritten
 
     def turn(self, seconds: float) -> None:
         """Let so much time pass for the agent."""
+        self.listen()
         self._run(self.clock.advance(seconds))
 
     def end(self) -> None:
@@ -256,12 +270,10 @@ class Driven:
 
     def published(self) -> tuple[list[Any], list[Any]] | None:
         """What it would publish now, as JSON; None while it would publish nothing."""
-        if not self.ready:
+        if not self.ready or self.agent.parts.publisher._wanted is None:
             return None
         self._run(self.agent.parts.offers._reconcile(""))
-        wanted = self.agent.parts.publisher._wanted
-        if wanted is None:
-            return None
+        wanted: Any = self.agent.parts.publisher._wanted
         devices, counters = (msgspec.json.decode(msgspec.json.encode(part)) for part in wanted)
         return devices, counters
 

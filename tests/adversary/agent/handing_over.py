@@ -87,7 +87,7 @@ class HandingOver(LifeOfClaims):
             follows=True,
         )
         try:
-            self.next.begin(self.wanted)
+            self.next.begin()
         except AnotherPlugin:  # the one that was to follow had not looked yet, and somebody else is there
             assert any(rival.contends for rival in self.rivals.live), (
                 "the next agent does not start, though nobody contends"

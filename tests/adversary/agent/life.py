@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -16,6 +17,7 @@ from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import procfs, state, sysfs
 from draco_local.simulator.gpus.state import StateError
 from tests.adversary.agent import observer
+from tests.adversary.agent.decisions import KEYS
 from tests.adversary.agent.driven import Driven, Gone, NoAnswer
 from tests.adversary.agent.node import NUMBERS, Node, accident, fired, paced
 from tests.adversary.agent.surroundings import NODE, Death, Killed
@@ -122,7 +124,7 @@ class LifeOfAgent(Node):
         """Start it, which it refuses where somebody else serves the driver."""
         others = any(rival.contends for rival in self.rivals.live)
         try:
-            agent.start(self.wanted)
+            agent.start()
         except AnotherPlugin:
             assert others, "the agent does not start, though nobody else serves the driver"
             fired["start: refused beside another"] += 1
@@ -220,6 +222,8 @@ class LifeOfAgent(Node):
         self.gave_way = False
         agent, self.agent = self.agent, None
         if agent is not None:
+            if agent.forgets:
+                self.decisions.lost(KEYS)
             agent.death.dead = True
             if self.hanging:
                 self._let_go(agent)
@@ -232,11 +236,10 @@ class LifeOfAgent(Node):
 
     def _promoted(self) -> None:
         """Another one is the node's agent, or about to be."""
-        agent = self._up()
-        self.death = agent.death
+        self.death = self._up().death
         self.rivals.born += 1
         self.born = self.rivals.born
-        agent.want(self.wanted)
+        self._told()
 
     def _bury_all(self) -> None:
         """Nothing runs any more."""
@@ -293,16 +296,18 @@ class LifeOfAgent(Node):
         self._forgotten()
 
     def _forgotten(self) -> None:
-        """The record is damaged. A claim of which neither a spec nor the API server tells is nobody's, nor has a container it."""
+        """The record is damaged. A claim of which neither a spec nor the API server tells is nobody's, nor has a container it.
+
+        One that was given up is prepared again, for all that is known, if its status still says that it is.
+        """
         specs = {one.claim for one in observer.look(self.folder).given}
         for claim in self.claims.values():
-            if claim.told and claim.uid not in specs and not self.source.reported(claim.name):
+            if claim.told is not (claim.uid in specs or self.source.reported(claim.name)):
                 claim.told, claim.unsure = False, True
 
     def _policy(self, pick: int, mode: str) -> None:
         fired[f"policy {mode}"] += 1
-        node = state.load(self.path)
-        boards = [gpu.uuid for gpu in [*node.gpus, *node.missing]]
+        boards = self._boards()
         uuid: Any = boards[pick % len(boards)]
         self.wanted.pop(uuid, None)
         common: dict[str, Any] = {"uuid": uuid, "policy": "p"}
@@ -313,6 +318,23 @@ class LifeOfAgent(Node):
         elif mode == "static":
             layout = [WantedInstance(profile="3g.40gb", start=4), WantedInstance(profile="1g.10gb", start=0)]
             self.wanted[uuid] = WantedGpu(**common, mode=MigMode.STATIC, layout=layout)
+        self._decide()
+
+    def _boards(self) -> list[str]:
+        """All that belong to the node, whether or not the driver has them."""
+        node = state.load(self.path)
+        return [gpu.uuid for gpu in [*node.gpus, *node.missing]]
+
+    def _decide(self) -> None:
+        """An operator writes what is wanted of each GPU, where there is a GpuNode."""
+        if self.source.gpu_node is not None:
+            fired["decided"] += 1
+            gpus = [msgspec.to_builtins(each) for each in self.wanted.values()]
+            self.source.decide(self.decisions.spec(self._boards()) | {"gpus": gpus})
+        self._told()
+
+    def _told(self) -> None:
+        """Its agent hears of it, if it can."""
         if self.agent is not None:
-            with self._living("policy told"):
-                self._up().want(self.wanted)
+            with self._living("told of its GpuNode"):
+                self._up().listen()

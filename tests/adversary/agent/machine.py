@@ -144,7 +144,7 @@ class AgentMachine(Accidents):
         self.armed = 0
         self.death.disarm()
         self.disk.free = None
-        self.source.gone = False
+        self.source.gone = self.source.mute = False
         self._make_nodes()
         self.rivals.all_go(cleanly=False)
         self.gave_way = False
@@ -177,7 +177,9 @@ class AgentMachine(Accidents):
             check()
         assert not observer.look(self.folder).given, "specs are left of claims that were given up"
         self.wanted = {}
-        self._up().want({})
+        self.decisions.now.clear()
+        assert self.source.gpu_node is not None, "nobody makes the GpuNode again"
+        self._decide()
         self.turn(REST_S)
         self.turn(REST_S)
         self.nothing_foreign_is_touched()

@@ -22,6 +22,7 @@ from draco.resources.api.draco import WantedGpu
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
 from tests.adversary.agent import observer
+from tests.adversary.agent.decisions import Decisions
 from tests.adversary.agent.driven import Driven
 from tests.adversary.agent.processes import owned, side_by_side
 from tests.adversary.agent.rivals import Rivals, sockets_beside
@@ -111,6 +112,7 @@ class Node(RuleBasedStateMachine):
         self.damaged = False
         """Whether the record was damaged since the agent was last served."""
         self.sickness = Sickness()
+        self.decisions = Decisions()
         self.rivals = Rivals(self.folder / "k" / "plugins_registry", self.folder / "k" / "plugins" / DRIVER)
         self.patched = ExitStack()
         self.born = 0
@@ -205,11 +207,13 @@ class Node(RuleBasedStateMachine):
         faults.fail(self.path, function, faults.ERRORS[code], gpu=uuid)
         fired[f"lacks {function}"] += 1
 
-    def _stop_failing(self) -> None:
-        """What fails works again; what a board does not have it still has not."""
+    def _stop_failing(self, *, but: str = "") -> None:
+        """What fails works again, `but` calls that fail so; what a board does not have it still has not."""
         with state.mutate(self.path) as node:
             node.failures[:] = [
-                one for one in node.failures if (one.gpu_uuid, one.function, one.error) in self.sickness.lacks
+                one
+                for one in node.failures
+                if one.effect == but or (one.gpu_uuid, one.function, one.error) in self.sickness.lacks
             ]
 
     def _note_alive(self) -> None:
@@ -230,6 +234,8 @@ class Node(RuleBasedStateMachine):
         if not self.source.gone and (not self.past or self.past[-1] != fresh):
             self.past = [*self.past[-3:], fresh]
             self.source.publish(*found)
+            why = self.decisions.why_bare(fresh, self.sickness)
+            assert not why, why
             self._check_names(fresh)
             self._check_counters(fresh)
             fired["published anew"] += 1
@@ -261,7 +267,7 @@ class Node(RuleBasedStateMachine):
         else:
             fired["kept the node"] += bool(others)
             assert ours, "the agent was there first, and kubelet does not find it"
-        if self.reachable and not self.source.gone:
+        if self._is_reported():
             alone = self.source.condition("Exclusive")
             assert alone == ("False" if others else "True"), (
                 f"of {len(others)} other plugins it is said: Exclusive {alone}"
@@ -282,7 +288,10 @@ class Node(RuleBasedStateMachine):
             fired["stays published"] += 1
             assert board in shown or not self.sickness.well(board, hardware), f"{board} is well, and not published"
         nameless = self.sickness.placeless & there
-        if nameless and self.reachable and not self.source.gone:
+        if self._is_decided() and not self.source.mute:
+            why = self.decisions.why_not_heard(published)
+            assert not why, why
+        if nameless and self._is_reported():
             fired["said to be unidentified"] += 1
             assert self.source.condition("Readable") == "False", f"nothing is said of {nameless}"
 
@@ -304,6 +313,15 @@ class Node(RuleBasedStateMachine):
             if board in parts and "-mig-" not in device["name"]:
                 kept = device.get("consumesCounters") or device.get("taints")
                 assert kept, f"{device['name']} is offered to everybody, and claims have parts of it"
+
+    def _is_reported(self) -> bool:
+        """Whether the GpuNode is there, and must say how things stand."""
+        return self.reachable and not self.source.gone and self.source.gpu_node is not None
+
+    def _is_decided(self) -> bool:
+        """Whether it says what an operator has decided."""
+        there = self.source.gpu_node
+        return self._is_reported() and there is not None and bool(there.spec.decided)
 
     def _gpu(self, pick: int) -> int:
         return pick % max(1, len(state.load(self.path).gpus))

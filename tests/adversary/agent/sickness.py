@@ -14,8 +14,9 @@ FAMILIES = ("xid", "ecc", "row-remap", "thermal", "nvlink", "fabric", "recovery"
 FAULTS = frozenset(f"draco.dev/{family}" for family in FAMILIES)
 FATAL: Mapping[int, str] = {48: "reset", 64: "reset", 79: "reboot", 95: "reset", 119: "reset"}
 """What ends it. The other XIDs that the machine sends are the fault of an application."""
-LINK_DOWN = 74
-"""Fatal to nobody: but a GPU whose link stays down may be kept from claims that need its links."""
+APPLICATION = 31
+"""One of those. It is remembered all the same: a policy may keep claims away for it."""
+ENDS: Mapping[int, str] = {**FATAL, APPLICATION: "reset"}
 LOST = 15
 
 Xids = dict[str, frozenset[int]]
@@ -41,16 +42,17 @@ class Sickness:
         """Boards that had not joined their NVLink fabric when the agent last looked."""
         self.placeless: set[str] = set()
         """Boards of which NVML never tells the minor number."""
+        self.judged: set[str] = set()
+        """Boards that a policy has kept from claims for what is nobody else's reason."""
         self.lacks: set[tuple[str, str, int]] = set()
         """What boards do not have: UUID, function of NVML, and what it answers for ever."""
 
     def xid(self, gpu: str, code: int) -> None:
         """NVML tells of an XID."""
-        if code == LINK_DOWN:
-            self.suspect.add(gpu)
-        if code not in FATAL:
+        if code not in ENDS:
             return
-        self.suspect.add(gpu)
+        if code in FATAL:
+            self.suspect.add(gpu)
         if self.listening:
             self.told[gpu] = self.told.get(gpu, frozenset()) | {code}
 
@@ -85,7 +87,7 @@ class Sickness:
         """That ends what a reset heals: of one GPU, or of all, when the driver was loaded anew."""
         for faults in (self.told, self.known, self.kept):
             for uuid in [gpu] if gpu else list(faults):
-                left = frozenset(code for code in faults.pop(uuid, frozenset()) if FATAL[code] == "reboot")
+                left = frozenset(code for code in faults.pop(uuid, frozenset()) if ENDS[code] == "reboot")
                 if left:
                     faults[uuid] = left
 
@@ -96,10 +98,14 @@ class Sickness:
 
     def why(self, gpu: str, hardware: Mapping[str, Any]) -> str:
         """Why a board takes no new work, as far as the agent must know; "" if it may."""
-        if gpu in self.known:
-            return " and ".join(f"XID {code}" for code in sorted(self.known[gpu]))
+        if fatal := self.known.get(gpu, frozenset()) & FATAL.keys():
+            return " and ".join(f"XID {code}" for code in sorted(fatal))
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
         return "what NVML says of it" if gpu in self.seen and there is not None and ill(there) else ""
+
+    def has_heard(self, gpu: str) -> bool:
+        """Whether the agent must know of a fault for which a policy may keep claims away."""
+        return APPLICATION in self.known.get(gpu, frozenset())
 
     def waits(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
         """Whether a board has not joined its fabric, as far as the agent must know: nobody gets all of it."""
@@ -109,7 +115,7 @@ class Sickness:
     def well(self, gpu: str, hardware: Mapping[str, Any]) -> bool:
         """Whether nobody ever had anything to say against a board that is there."""
         there = next((each for each in hardware["gpus"] if each["uuid"] == gpu), None)
-        if there is None or there["error"] or ill(there) or gpu in self.suspect | self.placeless:
+        if there is None or there["error"] or ill(there) or gpu in self.suspect | self.placeless | self.judged:
             return False
         if any(link["down"] for link in there["links"].values()):
             return False

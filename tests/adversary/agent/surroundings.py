@@ -15,10 +15,13 @@ import msgspec
 
 from draco.agent.files import LocalFiles
 from draco.kube.clock import Clock
-from draco.kube.errors import NotFound, Unreachable
-from draco.resources.kinds import CLAIMS, GPU_NODES, SLICES, Kind
+from draco.kube.errors import AlreadyExists, NotFound, Unreachable
+from draco.resources.api.draco import GpuNode
+from draco.resources.kinds import CLAIMS, GPU_NODES, NODES, SLICES, Kind
 
 NODE = "node-0"
+NODE_UID = "node-uid"
+OWNERS = [{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE_UID}]
 DRIVER = "gpu.nvidia.com"
 BLOCK = 4096
 
@@ -139,27 +142,33 @@ class MortalFiles(LocalFiles):
 
 
 class Source:
-    """What the agent reads and writes at the API server: claims, its GpuNode, its slices. Everything else is out of reach.
+    """What the agent reads and writes at the API server: claims, its Node and GpuNode, its slices. All else is out of reach.
 
+    `mute`: its watch of GpuNodes tells nothing, as where the agent may not read them.
     It keeps objects as they are given and judges nothing. What the API server does to objects is proven with a real one.
     """
 
     def __init__(self) -> None:
         self.gone = False
+        self.mute = False
         self.slow_s = 0.0
         """How long it takes for a claim."""
         self.clock: Clock | None = None
         self._objects: dict[str, dict[str, Any]] = {}
-        self.put(GPU_NODES, {"metadata": {"name": NODE, "uid": "node-uid"}})
+        self._version = 0
+        self.put(NODES, {"metadata": {"name": NODE, "uid": NODE_UID}})
+        self._make_gpu_node()
 
     @property
     def connection(self) -> "Source":
         """Discovery asks below the client; it is out of reach, too."""
         return self
 
-    def put(self, kind: Kind[Any], content: Any) -> None:
-        """Have such an object."""
-        made = msgspec.convert(content, kind.type)
+    def put(self, kind: Kind[Any], content: dict[str, Any]) -> None:
+        """Have such an object, in a version of its own."""
+        self._version += 1
+        version = {"resourceVersion": str(self._version)}
+        made = msgspec.convert(content | {"metadata": content["metadata"] | version}, kind.type)
         self._objects.setdefault(kind.plural, {})[str(made.metadata.key)] = made
 
     def drop(self, kind: Kind[Any], key: str) -> None:
@@ -173,14 +182,30 @@ class Source:
 
     def condition(self, name: str) -> str:
         """What GpuNode says of such a condition: its status."""
-        found = self._objects[GPU_NODES.plural][NODE].status.conditions
-        return next((one.status for one in found if one.type == name), "")
+        conditions = self.gpu_node.status.conditions if self.gpu_node is not None else ()
+        return next((one.status for one in conditions if one.type == name), "")
+
+    @property
+    def gpu_node(self) -> GpuNode | None:
+        """The GpuNode; None where somebody has deleted it and nobody has made another."""
+        found: GpuNode | None = self._objects[GPU_NODES.plural].get(NODE)
+        return found
+
+    def decide(self, spec: dict[str, Any]) -> None:
+        """An operator writes the spec of the GpuNode that is there."""
+        known = msgspec.to_builtins(self.gpu_node)
+        known["metadata"]["generation"] += 1
+        self.put(GPU_NODES, known | {"spec": spec})
+
+    def _make_gpu_node(self) -> None:
+        metadata = {"name": NODE, "uid": f"gpunode-{self._version}", "generation": 1, "ownerReferences": OWNERS}
+        self.put(GPU_NODES, {"metadata": metadata})
 
     def publish(self, devices: list[Any], counters: list[Any]) -> None:
         """The slices of the node, as many devices as there are in one."""
         pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices, "sharedCounters": counters}
-        self.put(SLICES, {"metadata": {"name": NODE}, "spec": spec})
+        self.put(SLICES, {"metadata": {"name": NODE, "ownerReferences": OWNERS}, "spec": spec})
 
     async def get(self, kind: Kind[Any], key: Any, **_options: Any) -> Any:
         self._reach()
@@ -191,6 +216,16 @@ class Source:
     async def list(self, kind: Kind[Any], **_options: Any) -> Any:
         self._reach()
         return list(self._objects.get(kind.plural, {}).values())
+
+    async def create(self, kind: Kind[Any], _body: Any, **_options: Any) -> Any:
+        """An agent makes its GpuNode, which says nothing of what is wanted; nothing else can be made."""
+        self._reach()
+        if kind is not GPU_NODES:
+            raise Unreachable("out of reach in this test")
+        if self.gpu_node is not None:
+            raise AlreadyExists(409, "AlreadyExists", f"{kind.plural} {NODE} is there")
+        self._make_gpu_node()
+        return self.gpu_node
 
     async def apply(self, kind: Kind[Any], key: Any, body: Any, **_options: Any) -> Any:
         """The fields of the status that are given are replaced."""

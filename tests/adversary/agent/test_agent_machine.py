@@ -12,9 +12,15 @@ from hypothesis.stateful import invariant
 
 from draco.agent.claims.leftovers import Leftovers
 from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodes
+from draco.agent.mig import last_spec
+from draco.agent.mig.last_spec import SpecMemory
 from draco.agent.mig.users import DeviceUsers
+from draco.resources.api.draco import GpuNodeSpec
+from tests.adversary.agent.decisions import HANDED_OVER, KEYS, MAINTENANCE
 from tests.adversary.agent.machine import AgentMachine
 from tests.adversary.agent.run import Finding, OutOfTurn, hunt, play, shrunk
+from tests.adversary.agent.sickness import APPLICATION
+from tests.adversary.agent.surroundings import NODE_UID
 from tests.side_by_side import REPORTS
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.txt"))
@@ -81,6 +87,61 @@ def test_a_spec_that_names_a_node_which_is_not_there_is_seen(node: str, monkeypa
     gone = f"state.folder.joinpath('root/dev/{node}').unlink()"
     with pytest.raises(AssertionError, match=f"names .*{node}'.*, which is not there"):
         play(["state.begin(board='H100-80GB', gpus=1, dynamic=())", gone, WHOLE_POD])
+
+
+def in_effect_of_what_is_said(last: GpuNodeSpec, said: GpuNodeSpec, *_: object) -> GpuNodeSpec:
+    """What the agent did that believed an empty GpuNode."""
+    return said
+
+
+DECIDE = "state.decide(pick=0, key='{key}', seen=True)"
+HEAR = ["state.turn(seconds=61.0)", f"state.xid(pick=0, code={APPLICATION}, seen=True)"]
+LOST_BY = {
+    "deleted": ["state.gpu_node(what='deleted', seen=True)"],
+    "emptied": ["state.gpu_node(what='empty', seen=True)"],
+    "deleted while no agent runs": ["state.kill()", "state.gpu_node(what='deleted')", "state.start()"],
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("lost", LOST_BY)
+def test_a_taint_that_goes_with_the_gpunode_is_seen(lost: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [BEGIN, *HEAR, DECIDE.format(key=key), *LOST_BY[lost]]
+    play(steps)
+    monkeypatch.setattr(last_spec, "in_effect", in_effect_of_what_is_said)
+    with pytest.raises(AssertionError, match=f"had \\['{key}'\\] and is published without"):
+        play(steps)
+
+
+@pytest.mark.parametrize("key", [MAINTENANCE, HANDED_OVER])
+def test_a_taint_that_goes_with_the_record_is_seen(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = ["state.kill()", "state.gpu_node(what='deleted')", "state.lose_decisions()", "state.start()"]
+    steps = [BEGIN, DECIDE.format(key=key), *gone]
+    play(steps)
+    monkeypatch.setattr(last_spec, "as_published", lambda _: last_spec.NOTHING)
+    with pytest.raises(AssertionError, match=f"had \\['{key}'\\] and is published without"):
+        play(steps)
+
+
+def test_an_agent_that_does_not_wait_for_its_gpunode_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may not read it, and publishes what it was told last; the record is lost, and the slices are those of the last agent."""
+    steps = [
+        BEGIN,
+        DECIDE.format(key=HANDED_OVER),
+        "state.kill()",
+        "state.gpu_node(what='unreadable')",
+        "state.start()",
+    ]
+    play([*steps, "state.turn(seconds=61.0)"])
+    monkeypatch.setattr(SpecMemory, "_read", lambda _: last_spec.LastSpec(node_uid=NODE_UID, spec=last_spec.NOTHING))
+    with pytest.raises(AssertionError, match="is published without"):
+        play([*steps, "state.turn(seconds=61.0)"])
+
+
+def test_a_decision_that_is_never_taken_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_spec, "in_effect", lambda last, *_: last)
+    with pytest.raises(AssertionError, match="was decided, and the agent publishes it as before"):
+        play([BEGIN, DECIDE.format(key=MAINTENANCE)])
 
 
 LONG = [BEGIN, "state.turn(seconds=1.0)", "state.turn(seconds=1.0)", "state.kill()", "state.start()"]

@@ -6,7 +6,6 @@ Owns starting, killing and starting again, and telling the observer of each. Cho
 import asyncio
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -239,16 +238,15 @@ class Cluster:
         return DriverFiles(self.sockets / node)
 
     def scraped(self) -> dict[str, Scraped]:
-        """What the replicas that run say of themselves, and their memory; without those that do not answer."""
+        """What the replicas that run say of themselves, nothing where they do not answer; and their memory."""
         found = {}
         for name in (self.running - self.stopped) & set(OPERATORS):
-            replica = self.replicas[name]
+            replica, metrics = self.replicas[name], ""
             with contextlib.suppress(OSError, HTTPException):
                 url = f"http://127.0.0.1:{replica.port}/metrics"
                 with urllib.request.urlopen(url, timeout=SCRAPE_S) as answer:
                     metrics = answer.read().decode()
-                pages = int(Path(f"/proc/{replica.pid}/statm").read_text(encoding="ascii").split()[1])
-                found[name] = Scraped(metrics, pages * resource.getpagesize() / (1 << 20))
+            found[name] = Scraped(metrics, memory_mib(replica.pid))
         return found
 
     def _start(self, name: str, argv: list[object], environment: Mapping[str, str] | None = None) -> ProcessRecord:
@@ -407,6 +405,17 @@ def _features(version: str) -> versions.Features:
     except MissingRequirement:
         return "all"
     return "gangs"
+
+
+def memory_mib(pid: int) -> float:
+    """The memory of a process and of all below it, each page that several share counted once; 0 when it is gone."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        children = [each.read_text(encoding="ascii") for each in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return 0.0
+    own = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
+    return own + sum(memory_mib(int(child)) for each in children for child in each.split())
 
 
 def node_of(agent: str) -> str:

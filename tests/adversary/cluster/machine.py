@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
-from tests.adversary.cluster.observer.kept import kept_at_rest
+from tests.adversary.cluster.observer.kept import Scraped, kept_at_rest
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.observer.rest import is_said_to_fit
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -216,14 +216,17 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
     observer = cluster.observer
     counted = quiet = unsettled = 0.0
     doubted: list[Suspicion] = []
+    scraped: dict[str, Scraped] = {}
     last = time.monotonic()
     while quiet < QUIET_S:
         await asyncio.sleep(0.5)
+        await asyncio.to_thread(cluster.restart_ended)  # also of an operator that could not renew its lease
         now = time.monotonic()
         passed, last = min(now - last, 1.0), now
         waiting = observer.unexplained()
         if not waiting:  # else they have something to do
-            waiting = list(kept_at_rest(await asyncio.to_thread(cluster.scraped)))
+            scraped = await asyncio.to_thread(cluster.scraped)
+            waiting = list(kept_at_rest(scraped))
         quiet = 0.0 if waiting else quiet + passed
         if down := observer.not_settled(now):
             unsettled += passed
@@ -245,5 +248,9 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
         if observer.waits_for_a_node(wrong):
             observer.violated(wrong)  # only now it is explained: what was said before was not so
     observer.counts["times at rest"] += 1
+    for each in scraped.values():
+        observer.counts["operators that kept nothing at rest"] += 1
+        most = "most memory of an operator at rest, MiB"
+        observer.counts[most] = max(observer.counts[most], round(each.memory_mib))
     observer.counts["times at rest with a fresh scheduler"] += bool(doubted)
     observer.counts["longest until rest, s"] = max(observer.counts["longest until rest, s"], round(counted))

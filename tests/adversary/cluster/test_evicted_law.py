@@ -136,6 +136,18 @@ def test_a_pod_that_leaves_for_nobody_who_may_ask_it_to_is_told(case: str) -> No
     assert why in found[0]
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_pod_on_a_node_has_its_claims_though_nobody_has_seen_them_reserved_for_it(*, gone: bool) -> None:
+    """As when the watch of claims begins again: kube-scheduler reserves claims before it gives the pod a node."""
+    held = {**HELD, "status": {**HELD["status"], "reservedFor": []}}
+    leaves = Leaves().see("policy", permitting()).see("claim", held).see("claim", WAITS).see("pod", LOW)
+    leaves.see("pod", HIGH).evicted(LOW)
+    if gone:
+        leaves.gone("claim", held, WENT_AT + 0.5)
+    assert not leaves.found()
+    assert leaves.law.preempted == 1
+
+
 def test_a_pod_that_was_not_evicted_did_not_leave_for_others() -> None:
     leaves = Leaves().see("policy", permitting()).see("claim", HELD).see("claim", WAITS).see("pod", LOW)
     found = leaves.see("pod", HIGH).gone("pod", LOW, WENT_AT).found()

@@ -1,8 +1,13 @@
 """The law of what is kept: nothing waits at rest, and memory is within a bound."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from tests.adversary.cluster.observer.kept import MOST_MIB, Scraped, kept_at_rest
+from tests.adversary.cluster.cluster import memory_mib
+from tests.adversary.cluster.observer.kept import MOST_MIB, WAITING, Scraped, kept_at_rest
 
 AT_REST = """# HELP draco_worker_waiting Questions that wait for their turn.
 # TYPE draco_worker_waiting gauge
@@ -14,7 +19,24 @@ draco_queue_depth{reconciler="allocation"} 0.0
 
 
 def test_a_replica_with_nothing_to_do_keeps_nothing() -> None:
-    assert not list(kept_at_rest({"operator-a": Scraped(AT_REST, MOST_MIB), "operator-b": Scraped("", 0.0)}))
+    assert not list(kept_at_rest({"operator-a": Scraped(AT_REST, MOST_MIB), "operator-b": Scraped(AT_REST, 0.0)}))
+
+
+def test_a_replica_that_does_not_say_what_waits_is_told() -> None:
+    found = {each.key for each in kept_at_rest({"operator-a": Scraped("", 0.0)})}
+    assert found == {f"operator-a {gauge}" for gauge in WAITING}
+
+
+def test_the_memory_of_a_process_is_that_of_all_below_it() -> None:
+    alone, size = memory_mib(os.getpid()), 64 << 20
+    hold = f"import sys; kept = bytearray(b'x' * {size}); print(flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert memory_mib(os.getpid()) > alone + size / (1 << 20)
+        child.communicate()
+    assert memory_mib(child.pid) == 0.0
 
 
 @pytest.mark.parametrize("gauge", ["draco_worker_waiting", 'draco_queue_depth{reconciler="allocation"}'])

@@ -1,4 +1,4 @@
-"""The laws of what Draco allocates, as one: of allocators, groups, their gates and order, reservations, limits, and evictions.
+"""The laws of what Draco publishes and allocates, as one: of bare GPUs, allocators, groups, reservations, limits, and evictions.
 
 Owns which of them hears of which change. Judges nothing itself.
 """
@@ -6,6 +6,7 @@ Owns which of them hears of which change. Judges nothing itself.
 from collections.abc import Callable, Iterator, Mapping
 
 from tests.adversary.cluster.observer.allocators import Allocators, Traded
+from tests.adversary.cluster.observer.bare import Bare
 from tests.adversary.cluster.observer.evicted import Evictions
 from tests.adversary.cluster.observer.gates import Gates
 from tests.adversary.cluster.observer.groups import Groups
@@ -23,6 +24,7 @@ class DracosLaws:
 
     def __init__(self, world: World) -> None:
         self._allocators = Allocators(world)
+        self._bare = Bare(world)
         self._groups = Groups(world)
         self._gates = Gates(world)
         self._order = Order(world)
@@ -37,6 +39,7 @@ class DracosLaws:
         """How often there was something to judge."""
         return {
             "claims allocated by Draco": self._allocators.by_draco,
+            "devices that lost the taint of a hand-over or a fault": self._bare.looked_at,
             "groups that had all they need": self._groups.whole,
             "PodGroups that had all they need": self._groups.whole_pod_groups,
             "groups of both allocators that had all they need of Draco": self._groups.whole_of_both,
@@ -64,6 +67,9 @@ class DracosLaws:
         match kind:
             case "slice":
                 self._allocators.slice_changed(after)
+                self._bare.slice_changed(after, now)
+            case "gpunode":
+                self._bare.report_changed(after)
             case "pod":
                 self._groups.pod_changed(before, after, now)
                 self._gates.pod_changed(before, after, now)
@@ -98,6 +104,7 @@ class DracosLaws:
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
         """What was wrong. `undisturbed` says whether one operator has led since then, and been answered."""
         yield from self._allocators.weighed(now)
+        yield from self._bare.weighed(now)
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._gates.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._order.weighed(now, grace_s=grace_s, undisturbed=undisturbed)

@@ -60,6 +60,8 @@ class Evictions:
         """By the pod's UID, or the key of its PodGroup, and the claim's UID."""
         self._claims: dict[str, tuple[Object, float]] = {}
         """Also those that are gone, and when they got what they have, or were last seen."""
+        self._freed: dict[str, tuple[Object, float]] = {}
+        """What claims had, and until when."""
         self._lately: dict[str, tuple[Object, float]] = {}
         self._seen_at: dict[str, float] = {}
         self._bound_at: dict[str, float] = {}
@@ -81,6 +83,8 @@ class Evictions:
         if after is not None and got and uid in self._claims and results(self._claims[uid][0]):
             self._claims[uid] = (after, self._claims[uid][1])
         else:
+            if before is not None and results(before):
+                self._freed[uid] = (before, now)
             self._claims[uid] = (one, now)
         users = consumers(after) if after is not None and got else set()
         for pod in users:
@@ -245,7 +249,18 @@ class Evictions:
         return not buses or all(any(bus in text for bus in buses) for text in texts)
 
     def _used(self, went: Went) -> list[Use]:
-        return [use for use in self._uses_of(went.pod).values() if use.until > went.at - WATCHES_DIFFER_BY_S]
+        seen = [use for use in self._uses_of(went.pod).values() if use.until > went.at - WATCHES_DIFFER_BY_S]
+        return seen or list(self._used_unseen(went))
+
+    def _used_unseen(self, went: Went) -> Iterator[Use]:
+        """What a pod on a node has of claims that nobody has seen reserved for it: that is done before it gets the node.
+
+        A watch of claims may begin again only after the pod has gone.
+        """
+        names = set(claims_of(went.pod)) if went.pod["spec"].get("nodeName") else set()
+        had = [each for each in self._claims.values() if results(each[0])]
+        had += [(claim, until) for claim, until in self._freed.values() if until > went.at - WATCHES_DIFFER_BY_S]
+        yield from (Use(claim, at, float("inf")) for claim, at in had if name(claim) in names)
 
     def _uses_of(self, pod: Object) -> dict[str, Use]:
         """By the claim's UID: what is reserved for the pod, and what of its claims is reserved for its PodGroup."""
@@ -278,6 +293,7 @@ class Evictions:
         self._claims = {
             uid: each for uid, each in self._claims.items() if uid in self._world.claims or now - each[1] < KEPT_S
         }
+        self._freed = {uid: each for uid, each in self._freed.items() if now - each[1] < KEPT_S}
         known = there | self._went.keys() | self._lately.keys()
         self._seen_at = {uid: at for uid, at in self._seen_at.items() if uid in known}
         self._bound_at = {uid: at for uid, at in self._bound_at.items() if uid in known}

@@ -32,7 +32,13 @@ from tests.adversary.cluster.observer.made import made_in_vain
 from tests.adversary.cluster.observer.programs import Programs
 from tests.adversary.cluster.observer.reports import misreported
 from tests.adversary.cluster.observer.rest import unexplained
-from tests.adversary.cluster.observer.service import fenced_without_cause, not_restored, stuck
+from tests.adversary.cluster.observer.service import (
+    fenced_without_cause,
+    not_restored,
+    phase_of,
+    stuck,
+    verified_by_job,
+)
 from tests.adversary.cluster.observer.story import clock, told
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.tainted import GivenWhileTainted
@@ -420,6 +426,11 @@ class Observer:
         node = program.removeprefix("agent-").removesuffix("-next")
         return time.monotonic() - self._waited.get(node, -math.inf) < WAITED_S
 
+    def _count_phase(self, before: Object, after: Object) -> None:
+        """What becomes of the requests that a Job verifies."""
+        if after and verified_by_job(after) and phase_of(after) != phase_of(before):
+            self.counts[f"requests that a Job verifies: {phase_of(after) or 'new'}"] += 1
+
     def _changed(self, kind: str, before: Object | None, after: Object | None) -> None:
         with self._lock:
             now = time.monotonic()
@@ -428,6 +439,7 @@ class Observer:
             assert one is not None
             self._dracos.changed(kind, before, after, now)
             if kind == "request":
+                self._count_phase(before or {}, after or {})
                 self._late.requested(one, now, gone=after is None)
                 self.bystanders.request_changed(one, now)
             if kind == "rule":

@@ -43,13 +43,14 @@ def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterat
         if each.get("regarding") and each.get("reason") == _REASON
     }
     claims = {name(claim): claim for claim in world.claims.values()}
+    tainted = _tainted(world)
     for uid, pod in world.pods.items():
         status = pod.get("status") or {}
         if status.get("phase") in {"Running", "Succeeded", "Failed"} and not pod["metadata"].get("deletionTimestamp"):
             continue
         if not pod["spec"].get("resourceClaims"):
             continue
-        if wrong := _wrong(world, pod, told.get(uid), claims, states):
+        if wrong := _wrong(world, pod, told.get(uid), claims, tainted, states):
             yield Suspicion("not explained", uid, f"pod {name(pod)}: {wrong}")
 
 
@@ -63,6 +64,7 @@ def _wrong(
     pod: Object,
     event: Object | None,
     claims: Mapping[str, Object],
+    tainted: frozenset[str],
     states: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """What is not right about a pod that does not run; empty when it is told why."""
@@ -72,15 +74,17 @@ def _wrong(
         if _sick(pod, states) or _OWN_FAULT.search(said) or _was_replaced(world, node, said, states):
             return ""
         return f"on node {node}, it {'is deleted and does not go' if ending else 'does not start'}: {said or 'no word'}"
-    return _refused(world, pod, event, claims)
+    return _refused(world, pod, event, claims, tainted)
 
 
-def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[str, Object]) -> str:
+def _refused(
+    world: World, pod: Object, event: Object | None, claims: Mapping[str, Object], tainted: frozenset[str]
+) -> str:
     """The same of a pod that is on no node."""
     scheduled = condition(pod, "PodScheduled")
     note = str((event or {}).get("note") or "")
     if scheduled.get("reason") == "SchedulingGated":
-        return _gated(world, pod, note, claims)
+        return _gated(world, pod, note, claims, tainted)
     said = str(scheduled.get("message") or "")
     if scheduled.get("status") != "False":
         return "the scheduler has said nothing of it" if not note else ""
@@ -92,10 +96,10 @@ def _refused(world: World, pod: Object, event: Object | None, claims: Mapping[st
         return "" if is_told else f"no Event says why; the scheduler says: {said}"
     if (group := _GROUP.search(note)) and group[1] != key_of(pod):
         return f"it is in {key_of(pod) or 'no group'}, but Draco says: {note}"
-    return _contradicts(world, said, note, claims)
+    return _contradicts(said, note, claims, tainted)
 
 
-def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -> str:
+def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object], tainted: frozenset[str]) -> str:
     """The same of a pod that the scheduler has not looked at: Draco's gate is there as long as it waits.
 
     One that others hold back is theirs to explain.
@@ -108,7 +112,7 @@ def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object]) -
         return (
             "" if _START_TOGETHER in note else f"its PodGroup is short of pods that could start, but Draco says: {note}"
         )
-    return _contradicts(world, "", note, claims) if note else "no Event says why it keeps Draco's gate"
+    return _contradicts("", note, claims, tainted) if note else "no Event says why it keeps Draco's gate"
 
 
 def _is_short_of_pods(world: World, key: str, claims: Mapping[str, Object]) -> bool:
@@ -125,20 +129,24 @@ def _has_all(pod: Object, claims: Mapping[str, Object]) -> bool:
     )
 
 
-def _contradicts(world: World, said: str, note: str, claims: Mapping[str, Object]) -> str:
+def _tainted(world: World) -> frozenset[str]:
+    """The keys of all taints that keep claims from some device."""
+    return frozenset(
+        str(taint.get("key"))
+        for device, published in world.published()
+        for taint in world.taints(device, published)
+        if taint.get("effect") in BLOCKING
+    )
+
+
+def _contradicts(said: str, note: str, claims: Mapping[str, Object], tainted: frozenset[str]) -> str:
     """Where what Draco says cannot be, by what the scheduler says and by what is there."""
     if note.startswith(_FITS) and "cannot allocate all claims" in said:
         return f"the scheduler says: {said} {_DRACO_SAYS}{note}"
     if (missing := _MISSING.search(said)) and missing[1].rpartition("/")[2] not in note:
         return f"the scheduler misses {missing[1]}, Draco says: {note}"
-    keys = {
-        taint.get("key")
-        for device, published in world.published()
-        for taint in world.taints(device, published)
-        if taint.get("effect") in BLOCKING
-    }
     for key, _ in _TAINT.findall(note):
-        if key not in keys:
+        if key not in tainted:
             return f"nothing is tainted {key}, but Draco says: {note}"
     for holder in _HOLDER.findall(note):
         if holder not in claims or not results(claims[holder]):

@@ -107,6 +107,11 @@ def stuck(world: World) -> Iterator[Suspicion]:
             yield Suspicion("stuck", uid, f"{name(request)} was cancelled, and is {phase}: {_message(request)}")
 
 
+def verified_by_job(request: Object) -> bool:
+    """Whether a Job verifies it that ends by itself."""
+    return (request["spec"].get("verification") or {}).get("fromCronJob") in ENDING_WORKS
+
+
 def verifying_for_ever(world: World) -> Iterator[Suspicion]:
     """A request whose devices are free, and which a Job verifies that ends by itself, does not stay in Verifying.
 
@@ -115,8 +120,7 @@ def verifying_for_ever(world: World) -> Iterator[Suspicion]:
     keys = {(each["spec"].get("taint") or {}).get("key", MAINTENANCE) for each in world.requests.values()}
     published = dict(world.published())
     for uid, request in world.requests.items():
-        verification = request["spec"].get("verification") or {}
-        if phase_of(request) != "Verifying" or verification.get("fromCronJob") not in ENDING_WORKS:
+        if phase_of(request) != "Verifying" or not verified_by_job(request):
             continue
         if request["spec"].get("cancelled") or request["metadata"].get("deletionTimestamp"):
             continue
