@@ -35,7 +35,7 @@ def device_plugin(real_nodes: Path, node: str, *, gpus: int) -> Iterator[None]:
         yield devices
         gone.wait()
 
-    methods = {
+    methods: dict[str, Any] = {
         "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(lambda _request, _context: b""),
         "ListAndWatch": grpc.unary_stream_rpc_method_handler(lists),
     }
@@ -44,7 +44,7 @@ def device_plugin(real_nodes: Path, node: str, *, gpus: int) -> Iterator[None]:
     server.start()
     try:
         with grpc.insecure_channel(f"unix:/proc/self/fd/{folder}/kubelet.sock") as kubelet:
-            register = kubelet.unary_unary("/v1beta1.Registration/Register")
+            register: Any = kubelet.unary_unary("/v1beta1.Registration/Register")
             register(
                 _field(1, "v1beta1") + _field(2, SOCKET) + _field(3, RESOURCE),
                 timeout=_ANSWERS_WITHIN_S,
