@@ -28,7 +28,7 @@ Where Draco is installed from its image all clusters are alike: each worker make
 
 SECONDS: dict[str, float] = {
     "tests/e2e": 300,
-    "tests/e2e/real_nodes": 150,
+    "tests/e2e/real_nodes": 180,
     "tests/e2e/real_nodes/test_claims.py": 90,
     "tests/e2e/real_nodes/test_partitions.py": 50,
     "tests/e2e/real_nodes/test_power.py": 45,

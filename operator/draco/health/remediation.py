@@ -6,8 +6,9 @@ nothing more is opened and a person has to look. How a request takes its course,
 concern: these are requests like any other.
 
 A request that is isolated goes on, whatever becomes of its policy or its fault: work may be at it. One that waits is cancelled
-when its policy does not ask for it any more, or its GPU is not on the node any more, whose name another board may get; one that
-only evicts is finished when the fault is over. What a person cancelled is not opened again for the same fault.
+when its policy does not ask for it any more, or its GPU is not on the node any more, whose name another board may get; so is one
+whose work has not begun when another board has the name. One that only evicts is finished when the fault is over. What a person
+cancelled is not opened again for the same fault.
 """
 
 import re
@@ -49,6 +50,8 @@ OUTCOME_WITHDRAWN = "withdrawn"
 _WAITING = frozenset({None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
 _FAILED = "Failed"
 """The condition that says since when a request has failed."""
+_READY_FOR_WORK, _OTHER_GPU = "ReadyForWork", "OtherGpu"
+"""The condition that says whether work may start, and its reason where the device's name stands for another board now."""
 _COMES_BACK = timedelta(hours=1)
 """A fault that is back within this time was not repaired."""
 _SETTLES = timedelta(minutes=1)
@@ -148,7 +151,7 @@ def left_behind(
         if each.spec.device_selector.pool == node
         and remediates(each) in policies
         and _about(each)[0] not in here
-        and _waits(each)
+        and (_waits(each) or _met_another_board(each))
         and not _ends(each)
     )
 
@@ -268,6 +271,12 @@ def _plan_open(
 def _waits(request: DeviceMaintenance) -> bool:
     """Whether nothing was isolated for it."""
     return request.status.phase in _WAITING and request.status.isolated_at is None
+
+
+def _met_another_board(request: DeviceMaintenance) -> bool:
+    """Whether no work on it has begun, and its device is another GPU now, which it is not about."""
+    ready = find_condition(request.status.conditions, _READY_FOR_WORK)
+    return request.status.started_at is None and ready is not None and ready.reason == _OTHER_GPU
 
 
 def _ends(request: DeviceMaintenance) -> bool:

@@ -180,7 +180,8 @@ class _Outcome(msgspec.Struct, frozen=True):
 def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     before, scope = request.status, seen.scope
     announces = request.spec.taint.effect not in BLOCKING_EFFECTS
-    effect = "NoExecute" if seen.drain and seen.drain.no_execute and not announces else ""
+    empties = bool(seen.drain and seen.drain.no_execute) and not (announces or _replaced(request, scope.boards))
+    effect = "NoExecute" if empties else ""
     selection = seen.selected(request)
     standing = standing_of(
         request,

@@ -64,11 +64,11 @@ def ready_condition(
     count = found.count
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
+    elif found.replaced:  # before all else: whoever holds the board of today has nothing to do with this request
+        status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
     elif found.held:
         status, reason = "False", "Draining" if seen.drain and seen.drain.begun else "InUse"
         message = (seen.drain and seen.drain.message) or wording.in_use(found.held, count)
-    elif found.replaced:
-        status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
     elif found.taken:
         status, reason, message = "False", "OtherRequest", wording.taken(*found.taken)
     elif seen.tolerant:

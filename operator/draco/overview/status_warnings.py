@@ -11,12 +11,18 @@ from draco.overview import status_schema as schema
 from draco.overview.installation import troubles
 from draco.overview.maintenances import pause_warning
 from draco.overview.snapshot import Snapshot, natural
-from draco.resources.api.meta import find_condition
+from draco.resources.api.claims import AllocatedDeviceStatus
+from draco.resources.api.core import Node
+from draco.resources.api.draco import GpuNode
+from draco.resources.api.health import FaultFamily
+from draco.resources.api.meta import find_condition, is_true
 from draco.resources.api.slices import Publication, by_pool, strangers
 from draco.resources.api.taints import DeviceTaintSelector
-from draco.resources.names import CONDITION_READY, Autoscaler, PoolKey
+from draco.resources.names import CONDITION_READY, Autoscaler, PoolKey, read_partition_name
 from draco.resources.texts import agreeing, counted, listed, them
 
+_PREPARED = "Ready"
+"""What a claim's status says of a device since it was prepared."""
 _WHY_FREE = {
     Autoscaler.KARPENTER: "it knows no taints of devices",
     Autoscaler.CLUSTER_AUTOSCALER: "it reads no taint rules, and expects the taints of slices on new nodes of the kind",
@@ -87,12 +93,57 @@ def warnings_of(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication
         for node in sorted(filter(None, map(fenced_node, snapshot.rules)))
     ]
     warnings += _unpublished_nodes(snapshot)
+    warnings += _left_by_other_boards(snapshot)
     warnings += [
         f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
         for rule in snapshot.rules
         if rule.spec.device_selector == DeviceTaintSelector()
     ]
     return warnings
+
+
+def _left_by_other_boards(snapshot: Snapshot) -> Iterator[str]:
+    """Pods that were started on a GPU whose device, or node, is another one of that name now. Nobody else ends them.
+
+    A GPU that is lost is no such case: its agent knows it, and says what to do.
+    """
+    nodes = {node.metadata.name: node for node in snapshot.nodes}
+    reports = {
+        PoolKey(each.status.driver, each.metadata.name): each
+        for each in snapshot.gpu_nodes
+        if is_true(each.status.conditions, CONDITION_READY)
+    }
+    for claim in sorted(snapshot.claims, key=lambda each: each.metadata.key):
+        users = [consumer.name for consumer in claim.status.reserved_for if consumer.is_pod]
+        for entry in claim.status.devices if users else ():
+            report = reports.get(PoolKey(entry.driver, entry.pool))
+            if report is not None and (where := _another_now(entry, report, nodes.get(entry.pool))):
+                pods, space = sorted(users, key=natural), claim.metadata.namespace
+                yield (
+                    f"{agreeing(len(pods), 'Pod', 'Pods')} {listed(f'{space}/{pod}' for pod in pods)} got GPU {entry.board} "
+                    f"{where}. Delete {them(len(pods))}, by force if {agreeing(len(pods), 'it does', 'they do')} not end: "
+                    f"`kubectl delete pod -n {space} {' '.join(pods)} --force --grace-period=0`."
+                )
+                break
+
+
+def _another_now(entry: AllocatedDeviceStatus, report: GpuNode, node: Node | None) -> str:
+    """That the GPU of a claim is not on its node because another board, or machine, has the name; "" if it is not so."""
+    there = {gpu.uuid: gpu for gpu in report.status.gpus}
+    if not entry.board or node is None:
+        return ""
+    known = there.get(entry.board)
+    if known is not None and not any(fault.family is FaultFamily.LOST for fault in known.faults):
+        return ""
+    prepared = find_condition(entry.conditions, _PREPARED)
+    since = None if prepared is None else prepared.last_transition_time
+    made = node.metadata.creation_timestamp
+    if since is not None and made is not None and since < made:
+        return f"of an earlier machine called {entry.pool}; another one has that name now"
+    part = read_partition_name(entry.device)
+    name = entry.device if part is None else part.parent
+    now = next((gpu.uuid for gpu in report.status.gpus if gpu.device == name), entry.board)
+    return f"as {name} of {entry.pool}, which is GPU {now} now" if now != entry.board else ""
 
 
 def _unpublished_nodes(snapshot: Snapshot) -> Iterator[str]:

@@ -1,14 +1,19 @@
 """Names stand for boards, and what is prepared is what is there: over reboots, losses and returns, as the API server sees it."""
 
 import json
+import shutil
 from typing import Any
+
+import pytest
 
 from draco.agent.files import LocalFiles
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Node
+from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey
-from draco.resources.kinds import CLAIMS, GPU_NODES
+from draco.resources.kinds import CLAIMS, GPU_NODES, NODES, SLICES
 from draco.resources.names import FIELD_MANAGER_OPERATOR, FORGET_GPU
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
@@ -178,6 +183,101 @@ async def test_a_board_in_the_place_of_another_gets_a_name_of_its_own(node: Simu
         assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
         await eventually(lambda: node.published(2))
         assert await uuids(node) == {"gpu-1": before["gpu-1"], "gpu-2": new}
+
+
+async def comes_again(node: SimulatedNode) -> Node:
+    """The Node is deleted, and another machine registers under its name, with boards of its own. The disk stays the same."""
+    await node.client.delete(NODES, ObjectKey("", node.name))
+    node.gpus.unlink()
+    state.create(node.gpus, board="H100-80GB", gpus=2, node_name=f"another-{node.name}")
+    node.rebuild_sysfs()
+    return await node.create()
+
+
+async def report(node: SimulatedNode) -> GpuNode | None:
+    """What the agent says of the boards that are there now."""
+    found = await node.client.get(GPU_NODES, ObjectKey("", node.name))
+    there = {one.uuid for one in hardware(node)}
+    return found if there <= {gpu.uuid for gpu in found.status.gpus} else None
+
+
+async def health_of(node: SimulatedNode, claim: ResourceClaim) -> list[tuple[str, str]]:
+    """What the claim's status says of its device: which GPU, and how it is."""
+    devices = (await node.client.get(CLAIMS, claim.metadata.key)).status.devices
+    return [(one.board, each.reason) for one in devices for each in one.conditions if each.type == "Healthy"]
+
+
+@pytest.mark.parametrize("collected", [True, False])
+async def test_another_machine_of_the_same_name_has_nothing_of_the_earlier_one(
+    node: SimulatedNode, crds: None, collected: bool
+) -> None:
+    """Whether Kubernetes has collected what belonged to the earlier Node before the agent starts, or has not yet."""
+    claim = await node.reserve(await node.claim("gpu-0"), "worker")
+    async with node.running():
+        await node.published(2)
+        before = await uuids(node)
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+        await eventually(lambda: health_of(node, claim))
+        await eventually(lambda: report(node))
+    shutil.rmtree(node.folder / "agent")
+    shutil.rmtree(node.cdi)
+    new = await comes_again(node)
+    if collected:
+        for one in await node.slices():
+            await node.client.delete(SLICES, one.metadata.key)
+        await node.client.delete(GPU_NODES, ObjectKey("", node.name))
+    async with node.running():
+        found = await eventually(lambda: report(node))
+        assert {gpu.uuid for gpu in found.status.gpus} == {one.uuid for one in hardware(node)}
+        assert found.status.prepared_claims == 0
+        assert node.specs() == []
+
+        async def own() -> bool:
+            return set((await uuids(node)).values()) == {one.uuid for one in hardware(node)}
+
+        await eventually(own)
+        slices = await node.published(2)
+        fresh = (found, *slices) if collected else slices  # a GpuNode of the earlier Node goes with that one
+        assert {owner.uid for one in fresh for owner in one.metadata.owner_references} == {new.metadata.uid}
+        # The pod is still bound to the node's name, so kubelet starts it here.
+        error = (await node.prepare(claim))[claim.metadata.uid].error
+        if not collected:  # the names are those of the boards of the earlier machine
+            assert "was allocated gpu-0, which this node does not have" in error
+            return
+        assert error == ""
+
+        async def other_board() -> bool:
+            return await health_of(node, claim) == [(before["gpu-0"], "OtherBoard")]
+
+        await eventually(other_board)
+
+
+async def test_another_machine_with_the_disk_of_the_earlier_one_gives_nothing_of_its_claims_away(
+    node: SimulatedNode, crds: None
+) -> None:
+    claim = await node.claim("gpu-0")
+    async with node.running():
+        await node.published(2)
+        before = await uuids(node)
+        assert (await node.prepare(claim))[claim.metadata.uid].error == ""
+        await eventually(lambda: health_of(node, claim))
+    new = await comes_again(node)
+    async with node.running():
+        found = await eventually(lambda: report(node))
+        assert [(gpu.device, gpu.uuid) for gpu in found.status.gpus if gpu.faults] == [("gpu-0", before["gpu-0"])]
+        await node.published(3)
+        assert {owner.uid for one in await node.slices() for owner in one.metadata.owner_references} == {
+            new.metadata.uid
+        }
+        assert set(await uuids(node)) == {"gpu-0", "gpu-2", "gpu-3"}
+        error = (await node.prepare(claim))[claim.metadata.uid].error
+        assert f"NVML does not list GPU {before['gpu-0']} any more" in error
+
+        async def absent() -> bool:
+            return await health_of(node, claim) == [(before["gpu-0"], "Absent")]
+
+        await eventually(absent)
+        assert node.specs() == []
 
 
 async def test_while_the_api_server_cannot_say_the_names_claims_are_given_up_and_none_is_prepared(

@@ -207,6 +207,22 @@ def test_a_request_that_waits_is_withdrawn_when_its_gpu_has_left_the_node(phase:
     assert left_behind([request], {POLICY.metadata.uid}, "another") == ()
 
 
+def test_a_request_is_withdrawn_when_another_board_has_the_name_before_work_began() -> None:
+    """As when another machine took the node's name: nothing is wrong with its board, which would stay out of service."""
+    other = [Condition(type="ReadyForWork", status="False", reason="OtherGpu")]
+    request = moved(opened(), MaintenancePhase.ISOLATED, isolated_at=MOMENT, conditions=other)
+
+    assert steps(planned(EMPTY, request)) == [f"cancel {request.metadata.name} (withdrawn)"]
+    assert steps(planned(SICK, request)) == [], "its own board is on the node, under whatever name"
+    for status in (
+        {"conditions": other, "started_at": MOMENT},
+        {"conditions": [Condition(type="ReadyForWork", status="False", reason="InUse")]},
+        {},
+    ):
+        going_on = moved(opened(), MaintenancePhase.ISOLATED, isolated_at=MOMENT, **status)
+        assert steps(planned(EMPTY, going_on)) == []
+
+
 def test_a_request_at_work_goes_on_when_its_gpu_has_left_the_node() -> None:
     at_work = moved(opened(), MaintenancePhase.IN_MAINTENANCE, isolated_at=MOMENT)
     over = moved(opened(), MaintenancePhase.CANCELLED, outcome="withdrawn")

@@ -9,6 +9,7 @@ import pytest
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.progress import DrainState
 from draco.maintenance.rules import isolated_board, maintained_device, rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of, vanished
 from draco.resources.api.claims import ResourceClaim
@@ -219,6 +220,22 @@ def test_a_name_that_stands_for_another_gpu_is_not_taken_for_the_same_board() ->
     assert (status, reason) == ("False", "OtherGpu")
     assert message.startswith("gpu-0 of node-1 was GPU-a when it was isolated and is GPU-new now.")
     assert [each.uuid for each in request.status.devices] == ["GPU-a"]
+
+
+def test_nobody_is_made_to_leave_another_gpu_that_has_the_name_now() -> None:
+    """As when another machine has the node's name: who holds its board has nothing to do with the request."""
+    request, rules = isolated(a_request(), scope("gpu-0", hardware([a_whole(0, "GPU-a")])))
+    replaced = scope("gpu-0", hardware([a_whole(0, "GPU-new")]), gpu_0="GPU-a")
+    holder = a_claim("theirs", on=["node-1/gpu-0"], reserved_for=["pod"])
+    drain = DrainState(leaving=(ObjectKey("default", "pod"),), no_execute=True, message="1 pod is leaving.")
+    seen = PlanInput(now=MOMENT + 2 * LATER, scope=replaced, rules=rules, claims=(holder,), drain=drain)
+    plan = plan_maintenance(request, seen)
+    assert ready(carried_out(request, plan))[1] == "OtherGpu"
+    assert not plan.apply, "no taint that evicts"
+    again = plan_maintenance(carried_out(request, plan), seen)
+    assert (again.drain, carried_out(request, plan).status.phase) == (False, MaintenancePhase.ISOLATED)
+    same = msgspec.structs.replace(seen, scope=scope("gpu-0", hardware([a_whole(0, "GPU-a")]), gpu_0="GPU-a"))
+    assert [rule.spec.taint.effect for rule in plan_maintenance(request, same).apply] == ["NoExecute"]
 
 
 def test_the_gpu_that_is_under_maintenance_is_noted_down_once_it_is_known() -> None:

@@ -97,7 +97,7 @@ def with_first_board(fresh: AllocatedDeviceStatus, before: AllocatedDeviceStatus
     A board that is exchanged, or another machine under the node's name, has the name of the device all the same: the program
     ran, or runs still, on the one before. Partitions are made again with other UUIDs; what counts is their GPU.
     """
-    then, now = _board(before), _board(fresh)
+    then, now = "" if before is None else before.board, fresh.board
     if before is None or not then or not now or then == now:
         return fresh
     message = (
@@ -107,12 +107,6 @@ def with_first_board(fresh: AllocatedDeviceStatus, before: AllocatedDeviceStatus
     other = Condition(type="Healthy", status="False", reason="OtherBoard", message=message)
     conditions = [other if each.type == other.type else each for each in fresh.conditions]
     return msgspec.structs.replace(fresh, data=before.data, conditions=conditions)
-
-
-def _board(entry: AllocatedDeviceStatus | None) -> str:
-    """The UUID of the GPU that an entry tells of."""
-    said = entry.data if entry is not None and isinstance(entry.data, dict) else {}
-    return str(said.get("parentUUID") or said.get("uuid") or "")
 
 
 def _healthy(device: PreparedDevice, report: DeviceReport | None) -> Condition:

@@ -178,6 +178,12 @@ class AllocatedDeviceStatus(ApiStruct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "data", shallow_value(self.data))
 
+    @property
+    def board(self) -> str:
+        """The UUID of the GPU that it tells of, where Draco's agent wrote it; "" where nothing is said."""
+        said = self.data if isinstance(self.data, dict) else {}
+        return str(said.get("parentUUID") or said.get("uuid") or "")
+
 
 class ResourceClaimStatus(ApiStruct, frozen=True, kw_only=True):
     """Allocation, consumers and device reports."""
