@@ -118,6 +118,12 @@ def silent(nodes: Sequence[str]) -> str:
     )
 
 
+_NOT_SEEN_TO_END: Final = (
+    "Its agent has not seen what ends it: a reset that NVML asked for (drivers before 565 ask for none), a new load of the "
+    "driver, or, after some, only a boot."
+)
+
+
 def gpu_missing(device: DeviceKey, uuid: str) -> str:
     """The agent does not see it."""
     return (
@@ -127,9 +133,9 @@ def gpu_missing(device: DeviceKey, uuid: str) -> str:
 
 
 def gpu_faulty(gpu: GpuStatus, device: DeviceKey, fault: GpuFaultStatus) -> str:
-    """The agent reports a fault."""
+    """The agent reports a fault. One that NVML told only once ends with what was seen to end it, not with the work as such."""
     said = f"GPU {gpu.device} of {device.pool} still has the fault {fault.name}{f': {fault.message}' if fault.message else ''}"
-    return sentence(said)
+    return sentence(said) + (f" {_NOT_SEEN_TO_END}" if fault.latched else "")
 
 
 def gpu_recovering(gpu: GpuStatus, device: DeviceKey, fault: GpuFaultStatus) -> str:
