@@ -10,8 +10,10 @@ from draco.controller.mig.handover import KEY, HandoverReconciler
 from draco.controller.mig.leader import OwnLeadership
 from draco.controller.mig.register import Register, RegisterStore
 from draco.mig.known_boards import BOARDS
+from draco.mig_policy.decide import NodeDecision
 from draco.resources.api.allocation import RegisteredLeader
-from draco.resources.api.draco import Allocator, MigMode, PlacementStrategy
+from draco.resources.api.draco import Allocator, GpuNode, MigMode, PlacementStrategy
+from draco.resources.api.meta import Condition
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import NVIDIA_DRIVER, TAINT_OPERATOR_ALLOCATED
 from tests.builders import a_device, a_mig_node, a_mig_policy, a_node, a_slice
@@ -118,3 +120,35 @@ async def test_what_is_to_be_spread_over_is_told_of() -> None:
     lab.put(a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR, placement=PlacementStrategy.SPREAD))
     await lab.until_still()
     assert (len(lab.handover.spread), lab.told) == (1, told + 1)
+
+
+async def test_a_gpunode_that_says_something_while_it_is_decided_what_policies_want_hands_no_gpu_back() -> None:
+    """Decided was by the GpuNode that an agent had just made, and had said nothing in."""
+    lab = Lab()
+    await lab.until_still()
+    before = a_mig_node(board=BOARDS["H100-80GB"])
+    metadata = msgspec.structs.replace(before.metadata, uid="made-again")
+    lab.put(GpuNode(metadata=metadata, spec=before.spec))
+    decide = lab.decisions.all
+
+    async def all_and_then() -> list[NodeDecision]:
+        found = await decide()
+        lab.put(msgspec.structs.replace(before, metadata=metadata))
+        return found
+
+    lab.decisions.all = all_and_then  # type: ignore[method-assign]
+    await lab.handover.reconcile(KEY)
+    assert (lab.register.places, lab.handover.owned) == (ALL, ALL)
+
+
+async def test_an_agent_that_reads_its_gpus_again_is_a_reason_to_look() -> None:
+    """It has said before that a GPU is not there, when that counted for nothing."""
+    lab = Lab()
+    woken: list[str] = []
+    lab.handover.subscribe(woken.append)
+    woken.clear()
+    gpu_node = a_mig_node(board=BOARDS["H100-80GB"])
+    for status in ("False", "True"):
+        readable = [Condition(type="Readable", status=status)]
+        lab.put(msgspec.structs.replace(gpu_node, status=msgspec.structs.replace(gpu_node.status, conditions=readable)))
+    assert len(woken) == 2

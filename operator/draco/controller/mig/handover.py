@@ -10,7 +10,7 @@ register is read, then the Lease, and then the register is written on top of wha
 itself later, so the one that the register names in the end is the last one that took the Lease.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 import structlog
@@ -146,7 +146,7 @@ class HandoverReconciler:
         self.register.subscribe(lambda _: wake(KEY))
         self._view.claims.subscribe(claim_changed)
         self._view.gpu_nodes.subscribe(
-            lambda _: wake(KEY), reads=lambda node: (node.spec.operator_allocated, node.status.driver, node.status.gpus)
+            lambda _: wake(KEY), reads=lambda node: (node.spec.operator_allocated, _told(node))
         )
         self._view.mig_policies.subscribe(
             lambda _: wake(KEY), reads=lambda policy: (policy.spec, policy.metadata.deletion_timestamp)
@@ -163,8 +163,10 @@ class HandoverReconciler:
         register = await self._read()
         registered = register.places if register else frozenset()
         cooperative = CooperativeWork(self._clock)
+        known = registered | (self._to_taint or frozenset())
+        told = {node: _told(self._gpu_node(node)) for node in {each.pool for each in known}}
         wanted = await self._wanted(cooperative)
-        unsaid = self._unsaid(registered | (self._to_taint or frozenset()))
+        unsaid = self._unsaid(known, told)
         places = wanted | registered | unsaid
         published = await self._published(places, cooperative)
         tainted = frozenset(place for place in places if published.get(place) == {True})
@@ -251,7 +253,7 @@ class HandoverReconciler:
         spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
         for decision in decisions:
             uuids = {each.uuid for each in decision.gpus if each.allocator is Allocator.OPERATOR and each.policy}
-            gpu_node = self._view.gpu_nodes.store.get(ObjectKey("", decision.node)) if uuids else None
+            gpu_node = self._gpu_node(decision.node) if uuids else None
             if gpu_node is not None:
                 names = self._names(gpu_node, uuids)
                 driver = gpu_node.status.driver
@@ -265,19 +267,23 @@ class HandoverReconciler:
         self._permit(frozenset(preemptible), spread)
         return frozenset(found)
 
-    def _unsaid(self, places: Iterable[GpuPlace]) -> frozenset[GpuPlace]:
+    def _unsaid(self, places: Iterable[GpuPlace], told: Mapping[str, object]) -> frozenset[GpuPlace]:
         """Those of these GPUs whose agents have not said that they have them: nobody knows whether a policy wants them.
 
-        A GpuNode that was deleted, or the one that the agent makes then, takes no GPU back.
+        A GpuNode that was deleted, or the one that the agent makes then, takes no GPU back. Nor does one that says something else
+        now than before it was found out what policies want, as `told`: that may rest on either, and the change has woken this.
         """
-        by_node: dict[str, GpuNode | None] = {}
-        found = set()
-        for place in places:
-            if place.pool not in by_node:
-                by_node[place.pool] = self._view.gpu_nodes.store.get(ObjectKey("", place.pool))
-            if not _says(by_node[place.pool], place) and ObjectKey("", place.pool) in self._view.nodes.store:
-                found.add(place)
-        return frozenset(found)
+        nodes = {node: self._gpu_node(node) for node in told}
+        changed = {node for node, gpu_node in nodes.items() if _told(gpu_node) != told[node]}
+        return frozenset(
+            place
+            for place in places
+            if (place.pool in changed or not _says(nodes[place.pool], place))
+            and ObjectKey("", place.pool) in self._view.nodes.store
+        )
+
+    def _gpu_node(self, node: str) -> GpuNode | None:
+        return self._view.gpu_nodes.store.get(ObjectKey("", node))
 
     def _permit(self, preemptible: frozenset[GpuPlace], spread: frozenset[PoolKey]) -> None:
         if (preemptible, spread) != (self.preemptible, self.spread):
@@ -334,12 +340,23 @@ class HandoverReconciler:
         self._trouble = trouble
 
 
+def _told(gpu_node: GpuNode | None) -> object:
+    """What an agent has said of its GPUs, and in which GpuNode."""
+    if gpu_node is None:
+        return None
+    return gpu_node.metadata.uid, gpu_node.status.driver, gpu_node.status.gpus, _can_read(gpu_node)
+
+
 def _says(gpu_node: GpuNode | None, place: GpuPlace) -> bool:
     """Whether an agent that reads its GPUs reports the GPU, or that it has no such GPU."""
     if gpu_node is None or not gpu_node.status.driver:
         return False
+    return _can_read(gpu_node) or place.gpu in {one.device for one in gpu_node.status.gpus}
+
+
+def _can_read(gpu_node: GpuNode) -> bool:
     readable = find_condition(gpu_node.status.conditions, "Readable")
-    return readable is None or readable.status == "True" or place.gpu in {one.device for one in gpu_node.status.gpus}
+    return readable is None or readable.status == "True"
 
 
 def _is_tainted(device: Device) -> bool:
