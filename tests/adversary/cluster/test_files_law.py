@@ -16,6 +16,7 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 NODE = "adv-0"
 FIRST, SECOND = VERSIONS[:2]
 STATES: Mapping[str, Mapping[str, Any]] = {NODE: {"driver": {"version": FIRST}}}
+RELOADED: Mapping[str, Mapping[str, Any]] = {NODE: {"driver": {"version": SECOND}}}
 LONG_S = 100.0
 
 
@@ -70,10 +71,21 @@ def test_what_a_container_has_is_written_anew_after_a_while(driver: DriverFiles)
     law, gone = FilesLaw(), spec(driver)
     driver.install(SECOND)
     law.changed(NODE, LONG_S)
+    list(law.look([gone], RELOADED, [NODE], LONG_S))
+    assert not list(law.look([gone], RELOADED, [NODE], LONG_S + ANEW_S))
+    assert list(law.look([gone], RELOADED, [NODE], LONG_S + ANEW_S + 1.0))
+    assert not list(law.look([gone], RELOADED, [], LONG_S + ANEW_S + 2.0)), "nobody is there to do it"
+
+
+def test_nothing_is_written_anew_before_the_files_of_the_loaded_driver_are_there(driver: DriverFiles) -> None:
+    law, gone = FilesLaw(), spec(driver)
+    driver.remove()
+    law.changed(NODE, LONG_S)
     list(law.look([gone], STATES, [NODE], LONG_S))
-    assert not list(law.look([gone], STATES, [NODE], LONG_S + ANEW_S))
-    assert list(law.look([gone], STATES, [NODE], LONG_S + ANEW_S + 1.0))
-    assert not list(law.look([gone], STATES, [], LONG_S + ANEW_S + 2.0)), "nobody is there to do it"
+    assert not list(law.look([gone], STATES, [NODE], LONG_S + ANEW_S + 1.0))
+    driver.install(SECOND)
+    assert not list(law.look([gone], STATES, [NODE], LONG_S + ANEW_S + 2.0))
+    assert list(law.look([gone], RELOADED, [NODE], LONG_S + ANEW_S + 3.0))
 
 
 def test_what_all_devices_of_a_spec_get_is_read_too(tmp_path: Path) -> None:

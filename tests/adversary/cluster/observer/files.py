@@ -43,15 +43,23 @@ class FilesLaw:
             self._seen[key] = (spec.written, since)
             changed = self._changed.get(spec.node, 0.0)
             fresh = written == spec.written and since - changed > SETTLED_S
-            settled = spec.node in known and now - changed > ANEW_S
+            loaded = str((states.get(spec.node, {}).get("driver") or {}).get("version") or "")
+            settled = spec.node in known and now - changed > ANEW_S and _is_installed(loaded, spec)
             if not fresh and not settled:
                 continue
             if fresh and not any(_CUDA.fullmatch(Path(path).name) for path in spec.needs):
                 text = f"on node {spec.node} the spec of claim {spec.uid} gives nothing of the driver"
                 yield Suspicion("wrong files", f"{spec.node} {spec.uid} {spec.written}", text)
-            for why in _wrong(spec, str((states.get(spec.node, {}).get("driver") or {}).get("version") or "")):
+            for why in _wrong(spec, loaded):
                 text = f"on node {spec.node} the spec of claim {spec.uid} gives {why}"
                 yield Suspicion("wrong files", f"{spec.node} {spec.uid} {spec.written}", text)
+
+
+def _is_installed(loaded: str, spec: Spec) -> bool:
+    """Whether the files of the loaded driver are where the spec has its own from: else there is nothing right to write."""
+    folders = {Path(path).parent for path in spec.needs if _CUDA.fullmatch(Path(path).name)}
+    files = [file.name for folder in folders if folder.is_dir() for file in folder.iterdir()]
+    return any(found[1] == loaded for found in map(_CUDA.fullmatch, files) if found)
 
 
 def _wrong(spec: Spec, loaded: str) -> Iterator[str]:
