@@ -18,11 +18,9 @@ from draco.resources.api.health import FaultFamily
 from draco.resources.api.meta import find_condition, is_true
 from draco.resources.api.slices import Publication, by_pool, strangers
 from draco.resources.api.taints import DeviceTaintSelector
-from draco.resources.names import CONDITION_READY, Autoscaler, PoolKey, read_partition_name
+from draco.resources.names import CONDITION_READY, Autoscaler, PoolKey, gpu_name
 from draco.resources.texts import agreeing, counted, listed, them
 
-_PREPARED = "Ready"
-"""What a claim's status says of a device since it was prepared."""
 _WHY_FREE = {
     Autoscaler.KARPENTER: "it knows no taints of devices",
     Autoscaler.CLUSTER_AUTOSCALER: "it reads no taint rules, and expects the taints of slices on new nodes of the kind",
@@ -135,13 +133,12 @@ def _another_now(entry: AllocatedDeviceStatus, report: GpuNode, node: Node | Non
     known = there.get(entry.board)
     if known is not None and not any(fault.family is FaultFamily.LOST for fault in known.faults):
         return ""
-    prepared = find_condition(entry.conditions, _PREPARED)
+    prepared = find_condition(entry.conditions, CONDITION_READY)
     since = None if prepared is None else prepared.last_transition_time
     made = node.metadata.creation_timestamp
     if since is not None and made is not None and since < made:
         return f"of an earlier machine called {entry.pool}; another one has that name now"
-    part = read_partition_name(entry.device)
-    name = entry.device if part is None else part.parent
+    name = gpu_name(entry.device)
     now = next((gpu.uuid for gpu in report.status.gpus if gpu.device == name), entry.board)
     return f"as {name} of {entry.pool}, which is GPU {now} now" if now != entry.board else ""
 
