@@ -46,10 +46,8 @@ def _is_left_out(item: pytest.Item) -> bool:
     return any(mark.args[0] > provider.MINOR for mark in before) or any(mark.args[0] < provider.MINOR for mark in after)
 
 
-def draco(
-    *arguments: str, kubeconfig: Path | None = None, timeout_s: float = 300.0
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line and return what it did."""
+def draco(*arguments: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line and return what it did. Any command may make a cluster, and takes as long as that."""
     environment = dict(os.environ)
     if kubeconfig:
         environment["KUBECONFIG"] = str(kubeconfig)
@@ -57,7 +55,7 @@ def draco(
         [str(Path(sys.executable).with_name("draco")), *arguments],
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=provider.UP_S,
         check=False,
         env=environment,
     )
@@ -68,7 +66,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Two nodes with eight H100 each, an operator, and kubectl for them. It is woken for all that it decides."""
     name = provider.CLUSTER
     try:
-        up = draco("cluster", "up", "--name", name, *provider.scenarios(), timeout_s=provider.UP_S)
+        up = draco("cluster", "up", "--name", name, *provider.scenarios())
         assert up.returncode == 0, up.stdout + up.stderr
         kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
         kubeconfig.write_text(draco("cluster", "kubeconfig", "--name", name).stdout)

@@ -1,5 +1,6 @@
 """From a fault to a GPU that is back, by itself: scheduler, controllers, operator and agents as they are, NVML simulated."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +108,54 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     eventually(lambda: taints(kube)[device] == [], what="the GPU is offered again")
     eventually(lambda: "has a fault that a rule is about" in said(kube), what="the policy has nothing left to do")
     assert kube.get("gpunode", NODE).get("spec", {}).get("health", []) == []
+
+
+def ended(kube: Kubectl, code: int, message: str = "") -> None:
+    """Let the container of the one Job end, as it would where containers run."""
+
+    def running() -> dict[str, Any]:
+        found = [each for each in kube.objects("pods", namespace=JOBS) if each["status"].get("phase") == "Running"]
+        (pod,) = found
+        return pod
+
+    pod = eventually(running, what="the Job's pod runs", within_s=90)
+    [container] = pod["status"]["containerStatuses"]
+    state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", "message": message}}
+    told = {
+        "phase": "Failed" if code else "Succeeded",
+        "containerStatuses": [{**container, "ready": False, "started": False, "state": state}],
+    }
+    kube.run(
+        *("patch", "pod", "-n", JOBS, pod["metadata"]["name"], "--subresource", "status", "--type", "merge"),
+        *("-p", json.dumps({"status": told})),
+    )
+
+
+def test_a_reset_that_a_program_stood_in_the_way_of_is_tried_again_and_ends_what_nvml_told_once(
+    clean: Kubectl,
+) -> None:
+    kube = clean
+    kube.apply_objects(a_cron_job("reset-gpu", seconds="600", backoffLimit=0))
+    kube.apply_objects(a_policy(remediation={"fromCronJob": "reset-gpu"}))
+    accident("hold", "6", "--handle", "--program", "nvidia-persistenced", "--pid", "4242")
+    accident("xid", "6", "95")  # of a driver that asks for no reset: nothing tells the agent of one
+    refused = draco("cluster", "gpu", "reset", "--name", provider.CLUSTER, NODE, "6")
+    assert "cannot be reset: process 4242 holds it" in refused.stderr
+    ended(kube, 255, "held by nvidia-persistenced (4242), and nvidia-smi says: In use by another client")
+    failed = reaches(kube, "Failed")
+    assert "ended with code 255: held by nvidia-persistenced" in failed["status"]["message"]
+    [sick] = [each for each in kube.get("gpunode", NODE)["status"]["gpus"] if each.get("faults")]
+    assert [(sick["device"], fault["name"]) for fault in sick["faults"]] == [("gpu-6", "Xid95")]
+    assert "draco.dev/xid:NoSchedule" in taints(kube)["gpu-6"]
+    accident("release", "4242")
+    (job,) = kube.objects("jobs", namespace=JOBS)
+    kube.run("delete", "job", "-n", JOBS, job["metadata"]["name"])
+    eventually(lambda: job["metadata"]["uid"] not in str(kube.objects("pods", namespace=JOBS)), what="its pod is gone")
+    accident("reset", "6")  # what the next one's container would have done
+    ended(kube, 0)
+    reaches(kube, "Completed", within_s=120)
+    eventually(lambda: taints(kube)["gpu-6"] == [], what="the GPU is offered again")
+    eventually(lambda: "repaired" not in kube.get("gpunode", NODE)["spec"], what="the agent needs to be told no more")
 
 
 def test_a_dry_run_touches_nothing(clean: Kubectl) -> None:

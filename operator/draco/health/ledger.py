@@ -2,7 +2,8 @@
 
 Takes what was heard (XIDs), and what readings show or do not show. A fault is kept by GPU, name and, where it concerns one, GPU
 instance. What NVML tells only once stays until what ends it was seen: a reset, which NVML asked for and asks for no more, a new
-load of the driver, or a boot. From then on, as what is seen or not at each reading, it is over after so many readings without it.
+load of the driver, or a boot; or until the Job of a policy that was to repair it has succeeded, because no call tells of a reset.
+From then on, as what is seen or not at each reading, it is over after so many readings without it.
 
 A reading that says nothing about a family of faults neither confirms nor ends any of it: one that cannot be read tells nothing at
 all. What a GPU does not tell of while it is divided is over when a load of the driver has done away with it: if it has not, it is
@@ -165,6 +166,16 @@ def loaded(ledger: FaultLedger, load: DriverLoad) -> FaultLedger:
 def reloaded(ledger: FaultLedger) -> FaultLedger:
     """The driver was loaded while the agent had a session with it."""
     return _with(ledger, [_ended(one) if _ends_with_load(one.kind) else one for one in ledger.entries])
+
+
+def repaired(ledger: FaultLedger, gpu: GpuUuid, until: datetime) -> FaultLedger:
+    """Somebody who was to reset a GPU said that it was done. What has come since `until` may have come after that: it stays."""
+
+    def is_meant(one: LedgerEntry) -> bool:
+        before = one.last_seen is not None and one.last_seen <= until
+        return one.gpu == gpu and one.kind.ends is FaultEnd.RESET and before
+
+    return _with(ledger, [_ended(one) if is_meant(one) else one for one in ledger.entries])
 
 
 def looked(

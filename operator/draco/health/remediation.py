@@ -21,7 +21,10 @@ from draco.health.policy import RuleMatch, named
 from draco.resources.api.draco import GpuStatus
 from draco.resources.api.health import FaultScope, GpuFaultStatus, HealthEffect, HealthPolicy
 from draco.resources.api.maintenance import (
+    CONDITION_FAILED,
+    CONDITION_READY_FOR_WORK,
     OVER,
+    REASON_OTHER_GPU,
     DeviceMaintenance,
     DeviceMaintenanceSpec,
     DrainPolicy,
@@ -48,10 +51,6 @@ from draco.resources.texts import agreeing, counted, listed
 OUTCOME_FAILED = "failed"
 OUTCOME_WITHDRAWN = "withdrawn"
 _WAITING = frozenset({None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
-_FAILED = "Failed"
-"""The condition that says since when a request has failed."""
-_READY_FOR_WORK, _OTHER_GPU = "ReadyForWork", "OtherGpu"
-"""The condition that says whether work may start, and its reason where the device's name stands for another board now."""
 _COMES_BACK = timedelta(hours=1)
 """A fault that is back within this time was not repaired."""
 _SETTLES = timedelta(minutes=1)
@@ -150,7 +149,7 @@ def left_behind(
         for each in requests
         if each.spec.device_selector.pool == node
         and remediates(each) in policies
-        and _about(each)[0] not in here
+        and opened_for(each)[0] not in here
         and (_waits(each) or _met_another_board(each))
         and not _ends(each)
     )
@@ -162,7 +161,7 @@ def expired(requests: Iterable[DeviceMaintenance], now: datetime) -> list[Device
     by_gpu: dict[str, list[DeviceMaintenance]] = {}
     for each in requests:
         if remediates(each):
-            by_gpu.setdefault(_about(each)[0], []).append(each)
+            by_gpu.setdefault(opened_for(each)[0], []).append(each)
     for all_of_gpu in by_gpu.values():
         for age, each in enumerate(_newest_first(all_of_gpu)):
             if is_over(each) and (
@@ -184,7 +183,7 @@ def is_over(request: DeviceMaintenance) -> bool:
 
 def places_of(request: DeviceMaintenance) -> set[str]:
     """The node by name, or "" for any, and the GPUs by UUID that a request is about: no other GPU is any concern of it."""
-    gpus = {_about(request)[0], *(each.uuid for each in request.status.devices)} - {""}
+    gpus = {opened_for(request)[0], *(each.uuid for each in request.status.devices)} - {""}
     return {request.spec.device_selector.pool or "", *gpus}
 
 
@@ -218,7 +217,7 @@ def _is_part(device: DeviceKey, gpu: DeviceKey) -> bool:
 
 def _plan_gpu(seen: SeenRemedies, gpu: GpuStatus) -> _GpuPlan:
     device = DeviceKey(seen.pool.driver, seen.pool.pool, gpu.device)
-    ours = [each for each in seen.requests if remediates(each) and _about(each)[0] == gpu.uuid]
+    ours = [each for each in seen.requests if remediates(each) and opened_for(each)[0] == gpu.uuid]
     open_ones = [each for each in ours if not is_over(each)]
     wish = _wish(seen, gpu)
     if open_ones:
@@ -257,7 +256,7 @@ def _plan_open(
         return _GpuPlan()  # its policy was deleted: it is a person's now
     if request.status.phase is MaintenancePhase.FAILED:
         return _plan_failed(seen, gpu, request, policy, _newest_first(ours))
-    is_over_now = seen.readable and not any(each.name == _about(request)[1] for each in gpu.faults)
+    is_over_now = seen.readable and not any(each.name == opened_for(request)[1] for each in gpu.faults)
     if _waits(request):
         # Of a GPU that is not published, as while its node reboots, nobody knows whether the policy still selects it.
         known = policy.spec.dry_run or gpu.uuid in seen.published
@@ -275,8 +274,8 @@ def _waits(request: DeviceMaintenance) -> bool:
 
 def _met_another_board(request: DeviceMaintenance) -> bool:
     """Whether no work on it has begun, and its device is another GPU now, which it is not about."""
-    ready = find_condition(request.status.conditions, _READY_FOR_WORK)
-    return request.status.started_at is None and ready is not None and ready.reason == _OTHER_GPU
+    ready = find_condition(request.status.conditions, CONDITION_READY_FOR_WORK)
+    return request.status.started_at is None and ready is not None and ready.reason == REASON_OTHER_GPU
 
 
 def _ends(request: DeviceMaintenance) -> bool:
@@ -291,12 +290,12 @@ def _plan_failed(
     newest_first: Sequence[DeviceMaintenance],
 ) -> _GpuPlan:
     """It keeps the GPU out of service. If there is to be another attempt it makes room for that, else it stays for a person."""
-    name, fault = policy.metadata.name, _about(request)[1]
+    name, fault = policy.metadata.name, opened_for(request)[1]
     of_gpu = [each for each in seen.matches if each.gpu.uuid == gpu.uuid and each.policy == name]
     wish = next((each for each in of_gpu if each.fault.name == fault), next(iter(of_gpu), None))
     if wish is None:
         return _GpuPlan()
-    failed = find_condition(request.status.conditions, _FAILED)
+    failed = find_condition(request.status.conditions, CONDITION_FAILED)
     failed_at = failed.last_transition_time if failed is not None else None
     # A clock that was set back must not make anybody wait for hours, here and below.
     if failed_at is not None and timedelta() < (heals_in := failed_at + _HEALS - seen.now) <= _HEALS:
@@ -396,7 +395,7 @@ def _cancelled_by_a_person(request: DeviceMaintenance, fault: GpuFaultStatus) ->
     return fault.first_seen is None or made is None or fault.first_seen <= made
 
 
-def _about(request: DeviceMaintenance) -> tuple[str, str]:
+def opened_for(request: DeviceMaintenance) -> tuple[str, str]:
     """The UUID of the GPU and the name of the fault that a request of ours was opened for."""
     uuid, _, fault = request.metadata.annotations.get(ANNOTATION_FAULT, "").partition(": ")
     return uuid, fault

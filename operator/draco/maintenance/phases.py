@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from draco.maintenance.conditions import REASON_RETURNING
-from draco.resources.api.maintenance import MaintenancePhase
+from draco.resources.api.maintenance import REASON_OTHER_GPU, MaintenancePhase
 
 
 class PhaseRow(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ PHASES: Final = (
         f"{_KEEP}; evictions; a NoExecute taint if asked",
     ),
     _row(_P.ISOLATED, "InUse", "isolated, and a claim holds some device", _KEEP),
-    _row(_P.ISOLATED, "OtherGpu", "a name stands for another GPU than when it was isolated", _KEEP),
+    _row(_P.ISOLATED, REASON_OTHER_GPU, "a name stands for another GPU than when it was isolated", _KEEP),
     _row(_P.ISOLATED, "OtherRequest", "another request works on a device", _KEEP),
     _row(_P.ISOLATED, "Obtainable", "a claim waits that tolerates the taint", _KEEP),
     _row(_P.ISOLATED, "Publishing", "an agent is still to publish a device with the taint", _KEEP),

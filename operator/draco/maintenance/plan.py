@@ -13,18 +13,7 @@ from datetime import timedelta
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.conditions import (
-    CONDITION_BLOCKED,
-    CONDITION_FAILED,
-    CONDITION_ISOLATED,
-    CONDITION_READY_FOR_WORK,
-    CONDITION_VERIFIED,
-    CONDITION_WORKED,
-    REASON_RETURNING,
-    condition_of,
-    is_returning,
-    says,
-)
+from draco.maintenance.conditions import REASON_RETURNING, condition_of, is_returning, says
 from draco.maintenance.gate import Waiting, what_holds_up
 from draco.maintenance.isolating.standing import held_by, listed_devices, replaced_boards, standing_of
 from draco.maintenance.plan_input import PlanInput
@@ -42,6 +31,12 @@ from draco.maintenance.schedule import time_left
 from draco.maintenance.selecting.matching import has_begun
 from draco.maintenance.working.verification import VerificationVerdict, verdict_of
 from draco.resources.api.maintenance import (
+    CONDITION_BLOCKED,
+    CONDITION_FAILED,
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    CONDITION_VERIFIED,
+    CONDITION_WORKED,
     OVER,
     DeadlineAction,
     DeviceMaintenance,

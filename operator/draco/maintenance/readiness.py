@@ -10,11 +10,17 @@ from datetime import datetime, timedelta
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, says
+from draco.maintenance.conditions import says
 from draco.maintenance.isolating.standing import Standing
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import overlapped
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.maintenance import (
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    REASON_OTHER_GPU,
+    DeviceMaintenance,
+    MaintenancePhase,
+)
 from draco.resources.api.meta import Condition, timed
 from draco.resources.api.taints import BLOCKING_EFFECTS
 from draco.resources.names import DeviceKey
@@ -65,7 +71,7 @@ def ready_condition(
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
     elif found.replaced:  # before all else: whoever holds the board of today has nothing to do with this request
-        status, reason, message = "False", "OtherGpu", wording.other_gpu(found.replaced)
+        status, reason, message = "False", REASON_OTHER_GPU, wording.other_gpu(found.replaced)
     elif found.held:
         status, reason = "False", "Draining" if seen.drain and seen.drain.begun else "InUse"
         message = (seen.drain and seen.drain.message) or wording.in_use(found.held, count)

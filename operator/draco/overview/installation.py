@@ -11,13 +11,12 @@ from typing import Final
 import msgspec
 
 from draco.allocation.ownership.classes import ClassFault, OfDriver, class_fault
-from draco.maintenance.conditions import CONDITION_BLOCKED
 from draco.overview.status_schema import MissingView
 from draco.resources.api.base import ApiStruct, OutputStruct
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.core import Lease
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase
+from draco.resources.api.maintenance import CONDITION_BLOCKED, DeviceMaintenance, MaintenancePhase
 from draco.resources.api.meta import Condition, ObjectMeta, find_condition
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.names import (

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 
 from tests.adversary.cluster.observer import laws
-from tests.adversary.cluster.observer.service import verifying_for_ever
+from tests.adversary.cluster.observer.service import emptied_by_mistake, repaired_by_nobody, verifying_for_ever
 from tests.adversary.cluster.observer.watching import learn
+from tests.adversary.cluster.test_ledger_laws import a_gpu_node
 from tests.adversary.cluster.test_observer import (
     DRIVER,
+    GPU,
+    OTHER,
     PARTS,
     Document,
     a_claim,
@@ -122,3 +125,45 @@ def test_what_a_job_verifies_that_can_have_it_does_not_stay_so(case: str) -> Non
     wrong, objects = VERIFYING[case]
     world = a_world(PARTS, *objects)
     assert bool(list(verifying_for_ever(world))) is wrong
+
+
+EMPTIED = {
+    "another board": (OTHER, "NoExecute", {}, True),
+    "the board that was isolated": (GPU, "NoExecute", {}, False),
+    "nothing": (OTHER, "NoSchedule", {}, False),
+    "another board, as its author wants": (OTHER, "NoExecute", {"taint": {"effect": "NoExecute"}}, False),
+}
+
+
+@pytest.mark.parametrize(("isolated", "effect", "spec", "wrong"), EMPTIED.values(), ids=EMPTIED)
+def test_a_drain_empties_no_board_that_was_not_isolated(
+    isolated: str, effect: str, spec: Document, wrong: bool
+) -> None:
+    request = a_request(**spec)
+    request["status"]["devices"][0]["uuid"] = isolated
+    rule = a_rule(owner="dm", effect=effect, driver=DRIVER, pool="node", device="gpu-0")
+    found = list(emptied_by_mistake(a_world(PARTS, ("request", request), ("rule", rule))))
+    assert [each.law for each in found] == ["emptied by mistake"] * wrong
+
+
+REPAIRED = {
+    "a policy's Jobs have succeeded": ({"draco.dev/remediates": "uid"}, "True", "Verifying", False),
+    "they have not": ({"draco.dev/remediates": "uid"}, "False", "InMaintenance", True),
+    "the request is over": ({"draco.dev/remediates": "uid"}, "True", "Completed", True),
+    "it is a person's": ({}, "True", "Verifying", True),
+}
+
+
+@pytest.mark.parametrize(("labels", "worked", "phase", "wrong"), REPAIRED.values(), ids=REPAIRED)
+def test_an_agent_is_told_of_a_repair_only_by_one_who_has_worked(
+    labels: Document, worked: str, phase: str, wrong: bool
+) -> None:
+    request = a_request()
+    request["metadata"]["labels"] = labels
+    request["status"] |= {"phase": phase, "conditions": [{"type": "Worked", "status": worked}]}
+    kind, node = a_gpu_node()
+    node["spec"] = {"repaired": [{"uuid": GPU, "request": "dm", "until": "2026-01-01T00:00:00Z"}]}
+    world = a_world((kind, node), ("request", request))
+    assert [each.law for each in repaired_by_nobody(world)] == ["repaired by nobody"] * wrong
+    world.requests.clear()
+    assert list(repaired_by_nobody(world)), "nor by one that is gone"

@@ -13,6 +13,7 @@ from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent, HealthState
 from draco.agent.hardware.nvml import Nvml
 from draco.health.ledger import InstancePlace
 from draco.kube.clock import SystemClock
+from draco.resources.api.draco import RepairedGpu
 from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import by_hand, faults, hotplug
@@ -411,6 +412,21 @@ def test_what_a_policy_says_counts_before_the_table_and_only_for_that_fault(tmp_
     node.record.reloaded()
     assert node.faults(4) == ["Xid95", ""], "as many readings as the policy says"
     assert node.faults() == ["", ""]
+
+
+def test_a_gpu_that_a_policys_job_has_repaired_is_well_after_clean_readings_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    faults.xid(node.path, 0, 95)
+    faults.xid(node.path, 1, 95)
+    node.told()
+    [reported] = node.look()[0].faults
+    assert reported.status.last_seen is not None
+    node.record.repaired = (RepairedGpu(uuid=node.gpus[0].uuid, request="repair", until=reported.status.last_seen),)
+    assert node.faults() == ["Xid95", "Xid95"]
+    node = Node(tmp_path)
+    assert node.faults(CLEAN - 1) == ["", "Xid95"], "the record knows that it was repaired"
 
 
 def test_a_fault_of_one_instance_leaves_the_rest_of_the_gpu_alone(tmp_path: Path) -> None:

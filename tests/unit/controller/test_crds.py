@@ -11,7 +11,7 @@ import yaml
 
 from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.resources.api.allocation import AllocationRegister
-from draco.resources.api.draco import GpuNode, GpuNodeStatus, MigPolicy
+from draco.resources.api.draco import GpuNode, GpuNodeSpec, GpuNodeStatus, MigPolicy
 from draco.resources.api.health import HealthPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase, MaintenanceTaint
@@ -184,3 +184,9 @@ def test_the_policy_of_the_operators_reports_knows_every_field_of_a_gpunodes_sta
     named = {each.strip('"') for each in fields.split() if each.startswith('"')}
     known = {field.encode_name for field in msgspec.structs.fields(GpuNodeStatus)}
     assert named == known - {"conditions"}
+
+
+def test_an_agent_may_create_its_gpunode_with_nothing_that_the_operator_says() -> None:
+    policy = (CRDS.parent / "charts/draco/templates/agent/policy.yaml").read_text()
+    fields = [field.encode_name for field in msgspec.structs.fields(GpuNodeSpec)]
+    assert [field for field in fields if f"object.?spec.?{field} == optional.none()" not in policy] == []

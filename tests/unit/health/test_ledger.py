@@ -22,8 +22,9 @@ from draco.health.ledger import (
     loaded,
     looked,
     reloaded,
+    repaired,
 )
-from draco.health.table import KINDS, TABLE, FaultEnd, kind_of, metric_name, severity
+from draco.health.table import CLEAN, KINDS, TABLE, FaultEnd, kind_of, metric_name, severity
 from draco.resources.api.health import BLOCKING_FAULTS, FaultFamily, FaultOverride, HealthEffect
 from draco.resources.names import GpuUuid
 from tests.builders import MOMENT
@@ -163,6 +164,20 @@ def test_what_comes_and_goes_faster_than_its_readings_does_not_flap(hot: list[bo
         changes += before and not ledger.entries
         assert bool(ledger.entries) or clean >= kind_of("ThermalSlowdown").clean
     assert changes <= len(hot) / kind_of("ThermalSlowdown").clean
+
+
+def test_a_repair_ends_what_a_reset_ends_and_was_seen_by_then() -> None:
+    later = MOMENT + timedelta(minutes=1)
+    ledger = FaultLedger()
+    for gpu, code, now in ((GPU, 95, MOMENT), (GPU, 79, MOMENT), (GPU, 119, later), (OTHER, 95, MOMENT)):
+        ledger = heard(ledger, gpu, code, load=LOAD, now=now)
+    ledger = repaired(ledger, GPU, MOMENT)
+    for _ in range(CLEAN - 1):
+        ledger = looked(ledger, [clean_reading(GPU), clean_reading(OTHER)], now=later, load=LOAD)
+    assert "Xid95" in {one.name for one in ledger.of(GPU)}, "it takes clean readings, as after any end"
+    ledger = looked(ledger, [clean_reading(GPU), clean_reading(OTHER)], now=later, load=LOAD)
+    assert {one.name for one in ledger.of(GPU)} == {"Xid79", "Xid119"}
+    assert {one.name for one in ledger.of(OTHER)} == {"Xid95"}
 
 
 def test_a_fault_of_an_instance_concerns_what_overlaps_it_and_the_whole() -> None:

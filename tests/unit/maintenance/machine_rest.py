@@ -2,11 +2,18 @@
 
 from datetime import datetime
 
-from draco.maintenance.conditions import CONDITION_WORKED, says
+from draco.maintenance.conditions import says
 from draco.maintenance.rules import isolated_board, maintained_device
 from draco.maintenance.schedule import start_time
 from draco.maintenance.selecting.matching import has_begun, is_exact
-from draco.resources.api.maintenance import OVER, Approval, DeviceMaintenance, MaintenancePhase, VerificationMode
+from draco.resources.api.maintenance import (
+    CONDITION_WORKED,
+    OVER,
+    Approval,
+    DeviceMaintenance,
+    MaintenancePhase,
+    VerificationMode,
+)
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
 from tests.unit.maintenance.machine_world import World, in_use, made, number, rivals, same
 

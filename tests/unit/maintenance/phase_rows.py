@@ -2,15 +2,16 @@
 
 from typing import Final
 
-from draco.maintenance.conditions import (
+from draco.maintenance.conditions import REASON_RETURNING
+from draco.maintenance.phases import PHASES, PhaseRow
+from draco.resources.api.maintenance import (
     CONDITION_FAILED,
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
     CONDITION_VERIFIED,
-    REASON_RETURNING,
+    OVER,
+    DeviceMaintenanceStatus,
 )
-from draco.maintenance.phases import PHASES, PhaseRow
-from draco.resources.api.maintenance import OVER, DeviceMaintenanceStatus
 
 _BY_REASON: Final = {row.reason: row for row in PHASES}
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, REASON_RETURNING
+from draco.maintenance.conditions import REASON_RETURNING
 from draco.maintenance.isolating.entries import isolated_gpus, not_heeded
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
@@ -15,6 +15,8 @@ from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import scope_of
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu
 from draco.resources.api.maintenance import (
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
     DeviceMaintenance,
     DeviceMaintenanceStatus,
     MaintenanceSelector,

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
-from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
+from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.gate import Waiting
 from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
@@ -43,6 +43,7 @@ from draco.maintenance.selecting.matching import (
 )
 from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.maintenance import (
+    CONDITION_READY_FOR_WORK,
     DeviceMaintenance,
     MaintenanceBudgetSpec,
     MaintenanceSelector,

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import CONDITION_BLOCKED, CONDITION_ISOLATED, CONDITION_READY_FOR_WORK
 from draco.maintenance.isolating.standing import LISTED_DEVICES
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
@@ -15,6 +14,9 @@ from draco.maintenance.progress import DrainState, JobsState
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
 from draco.resources.api.maintenance import (
+    CONDITION_BLOCKED,
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
     DeviceMaintenance,
     MaintenancePhase,
     MaintenanceSelector,

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.conditions import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, says
+from draco.maintenance.conditions import says
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
-from draco.resources.api.maintenance import MaintainedDevice
+from draco.resources.api.maintenance import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, MaintainedDevice
 from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE
 from tests.builders import MOMENT, a_claim, a_device_key

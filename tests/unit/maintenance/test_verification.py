@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.maintenance.conditions import CONDITION_VERIFIED
 from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import FailedJob, JobsState
@@ -16,6 +15,7 @@ from draco.maintenance.working.verification import AgentVerdict, VerificationVer
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import FaultFamily, GpuFaultStatus, HealthEffect
 from draco.resources.api.maintenance import (
+    CONDITION_VERIFIED,
     DeviceMaintenance,
     MaintenancePhase,
     MaintenanceVerification,

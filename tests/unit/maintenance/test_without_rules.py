@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import CONDITION_ISOLATED
 from draco.maintenance.isolating.entries import isolated_gpus, not_heeded, not_reached
 from draco.maintenance.plan import MaintenancePlan, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
@@ -14,6 +13,7 @@ from draco.maintenance.selecting.matching import isolated_boards, scope_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec
 from draco.resources.api.maintenance import (
+    CONDITION_ISOLATED,
     Approval,
     DeviceMaintenance,
     DeviceMaintenanceStatus,

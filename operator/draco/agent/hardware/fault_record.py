@@ -23,6 +23,7 @@ from draco.health import ledger as ledgers
 from draco.health.judgement import override_of
 from draco.health.ledger import DriverLoad, FaultLedger, InstancePlace, LedgerEntry
 from draco.health.table import severity, xid
+from draco.resources.api.draco import RepairedGpu
 from draco.resources.api.foreign import read
 from draco.resources.api.health import FaultOverride, HealthEffect
 from draco.resources.names import GpuUuid
@@ -113,6 +114,7 @@ class FaultRecord:
     ) -> None:
         self.news: deque[FaultNews] = deque(maxlen=256)
         self.overrides: tuple[FaultOverride, ...] = ()
+        self.repaired: tuple[RepairedGpu, ...] = ()
         self.forgotten: frozenset[GpuUuid] = frozenset()
         self._path = path
         self._files = files
@@ -146,6 +148,8 @@ class FaultRecord:
         """The GPUs as NVML shows them now, each with the faults that count; what is over is forgotten."""
         load = self._load()
         before = ledgers.forgotten(ledgers.loaded(self._known(), load), self.forgotten - {gpu.uuid for gpu in gpus})
+        for one in self.repaired:
+            before = ledgers.repaired(before, GpuUuid(one.uuid), one.until)
         readings = [gpu.reading for gpu in gpus]
         self._keep(ledgers.looked(before, readings, now=self._now(), load=load, clean=self._clean))
         return self.judge(gpus)

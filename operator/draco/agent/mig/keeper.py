@@ -20,7 +20,15 @@ from draco.kube.discovery import serves
 from draco.kube.queue import WorkQueue, run_workers
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Change
-from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigState, PromisedDevice, WantedGpu
+from draco.resources.api.draco import (
+    GpuNode,
+    GpuNodeSpec,
+    IsolatedGpu,
+    MigState,
+    PromisedDevice,
+    RepairedGpu,
+    WantedGpu,
+)
 from draco.resources.api.health import FaultOverride
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import GPU_NODES
@@ -46,7 +54,7 @@ class MigKeeper:
     `generation` is that of the GpuNode that says so.
     `divisions` tells how the GPUs stand; `changed` is called after every work on one, `report` when somebody deleted the GpuNode
     or wrote into it what asks for no work, `isolation` when `isolated`, what is under maintenance, `operator_allocated`, which
-    GPUs Draco allocates, or `health`, what policies make of faults, has changed.
+    GPUs Draco allocates, `health`, what policies make of faults, or `repaired`, what their Jobs have repaired, has changed.
     """
 
     def __init__(
@@ -68,6 +76,7 @@ class MigKeeper:
         self.isolated: Sequence[IsolatedGpu] = []
         self.operator_allocated: Sequence[str] = []
         self.health: Sequence[FaultOverride] = []
+        self.repaired: Sequence[RepairedGpu] = []
         self.forgotten: frozenset[GpuUuid] = frozenset()
         self.generation = 0
         self.as_published = False
@@ -175,7 +184,9 @@ class MigKeeper:
         isolated, self.isolated = self.isolated, spec.isolated
         allocated, self.operator_allocated = self.operator_allocated, spec.operator_allocated
         health, self.health = self.health, spec.health
-        if (isolated, allocated, health) != (self.isolated, self.operator_allocated, self.health):
+        repaired, self.repaired = self.repaired, spec.repaired
+        told = self.isolated, self.operator_allocated, self.health, self.repaired
+        if (isolated, allocated, health, repaired) != told:
             self._isolation()
         uuids = {*fresh, *(before or {}), *self.promised, *kept, *(() if before is not None else self._divisions())}
         others = [

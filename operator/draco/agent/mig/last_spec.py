@@ -157,6 +157,7 @@ def in_effect(last: GpuNodeSpec, said: GpuNodeSpec, forgotten: Collection[str] =
         isolated=said.isolated + [each for each in last.isolated if kept(each.uuid) and each not in said.isolated],
         health=said.health
         + [each for each in last.health if kept(each.uuid) and (each.uuid, each.fault, each.instance) not in judged],
+        repaired=said.repaired,
         operator_allocated=said.operator_allocated
         + [each for each in last.operator_allocated if kept(each) and each not in said.operator_allocated],
         decided=said.decided,

@@ -24,7 +24,7 @@ from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
 from draco.maintenance.budgets.admission import StartCandidate
-from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, says
+from draco.maintenance.conditions import says
 from draco.maintenance.gate import POOL_INCOMPLETE, Waiting
 from draco.maintenance.isolating.fences import is_fence
 from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, plan_maintenance
@@ -38,7 +38,13 @@ from draco.maintenance.selecting.rehearsal import scope_devices
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
-from draco.resources.api.maintenance import OVER, DeviceMaintenance, DeviceMaintenanceStatus, MaintenancePhase
+from draco.resources.api.maintenance import (
+    CONDITION_READY_FOR_WORK,
+    OVER,
+    DeviceMaintenance,
+    DeviceMaintenanceStatus,
+    MaintenancePhase,
+)
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule

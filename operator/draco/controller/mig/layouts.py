@@ -1,4 +1,4 @@
-"""Writes what MIG policies want of each node's GPUs into its GpuNode, which devices claims keep there, maintenance, and health.
+"""Writes what MIG policies want of each node's GPUs into its GpuNode, which devices claims keep there, maintenance and health.
 
 Owns the spec of GpuNodes and nothing else: a node without GpuNode gets none, and nothing is written that is there already. All
 come in one write, so that an agent never hears that it is to offer something else without what it has to go on offering, nor
@@ -17,10 +17,11 @@ from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.view import BY_POOL, ClusterView
 from draco.health.policy import MOST_OVERRIDES, in_order
+from draco.health.repaired import has_repaired, repaired_gpus
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.kube.watch.store import Change
-from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
+from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.isolating.entries import isolated_gpus
 from draco.maintenance.selecting.matching import has_begun, is_exact
 from draco.mig_policy.decide import NodeDecision
@@ -28,7 +29,7 @@ from draco.mig_policy.promises import promises
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigPolicy, PromisedDevice
 from draco.resources.api.health import FaultOverride
-from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.maintenance import CONDITION_READY_FOR_WORK, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.kinds import DEVICE_MAINTENANCES, GPU_NODES, HEALTH_POLICIES
@@ -98,6 +99,7 @@ class MigLayoutReconciler:
             promised=self._promised(gpu_node, decision),
             isolated=isolated,
             health=overrides,
+            repaired=repaired_gpus(self._view.maintenances.store.values(), gpu_node.status.gpus),
             operator_allocated=self._handover.to_taint(gpu_node) if self._handover else [],
             decided=self._decided(gpu_node),
         )
@@ -179,6 +181,8 @@ class MigLayoutReconciler:
             spec["isolated"] = wanted.isolated
         if wanted.health:
             spec["health"] = wanted.health
+        if wanted.repaired:
+            spec["repaired"] = wanted.repaired
         if wanted.operator_allocated:
             spec["operatorAllocated"] = wanted.operator_allocated
         if wanted.decided:
@@ -194,7 +198,7 @@ class MigLayoutReconciler:
         )
         seen["resourceVersion"] = written.metadata.resource_version
         spec |= {"promised": wanted.promised, "isolated": wanted.isolated, "health": wanted.health}
-        spec |= {"operatorAllocated": wanted.operator_allocated, "decided": wanted.decided}
+        spec |= {"operatorAllocated": wanted.operator_allocated, "decided": wanted.decided, "repaired": wanted.repaired}
         return await self._client.patch(GPU_NODES, key, {"metadata": seen, "spec": spec})
 
     def _wake_for_policy(self, change: Change[MigPolicy], wake: Callable[[str], None]) -> None:
@@ -220,11 +224,11 @@ class MigLayoutReconciler:
 
 
 def _concern(request: DeviceMaintenance) -> tuple[object, ...]:
-    """What of a request says whether its devices are isolated."""
+    """What of a request says whether its devices are isolated, and repaired."""
     selector = request.spec.device_selector
     fixed = [] if is_exact(selector) else [(each.key, each.overlaps) for each in request.status.devices]
     states = has_begun(request), is_returning(request), says(request, CONDITION_READY_FOR_WORK)
-    return request.spec, request.metadata.deletion_timestamp, states, fixed
+    return request.spec, request.metadata.deletion_timestamp, states, has_repaired(request), fixed
 
 
 def _pools(requests: Iterable[DeviceMaintenance]) -> set[str]:
@@ -242,6 +246,7 @@ def _in_order(gpu_node: GpuNode) -> GpuNodeSpec:
         promised=sorted(spec.promised, key=lambda each: each.device),
         isolated=sorted(spec.isolated, key=_place),
         health=in_order(spec.health),
+        repaired=sorted(spec.repaired, key=lambda each: each.uuid),
         operator_allocated=sorted(spec.operator_allocated),
         decided=sorted(spec.decided),
     )

@@ -9,10 +9,10 @@ for other drivers, and as what people read and delete. Where the cluster serves 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.conditions import CONDITION_READY_FOR_WORK, is_returning, says
+from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.selecting.matching import MaintenanceScope, fixed_selection, has_begun, is_exact, isolated_boards
 from draco.resources.api.draco import GpuNode, IsolatedGpu
-from draco.resources.api.maintenance import DeviceMaintenance
+from draco.resources.api.maintenance import CONDITION_READY_FOR_WORK, DeviceMaintenance
 from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule
 from draco.resources.names import DeviceKey, PoolKey
 

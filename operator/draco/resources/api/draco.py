@@ -3,6 +3,7 @@
 Owns the structs; the schemas people meet are in `crds/`, and a test holds the two together.
 """
 
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
@@ -189,18 +190,31 @@ class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
         return DeviceTaint(key=self.key, value=self.value, effect=self.effect)
 
 
+class RepairedGpu(ApiStruct, frozen=True, kw_only=True):
+    """A GPU on which the Job of a request that a HealthPolicy opened has succeeded: it was reset, as far as anybody can know.
+
+    What a reset ends is over, unless the agent has seen it after `until`, which is a time that the agent itself has reported.
+    """
+
+    uuid: str
+    request: str
+    until: datetime
+
+
 class GpuNodeSpec(ApiStruct, frozen=True, kw_only=True):
     """What the operator wants of the node. A GPU that is not listed belongs to no policy: nothing new is made on it.
 
     `promised` stays published and free for its claims. `operator_allocated` are the UUIDs of GPUs whose devices are kept from
     kube-scheduler, because Draco allocates them. `decided` are the UUIDs of the GPUs that all this is about: what is not said of
-    any other is not known, so its agent goes on by what it was told last. Empty: the operator has decided nothing yet.
+    any other is not known, so its agent goes on by what it was told last. Empty: the operator has decided nothing yet. `repaired`
+    stands only as long as the agent reports a fault that it is about.
     """
 
     gpus: list[WantedGpu] = []
     promised: list[PromisedDevice] = []
     isolated: list[IsolatedGpu] = []
     health: list[FaultOverride] = []
+    repaired: list[RepairedGpu] = []
     operator_allocated: list[str] = []
     decided: list[str] = []
 

@@ -32,6 +32,18 @@ OVER: Final = frozenset({MaintenancePhase.COMPLETED, MaintenancePhase.CANCELLED}
 """A request in one of these has given everything back, and takes nothing any more."""
 
 
+CONDITION_ISOLATED: Final = "Isolated"
+CONDITION_READY_FOR_WORK: Final = "ReadyForWork"
+CONDITION_WORKED: Final = "Worked"
+"""All Jobs that do the work have succeeded: from then on the devices are verified, even if somebody deletes the Jobs."""
+CONDITION_VERIFIED: Final = "Verified"
+CONDITION_FAILED: Final = "Failed"
+CONDITION_BLOCKED: Final = "Blocked"
+"""Jobs of the request cannot be made, or do not start: it goes no further until that is put right."""
+REASON_OTHER_GPU: Final = "OtherGpu"
+"""Of ReadyForWork: the device's name stands for another GPU than when it was isolated."""
+
+
 class Approval(StrEnum):
     """Who starts a request that is rehearsed: the operator, or a person who sets `approved`."""
 

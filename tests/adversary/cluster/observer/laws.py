@@ -12,7 +12,14 @@ from tests.adversary.cluster.observer.groups import holds_and_waits
 from tests.adversary.cluster.observer.holds import held_for_nobody, not_held
 from tests.adversary.cluster.observer.pod_groups import written_by_draco
 from tests.adversary.cluster.observer.reservations import kept_after_the_end, kept_unused
-from tests.adversary.cluster.observer.service import cordoned, lifted_at_work, verifying_for_ever, wants_its_rules
+from tests.adversary.cluster.observer.service import (
+    cordoned,
+    emptied_by_mistake,
+    lifted_at_work,
+    repaired_by_nobody,
+    verifying_for_ever,
+    wants_its_rules,
+)
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.tolerations import tolerates
 from tests.adversary.cluster.observer.world import Holding, Object, Part, World, condition, name, revision, stamp
@@ -137,6 +144,8 @@ LAWS: Mapping[str, Law] = {
     "orphan rule": Law(orphan_rule, 10.0, frozenset({"api", "operator", "rules"})),
     "lifted at work": Law(lifted_at_work, 5.0, frozenset({"api", "operator", "rules"})),
     "verifying for ever": Law(verifying_for_ever, 90.0, frozenset({"api", "operator", "scheduler", "collector"})),
+    "emptied by mistake": Law(emptied_by_mistake, 5.0, frozenset({"api", "operator", "rules"})),
+    "repaired by nobody": Law(repaired_by_nobody, 10.0, frozenset({"api", "operator"})),
     "cordoned": Law(cordoned, 0.0, frozenset({"api"})),
     "holds and waits": Law(holds_and_waits, 20.0, frozenset({"api", "operator", "scheduler", "collector"})),
     "gate kept": Law(kept_gate, 20.0, frozenset({"api", "operator"})),

@@ -6,7 +6,7 @@ Owns what a request's phase promises, held against rules and slices, and what ma
 from collections.abc import Iterator
 
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name
+from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, condition, name
 
 BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 AT_WORK = frozenset({"InMaintenance", "Verifying", "Failed"})
@@ -15,6 +15,7 @@ DOMAIN = "draco.dev/"
 MAINTENANCE = "draco.dev/maintenance"
 AGENT_LOST = "draco.dev/agent-lost"
 OPERATOR_ALLOCATED = "draco.dev/operator-allocated"
+REMEDIATES = "draco.dev/remediates"
 JOB_SPACE = "draco-jobs"
 ENDING_WORKS = ("adv-works", "adv-works-long")
 """CronJobs whose Jobs succeed after some seconds."""
@@ -150,6 +151,41 @@ def fenced_without_cause(world: World) -> Iterator[Suspicion]:
     for device, published in world.published():
         if any(taint["key"] == AGENT_LOST for taint in world.taints(device, published)):
             yield Suspicion("fenced without cause", str(device), f"{device} is fenced, and its agent is there")
+
+
+def emptied_by_mistake(world: World) -> Iterator[Suspicion]:
+    """A drain that ends in a NoExecute taint empties the boards that its request isolated, and none that has their name now."""
+    for uid, rule in world.rules.items():
+        spec, selector = rule["spec"], rule["spec"].get("deviceSelector") or {}
+        owners = [each["uid"] for each in rule["metadata"].get("ownerReferences") or []]
+        request = next((world.requests[each] for each in owners if each in world.requests), None)
+        if request is None or spec["taint"]["effect"] != "NoExecute":
+            continue
+        if (request["spec"].get("taint") or {}).get("effect") == "NoExecute":
+            continue  # its author wants just that
+        for each in (request.get("status") or {}).get("devices") or []:
+            device = DeviceName(each["driver"], each["pool"], each["device"])
+            is_meant = all(selector.get(field) == each[field] for field in ("driver", "pool", "device"))
+            part = part_now(world, device) if is_meant else None
+            if part is not None and each.get("uuid") not in {None, "", part.gpu}:
+                text = f"{name(request)} isolated {each['uuid']}, and empties {part.gpu}, which is called {device} now"
+                yield Suspicion("emptied by mistake", f"{uid} {device}", text)
+
+
+def repaired_by_nobody(world: World) -> Iterator[Suspicion]:
+    """An agent is told that a GPU was repaired only as long as a policy's request has it whose Jobs have succeeded."""
+    requests = {name(each): each for each in world.requests.values()}
+    for node in world.gpu_nodes.values():
+        for each in (node.get("spec") or {}).get("repaired") or []:
+            request = requests.get(each["request"])
+            if request is None or not _has_repaired(request):
+                text = f"{name(node)} is told that {each['uuid']} was repaired for {each['request']}, and nothing was"
+                yield Suspicion("repaired by nobody", f"{name(node)} {each['uuid']}", text)
+
+
+def _has_repaired(request: Object) -> bool:
+    ours = REMEDIATES in (request["metadata"].get("labels") or {})
+    return ours and condition(request, "Worked").get("status") == "True" and phase_of(request) not in OVER
 
 
 def part_now(world: World, device: DeviceName) -> Part | None:
