@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.adversary.cluster.actions import Chooser
 from tests.adversary.cluster.cluster import Cluster, access_of
 from tests.adversary.cluster.observer.api import Api
-from tests.adversary.cluster.observer.kept import Scraped, kept_at_rest
+from tests.adversary.cluster.observer.kept import Kept, Scraped, kept_at_rest
 from tests.adversary.cluster.observer.observer import Violation
 from tests.adversary.cluster.observer.rest import is_said_to_fit
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -216,6 +216,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
     observer = cluster.observer
     counted = quiet = unsettled = 0.0
     doubted: list[Suspicion] = []
+    kept = Kept()
     scraped: dict[str, Scraped] = {}
     last = time.monotonic()
     while quiet < QUIET_S:
@@ -226,7 +227,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
         waiting = observer.unexplained()
         if not waiting:  # else they have something to do
             scraped = await asyncio.to_thread(cluster.scraped)
-            waiting = list(kept_at_rest(scraped))
+            waiting = kept.look(kept_at_rest(scraped))
         quiet = 0.0 if waiting else quiet + passed
         if down := observer.not_settled(now):
             unsettled += passed

@@ -35,13 +35,13 @@ def a_fence(second: float, revision: int, *, node: str = "node", key: str = AGEN
     }
 
 
-def judged(fence: Document, *renewals: Document) -> list[str]:
+def judged(fence: Document, *renewals: Document, grace_s: float = 0.0) -> list[str]:
     law = FenceLaw()
     law.rule_changed(None, fence, SEEN)  # the watch of rules may be ahead of that of leases
     for each in renewals:
         law.renewed(each)
-    assert not list(law.weighed(SEEN + WEIGHED_AFTER_S / 2)), "the other watch may be behind"
-    return [each.text for each in law.weighed(SEEN + WEIGHED_AFTER_S)]
+    assert not list(law.weighed(SEEN + WEIGHED_AFTER_S / 2, grace_s=grace_s)), "the other watch may be behind"
+    return [each.text for each in law.weighed(SEEN + WEIGHED_AFTER_S, grace_s=grace_s)]
 
 
 def test_a_node_is_fenced_when_its_lease_has_run_out() -> None:
@@ -56,6 +56,13 @@ def test_a_node_whose_agent_renews_is_not_fenced() -> None:
 def test_a_renewal_that_crosses_a_fence_takes_its_cause_away_only_if_the_one_before_was_in_time() -> None:
     assert not judged(a_fence(26.0, 9), a_renewal(5.0, 1), a_renewal(25.5, 8))
     assert judged(a_fence(26.0, 9), a_renewal(20.0, 1), a_renewal(25.5, 8))
+
+
+def test_an_operator_that_waits_for_a_processor_writes_later_what_it_decided_in_time() -> None:
+    renewals = [a_renewal(0.0, 1), a_renewal(22.0, 8)]
+    assert judged(a_fence(26.0, 9), *renewals)
+    assert not judged(a_fence(26.0, 9), *renewals, grace_s=3.0)
+    assert not judged(a_fence(26.0, 9), a_renewal(22.0, 8), grace_s=3.0)
 
 
 def test_what_is_renewed_after_the_fence_is_no_reason_against_it() -> None:
@@ -74,7 +81,7 @@ def test_a_fence_is_weighed_once_and_other_rules_are_none() -> None:
     for at in (0.0, 10.0):
         law.rule_changed(None, fence, at)
     law.rule_changed(fence, None, 11.0)
-    assert len(list(law.weighed(20.0))) == law.fences == 1
+    assert len(list(law.weighed(20.0, grace_s=0.0))) == law.fences == 1
 
 
 def test_the_agents_of_the_cluster_renew_their_leases_where_the_operator_looks(tmp_path: Path) -> None:

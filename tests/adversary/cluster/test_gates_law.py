@@ -9,6 +9,7 @@ from tests.adversary.cluster.manifests import Member, pod, pod_group
 from tests.adversary.cluster.observer.gates import (
     KNOWN_AFTER_S,
     REMEMBERED_S,
+    UNHEARD_S,
     WEIGHED_AFTER_S,
     Gates,
     held_behind_gates,
@@ -87,6 +88,10 @@ class History:
         return self.found(GATE_WENT_AT + WEIGHED_AFTER_S)
 
     def found(self, now: float, *, undisturbed: Callable[[float], bool] = lambda _: True) -> list[str]:
+        self.law.claim_changed(None, claim("of-somebody", revision=AT_REVISION + 1), now)
+        return self.weighed(now, undisturbed=undisturbed)
+
+    def weighed(self, now: float, *, undisturbed: Callable[[float], bool] = lambda _: True) -> list[str]:
         return [each.law for each in self.law.weighed(now, grace_s=0.0, undisturbed=undisturbed)]
 
 
@@ -98,6 +103,17 @@ def test_a_gate_goes_when_the_pod_has_what_draco_allocates() -> None:
     history = History(member(1)).claims(claim("c1"))
     assert not history.off()
     assert (history.law.off, history.law.off_gangs) == (1, 0)
+
+
+def test_a_gate_is_weighed_by_claims_that_are_heard_of_later_than_the_pod() -> None:
+    history = History(member(1)).claims(claim("c1", has=False))
+    history.pod(member(1, gated=False, revision=AT_REVISION), GATE_WENT_AT)
+    weighed_at = GATE_WENT_AT + WEIGHED_AFTER_S
+    assert not history.weighed(weighed_at), "the watch of claims may be late"
+    assert not history.claims(claim("c1"), now=weighed_at).found(weighed_at)
+    history = History(member(1)).claims(claim("c1", has=False))
+    history.pod(member(1, gated=False, revision=AT_REVISION), GATE_WENT_AT)
+    assert history.weighed(GATE_WENT_AT + UNHEARD_S) == ["gate off early"], "but not for ever"
 
 
 def test_a_gate_does_not_wait_for_claims_of_the_scheduler_but_for_all_claims_to_be_there() -> None:

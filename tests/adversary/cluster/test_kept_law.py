@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from tests.adversary.cluster.cluster import memory_mib
-from tests.adversary.cluster.observer.kept import MOST_MIB, WAITING, Scraped, kept_at_rest
+from tests.adversary.cluster.observer.kept import MOST_MIB, WAITING, Kept, Scraped, kept_at_rest
+from tests.adversary.cluster.observer.suspicion import Suspicion
 
 AT_REST = """# HELP draco_worker_waiting Questions that wait for their turn.
 # TYPE draco_worker_waiting gauge
@@ -49,3 +50,11 @@ def test_what_waits_is_told_with_its_gauge(gauge: str) -> None:
 def test_memory_beyond_the_bound_is_told() -> None:
     [wrong] = kept_at_rest({"operator-a": Scraped(AT_REST, MOST_MIB + 1.0)})
     assert wrong.key == "operator-a memory"
+
+
+def test_what_waits_now_and_then_is_not_kept() -> None:
+    kept, waits, empty = Kept(), Suspicion("kept", "waiting", "3"), Suspicion("kept", "depth", "1")
+    assert kept.look([waits, empty]) == [waits, empty]
+    assert kept.look([waits]) == [waits]
+    assert kept.look([waits, empty]) == [waits]
+    assert kept.look([]) == kept.look([waits]) == []

@@ -69,22 +69,24 @@ class FenceLaw:
         self.fences += 1
         self._doubted.append(Fence(now, (after["spec"].get("deviceSelector") or {}).get("pool") or "", after))
 
-    def weighed(self, now: float) -> Iterator[Suspicion]:
-        """The fences that had no cause."""
+    def weighed(self, now: float, *, grace_s: float) -> Iterator[Suspicion]:
+        """The fences that had no cause. `grace_s` is how late the operator may have been lately, for want of a processor."""
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
             self._doubted.remove(one)
-            if text := self._without_cause(one):
+            if text := self._without_cause(one, CROSSED_S + grace_s):
                 key = str(one.rule["metadata"]["uid"])
                 yield Suspicion(
                     "fenced without cause", key, f"{name(one.rule)} fences {one.node or 'all nodes'}, {text}"
                 )
 
-    def _without_cause(self, fence: Fence) -> str:
+    def _without_cause(self, fence: Fence, crossed_s: float) -> str:
         made = datetime.fromisoformat(fence.rule["metadata"]["creationTimestamp"])
         stored = [each for each in self._renewed.get(fence.node, ()) if each.revision < revision(fence.rule)]
         if not stored:
             return "whose agent had no lease"
-        last = next((each for each in reversed(stored) if (made - each.at).total_seconds() > CROSSED_S), None)
+        last = next((each for each in reversed(stored) if (made - each.at).total_seconds() > crossed_s), None)
+        if last is None and (made - stored[0].at).total_seconds() > CROSSED_S:
+            return ""  # as late as the operator was, nobody knows
         if last is None:
             return "whose agent had only just begun to renew its lease"
         silent_s = (made - last.at).total_seconds() + STAMP_S

@@ -2,7 +2,8 @@
 
 Owns seeing it go, and what the pod had then, and the others of its PodGroup. Pods of other groups lose it one by one: that these
 get their devices together is for `groups`. Pods and claims come on different watches, but have one clock, the store's revision,
-by which what seems wrong is weighed a moment later. Does no I/O.
+by which what seems wrong is weighed a moment later, once claims have been heard of that were written after the gate went. Does
+no I/O.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from tests.adversary.cluster.observer.world import Object, World, is_live, name,
 
 GATE = "draco.dev/allocation"
 WEIGHED_AFTER_S = 1.5
+UNHEARD_S = 90.0
+"""Nobody writes a claim for so long: a watch that says nothing sends a bookmark in a minute, and has nothing to say then."""
 KNOWN_AFTER_S = 5.0
 """What happened so long ago Draco knows: that a claim lost its devices, that a pod is over, that a PodGroup has come."""
 REMEMBERED_S = 30.0
@@ -60,11 +63,13 @@ class Gates:
         self._over: dict[str, Over] = {}
         self._groups_since: dict[str, float] = {}
         self._offs: list[Off] = []
+        self._heard = 0  # the revision up to which claims are known
 
     def claim_changed(self, before: Object | None, after: Object | None, now: float) -> None:
         """A claim was written or is gone."""
         one = after or before
         assert one is not None
+        self._heard = max(self._heard, revision(one))
         self._is_dracos[name(one)] = is_for_draco(one)
         if after is None:
             self._gone[name(one)] = now
@@ -105,7 +110,7 @@ class Gates:
 
     def weighed(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> Iterator[Suspicion]:
         """The gates that went too early."""
-        for one in [each for each in self._offs if now - each.at >= WEIGHED_AFTER_S]:
+        for one in [each for each in self._offs if now - each.at >= self._weighed_after_s(each)]:
             self._offs.remove(one)
             is_steady = undisturbed(one.at - REMEMBERED_S)
             since = one.at - (KNOWN_AFTER_S + grace_s if is_steady else REMEMBERED_S)
@@ -122,6 +127,9 @@ class Gates:
                 text = f"pod {name(one.pod)} lost its gate when {ready} pods of {key_of(one.pod)} had their devices"
                 yield Suspicion("gate off alone", uid, f"{text}, and {one.least} start together")
         self._forget(now)
+
+    def _weighed_after_s(self, off: Off) -> float:
+        return WEIGHED_AFTER_S if self._heard >= revision(off.pod) else UNHEARD_S
 
     def _has_all(self, pod: Object, since: float, until: int | None) -> bool:
         """Whether the pod had all that Draco allocates for it, at some time since then and before that revision."""

@@ -4,7 +4,7 @@ What tenants had is gone by then or stands still, so whatever waits is of object
 Owns what a scrape of a replica's metrics and its memory may say. Does no I/O.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -20,6 +20,19 @@ class Scraped(NamedTuple):
 
     metrics: str
     memory_mib: float
+
+
+class Kept:
+    """What every look since rest began has found. What waits is looked at again now and then, which is not kept."""
+
+    def __init__(self) -> None:
+        self._always: dict[str, Suspicion] | None = None
+
+    def look(self, found: Iterable[Suspicion]) -> list[Suspicion]:
+        """What this look has found as well as all before."""
+        now = {each.key: each for each in found}
+        self._always = now if self._always is None else {key: now[key] for key in self._always if key in now}
+        return list(self._always.values())
 
 
 def kept_at_rest(replicas: Mapping[str, Scraped]) -> Iterator[Suspicion]:

@@ -279,7 +279,7 @@ class Observer:
                     *self._tainted.weighed(started),
                     *self._dracos.weighed(started, grace_s=self._grace_s(started), undisturbed=self._undisturbed),
                     *self.bystanders.weighed(started),
-                    *self.fences.weighed(started),
+                    *self.fences.weighed(started, grace_s=self._grace_s(started)),
                 )
                 for wrong in (*self.programs.look(), *self.lease.look(self.world, started, at), *weighed):
                     self._violated(wrong)
