@@ -195,6 +195,8 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
                 for violation in observer.violations[told:]:
                     told += 1
                     say(f"{violation.at} {violation.law}: {violation.text}")
+                    with (report.folder / "findings.txt").open("a") as findings:
+                        findings.write(f"{violation}\n")
                 if told and stop_at_first:
                     return
                 if time.monotonic() - rested > REST_EVERY_S:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.adversary.cluster.observer import hardware
-from tests.adversary.cluster.observer.allocators import Traded, kept_for_nobody
+from tests.adversary.cluster.observer.allocators import DRACO, Traded, allocator, kept_for_nobody
 from tests.adversary.cluster.observer.api import Access, Api
 from tests.adversary.cluster.observer.budgets import BudgetLaw
 from tests.adversary.cluster.observer.dracos import DracosLaws
@@ -64,6 +64,8 @@ FILES_LAST_S = {"prepared twice": 1.0, "wrong files": 1.0, "wrong board": 15.0, 
 
 WAITED_S = 60.0
 """For so long after a driver's calls have waited its agent may say so: it notices after thirty seconds."""
+RELISTS_S = 90.0
+"""client-go's reflector doubles its pause up to 30 s, and adds as much by chance; then it lists."""
 
 
 class Node(NamedTuple):
@@ -404,6 +406,11 @@ class Observer:
         late_s = self.pace.excess_s(now - 30.0, now) + self.fairness.was_down("api", now - 30.0, now)
         return late_s + self._starved_s(self.lease.holder, now - 30.0)
 
+    def _schedulers_grace_s(self, now: float) -> float:
+        """The same of kube-scheduler, whose watches of single kinds pause for up to a minute after the API server was down."""
+        was_down = self.fairness.was_down("api", now - RELISTS_S, now) > 0
+        return self._grace_s(now) + (RELISTS_S if was_down else 0.0)
+
     def _starved_s(self, holder: str, since: float) -> float:
         """How long an operator has waited for a processor since then."""
         pid = self.programs.pid(holder.rpartition("_")[0])
@@ -473,7 +480,7 @@ class Observer:
                 self.counts["claims allocated"] += 1
                 if any(each.get("adminAccess") for each in results(after)):
                     self._admins.add(after["metadata"]["uid"])
-                grace_s = self._grace_s(now)
+                grace_s = self._grace_s(now) if allocator(after) == DRACO else self._schedulers_grace_s(now)
                 self._late.allocated(self.world, after, now, grace_s=grace_s)
                 self._tainted.allocated(after, now, grace_s=grace_s)
             if (
