@@ -391,7 +391,7 @@ def _logged(said: list[logging.LogRecord]) -> Iterator[None]:
 def _records() -> list[str]:
     path = folder() / "checkpoint"
     a_record(path)
-    return [text_of(path.read_bytes().rstrip()), '{"version":2,"checksum":"x","record":{"boot_id":"","claims":[]}}']
+    return [text_of(path.read_bytes().rstrip())]
 
 
 def _specs() -> list[str]:
@@ -499,7 +499,10 @@ TARGETS = (
     Target("record", record, _records(), [*JSON, '"version":3', '"put"', '"last"', "\n"]),
     Target("spec", spec, _specs(), [*JSON, cdi.CLAIM, cdi.BOOT, cdi.CHECKSUM, cdi.FORMAT]),
     Target(
-        "faults", faults, ['{"version":1,"faults":[{"gpu":"' + a_gpu(0).uuid + '","xid":79,"boot_id":"boot"}]}'], JSON
+        "faults",
+        faults,
+        ['{"version":2,"ledger":{"entries":[{"gpu":"' + a_gpu(0).uuid + '","name":"Xid79","code":79}]}}'],
+        JSON,
     ),
     Target("page", page, [text_of(_listed(a_claim("a"), a_claim("b"))), text_of(_listed())], JSON),
     Target("event", event, [*LINES, *OTHER_LINES], [*JSON, "ADDED", "MODIFIED", "ERROR"]),

@@ -14,7 +14,7 @@ from draco.agent.hardware.nvml import Nvml
 from draco.health.ledger import InstancePlace
 from draco.kube.clock import SystemClock
 from draco.resources.api.draco import RepairedGpu
-from draco.resources.api.health import FaultFamily, FaultOverride, HealthEffect
+from draco.resources.api.health import FaultOverride, HealthEffect
 from draco.resources.names import GpuUuid
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import sysfs
@@ -520,17 +520,6 @@ def test_a_record_in_a_later_form_is_not_guessed_at_and_is_kept(tmp_path: Path) 
     (tmp_path / "faults.json").write_bytes(record)
     assert Node(tmp_path).faults() == ["", ""]
     assert (tmp_path / "faults.aside.json").read_bytes() == record
-
-
-def test_what_an_earlier_release_kept_is_still_a_fault(tmp_path: Path) -> None:
-    Node(tmp_path)
-    boot = load(tmp_path / "gpus.json").boot_id
-    uuid = load(tmp_path / "gpus.json").gpus[0].uuid
-    record = {"version": 1, "faults": [{"gpu": uuid, "xid": 95, "boot_id": boot}]}
-    (tmp_path / "faults.json").write_bytes(msgspec.json.encode(record))
-    node = Node(tmp_path)
-    assert node.faults() == ["Xid95", ""]
-    assert node.gpus[0].faults[0].status.family is FaultFamily.XID
 
 
 def test_a_fault_that_another_release_has_a_name_for_is_announced(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The record's file: what of it is believed after damage, cut-off writes, and older agents."""
 
-import hashlib
-import json
 from pathlib import Path
 
 import msgspec
@@ -175,38 +173,6 @@ def test_what_is_on_record_already_is_not_written_again(tmp_path: Path) -> None:
     record.put(a_prepared_claim("one"))
     record.drop(ClaimUid("two"))
     assert len(files.written) == 1
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_records_of_older_agents_are_read_and_become_a_journal_with_the_first_change(
-    tmp_path: Path, version: int
-) -> None:
-    content: dict[str, object] = {"boot_id": "boot", "claims": [msgspec.to_builtins(a_prepared_claim("one"))]}
-    if version == 2:
-        content["instances"] = [msgspec.to_builtins(an_instance(0))]
-    record = json.dumps(content).encode()
-    envelope = {"version": version, "checksum": hashlib.sha256(record).hexdigest(), "record": msgspec.Raw(record)}
-    path = tmp_path / "checkpoint.json"
-    path.write_bytes(msgspec.json.encode(envelope))
-    loaded = checkpoint.load(path, LocalFiles())
-    assert loaded == LoadedRecord("boot", [a_prepared_claim("one")], [an_instance(0)] if version == 2 else [])
-    upgraded = Checkpoint(path, LocalFiles(), boot_id="")
-    upgraded.restore(loaded)
-    upgraded.put(a_prepared_claim("two"))
-    assert said_by(path.read_bytes()) == told(upgraded)
-    assert [claim.name for claim in upgraded.claims.values()] == ["one", "two"]
-
-
-def test_every_byte_of_an_older_record_flipped_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
-    record = json.dumps({"boot_id": "boot", "claims": [msgspec.to_builtins(a_prepared_claim("one"))]}).encode()
-    envelope = {"version": 2, "checksum": hashlib.sha256(record).hexdigest(), "record": msgspec.Raw(record)}
-    content = msgspec.json.encode(envelope)
-    for at in range(len(content)):
-        for flip in FLIPS:
-            harmed = bytearray(content)
-            harmed[at] ^= flip
-            found, whole = believed(bytes(harmed))
-            assert found == (LoadedRecord("boot", [a_prepared_claim("one")]) if whole else LoadedRecord("", []))
 
 
 def test_a_record_of_a_newer_agent_is_not_believed_and_says_why(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Claims of partitions on simulated NVML: what is made for them, what is refused, what goes and what stays when they end."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,12 +12,10 @@ import pynvml
 import pytest
 
 from draco.agent.errors import InstanceHeld, PrepareError
-from draco.agent.files import LocalFiles
 from draco.agent.hardware.gpus import Gpu, Instance, Use
 from draco.agent.mig.claim_instances import PATIENCE_S
 from draco.agent.mig.inventory import GpuInventory
 from draco.agent.mig.ownership import recognised
-from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import InstanceState, OwnedInstance
 from draco.mig.keeping import KeptInstances
 from draco.resources.api.claims import ResourceClaim
@@ -341,13 +338,6 @@ def test_a_disk_too_full_to_make_a_gpu_whole_is_one_sentence_and_passes(tmp_path
     files.refused, node.steps.settle = set(), settle  # type: ignore[method-assign]
     node.prepare(WHOLE)
     assert (node.real(), node.hardware().mig_current) == ([], 0)
-
-
-def test_a_record_of_the_version_before_is_read(tmp_path: Path) -> None:
-    record = b'{"boot_id":"b","claims":[]}'
-    envelope = {"version": 1, "checksum": hashlib.sha256(record).hexdigest(), "record": msgspec.Raw(record)}
-    (tmp_path / "checkpoint.json").write_bytes(msgspec.json.encode(envelope))
-    assert checkpoint.load(tmp_path / "checkpoint.json", LocalFiles()) == checkpoint.LoadedRecord("b", [], [])
 
 
 def test_without_the_numbers_of_device_nodes_a_claim_is_refused_and_its_instance_undone(node: MigNode) -> None:

@@ -22,7 +22,7 @@ from draco.agent.hardware.gpus import EventKind, Gpu, GpuEvent
 from draco.health import ledger as ledgers
 from draco.health.judgement import override_of
 from draco.health.ledger import DriverLoad, FaultLedger, InstancePlace, LedgerEntry
-from draco.health.table import severity, xid
+from draco.health.table import severity
 from draco.resources.api.draco import RepairedGpu
 from draco.resources.api.foreign import read
 from draco.resources.api.health import FaultOverride, HealthEffect
@@ -45,37 +45,8 @@ class _Record(msgspec.Struct, kw_only=True):
     ledger: FaultLedger = FaultLedger()
 
 
-class _OldXid(msgspec.Struct, kw_only=True):
-    """A fault as version 1 wrote it: fatal XIDs only."""
-
-    gpu: GpuUuid
-    xid: int
-    boot_id: str
-    driver_load: str = ""
-    asked: bool = False
-
-    @property
-    def entry(self) -> LedgerEntry:
-        kind = xid(self.xid)
-        return LedgerEntry(
-            gpu=self.gpu,
-            name=kind.name,
-            code=self.xid,
-            message=kind.sentence,
-            boot_id=self.boot_id,
-            driver_load=self.driver_load,
-            asked=self.asked,
-        )
-
-
-class _OldRecord(msgspec.Struct, kw_only=True):
-    version: int
-    faults: list[_OldXid] = []
-
-
 _version = msgspec.json.Decoder(_Version)
 _decoder = msgspec.json.Decoder(_Record)
-_old = msgspec.json.Decoder(_OldRecord)
 
 
 class FaultNews(NamedTuple):
@@ -181,8 +152,6 @@ class FaultRecord:
             return FaultLedger()
         try:
             version = read(_version, content).version
-            if version == 1:
-                return FaultLedger(tuple(one.entry for one in read(_old, content).faults))
             if version == VERSION:
                 return read(_decoder, content).ledger
             problem = f"version {version} is of another release; this one writes {VERSION}"

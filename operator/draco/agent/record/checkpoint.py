@@ -8,11 +8,9 @@ is in place; one whose instances have to be destroyed is `releasing` meanwhile. 
 until it is gone.
 
 The file is a journal of changes. Fields that a change may have can be added without another version: an agent that does not know
-them leaves them out when it next rewrites the file. Versions 1 and 2 held the whole record as one JSON object; they are read,
-and written as a journal with the first change. An older agent takes a journal for damaged, sets it aside and rebuilds the record.
+them leaves them out when it next rewrites the file.
 """
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -30,8 +28,6 @@ from draco.agent.record import journal
 from draco.agent.record.journal import Journal, Position
 from draco.mig.board import unit_mask
 from draco.resources.names import ClaimUid, GpuUuid
-
-OLD_VERSIONS = frozenset({1, 2})
 
 
 class CheckpointDamaged(AgentError):
@@ -381,18 +377,6 @@ class LoadedRecord(msgspec.Struct, frozen=True):
     """Where the journal goes on; None when the next change rewrites it."""
 
 
-class _OldRecord(msgspec.Struct, kw_only=True):
-    boot_id: str
-    claims: list[PreparedClaim] = []
-    instances: list[OwnedInstance] = []
-
-
-class _OldEnvelope(msgspec.Struct, kw_only=True):
-    version: int
-    checksum: str
-    record: msgspec.Raw
-
-
 def load(path: Path, files: Files) -> LoadedRecord:
     """Read the record. No file means no claims; CheckpointDamaged when it is not whole or not of a version we know."""
     what = f"The record of prepared claims {path}"
@@ -407,9 +391,6 @@ def load(path: Path, files: Files) -> LoadedRecord:
 
 def read(content: bytes, what: str = "The record of prepared claims") -> LoadedRecord:
     """What the bytes of a record say; CheckpointDamaged when they are not whole or not of a version we know."""
-    old = _read_old(content)
-    if old is not None:
-        return old
     found = journal.read(content)
     state = _State()
     damage = found.damage
@@ -429,18 +410,6 @@ def read(content: bytes, what: str = "The record of prepared claims") -> LoadedR
     if damage:
         raise CheckpointDamaged(f"{what} {damage}.", before=loaded)
     return loaded
-
-
-def _read_old(content: bytes) -> LoadedRecord | None:
-    """A record of version 1 or 2; None when it is not one, or not whole."""
-    try:
-        envelope = msgspec.json.decode(content, type=_OldEnvelope)
-        if envelope.version not in OLD_VERSIONS or envelope.checksum != hashlib.sha256(envelope.record).hexdigest():
-            return None
-        record = msgspec.json.decode(envelope.record, type=_OldRecord)
-    except journal.UNREADABLE:
-        return None
-    return LoadedRecord(record.boot_id, record.claims, record.instances)
 
 
 def set_aside(path: Path, files: Files) -> Path:

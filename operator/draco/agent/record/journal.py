@@ -23,7 +23,7 @@ import msgspec
 from draco.agent.files import Files
 
 VERSION = 3
-"""Of the file's format. Versions 1 and 2 were one JSON object without lines."""
+"""Of the file's format."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding damaged bytes raises."""
