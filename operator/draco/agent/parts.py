@@ -391,7 +391,7 @@ class AgentParts:
     def isolation_changed(self) -> None:
         """What is under maintenance, or what policies make of faults, is other than it was."""
         self.faults.overrides = tuple(self.dividing.keeper.health)
-        self.faults.repaired = tuple(self.dividing.keeper.repaired)
+        self.faults.repaired.extend(self.dividing.keeper.repaired)
         self.hardware.judge_again()
         self.offers.touch()
         self.node_reporter.report_now()  # the spec was seen, though nothing else that is reported may change by it

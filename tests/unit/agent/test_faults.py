@@ -423,7 +423,7 @@ def test_a_gpu_that_a_policys_job_has_repaired_is_well_after_clean_readings_also
     node.told()
     [reported] = node.look()[0].faults
     assert reported.status.last_seen is not None
-    node.record.repaired = (RepairedGpu(uuid=node.gpus[0].uuid, request="repair", until=reported.status.last_seen),)
+    node.record.repaired.append(RepairedGpu(uuid=node.gpus[0].uuid, request="repair", until=reported.status.last_seen))
     assert node.faults() == ["Xid95", "Xid95"]
     node = Node(tmp_path)
     assert node.faults(CLEAN - 1) == ["", "Xid95"], "the record knows that it was repaired"

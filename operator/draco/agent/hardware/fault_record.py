@@ -85,7 +85,7 @@ class FaultRecord:
     ) -> None:
         self.news: deque[FaultNews] = deque(maxlen=256)
         self.overrides: tuple[FaultOverride, ...] = ()
-        self.repaired: tuple[RepairedGpu, ...] = ()
+        self.repaired: deque[RepairedGpu] = deque()
         self.forgotten: frozenset[GpuUuid] = frozenset()
         self._path = path
         self._files = files
@@ -119,7 +119,8 @@ class FaultRecord:
         """The GPUs as NVML shows them now, each with the faults that count; what is over is forgotten."""
         load = self._load()
         before = ledgers.forgotten(ledgers.loaded(self._known(), load), self.forgotten - {gpu.uuid for gpu in gpus})
-        for one in self.repaired:
+        while self.repaired:  # told once: the operator may have ended the request before this reading
+            one = self.repaired.popleft()
             before = ledgers.repaired(before, GpuUuid(one.uuid), one.until)
         readings = [gpu.reading for gpu in gpus]
         self._keep(ledgers.looked(before, readings, now=self._now(), load=load, clean=self._clean))
