@@ -18,13 +18,22 @@ from datetime import datetime, timedelta
 import msgspec
 
 from draco.health.policy import RuleMatch, named
+from draco.health.requests import (
+    OUTCOME_FAILED,
+    attempt_of,
+    concerns,
+    is_over,
+    is_to_end,
+    met_another_board,
+    newest_first,
+    opened_for,
+    remediates,
+    waits,
+)
 from draco.resources.api.draco import GpuStatus
 from draco.resources.api.health import FaultScope, GpuFaultStatus, HealthEffect, HealthPolicy
 from draco.resources.api.maintenance import (
     CONDITION_FAILED,
-    CONDITION_READY_FOR_WORK,
-    OVER,
-    REASON_OTHER_GPU,
     DeviceMaintenance,
     DeviceMaintenanceSpec,
     DrainPolicy,
@@ -44,22 +53,16 @@ from draco.resources.names import (
     LABEL_REMEDIATES,
     DeviceKey,
     PoolKey,
-    read_partition_name,
 )
 from draco.resources.texts import agreeing, counted, listed
 
-OUTCOME_FAILED = "failed"
 OUTCOME_WITHDRAWN = "withdrawn"
-_WAITING = frozenset({None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
 _COMES_BACK = timedelta(hours=1)
 """A fault that is back within this time was not repaired."""
 _SETTLES = timedelta(minutes=1)
 """So long after a request is completed its fault may still be reported: the agent reads again, and its report is on its way."""
 _HEALS = timedelta(minutes=3)
 """A request that has just failed may yet be completed: the agent's clean readings come after the work that repaired the GPU."""
-_KEPT = timedelta(days=7)
-_LATEST_KEPT = timedelta(days=30)
-_MOST_KEPT = 5
 _EVICTIONS = 2
 """Failures in a row of requests that only evict."""
 
@@ -150,69 +153,9 @@ def left_behind(
         if each.spec.device_selector.pool == node
         and remediates(each) in policies
         and opened_for(each)[0] not in here
-        and (_waits(each) or _met_another_board(each))
-        and not _ends(each)
+        and (waits(each) or met_another_board(each))
+        and not is_to_end(each)
     )
-
-
-def expired(requests: Iterable[DeviceMaintenance], now: datetime) -> list[DeviceMaintenance]:
-    """Requests of ours that are over and long past, or have many newer ones. What tells failures in a row apart stays."""
-    found = []
-    by_gpu: dict[str, list[DeviceMaintenance]] = {}
-    for each in requests:
-        if remediates(each):
-            by_gpu.setdefault(opened_for(each)[0], []).append(each)
-    for all_of_gpu in by_gpu.values():
-        for age, each in enumerate(_newest_first(all_of_gpu)):
-            if is_over(each) and (
-                now - _ended(each, now) > (_KEPT if age else _LATEST_KEPT) or age > _most_kept(all_of_gpu)
-            ):
-                found.append(each)
-    return found
-
-
-def remediates(request: DeviceMaintenance) -> str:
-    """The UID of the policy that opened a request; "" if a person did."""
-    return request.metadata.labels.get(LABEL_REMEDIATES, "")
-
-
-def is_over(request: DeviceMaintenance) -> bool:
-    """Whether the request has given everything back."""
-    return request.status.phase in OVER
-
-
-def places_of(request: DeviceMaintenance) -> set[str]:
-    """The node by name, or "" for any, and the GPUs by UUID that a request is about: no other GPU is any concern of it."""
-    gpus = {opened_for(request)[0], *(each.uuid for each in request.status.devices)} - {""}
-    return {request.spec.device_selector.pool or "", *gpus}
-
-
-def concerns(request: DeviceMaintenance, device: DeviceKey, uuid: str) -> bool:
-    """Whether a request that is not over is about a GPU, its partitions included, or may yet be.
-
-    One that selects by class or expression says what it found in its status; until then it may be anything.
-    """
-    if is_over(request):
-        return False
-    found = request.status.devices
-    if found:
-        return any(each.uuid == uuid or _is_part(each.key, device) for each in found)
-    selector = request.spec.device_selector
-    if not selector.may_match(device.pool_key):
-        return False
-    if selector.node_name not in {None, "", device.pool}:
-        return False
-    if selector.device and not _is_part(DeviceKey(device.driver, device.pool, selector.device), device):
-        return False
-    # Looked for and not found, as far as it was looked for at all.
-    return not (request.status.device_count == 0 and request.status.observed_generation == request.metadata.generation)
-
-
-def _is_part(device: DeviceKey, gpu: DeviceKey) -> bool:
-    if (device.driver, device.pool) != (gpu.driver, gpu.pool):
-        return False
-    partition = read_partition_name(device.device)
-    return device.device == gpu.device or (partition is not None and partition.parent == gpu.device)
 
 
 def _plan_gpu(seen: SeenRemedies, gpu: GpuStatus) -> _GpuPlan:
@@ -221,7 +164,7 @@ def _plan_gpu(seen: SeenRemedies, gpu: GpuStatus) -> _GpuPlan:
     open_ones = [each for each in ours if not is_over(each)]
     wish = _wish(seen, gpu)
     if open_ones:
-        return _plan_open(seen, gpu, _newest_first(open_ones)[0], ours)
+        return _plan_open(seen, gpu, newest_first(open_ones)[0], ours)
     if wish is None:
         return _GpuPlan()
     if wish.rule.remediation and wish.fault.scope is FaultScope.NODE and wish.rule.effect is not HealthEffect.EVICT:
@@ -234,7 +177,7 @@ def _plan_gpu(seen: SeenRemedies, gpu: GpuStatus) -> _GpuPlan:
     other = next((each for each in seen.requests if concerns(each, device, gpu.uuid)), None)
     if other is not None:
         return _noted(wish, f"{named(seen.pool.pool, gpu)} waits for DeviceMaintenance {other.metadata.name}.")
-    return _plan_next(seen, wish, device, _newest_first(ours))
+    return _plan_next(seen, wish, device, newest_first(ours))
 
 
 def _wish(seen: SeenRemedies, gpu: GpuStatus, policy: str = "") -> RuleMatch | None:
@@ -252,12 +195,12 @@ def _plan_open(
     """A request of ours is under way."""
     policy = seen.policies.get(remediates(request))
     spec = request.spec
-    if policy is None or _ends(request):
+    if policy is None or is_to_end(request):
         return _GpuPlan()  # its policy was deleted: it is a person's now
     if request.status.phase is MaintenancePhase.FAILED:
-        return _plan_failed(seen, gpu, request, policy, _newest_first(ours))
+        return _plan_failed(seen, gpu, request, policy, newest_first(ours))
     is_over_now = seen.readable and not any(each.name == opened_for(request)[1] for each in gpu.faults)
-    if _waits(request):
+    if waits(request):
         # Of a GPU that is not published, as while its node reboots, nobody knows whether the policy still selects it.
         known = policy.spec.dry_run or gpu.uuid in seen.published
         if is_over_now or (known and _wish(seen, gpu, policy.metadata.name) is None):
@@ -265,21 +208,6 @@ def _plan_open(
     elif is_over_now and spec.work is None and not spec.finished:
         return _GpuPlan(change=RequestChange(request=request))
     return _GpuPlan()
-
-
-def _waits(request: DeviceMaintenance) -> bool:
-    """Whether nothing was isolated for it."""
-    return request.status.phase in _WAITING and request.status.isolated_at is None
-
-
-def _met_another_board(request: DeviceMaintenance) -> bool:
-    """Whether no work on it has begun, and its device is another GPU now, which it is not about."""
-    ready = find_condition(request.status.conditions, CONDITION_READY_FOR_WORK)
-    return request.status.started_at is None and ready is not None and ready.reason == REASON_OTHER_GPU
-
-
-def _ends(request: DeviceMaintenance) -> bool:
-    return request.spec.cancelled or request.metadata.deletion_timestamp is not None
 
 
 def _plan_failed(
@@ -331,7 +259,7 @@ def _plan_next(seen: SeenRemedies, wish: RuleMatch, device: DeviceKey, past: Seq
             f"{agreeing(failures, 'it', 'them')} tried again."
         )
         return _given_up(wish, said)
-    attempt = 1 + max(map(_attempt, past), default=0)
+    attempt = 1 + max(map(attempt_of, past), default=0)
     return _GpuPlan(create=_request(policy, wish, device, attempt))
 
 
@@ -393,31 +321,6 @@ def _cancelled_by_a_person(request: DeviceMaintenance, fault: GpuFaultStatus) ->
         return False
     made = meta.creation_timestamp
     return fault.first_seen is None or made is None or fault.first_seen <= made
-
-
-def opened_for(request: DeviceMaintenance) -> tuple[str, str]:
-    """The UUID of the GPU and the name of the fault that a request of ours was opened for."""
-    uuid, _, fault = request.metadata.annotations.get(ANNOTATION_FAULT, "").partition(": ")
-    return uuid, fault
-
-
-def _attempt(request: DeviceMaintenance) -> int:
-    text = request.metadata.name.rpartition("-")[2]
-    return int(text) if text.isdecimal() else 0
-
-
-def _newest_first(requests: Iterable[DeviceMaintenance]) -> list[DeviceMaintenance]:
-    return sorted(requests, key=_attempt, reverse=True)
-
-
-def _ended(request: DeviceMaintenance, now: datetime) -> datetime:
-    return request.status.completed_at or request.metadata.creation_timestamp or now
-
-
-def _most_kept(requests: Sequence[DeviceMaintenance]) -> int:
-    """More where more failed in a row: they are what it is counted by."""
-    failed = sum(each.metadata.annotations.get(ANNOTATION_OUTCOME) == OUTCOME_FAILED for each in requests)
-    return max(_MOST_KEPT, failed + 1)
 
 
 def _noted(wish: RuleMatch, text: str) -> _GpuPlan:

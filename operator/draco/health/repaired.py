@@ -8,7 +8,7 @@ fault, in the verification, and in the failures that are counted if the fault is
 
 from collections.abc import Iterable
 
-from draco.health.remediation import is_over, opened_for, remediates
+from draco.health.requests import is_over, opened_for, remediates
 from draco.health.table import FaultAction, FaultEnd, FaultKind, kind_of
 from draco.resources.api.draco import GpuStatus, RepairedGpu
 from draco.resources.api.maintenance import CONDITION_WORKED, DeviceMaintenance

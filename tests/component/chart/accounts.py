@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from draco.health.remediation import remediates
+from draco.health.requests import remediates
 from draco.kube.errors import NotFound
 from draco.maintenance.isolating.fences import fence_name
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase

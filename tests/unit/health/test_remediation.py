@@ -8,15 +8,8 @@ import msgspec
 import pytest
 
 from draco.health.policy import SeenGpus, decide_node, ready
-from draco.health.remediation import (
-    RemediationPlan,
-    SeenRemedies,
-    concerns,
-    expired,
-    left_behind,
-    places_of,
-    plan_remediation,
-)
+from draco.health.remediation import RemediationPlan, SeenRemedies, left_behind, plan_remediation
+from draco.health.requests import concerns, expired, places_of
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import FaultScope, HealthPolicy, Remediation

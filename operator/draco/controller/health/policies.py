@@ -15,7 +15,7 @@ from draco.controller.own_status import PolicyStatuses
 from draco.controller.view import ClusterView
 from draco.health.policy import PolicyShare
 from draco.health.policy_status import PolicyTotals, status_of
-from draco.health.remediation import is_over, remediates
+from draco.health.requests import is_over, remediates
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.store import Change

@@ -19,13 +19,10 @@ from draco.health.remediation import (
     RemedyNote,
     RequestChange,
     SeenRemedies,
-    expired,
-    is_over,
     left_behind,
-    places_of,
     plan_remediation,
-    remediates,
 )
+from draco.health.requests import expired, is_over, places_of, remediates
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import AlreadyExists, Conflict, NotFound
