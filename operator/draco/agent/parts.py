@@ -36,7 +36,8 @@ from draco.agent.publish.device_names import KnownGpus
 from draco.agent.publish.offering import Offers
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import PreparedClaim
 from draco.agent.report.claim_status import ClaimReporter
 from draco.agent.report.lease import AgentLease
 from draco.agent.report.node_status import NodeReport, NodeReporter

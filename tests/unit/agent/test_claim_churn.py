@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.claims.leftovers import Leftovers
-from draco.agent.record.checkpoint import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.entries import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.claim_status import ClaimReporter
 from draco.kube.connect.client import Client
 from draco.kube.errors import Invalid, NotFound

@@ -5,7 +5,7 @@ import pytest
 
 from draco.agent.claims.plan import ClaimPlan, FirstPrepare, PartlyReleased, RepeatedPrepare, plan_prepare
 from draco.agent.errors import DeviceMissing, PrepareError
-from draco.agent.record.checkpoint import PreparationState, PreparedClaim
+from draco.agent.record.entries import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
 from tests.builders import a_claim

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from draco.agent.record.checkpoint import PreparedClaim
+from draco.agent.record.entries import PreparedClaim
 from draco.agent.report.claim_status import SPACED, ClaimReporter, with_first_board
 from draco.kube.errors import Invalid
 from draco.resources.api.claims import AllocatedDeviceStatus

@@ -15,7 +15,8 @@ from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.lanes import Lanes
-from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import PreparationState, PreparedClaim
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid

@@ -21,7 +21,8 @@ from draco.agent.files import TEMPORARY, LocalFiles
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, PreparationState
+from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged
+from draco.agent.record.entries import PreparationState
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     DeviceAllocationConfiguration,

@@ -15,7 +15,7 @@ from draco.agent.containers import driver_files, toolkit
 from draco.agent.containers.common_edits import VOID, CommonEdits
 from draco.agent.containers.edits import ContainerEdits
 from draco.agent.hardware.driver_root import DriverRoot
-from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.entries import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid
 from tests.doubles.files import FullDisk
 from tests.unit.agent.driver_on_disk import FOLDER, VERSION, a_driver

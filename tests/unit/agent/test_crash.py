@@ -27,7 +27,8 @@ from draco.agent.claims.cdi import CdiFolder, NodeFiles
 from draco.agent.claims.preparer import ClaimPreparer
 from draco.agent.files import LocalFiles
 from draco.agent.record import checkpoint, journal
-from draco.agent.record.checkpoint import Checkpoint, PreparationState
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.doubles.undivided import UNDIVIDED

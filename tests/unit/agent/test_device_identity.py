@@ -10,7 +10,7 @@ from draco.agent.mig.ownership import remains
 from draco.agent.plugin.health_service import DeviceReport, claimed_reports, reports
 from draco.agent.publish.device_names import remembered, shown
 from draco.agent.publish.offering import Offering
-from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.entries import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.claim_status import identity, wanted
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigMode, WantedGpu

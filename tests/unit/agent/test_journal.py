@@ -8,16 +8,8 @@ import pytest
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.gpus import KnownGpu
 from draco.agent.record import checkpoint, journal
-from draco.agent.record.checkpoint import (
-    Checkpoint,
-    CheckpointDamaged,
-    InstanceState,
-    LoadedRecord,
-    OwnedInstance,
-    PreparationState,
-    PreparedClaim,
-    PreparedDevice,
-)
+from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, LoadedRecord
+from draco.agent.record.entries import InstanceState, OwnedInstance, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.names import ClaimUid, GpuUuid
 from tests.builders import a_gpu
 from tests.doubles.files import Writes

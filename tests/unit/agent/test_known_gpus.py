@@ -13,7 +13,8 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.device_names import KnownGpus, bound, given, published, remembered, reported, shown
 from draco.agent.publish.slices import device
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import Checkpoint, LoadedRecord, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
+from draco.agent.record.entries import PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.api.draco import GpuNode, GpuNodeStatus, GpuStatus
 from draco.resources.api.slices import Device, DeviceAttribute, ResourcePool, ResourceSlice, ResourceSliceSpec
 from draco.resources.names import ClaimUid, GpuUuid

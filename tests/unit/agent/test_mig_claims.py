@@ -16,7 +16,7 @@ from draco.agent.hardware.gpus import Gpu, Instance, Use
 from draco.agent.mig.claim_instances import PATIENCE_S
 from draco.agent.mig.inventory import GpuInventory
 from draco.agent.mig.ownership import recognised
-from draco.agent.record.checkpoint import InstanceState, OwnedInstance
+from draco.agent.record.entries import InstanceState, OwnedInstance
 from draco.mig.keeping import KeptInstances
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid

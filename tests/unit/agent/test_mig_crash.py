@@ -26,7 +26,7 @@ from draco.agent.files import LocalFiles
 from draco.agent.hardware.gpus import Use
 from draco.agent.mig.inventory import DOUBT_S
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import InstanceState, OwnedInstance, PreparationState
+from draco.agent.record.entries import InstanceState, OwnedInstance, PreparationState
 from draco.resources.api.draco import MigMode, ProfileCount, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus import state

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from draco.agent.hardware.gpus import Use
 from draco.agent.metrics import AgentMetrics
-from draco.agent.record.checkpoint import PreparationState, PreparedClaim
+from draco.agent.record.entries import PreparationState, PreparedClaim
 from draco.mig.keeping import KeptInstances, keeping
 from draco.resources.api.draco import MigMode, MigState, ProfileCount, WantedGpu, WantedInstance
 from draco_local.simulator.accidents import by_hand, faults

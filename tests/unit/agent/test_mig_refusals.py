@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from draco.agent.errors import PrepareError
-from draco.agent.record.checkpoint import PreparationState, PreparedClaim
+from draco.agent.record.entries import PreparationState, PreparedClaim
 from draco.mig.board import Board
 from draco.resources.names import ClaimUid
 from draco_local.simulator.accidents import faults

@@ -9,7 +9,7 @@ import pytest
 
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Use
-from draco.agent.record.checkpoint import InstanceState
+from draco.agent.record.entries import InstanceState
 from draco.mig.keeping import KeptInstances
 from draco_local.simulator.accidents import by_hand, faults
 from draco_local.simulator.gpus.state import StateError

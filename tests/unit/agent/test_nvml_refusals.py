@@ -29,7 +29,8 @@ from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.publish.offering import Offering
 from draco.agent.publish.publisher import PublishedPool
-from draco.agent.record.checkpoint import Checkpoint, LoadedRecord, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
+from draco.agent.record.entries import PreparedClaim
 from draco.agent.report.node_status import NodeReport, status
 from draco.kube.clock import SystemClock
 from draco.mig.keeping import KeptInstances

@@ -18,7 +18,7 @@ from draco.agent.errors import DeviceMissing, PrepareError
 from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu, GpuFault, Instance
 from draco.agent.hardware.monitor import HardwareView
-from draco.agent.record.checkpoint import Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.entries import Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.startup import Startup
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid

@@ -12,14 +12,8 @@ from draco.agent.claims.cdi import CLAIM, CdiFolder, NodeFiles, annotated
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.gpus import Instance, PlacementKey
 from draco.agent.record import checkpoint
-from draco.agent.record.checkpoint import (
-    CheckpointDamaged,
-    OwnedInstance,
-    Partition,
-    PreparationState,
-    PreparedClaim,
-    PreparedDevice,
-)
+from draco.agent.record.checkpoint import CheckpointDamaged
+from draco.agent.record.entries import OwnedInstance, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     AllocationResult,

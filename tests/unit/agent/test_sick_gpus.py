@@ -10,7 +10,8 @@ from draco.agent.errors import PrepareError
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import GpuFault
-from draco.agent.record.checkpoint import Checkpoint, PreparationState
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import PreparationState
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
 from tests.builders import a_claim, a_gpu
 from tests.doubles.undivided import UNDIVIDED

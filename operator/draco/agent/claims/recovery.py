@@ -25,7 +25,8 @@ from draco.agent.hardware.device_nodes import DeviceNodeMissing
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record import checkpoint as journal
-from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged, PreparationState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged
+from draco.agent.record.entries import PreparationState, PreparedClaim
 from draco.resources.names import ClaimUid
 
 

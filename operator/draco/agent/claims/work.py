@@ -17,7 +17,8 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.lanes import Lanes
-from draco.agent.record.checkpoint import Checkpoint, PreparationState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import PreparationState, PreparedClaim
 from draco.resources.api.claims import (
     AllocationResult,
     DeviceAllocationResult,

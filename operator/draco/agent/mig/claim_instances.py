@@ -23,7 +23,8 @@ from draco.agent.mig.ownership import references
 from draco.agent.mig.reading import read_gpu, read_places, read_unneeded
 from draco.agent.mig.taking_back import InstancesBack
 from draco.agent.mig.users import UNLISTED, DeviceUsers, device_uuid, named
-from draco.agent.record.checkpoint import Checkpoint, InstanceState, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import InstanceState, PreparationState, PreparedClaim, PreparedDevice
 from draco.mig.claim_plan import plan_places, plan_release, plan_whole
 from draco.mig.gpu_plan import GpuPlan, Obstacle
 from draco.mig.keeping import KeptInstances

@@ -22,7 +22,8 @@ from draco.agent.hardware.gpus import Gpu, GpuLocation, GpuMigView, Instance, Pl
 from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
 from draco.agent.mig.ownership import CreationAttempt, Ownership, held, ownership_of, references
-from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import InstanceState, OwnedInstance, PreparedClaim
 from draco.kube.connect.retry import doubling_s
 from draco.mig.board import Board, PlacementId
 from draco.resources.api.draco import MigState

@@ -10,7 +10,8 @@ from draco.agent.hardware.gpus import HeldInstance, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import never_seen
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import references
-from draco.agent.record.checkpoint import Checkpoint, InstanceState, PreparationState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import InstanceState, PreparationState, PreparedClaim
 from draco.mig.board import Board
 from draco.mig.observed import ObservedGpu, Part
 from draco.resources.names import GpuUuid

@@ -13,7 +13,8 @@ from draco.agent.mig.instance_manager import InstanceManager
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import Ownership
 from draco.agent.mig.users import DeviceUsers
-from draco.agent.record.checkpoint import Checkpoint, InstanceState, OwnedInstance, PreparationState, PreparedClaim
+from draco.agent.record.checkpoint import Checkpoint
+from draco.agent.record.entries import InstanceState, OwnedInstance, PreparationState, PreparedClaim
 
 
 class InstancesBack:

@@ -15,7 +15,7 @@ import msgspec
 from draco.agent.hardware.gpus import Gpu, GpuMigView, HealthState, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.api.health_v1_pb2 import DeviceHealth, DeviceIdentifier, NodeWatchResourcesResponse
-from draco.agent.record.checkpoint import PreparedClaim, PreparedDevice
+from draco.agent.record.entries import PreparedClaim, PreparedDevice
 from draco.health.judgement import blocking
 from draco.resources.names import GpuUuid
 
