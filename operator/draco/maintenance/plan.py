@@ -7,16 +7,17 @@ that the next plan does not see. Three things are remembered, in the status: tha
 that the work has been done by Jobs, and that the devices are being given back, which is not called off.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.conditions import REASON_RETURNING, condition_of, is_returning, says
+from draco.maintenance.conditions import condition_of, is_returning, says
 from draco.maintenance.gate import Waiting, what_holds_up
 from draco.maintenance.isolating.standing import held_by, listed_devices, replaced_boards, standing_of
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import JobsState
 from draco.maintenance.readiness import (
     WorkHindrances,
@@ -26,6 +27,7 @@ from draco.maintenance.readiness import (
     ready_condition,
     taken_by_another,
 )
+from draco.maintenance.returning import if_changed, plan_return, replaced_by, worked_condition
 from draco.maintenance.rules import maintained_device
 from draco.maintenance.schedule import time_left
 from draco.maintenance.selecting.matching import has_begun
@@ -45,53 +47,10 @@ from draco.resources.api.maintenance import (
 )
 from draco.resources.api.meta import Condition
 from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaintRule
-from draco.resources.names import DeviceKey
-from draco.resources.texts import listed
 
 _LONGEST_WAIT = timedelta(hours=1)
 """Clocks are set: however far away a moment is, it is looked again after this."""
 _SOON = timedelta(seconds=1)
-
-
-class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write, in this order: rules to apply, rules to delete, the status.
-
-    `status_first`: the status takes back what it said before, or says that the devices are to be isolated, so it comes before all
-    else. Else an operator that died in between would leave devices called settled that were isolated just now, ready for work
-    that are given back, or out of service that no budget knows of. `status` is `None` when it is already as it should be.
-    `look_again` is when time alone may change the plan.
-
-    Pods may be evicted while `drain` is set, Jobs made while `work` or `verify` is: each only once the status says so. With
-    `stop_jobs` the request's Jobs are to be deleted.
-    """
-
-    request: str
-    status_first: bool = False
-    apply: tuple[DeviceTaintRule, ...] = ()
-    delete: tuple[DeviceTaintRule, ...] = ()
-    status: DeviceMaintenanceStatus | None = None
-    look_again: timedelta | None = None
-    drain: bool = False
-    work: bool = False
-    verify: bool = False
-    stop_jobs: bool = False
-
-    @property
-    def empty(self) -> bool:
-        """Whether everything is as it should be."""
-        return not (self.apply or self.delete or self.status or self.stop_jobs)
-
-    def __str__(self) -> str:
-        steps = [
-            f"{verb} {_describe_all(rules)}"
-            for verb, rules in (("apply", self.apply), ("delete", self.delete))
-            if rules
-        ]
-        if self.status is not None:
-            steps.append(f"set status {self.status.phase}: {self.status.message}")
-        if self.stop_jobs:
-            steps.append("delete its Jobs")
-        return f"maintenance {self.request}: " + ("; ".join(steps) or "nothing to do")
 
 
 def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
@@ -99,11 +58,11 @@ def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> Maintenance
     if request.metadata.deletion_timestamp is not None:
         return plan_abandoned(request.metadata.name, seen.rules)
     if request.status.phase in OVER or is_returning(request) or request.spec.cancelled:
-        return _plan_return(request, seen)
+        return plan_return(request, seen)
     begun = has_begun(request) or _isolates_already(request, seen)
     announces = request.spec.taint.effect not in BLOCKING_EFFECTS
     if request.spec.finished and not (begun and not announces):
-        return _plan_return(request, seen)
+        return plan_return(request, seen)
     if not begun:
         if seen.informed and not seen.rules_served:
             # Of one that was deleted and had its name. Agents are told by names, so they hear of that one's end first.
@@ -159,7 +118,7 @@ def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, waiting: Waiting)
         request=request.metadata.name,
         status_first=says(request, CONDITION_ISOLATED),
         delete=seen.rules,
-        status=_if_changed(request, status),
+        status=if_changed(request, status),
         look_again=_soonest(waiting.look_again),
     )
 
@@ -175,7 +134,7 @@ class _Outcome(msgspec.Struct, frozen=True):
 def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     before, scope = request.status, seen.scope
     announces = request.spec.taint.effect not in BLOCKING_EFFECTS
-    empties = bool(seen.drain and seen.drain.no_execute) and not (announces or _replaced(request, scope.boards))
+    empties = bool(seen.drain and seen.drain.no_execute) and not (announces or replaced_by(request, scope.boards))
     effect = "NoExecute" if empties else ""
     selection = seen.selected(request)
     standing = standing_of(
@@ -217,9 +176,9 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         verdict = verdict_of(request, seen.agents, seen.work, seen.verification, grace=grace)
         unsettled = lasted < seen.verify_settle
         if verdict.passed and not (verdict.settles and unsettled):
-            return _plan_return(request, seen)
+            return plan_return(request, seen)
     if left is not None and not left and ready.status != "True" and _cancels(request):
-        return _plan_return(request, seen)
+        return plan_return(request, seen)
     outcome = _judged(verdict) if verdict else _outcome(request, isolated, ready, left=left, seen=seen)
     started_at = before.started_at
     if outcome.phase is MaintenancePhase.IN_MAINTENANCE and started_at is None:
@@ -227,7 +186,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     draining = outcome.phase is MaintenancePhase.DRAINING
     conditions = [isolated, ready]
     if worked:
-        conditions.append(_worked(request, seen))
+        conditions.append(worked_condition(request, seen))
     if verdict is not None:
         reason, said = verdict.reason or "Verifying", verdict.message or wording.VERIFYING
         conditions.append(condition(request, CONDITION_VERIFIED, "False", reason, said, now=seen.now))
@@ -257,7 +216,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         or (says(request, CONDITION_READY_FOR_WORK) and _breaks_promise(request, standing.surplus)),
         apply=standing.missing,
         delete=standing.surplus,
-        status=_if_changed(request, status),
+        status=if_changed(request, status),
         look_again=_soonest(
             settled_in if settled_in and not standing.held else None,
             left,
@@ -318,122 +277,12 @@ def _is_incomplete(jobs: JobsState | None) -> bool:
     return jobs is not None and jobs.incomplete
 
 
-def _worked(request: DeviceMaintenance, seen: PlanInput) -> Condition:
-    return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
-
-
 def _cancels(request: DeviceMaintenance) -> bool:
     """Whether a deadline that is past gives the devices back."""
     deadline = request.spec.deadline
     return deadline is not None and deadline.action is DeadlineAction.CANCEL
 
 
-def _plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
-    before, spec = request.status, request.spec
-    worked = says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
-    if before.phase in OVER:
-        final = before.phase
-    elif spec.cancelled or not (spec.finished or worked):
-        final = MaintenancePhase.CANCELLED
-    else:
-        final = MaintenancePhase.COMPLETED
-    jobs = [name for each in (seen.work, seen.verification) if each for name in each.running]
-    if jobs and before.phase not in OVER and not is_returning(request):
-        return _plan_stop(request, seen, jobs)
-    count = before.device_count or 0
-    tainted = bool(seen.rules or seen.informed)
-    if tainted:
-        phase = before.phase or MaintenancePhase.PENDING
-        if final is MaintenancePhase.COMPLETED and has_begun(request):  # what only announced was not out of service
-            phase = MaintenancePhase.VERIFYING
-        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed)
-        devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
-    else:
-        phase = final
-        begun = has_begun(request) or before.phase in OVER
-        message = _said_at_last(request, final, count if begun else 0, seen.scope.boards)
-        devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
-        in_use, completed_at = 0, before.completed_at or seen.now
-    over = "Finished" if final is MaintenancePhase.COMPLETED else "Cancelled"
-    isolated = condition(
-        request,
-        CONDITION_ISOLATED,
-        "True" if tainted else "False",
-        REASON_RETURNING if tainted else over,
-        message,
-        now=seen.now,
-    )
-    ready = condition(request, CONDITION_READY_FOR_WORK, "False", over, wording.over(final), now=seen.now)
-    kept = [_worked(request, seen)] if worked else []
-    status = DeviceMaintenanceStatus(
-        phase=phase,
-        observed_generation=request.metadata.generation,
-        message=message,
-        rehearsal=before.rehearsal,
-        devices=devices,
-        device_count=count,
-        in_use=in_use,
-        isolated_at=before.isolated_at,
-        draining_at=before.draining_at,
-        started_at=before.started_at,
-        completed_at=completed_at,
-        conditions=[isolated, ready, *kept],
-    )
-    return MaintenancePlan(
-        request=request.metadata.name,
-        status_first=tainted and not is_returning(request),
-        delete=seen.rules,
-        status=_if_changed(request, status),
-    )
-
-
-def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str]) -> MaintenancePlan:
-    """The Jobs still work on devices that are to be given back: they go first."""
-    message = wording.stopping(jobs)
-    ready = condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=seen.now)
-    others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
-    status = msgspec.structs.replace(
-        request.status,
-        phase=request.status.phase or MaintenancePhase.PENDING,
-        observed_generation=request.metadata.generation,
-        message=message,
-        conditions=[*others[:1], ready, *others[1:]],
-    )
-    return MaintenancePlan(
-        request=request.metadata.name, status=_if_changed(request, status), status_first=True, stop_jobs=True
-    )
-
-
-def _said_at_last(
-    request: DeviceMaintenance, final: MaintenancePhase, count: int, boards: Mapping[DeviceKey, str]
-) -> str:
-    if request.status.phase is final and request.status.completed_at is not None:
-        return request.status.message
-    if final is MaintenancePhase.COMPLETED:
-        return f"{wording.given_back(count)}{wording.replaced(_replaced(request, boards))}"
-    return wording.cancelled(count, by_request=request.spec.cancelled)
-
-
-def _replaced(request: DeviceMaintenance, boards: Mapping[DeviceKey, str]) -> dict[DeviceKey, tuple[str, str]]:
-    """Which of the devices that were asked for are other GPUs now than they were: the two UUIDs."""
-    pairs = {each.key: (each.uuid, boards.get(each.key, "")) for each in request.status.devices if not each.overlaps}
-    return {device: (before, now) for device, (before, now) in pairs.items() if before and now and before != now}
-
-
-def _if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> DeviceMaintenanceStatus | None:
-    return None if status == request.status else status
-
-
 def _soonest(*times: timedelta | None) -> timedelta | None:
     found = [each for each in times if each]
     return min(*found, _LONGEST_WAIT) if found else None
-
-
-def _describe_all(rules: Sequence[DeviceTaintRule]) -> str:
-    return listed(map(_describe, rules), rest="more rules")
-
-
-def _describe(rule: DeviceTaintRule) -> str:
-    device = maintained_device(rule)
-    taint = rule.spec.taint
-    return f"rule {rule.metadata.name} ({taint.key}:{taint.effect} on {device or 'an unknown device'})"

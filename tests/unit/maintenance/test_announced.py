@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.plan import MaintenancePlan, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.rules import isolated_board, maintained_device
 from draco.maintenance.selecting.matching import isolated_boards, scope_of
 from draco.resources.api.maintenance import (

@@ -28,8 +28,9 @@ from hypothesis.stateful import (
 from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.gate import Waiting
-from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, plan_maintenance
+from draco.maintenance.plan import held_up, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import maintained_device, maintenance_uid

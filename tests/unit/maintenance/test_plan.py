@@ -8,8 +8,9 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.isolating.standing import LISTED_DEVICES
-from draco.maintenance.plan import MaintenancePlan, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import DrainState, JobsState
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of

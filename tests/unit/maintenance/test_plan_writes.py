@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from draco.maintenance.conditions import says
-from draco.maintenance.plan import MaintenancePlan, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
 from draco.resources.api.maintenance import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, MaintainedDevice

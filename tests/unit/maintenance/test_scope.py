@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.plan import MaintenancePlan, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import DrainState
 from draco.maintenance.rules import isolated_board, maintained_device, rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of, vanished

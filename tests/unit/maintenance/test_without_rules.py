@@ -7,8 +7,9 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.isolating.entries import isolated_gpus, not_heeded, not_reached
-from draco.maintenance.plan import MaintenancePlan, plan_maintenance
+from draco.maintenance.plan import plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.selecting.matching import isolated_boards, scope_of
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec

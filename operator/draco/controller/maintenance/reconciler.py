@@ -27,8 +27,9 @@ from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.conditions import says
 from draco.maintenance.gate import POOL_INCOMPLETE, Waiting
 from draco.maintenance.isolating.fences import is_fence
-from draco.maintenance.plan import MaintenancePlan, held_up, plan_abandoned, plan_maintenance
+from draco.maintenance.plan import held_up, plan_abandoned, plan_maintenance
 from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import maintenance_uid

@@ -1,0 +1,130 @@
+"""How a request ends: its Jobs stop, its rules go, and its status says what became of it.
+
+Owns the plan of giving devices back, which is not called off, and what of a status outlives the request. When a request gives its
+devices back is `plan`'s to say.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from draco.maintenance import wording
+from draco.maintenance.conditions import REASON_RETURNING, is_returning, says
+from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.plan_output import MaintenancePlan
+from draco.maintenance.readiness import condition
+from draco.maintenance.selecting.matching import has_begun
+from draco.resources.api.maintenance import (
+    CONDITION_ISOLATED,
+    CONDITION_READY_FOR_WORK,
+    CONDITION_WORKED,
+    OVER,
+    DeviceMaintenance,
+    DeviceMaintenanceStatus,
+    MaintenancePhase,
+)
+from draco.resources.api.meta import Condition
+from draco.resources.names import DeviceKey
+
+
+def plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
+    """Give the devices back: Jobs first, then the status says so, then the rules go, and then the request is over."""
+    before, spec = request.status, request.spec
+    worked = says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
+    if before.phase in OVER:
+        final = before.phase
+    elif spec.cancelled or not (spec.finished or worked):
+        final = MaintenancePhase.CANCELLED
+    else:
+        final = MaintenancePhase.COMPLETED
+    jobs = [name for each in (seen.work, seen.verification) if each for name in each.running]
+    if jobs and before.phase not in OVER and not is_returning(request):
+        return _plan_stop(request, seen, jobs)
+    count = before.device_count or 0
+    tainted = bool(seen.rules or seen.informed)
+    if tainted:
+        phase = before.phase or MaintenancePhase.PENDING
+        if final is MaintenancePhase.COMPLETED and has_begun(request):  # what only announced was not out of service
+            phase = MaintenancePhase.VERIFYING
+        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed)
+        devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
+    else:
+        phase = final
+        begun = has_begun(request) or before.phase in OVER
+        message = _said_at_last(request, final, count if begun else 0, seen.scope.boards)
+        devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
+        in_use, completed_at = 0, before.completed_at or seen.now
+    over = "Finished" if final is MaintenancePhase.COMPLETED else "Cancelled"
+    isolated = condition(
+        request,
+        CONDITION_ISOLATED,
+        "True" if tainted else "False",
+        REASON_RETURNING if tainted else over,
+        message,
+        now=seen.now,
+    )
+    ready = condition(request, CONDITION_READY_FOR_WORK, "False", over, wording.over(final), now=seen.now)
+    kept = [worked_condition(request, seen)] if worked else []
+    status = DeviceMaintenanceStatus(
+        phase=phase,
+        observed_generation=request.metadata.generation,
+        message=message,
+        rehearsal=before.rehearsal,
+        devices=devices,
+        device_count=count,
+        in_use=in_use,
+        isolated_at=before.isolated_at,
+        draining_at=before.draining_at,
+        started_at=before.started_at,
+        completed_at=completed_at,
+        conditions=[isolated, ready, *kept],
+    )
+    return MaintenancePlan(
+        request=request.metadata.name,
+        status_first=tainted and not is_returning(request),
+        delete=seen.rules,
+        status=if_changed(request, status),
+    )
+
+
+def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str]) -> MaintenancePlan:
+    """The Jobs still work on devices that are to be given back: they go first."""
+    message = wording.stopping(jobs)
+    ready = condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=seen.now)
+    others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
+    status = msgspec.structs.replace(
+        request.status,
+        phase=request.status.phase or MaintenancePhase.PENDING,
+        observed_generation=request.metadata.generation,
+        message=message,
+        conditions=[*others[:1], ready, *others[1:]],
+    )
+    return MaintenancePlan(
+        request=request.metadata.name, status=if_changed(request, status), status_first=True, stop_jobs=True
+    )
+
+
+def _said_at_last(
+    request: DeviceMaintenance, final: MaintenancePhase, count: int, boards: Mapping[DeviceKey, str]
+) -> str:
+    if request.status.phase is final and request.status.completed_at is not None:
+        return request.status.message
+    if final is MaintenancePhase.COMPLETED:
+        return f"{wording.given_back(count)}{wording.replaced(replaced_by(request, boards))}"
+    return wording.cancelled(count, by_request=request.spec.cancelled)
+
+
+def replaced_by(request: DeviceMaintenance, boards: Mapping[DeviceKey, str]) -> dict[DeviceKey, tuple[str, str]]:
+    """Which of the devices that were asked for are other GPUs now than they were: the two UUIDs."""
+    pairs = {each.key: (each.uuid, boards.get(each.key, "")) for each in request.status.devices if not each.overlaps}
+    return {device: (before, now) for device, (before, now) in pairs.items() if before and now and before != now}
+
+
+def worked_condition(request: DeviceMaintenance, seen: PlanInput) -> Condition:
+    """All Jobs that do the work have succeeded."""
+    return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
+
+
+def if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> DeviceMaintenanceStatus | None:
+    """The status, unless it stands there already."""
+    return None if status == request.status else status
