@@ -9,7 +9,7 @@ import heapq
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -27,6 +27,9 @@ from tests.adversary.cluster.tenants import Action
 
 REST_WITHIN_S = 90.0
 """How long a cluster may take from the last action until each pod runs or is told why not, in time that counts."""
+LASTS_S = 10.0
+"""A pod that a slow scheduler has just put on its node begins then."""
+ONE_AFTER_ANOTHER_S = 60.0
 DOUBTED_AFTER_S = 60.0
 """After so long a scheduler that refuses what Draco says fits is started afresh: it may have missed that something came free."""
 UNSETTLED_S = 120.0
@@ -212,11 +215,18 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
             save(recorded, report.folder / "actions.json")
 
 
+def _lasting(since: Mapping[Suspicion, float], counted: float) -> list[Suspicion]:
+    """What has been so for a while when the time is over; all there is, where one thing follows another without end."""
+    lasts_s = 0.0 if counted > REST_WITHIN_S + ONE_AFTER_ANOTHER_S else LASTS_S
+    return [each for each, began in since.items() if counted - began >= lasts_s]
+
+
 async def _rest(cluster: Cluster, performer: Performer) -> None:
     """Let everything come back, and judge what does not run."""
     await performer.settle()
     observer = cluster.observer
     counted = quiet = unsettled = 0.0
+    since: dict[Suspicion, float] = {}
     doubted: list[Suspicion] = []
     kept = Kept()
     scraped: dict[str, Scraped] = {}
@@ -238,14 +248,15 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
         if unsettled > UNSETTLED_S:
             observer.violated(Suspicion("no rest", str(now), f"nothing was killed lately, and still down: {down}"))
             return
-        if counted > REST_WITHIN_S:
-            for wrong in waiting:
+        since = {each: since.get(each, counted) for each in waiting}
+        if counted > REST_WITHIN_S and (wrong_now := _lasting(since, counted)):
+            for wrong in wrong_now:
                 observer.violated(wrong)
             return
         if counted > DOUBTED_AFTER_S and not doubted and waiting and all(is_said_to_fit(each) for each in waiting):
             doubted = waiting
             await performer.start_scheduler_afresh()
-            counted = 0.0
+            counted, since = 0.0, {}
     await performer.probing.run()
     for wrong in doubted:
         if observer.waits_for_a_node(wrong):

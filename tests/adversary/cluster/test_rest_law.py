@@ -2,8 +2,10 @@
 
 import pytest
 
+from tests.adversary.cluster.machine import ONE_AFTER_ANOTHER_S, REST_WITHIN_S, _lasting
 from tests.adversary.cluster.manifests import Member
 from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
+from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.test_observer import (
     GPU,
     OTHER,
@@ -222,3 +224,12 @@ def test_a_pod_may_wait_for_a_board_that_was_replaced(there: str) -> None:
     waiting = "Claim default/c was allocated gpu-0, which this node does not have (it has: gpu-1); delete the pod."
     world = a_world(("slice", a_slice(whole())), ("pod", a_pod(node="node", waiting=waiting)))
     assert bool(list(unexplained(world, {"node": {"gpus": [{"uuid": there}]}}))) is (there == GPU)
+
+
+def test_what_has_just_begun_when_the_time_is_over_gets_a_little_more() -> None:
+    old, fresh = Suspicion("not explained", "a", "waits"), Suspicion("not explained", "b", "does not start")
+    over = REST_WITHIN_S + 1.0
+    assert _lasting({old: 20.0, fresh: over - 1.0}, over) == [old]
+    assert _lasting({fresh: over - 1.0}, over) == []
+    later = over + ONE_AFTER_ANOTHER_S
+    assert _lasting({fresh: later}, later) == [fresh]
