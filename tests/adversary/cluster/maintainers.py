@@ -130,7 +130,7 @@ class Maintainers(Tenants):
             {"name": f"rule-{number}", "condition": condition, "effect": self._random.choice(HEALTH_EFFECTS)}
             for number, condition in enumerate(self._random.sample(CONDITIONS, 2))
         ]
-        if self._random.random() < 0.3:
+        if self._random.random() < 0.6:
             rules[0]["remediation"] = {"fromCronJob": write.WORKS[0], "maxFailures": 2}
         spec = {"rules": rules, "dryRun": self._random.random() < 0.2, "priority": self._random.randrange(3)}
         document = write.health_policy(self._random.choice(POLICIES), spec)

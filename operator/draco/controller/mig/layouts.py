@@ -108,7 +108,13 @@ class MigLayoutReconciler:
             under = [f"{each.device or 'all'} for {each.request}" for each in wanted.isolated]
             overridden = [f"{each.fault} of {each.uuid} by {each.policy}" for each in wanted.health]
             log.info(
-                "mig.wanted", node=node, decision=str(decision), promised=kept, isolated=under, overridden=overridden
+                "mig.wanted",
+                node=node,
+                decision=str(decision),
+                promised=kept,
+                isolated=under,
+                overridden=overridden,
+                repaired=[f"{each.uuid} for {each.request}" for each in wanted.repaired],
             )
             try:
                 written = await self._write(gpu_node, wanted)

@@ -460,6 +460,7 @@ class Observer:
                 self._tainted.slice_changed(before, after, now)
                 self.bystanders.slice_changed(one, now)
                 self.budgets.slices_changed(now)
+            self.counts["GPUs that agents were told are repaired"] += _repaired(kind, after) > _repaired(kind, before)
             if kind == "budget":
                 self.budgets.budget_changed(before, after, datetime.now(UTC))
             if kind == "claim":
@@ -492,3 +493,8 @@ class Observer:
                 self.counts["pods that ran"] += 1
             if line := told(kind, before, after):
                 self._story.append(f"{clock()}   {line}")
+
+
+def _repaired(kind: str, one: Object | None) -> int:
+    """How many GPUs a GpuNode says are repaired."""
+    return len(((one or {}).get("spec") or {}).get("repaired") or []) if kind == "gpunode" else 0
