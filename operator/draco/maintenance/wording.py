@@ -119,8 +119,8 @@ def silent(nodes: Sequence[str]) -> str:
 
 
 _NOT_SEEN_TO_END: Final = (
-    "What ends it has not been seen: a HealthPolicy's Job that succeeded, a reset that NVML asked for (drivers before 565 ask "
-    "for none), a new load of the driver, or, after some, only a boot."
+    "What ends it has not been seen: a HealthPolicy's Job that began after it and succeeded, a reset that NVML asked for "
+    "(drivers before 565 ask for none), a new load of the driver, or, after some, only a boot."
 )
 
 
