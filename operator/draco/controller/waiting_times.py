@@ -3,7 +3,7 @@
 The API server records when a pod was made, and not when its last scheduling gate went; and when a claim was made, and not when it
 lost its devices. What is not recorded is remembered here from the moment that it is seen, so every replica follows from its
 start, whether it leads or not. A pod of generation 1 has never been changed, so nobody has taken a gate off it: its creation
-counts, whoever looks. For any other that is first seen without a foreign gate, the moment of that counts: later than the truth,
+counts in every replica. For any other that is first seen without a foreign gate, the moment of that counts: later than the truth,
 never sooner. Nothing that a tenant can write is believed. Decides nothing.
 """
 

@@ -70,7 +70,7 @@ def ready_condition(
     count = found.count
     if isolated.status != "True":
         status, reason, message = "False", "NotIsolated", wording.NOT_ISOLATED
-    elif found.replaced:  # before all else: whoever holds the board of today has nothing to do with this request
+    elif found.replaced:  # before all else: holders of today's board have nothing to do with this request
         status, reason, message = "False", REASON_OTHER_GPU, wording.other_gpu(found.replaced)
     elif found.held:
         status, reason = "False", "Draining" if seen.drain and seen.drain.begun else "InUse"

@@ -161,7 +161,7 @@ def _check_parameters(name: str, parameters: Any) -> None:
 
 
 def _shares_by_default(sharing: Any) -> bool:
-    """Whether that is how devices are shared anyway. Whoever writes claims may write anything there."""
+    """Whether that is how devices are shared anyway. A claim's author may write anything there."""
     if not isinstance(sharing, dict) or sharing.get("strategy") != "TimeSlicing":
         return False
     slicing = sharing.get("timeSlicingConfig") or {}

@@ -48,11 +48,11 @@ class DeviceUsers:
     ) -> HoldingProcess | None:
         """A process of an earlier user that still runs on a GPU or an instance which a claim is about to get.
 
-        `running` are those that NVML lists on it. `uuid` is its own; "": whoever does not run on it does not count.
+        `running` are those that NVML lists on it. `uuid` is its own; "": processes that do not run on it do not count.
         """
         last = self._record.last_users.get(place)
         if last is not None and last.uid == claim.uid:
-            return None  # kubelet gave it up too early: whoever is there is its own
+            return None  # kubelet gave it up too early: its own processes are there
         at_home = [claim, *self._admins(place)]
         for process in self._counting((place, None), running, uuid, last, unsure=len(at_home) > 1):
             if not any(_is_of(process, one) for one in at_home):

@@ -54,7 +54,7 @@ class HandoverPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be: in the register, tainted, and given out by Draco. Look again after so many seconds at the latest.
 
     `enter`: the register is to name the operator that asks, if it still leads. That is at once as long as the register does not
-    say what it is to: whoever has just written it may have taken so long that more is to be written by now.
+    say what it is to: its writer may have taken so long that more is to be written by now.
     """
 
     enter: bool

@@ -183,7 +183,7 @@ class Workers:
             return Answered(refused, self._followed.version, 0.0)
         is_long = self._experience.needed_long(key)
         is_long |= urgency is not QueuePriority.REVIEW and looks_costly(question)
-        del question  # as much as it may be, it waits with whoever asks
+        del question  # however large, it is kept by its caller alone
         pending = _Pending(read, namespace, urgency, key, is_long=is_long)
         if not self._queue_of(pending).put(pending, namespace, urgency):
             self.counts.refused += 1

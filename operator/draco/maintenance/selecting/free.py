@@ -1,7 +1,7 @@
 """Which physical GPUs new claims of a class can have, for all who say how many stay free.
 
 Owns how the answer for devices, which is `allocation.fleet.supply`'s, becomes one for GPUs: a GPU is free if nothing is in the
-way of it or of any part of it, and whoever allocates it allocates for the class. The caller goes through the pools, and may let
+way of it or of any part of it, and its allocator is the class's. The caller goes through the pools, and may let
 others work in between.
 """
 

@@ -65,7 +65,7 @@ class ProbedGpu(msgspec.Struct, frozen=True, kw_only=True):
 def class_for(gpu: ProbedGpu, asked_for: Iterable[str], classes: Mapping[str, DeviceClass]) -> str:
     """The class by which the GPU is claimed; "" if there is none. Those that are `asked_for` come first.
 
-    It has to be one whose claims are allocated by whoever allocates the GPU.
+    Its claims have to be allocated by the GPU's own allocator.
     """
     names = [name for name in asked_for if name]
     if gpu.is_operators:
