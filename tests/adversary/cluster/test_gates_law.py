@@ -138,6 +138,18 @@ def test_a_claim_that_its_template_has_not_made_has_no_devices() -> None:
     assert history.found(GATE_WENT_AT + WEIGHED_AFTER_S) == ["gate off early"]
 
 
+def test_a_pod_may_be_told_the_name_of_its_claim_after_the_gate_went() -> None:
+    before, after = member(1), member(1, gated=False, revision=AT_REVISION)
+    for one in (before, after):
+        one["spec"]["resourceClaims"].append({"name": "t0", "resourceClaimTemplateName": "t"})
+    history = History(before).claims(claim("c1"), claim("t-made", has=False, device_class="gpu.nvidia.com"))
+    history.pod(after, GATE_WENT_AT)
+    told = after["status"] | {"resourceClaimStatuses": [{"name": "t0", "resourceClaimName": "t-made"}]}
+    later = {"metadata": after["metadata"] | {"resourceVersion": str(AT_REVISION + 1)}, "status": told}
+    history.pod(after | later, GATE_WENT_AT + 1.0)
+    assert not history.found(GATE_WENT_AT + WEIGHED_AFTER_S)
+
+
 def test_a_claim_of_which_is_heard_a_moment_later_counts_if_it_was_allocated_before() -> None:
     assert not History(member(1)).off(then=lambda history: history.claims(claim("c1"), now=GATE_WENT_AT + 1.0))
     late = History(member(1)).off(

@@ -132,8 +132,11 @@ class Gates:
         return WEIGHED_AFTER_S if self._heard >= revision(off.pod) else UNHEARD_S
 
     def _has_all(self, pod: Object, since: float, until: int | None) -> bool:
-        """Whether the pod had all that Draco allocates for it, at some time since then and before that revision."""
-        known = claims_of(pod)
+        """Whether the pod had all that Draco allocates for it, at some time since then and before that revision.
+
+        Its status names the claims that were made for it a moment after they are there, and Draco goes by the claims.
+        """
+        known = claims_of(self._world.pods.get(pod["metadata"]["uid"], pod))
         return len(known) == len(pod["spec"].get("resourceClaims") or []) and all(
             self._is_dracos.get(each) is False or self._had_devices(each, since, until) for each in known
         )
