@@ -115,8 +115,8 @@ def ended(kube: Kubectl, code: int, message: str = "") -> None:
 
     def running() -> dict[str, Any]:
         found = [each for each in kube.objects("pods", namespace=JOBS) if each["status"].get("phase") == "Running"]
-        (pod,) = found
-        return pod
+        assert len(found) == 1, [each["metadata"]["name"] for each in found]
+        return found[0]
 
     pod = eventually(running, what="the Job's pod runs", within_s=90)
     [container] = pod["status"]["containerStatuses"]
