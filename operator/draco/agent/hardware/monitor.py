@@ -166,7 +166,7 @@ class HardwareMonitor:
     async def show_again(self) -> None:
         """Show the last reading once more: its GPUs may have other names."""
         if self._last is not None:
-            self._show(await self._named(self._last))
+            self._show(await self._named_last(self._last))
 
     def judge_again(self) -> None:
         """Policies say something else of the faults that are known."""
@@ -210,7 +210,10 @@ class HardwareMonitor:
             self._lane.close()
 
     async def _read_once(self) -> None:
-        before, self._last = self._calm, await self._heard_by(0.0, self._read)
+        before = self._calm
+        reading = await self._heard_by(0.0, self._read)
+        # Policies may have said something else while it went on: it was judged by what they said when it began.
+        self._last = self._judged(reading)
         if self._last.mismatch not in ("", before.mismatch):
             log.error("driver.mismatch", error=self._last.mismatch)
         if self._last.deaf not in ("", before.deaf):
@@ -219,9 +222,17 @@ class HardwareMonitor:
             if one not in before.unidentified:
                 log.warning("gpu.unidentified", index=one.index, gpu=one.uuid, error=one.message)
         self._read_s = self._clock.monotonic()
-        self._calm = await self._named(self._last)
+        self._calm = await self._named_last(self._last)
         self._mark(None)
         self._show(self._calm)
+
+    async def _named_last(self, last: HardwareView) -> HardwareView:
+        """The last reading with its GPUs' names: the one that is last when they are known, judged as it is then."""
+        while True:
+            named = await self._named(last)
+            if self._last is last or self._last is None:
+                return named
+            last = self._last
 
     async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:
         """Work in the thread, which is to be heard of again in so many seconds."""
