@@ -46,6 +46,8 @@ def a_pod(
     metadata |= {"labels": Member(label, "2", by=by).labels if label else {}}
     uses = [{"name": each, "resourceClaimName": each} for each in (claim, also)[: 2 if also else 1]]
     spec = {"nodeName": node, "resourceClaims": uses, "schedulingGroup": {"podGroupName": group}}
+    if reason == "SchedulingGated":
+        spec["schedulingGates"] = [{"name": "draco.dev/allocation"}]
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
@@ -233,3 +235,10 @@ def test_what_has_just_begun_when_the_time_is_over_gets_a_little_more() -> None:
     assert _lasting({fresh: over - 1.0}, over) == []
     later = over + ONE_AFTER_ANOTHER_S
     assert _lasting({fresh: later}, later) == [fresh]
+
+
+def test_a_scheduler_that_forgot_a_pod_whose_gate_went_is_started_afresh() -> None:
+    ungated = GATED | {"spec": GATED["spec"] | {"schedulingGates": None}}
+    [wrong] = unexplained(a_world(HAS_ITS_DEVICE, ("pod", ungated)), {})
+    assert "has not looked at it since its last gate went" in wrong.text
+    assert is_said_to_fit(wrong)

@@ -17,6 +17,7 @@ from tests.adversary.cluster.observer.world import Object, World, condition, nam
 
 _REASON = "ClaimPending"
 _DRACO_SAYS = "Draco says: "
+_NOT_LOOKED_AT = "the scheduler has not looked at it since its last gate went"
 _FITS = "All claims can be allocated"
 _TAINT = re.compile(r"tainted with ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
@@ -55,8 +56,8 @@ def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterat
 
 
 def is_said_to_fit(wrong: Suspicion) -> bool:
-    """Whether the scheduler refuses the pod, and Draco sees nothing in its way."""
-    return f"{_DRACO_SAYS}{_FITS}" in wrong.text
+    """Whether the scheduler refuses the pod, or has forgotten it, and Draco sees nothing in its way."""
+    return f"{_DRACO_SAYS}{_FITS}" in wrong.text or _NOT_LOOKED_AT in wrong.text
 
 
 def _wrong(
@@ -106,6 +107,8 @@ def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object], t
     """
     if is_held_back(pod):
         return ""
+    if not pod["spec"].get("schedulingGates"):
+        return _NOT_LOOKED_AT
     if lacks_nothing(pod, claims):
         if not _is_short_of_pods(world, key_of(pod), claims):
             return "it keeps Draco's gate though it lacks nothing of Draco's"
