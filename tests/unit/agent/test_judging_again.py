@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.fault_record import FaultRecord
-from draco.agent.hardware.gpus import Gpu
+from draco.agent.hardware.faults import UNREADABLE, with_fault
+from draco.agent.hardware.gpus import Gpu, GpuFault
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
 from draco.kube.clock import SystemClock
@@ -93,3 +95,16 @@ async def test_a_policy_is_heeded_that_speaks_while_the_gpus_are(when: str, tmp_
     else:
         watched.during_naming = watched.policy_says
     assert await watched.effect() is HealthEffect.NO_EXECUTE
+
+
+async def test_a_gpu_that_is_not_read_now_keeps_its_fault_whatever_is_judged_again(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    await watched.effect()
+    gpu = watched.hardware.view.gpus[0].gpu
+    unplaced = with_fault(
+        msgspec.structs.replace(gpu, minor=-1), GpuFault(UNREADABLE, "NVML does not say which it is.")
+    )
+    [again] = watched.record.judge([unplaced])
+    assert (again.fault, again.health) == (unplaced.fault, unplaced.health)
+    assert [one.status.name for one in again.faults] == [UNREADABLE, HEAT]
+    assert watched.record.judge([again]) == [again]

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault, GpuHealth, HealthState
+from draco.agent.hardware.gpus import Gpu, GpuFault, GpuHealth, HealthState
 from draco.health.judgement import JudgedFault, judge, whole_blocking
 from draco.health.ledger import FAMILIES, FaultLedger, GpuReading, LedgerEntry, Sign
 from draco.health.table import kind_of
@@ -45,11 +45,12 @@ class Recovery(StrEnum):
 
 
 def judged(gpu: Gpu, ledger: FaultLedger, overrides: Iterable[FaultOverride] = ()) -> Gpu:
-    """The GPU with the faults that the ledger has of it, and its health. One that is absent keeps that for its fault."""
+    """The GPU with the faults that the ledger has of it, and its health. One that is not read now keeps that for its fault."""
     faults = judge(ledger.of(gpu.uuid), overrides)
-    if gpu.absent:
-        kept = tuple(one for one in gpu.faults if one.status.name == ABSENT)
-        return msgspec.structs.replace(gpu, faults=kept + faults)
+    if gpu.fault is not None and (gpu.absent or gpu.minor < 0):
+        name = gpu.fault.name
+        kept = [one for one in gpu.faults if one.status.name == name][:1]
+        return msgspec.structs.replace(gpu, faults=(*kept, *(one for one in faults if one.status.name != name)))
     worst = whole_blocking(faults)
     fault = None if worst is None else GpuFault(worst.status.name, worst.status.message)
     return msgspec.structs.replace(gpu, faults=faults, fault=fault, health=_health(faults, worst))
