@@ -1,6 +1,8 @@
 """From a fault to a GPU that is back, by itself: scheduler, controllers, operator and agents as they are, NVML simulated."""
 
 import json
+import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,6 +112,22 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     assert kube.get("gpunode", NODE).get("spec", {}).get("health", []) == []
 
 
+def falls_sick(kube: Kubectl, number: str) -> None:
+    """An XID that the agent hears: one that comes right after the driver was loaded again is lost."""
+    sent_s = -math.inf
+
+    def heard() -> bool:
+        nonlocal sent_s
+        if "draco.dev/xid:NoSchedule" in taints(kube)[f"gpu-{number}"]:
+            return True
+        if time.monotonic() - sent_s > 10.0:
+            accident("xid", number, "95")
+            sent_s = time.monotonic()
+        return False
+
+    eventually(heard, what="the agent hears of the XID")
+
+
 def ended(kube: Kubectl, code: int, message: str = "") -> None:
     """Let the container of the one Job end, as it would where containers run."""
 
@@ -138,7 +156,7 @@ def test_a_reset_that_a_program_stood_in_the_way_of_is_tried_again_and_ends_what
     kube.apply_objects(a_cron_job("reset-gpu", seconds="600", backoffLimit=0))
     kube.apply_objects(a_policy(remediation={"fromCronJob": "reset-gpu"}))
     accident("hold", "6", "--handle", "--program", "nvidia-persistenced", "--pid", "4242")
-    accident("xid", "6", "95")  # of a driver that asks for no reset: nothing tells the agent of one
+    falls_sick(kube, "6")  # with a driver that asks for no reset: nothing tells the agent of one
     refused = draco("cluster", "gpu", "reset", "--name", provider.CLUSTER, NODE, "6")
     assert "cannot be reset: process 4242 holds it" in refused.stderr
     ended(kube, 255, "held by nvidia-persistenced (4242), and nvidia-smi says: In use by another client")
