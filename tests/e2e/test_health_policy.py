@@ -56,6 +56,22 @@ def taints(kube: Kubectl) -> dict[str, list[str]]:
     }
 
 
+def falls_sick(kube: Kubectl, number: str) -> None:
+    """An XID that the agent hears: one that comes right after the driver was loaded again is lost."""
+    sent_s = -math.inf
+
+    def heard() -> bool:
+        nonlocal sent_s
+        if "draco.dev/xid:NoSchedule" in taints(kube)[f"gpu-{number}"]:
+            return True
+        if time.monotonic() - sent_s > 10.0:
+            accident("xid", number, "95")
+            sent_s = time.monotonic()
+        return False
+
+    eventually(heard, what="the agent hears of the XID")
+
+
 def requests(kube: Kubectl) -> list[dict[str, Any]]:
     return [
         each
@@ -96,7 +112,7 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     kube.running("victim", "bystander")
     device = held_by(kube, "held")
     number = device.removeprefix("gpu-")
-    accident("xid", number, "95")
+    falls_sick(kube, number)
     accident("recovery", number, "reset")
     eventually(lambda: "draco.dev/xid:NoSchedule" in taints(kube)[device], what="the agent's taint")
     eventually(lambda: pods(kube) == {"bystander"}, what="the pod that holds the GPU is evicted, and no other")
@@ -110,22 +126,6 @@ def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(c
     eventually(lambda: taints(kube)[device] == [], what="the GPU is offered again")
     eventually(lambda: "has a fault that a rule is about" in said(kube), what="the policy has nothing left to do")
     assert kube.get("gpunode", NODE).get("spec", {}).get("health", []) == []
-
-
-def falls_sick(kube: Kubectl, number: str) -> None:
-    """An XID that the agent hears: one that comes right after the driver was loaded again is lost."""
-    sent_s = -math.inf
-
-    def heard() -> bool:
-        nonlocal sent_s
-        if "draco.dev/xid:NoSchedule" in taints(kube)[f"gpu-{number}"]:
-            return True
-        if time.monotonic() - sent_s > 10.0:
-            accident("xid", number, "95")
-            sent_s = time.monotonic()
-        return False
-
-    eventually(heard, what="the agent hears of the XID")
 
 
 def ended(kube: Kubectl, code: int, message: str = "") -> None:
@@ -183,7 +183,7 @@ def test_a_dry_run_touches_nothing(clean: Kubectl) -> None:
     kube.apply_objects(manifest, a_claim("held"), a_pod("worker", "held"))
     kube.running("worker")
     device = held_by(kube, "held")
-    accident("xid", device.removeprefix("gpu-"), "95")
+    falls_sick(kube, device.removeprefix("gpu-"))
     eventually(lambda: "Dry run: would treat Xid95 as NoExecute" in said(kube), what="what it would do")
     assert taints(kube)[device] == ["draco.dev/xid:NoSchedule"]
     assert requests(kube) == []
@@ -192,7 +192,7 @@ def test_a_dry_run_touches_nothing(clean: Kubectl) -> None:
 
 def test_a_milder_rule_lifts_a_taint_and_its_end_brings_it_back(clean: Kubectl) -> None:
     kube = clean
-    accident("xid", "5", "95")
+    falls_sick(kube, "5")
     eventually(lambda: taints(kube)["gpu-5"] == ["draco.dev/xid:NoSchedule"], what="the agent's taint")
     kube.apply_objects(a_policy(effect="Record"))
     eventually(lambda: taints(kube)["gpu-5"] == [], what="the fault is only noted")
