@@ -23,7 +23,6 @@ from draco.health.requests import (
     attempt_of,
     concerns,
     is_over,
-    is_to_end,
     met_another_board,
     newest_first,
     opened_for,
@@ -154,7 +153,7 @@ def left_behind(
         and remediates(each) in policies
         and opened_for(each)[0] not in here
         and (waits(each) or met_another_board(each))
-        and not is_to_end(each)
+        and not each.is_to_end
     )
 
 
@@ -195,7 +194,7 @@ def _plan_open(
     """A request of ours is under way."""
     policy = seen.policies.get(remediates(request))
     spec = request.spec
-    if policy is None or is_to_end(request):
+    if policy is None or request.is_to_end:
         return _GpuPlan()  # its policy was deleted: it is a person's now
     if request.status.phase is MaintenancePhase.FAILED:
         return _plan_failed(seen, gpu, request, policy, newest_first(ours))

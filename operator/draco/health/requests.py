@@ -85,11 +85,6 @@ def met_another_board(request: DeviceMaintenance) -> bool:
     return request.status.started_at is None and ready is not None and ready.reason == REASON_OTHER_GPU
 
 
-def is_to_end(request: DeviceMaintenance) -> bool:
-    """Whether somebody cancelled or deleted it."""
-    return request.spec.cancelled or request.metadata.deletion_timestamp is not None
-
-
 def expired(requests: Iterable[DeviceMaintenance], now: datetime) -> list[DeviceMaintenance]:
     """Requests of ours that are over and long past, or have many newer ones. What tells failures in a row apart stays."""
     found = []

@@ -15,7 +15,7 @@ import msgspec
 from draco.maintenance import wording
 from draco.maintenance.conditions import condition_of, is_returning, says
 from draco.maintenance.gate import Waiting, what_holds_up
-from draco.maintenance.isolating.standing import held_by, listed_devices, replaced_boards, standing_of
+from draco.maintenance.isolating.standing import held_by, listed_devices, replaced_boards, replaced_by, standing_of
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.progress import JobsState
@@ -23,11 +23,13 @@ from draco.maintenance.readiness import (
     WorkHindrances,
     condition,
     finished_condition,
+    has_worked,
     isolated_condition,
     ready_condition,
     taken_by_another,
+    worked_condition,
 )
-from draco.maintenance.returning import if_changed, plan_return, replaced_by, worked_condition
+from draco.maintenance.returning import if_changed, plan_return
 from draco.maintenance.rules import maintained_device
 from draco.maintenance.schedule import time_left
 from draco.maintenance.selecting.matching import has_begun
@@ -38,7 +40,6 @@ from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
     CONDITION_VERIFIED,
-    CONDITION_WORKED,
     OVER,
     DeadlineAction,
     DeviceMaintenance,
@@ -150,7 +151,7 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
     isolated = isolated_condition(request, standing, seen)
     since = isolated.last_transition_time or seen.now
     settled_in = max(since + seen.settle - seen.now, timedelta(0)) if isolated.status == "True" else timedelta(0)
-    worked = says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
+    worked = has_worked(request, seen)
     finished = request.spec.finished or worked
     findings = WorkHindrances(
         count=len(standing.concerned),

@@ -17,6 +17,7 @@ from draco.maintenance.rules import overlapped
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
+    CONDITION_WORKED,
     REASON_OTHER_GPU,
     DeviceMaintenance,
     MaintenancePhase,
@@ -114,6 +115,16 @@ def age_of(request: DeviceMaintenance) -> tuple[bool, float, str]:
     """By which requests are ordered, the oldest first."""
     created = request.metadata.creation_timestamp
     return created is None, created.timestamp() if created else 0.0, request.metadata.uid
+
+
+def has_worked(request: DeviceMaintenance, seen: PlanInput) -> bool:
+    """Whether all Jobs that do the work have succeeded, now or as the status remembers."""
+    return says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
+
+
+def worked_condition(request: DeviceMaintenance, seen: PlanInput) -> Condition:
+    """That they have."""
+    return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
 
 
 def condition(

@@ -9,28 +9,27 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from draco.maintenance import wording
-from draco.maintenance.conditions import REASON_RETURNING, is_returning, says
+from draco.maintenance.conditions import REASON_RETURNING, is_returning
+from draco.maintenance.isolating.standing import replaced_by
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
-from draco.maintenance.readiness import condition
+from draco.maintenance.readiness import condition, has_worked, worked_condition
 from draco.maintenance.selecting.matching import has_begun
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
-    CONDITION_WORKED,
     OVER,
     DeviceMaintenance,
     DeviceMaintenanceStatus,
     MaintenancePhase,
 )
-from draco.resources.api.meta import Condition
 from draco.resources.names import DeviceKey
 
 
 def plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     """Give the devices back: Jobs first, then the status says so, then the rules go, and then the request is over."""
     before, spec = request.status, request.spec
-    worked = says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
+    worked = has_worked(request, seen)
     if before.phase in OVER:
         final = before.phase
     elif spec.cancelled or not (spec.finished or worked):
@@ -112,17 +111,6 @@ def _said_at_last(
     if final is MaintenancePhase.COMPLETED:
         return f"{wording.given_back(count)}{wording.replaced(replaced_by(request, boards))}"
     return wording.cancelled(count, by_request=request.spec.cancelled)
-
-
-def replaced_by(request: DeviceMaintenance, boards: Mapping[DeviceKey, str]) -> dict[DeviceKey, tuple[str, str]]:
-    """Which of the devices that were asked for are other GPUs now than they were: the two UUIDs."""
-    pairs = {each.key: (each.uuid, boards.get(each.key, "")) for each in request.status.devices if not each.overlaps}
-    return {device: (before, now) for device, (before, now) in pairs.items() if before and now and before != now}
-
-
-def worked_condition(request: DeviceMaintenance, seen: PlanInput) -> Condition:
-    """All Jobs that do the work have succeeded."""
-    return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
 
 
 def if_changed(request: DeviceMaintenance, status: DeviceMaintenanceStatus) -> DeviceMaintenanceStatus | None:

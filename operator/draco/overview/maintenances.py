@@ -116,7 +116,7 @@ def waits_for(request: DeviceMaintenance) -> str:
         return ""
     if status.observed_generation < request.metadata.generation:
         return "the operator"
-    if _ends(request):
+    if request.is_to_end:
         return "the return of its devices"
     return waits.get(phase) or _first_reason(request)
 
@@ -126,7 +126,7 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
     name, spec = request.metadata.name, request.spec
     cancel = f"Give the devices back as they are: draco maintain cancel {name}"
     match phase_of(request):
-        case phase if phase in OVER or _ends(request):
+        case phase if phase in OVER or request.is_to_end:
             steps = []
         case MaintenancePhase.ISOLATED | MaintenancePhase.DRAINING:
             patch = f'kubectl patch dm {name} --type merge -p \'{{"spec":{{"drain":{{"policy":"Evict"}}}}}}\''
@@ -151,11 +151,6 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
             steps = [f"Let it start: draco maintain approve {name}"] if needs_approval(request) else []
             steps.append(f"Cancel it: draco maintain cancel {name}")
     return steps
-
-
-def _ends(request: DeviceMaintenance) -> bool:
-    """Whether somebody has called it off."""
-    return request.spec.cancelled or request.metadata.deletion_timestamp is not None
 
 
 def needs_approval(request: DeviceMaintenance) -> bool:

@@ -30,6 +30,7 @@ REST_WITHIN_S = 90.0
 LASTS_S = 10.0
 """A pod that a slow scheduler has just put on its node begins then."""
 ONE_AFTER_ANOTHER_S = 60.0
+"""After so much more everything that is still wrong counts, however new."""
 DOUBTED_AFTER_S = 60.0
 """After so long a scheduler that refuses what Draco says fits is started afresh: it may have missed that something came free."""
 UNSETTLED_S = 120.0
@@ -215,7 +216,7 @@ async def _act(cluster: Cluster, drawn: Iterator[Action], report: Report, say: S
             save(recorded, report.folder / "actions.json")
 
 
-def _lasting(since: Mapping[Suspicion, float], counted: float) -> list[Suspicion]:
+def lasting(since: Mapping[Suspicion, float], counted: float) -> list[Suspicion]:
     """What has been so for a while when the time is over; all there is, where one thing follows another without end."""
     lasts_s = 0.0 if counted > REST_WITHIN_S + ONE_AFTER_ANOTHER_S else LASTS_S
     return [each for each, began in since.items() if counted - began >= lasts_s]
@@ -249,7 +250,7 @@ async def _rest(cluster: Cluster, performer: Performer) -> None:
             observer.violated(Suspicion("no rest", str(now), f"nothing was killed lately, and still down: {down}"))
             return
         since = {each: since.get(each, counted) for each in waiting}
-        if counted > REST_WITHIN_S and (wrong_now := _lasting(since, counted)):
+        if counted > REST_WITHIN_S and (wrong_now := lasting(since, counted)):
             for wrong in wrong_now:
                 observer.violated(wrong)
             return

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.adversary.cluster.machine import ONE_AFTER_ANOTHER_S, REST_WITHIN_S, _lasting
+from tests.adversary.cluster.machine import ONE_AFTER_ANOTHER_S, REST_WITHIN_S, lasting
 from tests.adversary.cluster.manifests import Member
 from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
 from tests.adversary.cluster.observer.suspicion import Suspicion
@@ -231,10 +231,10 @@ def test_a_pod_may_wait_for_a_board_that_was_replaced(there: str) -> None:
 def test_what_has_just_begun_when_the_time_is_over_gets_a_little_more() -> None:
     old, fresh = Suspicion("not explained", "a", "waits"), Suspicion("not explained", "b", "does not start")
     over = REST_WITHIN_S + 1.0
-    assert _lasting({old: 20.0, fresh: over - 1.0}, over) == [old]
-    assert _lasting({fresh: over - 1.0}, over) == []
+    assert lasting({old: 20.0, fresh: over - 1.0}, over) == [old]
+    assert lasting({fresh: over - 1.0}, over) == []
     later = over + ONE_AFTER_ANOTHER_S
-    assert _lasting({fresh: later}, later) == [fresh]
+    assert lasting({fresh: later}, later) == [fresh]
 
 
 def test_a_scheduler_that_forgot_a_pod_whose_gate_went_is_started_afresh() -> None:

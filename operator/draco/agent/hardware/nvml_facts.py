@@ -1,7 +1,7 @@
 """What NVML tells of one GPU: where it is, what is published of it, and how it is.
 
 Owns which of it a GPU cannot do without. Its UUID, its minor number and its PCI address: without them there is nothing to give to
-a container, and the caller gets the error. All the rest are facts, each asked for by itself: one that the board or the driver
+a container, and the caller gets the error. All the rest are facts, each asked for separately: one that the board or the driver
 does not have is left out, and nothing is wrong with the GPU; one that cannot be read now is as it was before, if it was told
 before. Either is noted. `nvml_calls` lists every call, and what each kind of refusal means there.
 """

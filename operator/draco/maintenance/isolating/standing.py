@@ -108,8 +108,17 @@ def standing_of(
 
 def replaced_boards(standing: Standing, scope: MaintenanceScope) -> dict[DeviceKey, tuple[str, str]]:
     """Devices whose name stands for another GPU now than when they were isolated: the two UUIDs."""
-    boards = {device: (isolated_board(rule), scope.boards.get(device, "")) for device, rule in standing.wanted.items()}
-    return {device: (before, now) for device, (before, now) in boards.items() if before and now and before != now}
+    return _changed({device: isolated_board(rule) for device, rule in standing.wanted.items()}, scope.boards)
+
+
+def replaced_by(request: DeviceMaintenance, boards: Mapping[DeviceKey, str]) -> dict[DeviceKey, tuple[str, str]]:
+    """The same of the devices that were asked for, by what the request's status says of them."""
+    return _changed({each.key: each.uuid for each in request.status.devices if not each.overlaps}, boards)
+
+
+def _changed(before: Mapping[DeviceKey, str], now: Mapping[DeviceKey, str]) -> dict[DeviceKey, tuple[str, str]]:
+    pairs = {device: (uuid, now.get(device, "")) for device, uuid in before.items()}
+    return {device: (was, is_) for device, (was, is_) in pairs.items() if was and is_ and was != is_}
 
 
 def listed_devices(standing: Standing, selection: MaintenanceSelection, *, with_rules: bool) -> list[MaintainedDevice]:

@@ -225,6 +225,11 @@ class DeviceMaintenance(ApiStruct, frozen=True, kw_only=True):
     metadata: ObjectMeta = ObjectMeta()
     status: DeviceMaintenanceStatus = DeviceMaintenanceStatus()
 
+    @property
+    def is_to_end(self) -> bool:
+        """Whether somebody cancelled or deleted it."""
+        return self.spec.cancelled or self.metadata.deletion_timestamp is not None
+
 
 class BudgetScope(StrEnum):
     """Of what a budget's limits hold: of all its devices together, or of those of each node or NVLink domain."""

@@ -18,7 +18,7 @@ from tests.adversary.cluster.observer.world import Object, World, is_live, name,
 GATE = "draco.dev/allocation"
 WEIGHED_AFTER_S = 1.5
 UNHEARD_S = 90.0
-"""Nobody writes a claim for so long: a watch that says nothing sends a bookmark in a minute, and has nothing to say then."""
+"""A watch sends a bookmark every minute: when nothing was heard for longer, no claim was written."""
 KNOWN_AFTER_S = 5.0
 """What happened so long ago Draco knows: that a claim lost its devices, that a pod is over, that a PodGroup has come."""
 REMEMBERED_S = 30.0
