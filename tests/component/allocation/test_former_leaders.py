@@ -51,6 +51,7 @@ NODE = "sim-1"
 GPU = GpuPlace("gpu.nvidia.com", "node", "gpu-0")
 LEASE = LEASES.path(ObjectKey(NAMESPACE, OPERATOR_LEASE))
 NAMED = ALLOCATION_REGISTERS.path(REGISTER)
+ALLOCATION = {"devices": {"results": [{"request": "gpu", "driver": GPU.driver, "pool": GPU.pool, "device": GPU.gpu}]}}
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/allocationregisters.draco.dev"
 DOES_NOT_LEAD = "this operator does not lead: second allocates for Draco now"
 
@@ -272,22 +273,23 @@ class Writers:
         self._key = key
 
     async def who_may(self) -> set[str]:
-        """Those whose allocation the API server takes. Each is taken back by its writer, which is permitted to all."""
+        """Those whose allocation the API server takes. Each takes back what it wrote."""
         found = set()
         for name, client in self.clients.items():
-            device = {"request": "gpu", **GPU._asdict()}
-            device["device"] = device.pop("gpu")
             try:
-                await self._write(client, {"devices": {"results": [device]}})
+                await self._write(client, ALLOCATION)
             except Invalid as error:
                 assert "this operator does not lead: " in str(error)  # noqa: PT017 - one of several answers
                 continue
             found.add(name)
-            for each in self.clients.values():
-                await self._write(each, None)
-                await self._write(client, {"devices": {"results": [device]}})
             await self._write(client, None)
         return found
+
+    async def take_back(self, allocated_by: str) -> None:
+        """Each takes back what this one allocates."""
+        for each in self.clients.values():
+            await self._write(self.clients[allocated_by], ALLOCATION)
+            await self._write(each, None)
 
     async def _write(self, client: Client, allocation: object) -> None:
         await client.patch(CLAIMS, self._key, {"status": {"allocation": allocation}}, subresource="status")
@@ -329,6 +331,8 @@ async def test_only_the_pod_that_the_register_names_may_allocate_or_those_in_non
             return await writers.who_may() == expected
 
         await until(as_expected, within_s=15, what=f"the API server goes by {named}")
+        for name in expected:
+            await writers.take_back(name)
 
 
 async def until_goes_by(plane: ControlPlane, definition: dict[str, Any], *, keeps_leader: bool) -> None:
