@@ -96,8 +96,9 @@ class ClaimReleases:
 
     def latest(self) -> Mapping[str, str]:
         """What was last released, as a sentence for each policy, until it is long ago."""
-        now_s = self._clock.monotonic()
-        return {name: text for name, (at_s, text) in self._latest.items() if now_s - at_s < self._patience.rest_s}
+        now_s, rest_s = self._clock.monotonic(), self._patience.rest_s
+        self._latest = {name: told for name, told in self._latest.items() if now_s - told[0] < rest_s}
+        return {name: text for name, (_, text) in self._latest.items()}
 
     def obstacle(self, claim: ResourceClaim, movable: Movable) -> ReleaseObstacle | None:
         """Why the claim may not be released now; None if it may."""

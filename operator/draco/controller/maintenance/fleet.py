@@ -17,6 +17,7 @@ from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.selecting.free import FreeGpus, sick_devices
 from draco.maintenance.selecting.rehearsal import ClassSupply, PoolSelection, Selected
 from draco.maintenance.selecting.selectors import DeviceTest, test_of, test_of_class
+from draco.resources.api.claims import DeviceClass
 from draco.resources.api.maintenance import MaintainedDevice, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import ResourceSlice
@@ -41,7 +42,8 @@ class MaintenanceFleet:
         self._all: tuple[int, list[FleetPool]] = (0, [])
         """All pools, as of a change of some slice."""
         view.slices.subscribe(self._slice_changed)
-        self._tests: dict[str, tuple[str, DeviceTest | str]] = {}
+        view.classes.subscribe(self._forget_class)
+        self._tests: dict[str, DeviceTest | str] = {}
         self._of_class: dict[tuple[str, PoolKey], tuple[DeviceTest, FleetPool, frozenset[PhysicalGpu]]] = {}
         self._selected: LRUCache[str, tuple[float, Selected]] = LRUCache(_SELECTIONS)
         self._known_free: FreeGpus | None = None
@@ -75,6 +77,12 @@ class MaintenanceFleet:
 
     def _slice_changed(self, _: Change[ResourceSlice]) -> None:
         self._change += 1
+
+    def _forget_class(self, change: Change[DeviceClass]) -> None:
+        name = change.key.name
+        self._tests.pop(name, None)
+        for known in [each for each in self._of_class if each[0] == name]:
+            del self._of_class[known]
 
     def gpus(self, devices: Iterable[DeviceKey | MaintainedDevice]) -> frozenset[PhysicalGpu]:
         """The GPUs that devices are, or were when they were isolated."""
@@ -137,11 +145,9 @@ class MaintenanceFleet:
         known = self._view.classes.store.get(ObjectKey("", name))
         if known is None:
             return "it does not exist"
-        version = known.metadata.resource_version
-        remembered = self._tests.get(name)
-        if remembered is None or remembered[0] != version:
-            remembered = self._tests[name] = (version, test_of_class(known))
-        return remembered[1]
+        if name not in self._tests:
+            self._tests[name] = test_of_class(known)
+        return self._tests[name]
 
     def _members(self, name: str, test: DeviceTest, pool: FleetPool) -> frozenset[PhysicalGpu]:
         known = self._of_class.get((name, pool.key))
