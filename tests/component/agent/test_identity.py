@@ -1,7 +1,11 @@
 """Names stand for boards, and what is prepared is what is there: over reboots, losses and returns, as the API server sees it."""
 
+import asyncio
+import io
 import json
 import shutil
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,12 +13,14 @@ import pytest
 from draco.agent.files import LocalFiles
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
+from draco.cli import run
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, GPU_NODES, NODES, SLICES
 from draco.resources.names import FIELD_MANAGER_OPERATOR, FORGET_GPU
+from draco_local.cluster.controlplane import ControlPlane
 from draco_local.simulator.accidents import by_hand, faults, hotplug
 from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.gpu_state import GpuState
@@ -207,9 +213,16 @@ async def health_of(node: SimulatedNode, claim: ResourceClaim) -> list[tuple[str
     return [(one.board, each.reason) for one in devices for each in one.conditions if each.type == "Healthy"]
 
 
+async def warnings(plane: ControlPlane) -> list[str]:
+    """What `draco status` warns of."""
+    with redirect_stdout(io.StringIO()) as out:
+        assert await asyncio.to_thread(run, ["status", "--kubeconfig", str(plane.kubeconfig), "-o", "json"]) == 0
+    return list(json.loads(out.getvalue())["warnings"])
+
+
 @pytest.mark.parametrize("collected", [True, False])
 async def test_another_machine_of_the_same_name_has_nothing_of_the_earlier_one(
-    node: SimulatedNode, crds: None, collected: bool
+    api_server: ControlPlane, node: SimulatedNode, crds: None, collected: bool
 ) -> None:
     """Whether Kubernetes has collected what belonged to the earlier Node before the agent starts, or has not yet."""
     claim = await node.reserve(await node.claim("gpu-0"), "worker")
@@ -219,8 +232,15 @@ async def test_another_machine_of_the_same_name_has_nothing_of_the_earlier_one(
         assert (await node.prepare(claim))[claim.metadata.uid].error == ""
         await eventually(lambda: health_of(node, claim))
         await eventually(lambda: report(node))
+        prepared = datetime.now(UTC).replace(microsecond=0)
     shutil.rmtree(node.folder / "agent")
     shutil.rmtree(node.cdi)
+
+    async def is_later() -> bool:
+        """By the API server's clock, which tells seconds apart."""
+        return datetime.now(UTC).replace(microsecond=0) > prepared
+
+    await eventually(is_later)
     new = await comes_again(node)
     if collected:
         for one in await node.slices():
@@ -250,6 +270,17 @@ async def test_another_machine_of_the_same_name_has_nothing_of_the_earlier_one(
             return await health_of(node, claim) == [(before["gpu-0"], "OtherBoard")]
 
         await eventually(other_board)
+        await node.register()
+
+        async def said() -> list[str]:
+            return [each for each in await warnings(api_server) if before["gpu-0"] in each]
+
+        [told] = await eventually(said)
+        assert told == (
+            f"Pod {node.namespace}/worker got GPU {before['gpu-0']} of an earlier machine called {node.name}; another one has "
+            "that name now. Delete it, by force if it does not end: "
+            f"`kubectl delete pod -n {node.namespace} worker --force --grace-period=0`."
+        )
 
 
 async def test_another_machine_with_the_disk_of_the_earlier_one_gives_nothing_of_its_claims_away(
