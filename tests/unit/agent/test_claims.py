@@ -23,6 +23,7 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged
 from draco.agent.record.entries import PreparationState
+from draco.allocation.configurations import VERSION
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     DeviceAllocationConfiguration,
@@ -242,20 +243,16 @@ def configured(parameters: Any) -> ResourceClaim:
     return msgspec.structs.replace(ONE, status=status)
 
 
-def test_configuration_that_would_be_ignored_is_refused(desk: Desk) -> None:
-    for sharing in ({"strategy": "MPS"}, {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}):
-        with pytest.raises(PrepareError, match=r"GpuConfig .* which this agent does not support"):
-            desk.prepare(configured({"kind": "GpuConfig", "sharing": sharing}))
-    assert desk.prepare(configured({"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}})) == ["gpu-0"]
-
-
-@pytest.mark.parametrize(
-    "sharing", ["TimeSlicing", ["TimeSlicing"], {"strategy": "TimeSlicing", "timeSlicingConfig": "Default"}]
-)
-def test_configuration_of_another_shape_than_nvidias_is_refused_like_any_other(desk: Desk, sharing: Any) -> None:
-    with pytest.raises(PrepareError, match=r"GpuConfig .*TimeSlicing.* which this agent does not support"):
-        desk.prepare(configured({"kind": "GpuConfig", "sharing": sharing}))
+def test_a_configuration_that_draco_does_not_do_is_refused_before_anything_is_done(desk: Desk) -> None:
+    config = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    with pytest.raises(PrepareError) as refused:
+        desk.prepare(configured(config))
+    assert str(refused.value) == (
+        "Claim default/one cannot be prepared: the claim's configuration for request gpu cannot be carried out: GpuConfig asks "
+        "for MPS, which Draco does not run. Remove that configuration, or override it in a new claim."
+    )
     assert desk.record.claims == {}
+    assert desk.prepare(configured({**config, "sharing": {"strategy": "TimeSlicing"}})) == ["gpu-0"]
 
 
 def test_what_a_claim_says_in_its_configuration_forges_no_line(desk: Desk) -> None:

@@ -485,3 +485,66 @@ def test_a_class_that_nobody_allocates_gets_the_label() -> None:
     result = checked(a_class(f"{HOPPER} && {DRACOS}", label=False))
     (corrected,) = yaml.safe_load_all(result.after["manifest.yaml"])
     assert corrected["metadata"]["labels"] == {"team": "a", "draco.dev/allocator": "operator"}
+
+
+def a_configured_claim(device_class: str, parameters: Any, *, requests: list[str] | None = None) -> str:
+    config = {"requests": requests or [], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
+    asked = [{"name": "gpu", "exactly": {"deviceClassName": device_class}}]
+    return yaml.safe_dump(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "gpu"},
+            "spec": {"devices": {"requests": asked, "config": [config]}},
+        }
+    )
+
+
+SLICES = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing"},
+}
+
+
+@pytest.mark.parametrize(
+    ("device_class", "parameters", "requests", "said"),
+    [
+        ("gpu.nvidia.com", SLICES, [], ""),
+        ("gpu.nvidia.com", SLICES, ["gpu"], ""),
+        ("of.our.own", SLICES, ["gpu"], ""),
+        ("of.our.own", {**SLICES, "sharing": {"strategy": "MPS"}}, [], "error: GpuConfig asks for MPS"),
+        ("gpu.nvidia.com", {**SLICES, "sharring": {}}, [], "error: there is no field sharring; did you mean sharing?"),
+        ("gpu.nvidia.com", [SLICES], [], "error: its parameters are a list"),
+        ("mig.nvidia.com", SLICES, ["gpu"], "error: GpuConfig is not for a MIG device: write MigDeviceConfig"),
+        ("mig.nvidia.com", SLICES, [], "warning: GpuConfig is for whole GPUs, and the claim asks only for MIG devices"),
+        (
+            "gpu.nvidia.com",
+            {**SLICES, "kind": "MigDeviceConfig"},
+            [],
+            "warning: MigDeviceConfig is for MIG devices, and the claim asks only for whole GPUs",
+        ),
+        ("mig.nvidia.com", {**SLICES, "sharing": {"strategy": "MPS"}}, [], "error: GpuConfig asks for MPS"),
+    ],
+)
+def test_a_configuration_that_a_node_would_refuse_is_found_when_it_is_written(
+    device_class: str, parameters: Any, requests: list[str], said: str
+) -> None:
+    result = checked(a_configured_claim(device_class, parameters, requests=requests))
+    found = [
+        f"{each.severity}: {each.message}".replace("this configuration cannot be carried out: ", "")
+        for each in result.findings
+    ]
+    assert len(found) == bool(said)
+    assert all(each.startswith(said) for each in found)
+
+
+def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_not() -> None:
+    def of_driver(driver: str) -> str:
+        config = {"opaque": {"driver": driver, "parameters": {**SLICES, "sharing": {"strategy": "MPS"}}}}
+        spec = {"selectors": [{"cel": {"expression": OF_NVIDIA}}], "config": [config]}
+        head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "shared"}}
+        return yaml.safe_dump({**head, "spec": spec})
+
+    assert rules(of_driver("gpu.nvidia.com")) == {"opaque-configuration"}
+    assert rules(of_driver("nic.example.com")) == set()

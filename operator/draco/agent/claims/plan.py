@@ -7,7 +7,7 @@ Pure. `preparer` carries it out.
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,10 +15,11 @@ from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.record.entries import ClaimPod, Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.allocation import configurations
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
-from draco.resources.texts import are, shown
+from draco.resources.texts import are
 
 
 class FirstPrepare(msgspec.Struct, frozen=True):
@@ -97,9 +98,10 @@ def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str
     results = [result for result in allocation.devices.results if result.driver == driver]
     if not results:
         raise PrepareError(f"Claim {name} has no device of driver {driver}; another driver has to prepare it.")
-    for config in allocation.devices.config:
-        if config.opaque is not None and config.opaque.driver == driver:
-            _check_parameters(name, config.opaque.parameters)
+    if (refusal := configurations.refused(claim, driver)) is not None:
+        raise PrepareError(
+            f"Claim {name} cannot be prepared: {refusal}. Remove that configuration, or override it in a new claim."
+        )
     return PreparedClaim(
         uid=ClaimUid(claim.metadata.uid),
         namespace=claim.metadata.namespace,
@@ -145,27 +147,6 @@ def _partition(name: str, device: str, gpu: Gpu, part: PartitionName) -> Partiti
             "delete the pod so that the claim is allocated again."
         )
     return Partition(profile_id=profile.id, start=part.start, size=profile.size, profile=profile.name)
-
-
-def _check_parameters(name: str, parameters: Any) -> None:
-    """Accept a configuration that asks for what a device does anyway; refuse what would be ignored silently."""
-    content = parameters if isinstance(parameters, dict) else {}
-    sharing = content.get("sharing") or {}
-    if content.get("kind") in ("GpuConfig", "MigDeviceConfig") and (not sharing or _shares_by_default(sharing)):
-        return
-    what = shown(f"{content.get('kind', 'parameters without a kind')} {sharing or ''}".strip())
-    raise PrepareError(
-        f"Claim {name} configures its devices with {what}, which this agent does not support; remove that configuration "
-        "from the claim or its DeviceClass."
-    )
-
-
-def _shares_by_default(sharing: Any) -> bool:
-    """Whether that is how devices are shared anyway. A claim's author may write anything there."""
-    if not isinstance(sharing, dict) or sharing.get("strategy") != "TimeSlicing":
-        return False
-    slicing = sharing.get("timeSlicingConfig") or {}
-    return isinstance(slicing, dict) and slicing.get("interval", "Default") == "Default"
 
 
 class ClaimConflict(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Final
 
 from draco.linting.model import Finding, Manifest
 from draco.linting.rules.classes import check_allocators
+from draco.linting.rules.configurations import check_configurations
 from draco.linting.rules.fields import check_fields, check_names
 from draco.linting.rules.policies import check_health_policies
 from draco.linting.rules.references import check_container_claims, check_pod_claims
@@ -43,6 +44,7 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_pod_claims,
     check_container_claims,
     check_sharing,
+    check_configurations,
     check_taint_rules,
     check_health_policies,
 )

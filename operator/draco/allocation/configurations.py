@@ -1,0 +1,176 @@
+"""Opaque configurations of NVIDIA's kinds: which one counts for a device, and why Draco does not do what it says.
+
+Owns the precedence (those of a DeviceClass before those of the claim, of each the later ones), the strict reading that NVIDIA's
+driver has (an unknown field is an error), and the sentences. Only what counts for a device is judged: what a later configuration
+replaces, or is for requests of another driver, is in nobody's way. Pure.
+
+Source of the kinds: api/nvidia.com/resource/v1beta1 of kubernetes-sigs/dra-driver-nvidia-gpu, 25.8 and later.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from draco.resources.api.claims import DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.names import read_partition_name
+from draco.resources.texts import nearest, shown
+
+VERSION: Final = "resource.nvidia.com/v1beta1"
+GPU_CONFIG: Final = "GpuConfig"
+MIG_CONFIG: Final = "MigDeviceConfig"
+FROM_CLASS: Final = "FromClass"
+DEFAULT_INTERVAL: Final = "Default"
+INTERVALS: Final = (DEFAULT_INTERVAL, "Short", "Medium", "Long")
+_QUOTED: Final = 60
+
+_Fields: TypeAlias = "Mapping[str, _Fields | None]"
+_MPS: Final[_Fields] = dict.fromkeys(
+    (
+        "defaultActiveThreadPercentage",
+        "defaultPinnedDeviceMemoryLimit",
+        "defaultPerDevicePinnedMemoryLimit",
+        "multiUser",
+    )
+)
+_SLICING: Final[_Fields] = {"interval": None}
+_FIELDS: Final[Mapping[str, _Fields]] = {
+    GPU_CONFIG: {
+        "apiVersion": None,
+        "kind": None,
+        "sharing": {"strategy": None, "timeSlicingConfig": _SLICING, "mpsConfig": _MPS},
+    },
+    MIG_CONFIG: {"apiVersion": None, "kind": None, "sharing": {"strategy": None, "mpsConfig": _MPS}},
+}
+_OF_OTHERS: Final[Mapping[str, str]] = {
+    "VfioDeviceConfig": "Draco gives no GPU to a virtual machine",
+    "ComputeDomainChannelConfig": "Draco makes no ComputeDomains",
+    "ComputeDomainDaemonConfig": "Draco makes no ComputeDomains",
+}
+"""Kinds of NVIDIA's that mean nothing to a GPU of Draco's, and why."""
+
+
+class RefusedConfiguration(NamedTuple):
+    """A configuration that Draco does not do; `source` is "the claim" or "DeviceClass NAME"."""
+
+    request: str
+    source: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.source}'s configuration for request {self.request} cannot be carried out: {self.why}"
+
+
+def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
+    """The first configuration of an allocated claim that keeps the driver from preparing a device; None if none does."""
+    configs = claim.status.allocation.devices.config if claim.status.allocation is not None else []
+    said = [_Said.of(each) for each in configs if each.opaque is not None and each.opaque.driver == driver]
+    said.sort(key=lambda each: not each.is_of_class)
+    results = [each for each in claim.results if each.driver == driver]
+    for result in results:
+        about = [each for each in said if each.is_about(result)]
+        is_partition = read_partition_name(result.device) is not None
+        if about and (why := refusal(about[-1].parameters, is_partition=is_partition)):
+            return RefusedConfiguration(result.request, _source(claim, about[-1], result), why)
+    for each in said if results else ():  # one for all that is for none is not left out in silence
+        if not each.requests and not any(map(each.is_about, results)) and (why := refusal(each.parameters)):
+            return RefusedConfiguration(results[0].request, _source(claim, each, results[0]), why)
+    return None
+
+
+class _Said(NamedTuple):
+    """A configuration of a driver in an allocation."""
+
+    is_of_class: bool
+    requests: Sequence[str]
+    parameters: Any
+
+    @classmethod
+    def of(cls, config: DeviceAllocationConfiguration) -> "_Said":
+        parameters = config.opaque.parameters if config.opaque is not None else None
+        return cls(config.source == FROM_CLASS, config.requests, parameters)
+
+    def is_about(self, result: DeviceRequestAllocationResult) -> bool:
+        """Whether it names the request of the device, or names none and its kind is for such devices."""
+        if self.requests:
+            return not {result.request, result.request.partition("/")[0]}.isdisjoint(self.requests)
+        return is_for(self.parameters, is_partition=read_partition_name(result.device) is not None)
+
+
+def _source(claim: ResourceClaim, said: _Said, result: DeviceRequestAllocationResult) -> str:
+    if not said.is_of_class:
+        return "the claim"
+    name, _, alternative = result.request.partition("/")
+    for request in claim.spec.devices.requests:
+        asked = {each.name: each.device_class_name for each in request.first_available}
+        if request.name == name:
+            device_class = request.exactly.device_class_name if request.exactly else asked.get(alternative, "")
+            return f"DeviceClass {device_class}"
+    return "its DeviceClass"
+
+
+def is_for(parameters: Any, *, is_partition: bool) -> bool:
+    """Whether a configuration is for whole GPUs, or for MIG devices. One that nobody understands is for all."""
+    kind = str(parameters.get("kind")) if isinstance(parameters, dict) else ""
+    return kind not in _OF_OTHERS and (kind not in _FIELDS or is_partition is (kind == MIG_CONFIG))
+
+
+def refusal(parameters: Any, *, is_partition: bool | None = None) -> str:
+    """Why Draco does not do what a configuration says, to follow a colon; "" if it does.
+
+    `is_partition` says whether the device is a MIG device; None where that is not known.
+    """
+    return next(_troubles(parameters, is_partition), "")
+
+
+def _troubles(parameters: Any, is_partition: bool | None) -> Iterator[str]:
+    if not isinstance(parameters, dict):
+        yield f"its parameters are {'a list' if isinstance(parameters, list) else 'no object'}; they must have a kind"
+        return
+    kind, version = parameters.get("kind"), parameters.get("apiVersion")
+    if not isinstance(kind, str):
+        yield f"it names no kind: there are {GPU_CONFIG}, for whole GPUs, and {MIG_CONFIG}, for MIG devices"
+    elif kind in _OF_OTHERS:
+        yield _OF_OTHERS[kind]
+    elif kind not in _FIELDS:
+        yield f"there is no kind {_said(kind)}{nearest(kind, _FIELDS)}"
+    else:
+        if version != VERSION:
+            yield f"its apiVersion is {_said(version)}: write {VERSION}"
+        if is_partition is (kind == GPU_CONFIG):
+            device, other = ("a MIG device", MIG_CONFIG) if is_partition else ("a whole GPU", GPU_CONFIG)
+            yield f"{kind} is not for {device}: write {other}"
+        yield from _unknown(parameters, _FIELDS[kind])
+        if parameters.get("sharing") is not None:
+            yield from _sharing(kind, parameters["sharing"])
+
+
+def _unknown(value: Mapping[str, Any], fields: _Fields, path: str = "") -> Iterator[str]:
+    """Fields that there are not, or that should have fields and have none."""
+    for name, inner in value.items():
+        below = fields.get(name)
+        if name not in fields:
+            yield f"there is no field {path}{_said(name)}{nearest(str(name), fields)}"
+        elif below is not None and isinstance(inner, dict):
+            yield from _unknown(inner, below, f"{path}{name}.")
+        elif below is not None and inner is not None:
+            yield f"{path}{name} must be an object"
+
+
+def _sharing(kind: str, sharing: Mapping[str, Any]) -> Iterator[str]:
+    """Why Draco does not share a device so; nothing where that is how devices are shared anyway."""
+    strategy = sharing.get("strategy")
+    interval = (sharing.get("timeSlicingConfig") or {}).get("interval", DEFAULT_INTERVAL)
+    if strategy == "MPS":
+        yield f"{kind} asks for MPS, which Draco does not run"
+    elif strategy != "TimeSlicing":
+        yield f"sharing.strategy is {_said(strategy)}: there are TimeSlicing and MPS"
+    elif sharing.get("mpsConfig") is not None:
+        yield "sharing.strategy is TimeSlicing, so that sharing.mpsConfig means nothing"
+    elif interval not in INTERVALS:
+        yield f"there is no interval {_said(interval)}: there are {', '.join(INTERVALS)}"
+    elif interval != DEFAULT_INTERVAL:
+        yield f"{kind} asks for time slices of {interval}, and Draco leaves them at {DEFAULT_INTERVAL}"
+
+
+def _said(value: Any) -> str:
+    """What somebody wrote where one word should be."""
+    return "missing" if value is None else shown(str(value))[:_QUOTED]

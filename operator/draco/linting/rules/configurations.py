@@ -1,0 +1,65 @@
+"""Rules about opaque configurations of Draco's devices.
+
+Owns for which devices one is meant, as far as classes say. Whether it can be carried out is `allocation.configurations`'.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from draco.allocation.configurations import is_for, refusal
+from draco.linting.model import Finding, Json, Manifest, TreePath, finding
+from draco.linting.objects import WrittenClaim, claims, listed, mapping, of_kind, requests, text, wanted
+from draco.resources.names import NVIDIA_DRIVER
+
+_RULE: Final = "opaque-configuration"
+_IS_PARTITION: Final[Mapping[str, bool]] = MappingProxyType({"gpu.nvidia.com": False, "mig.nvidia.com": True})
+"""Whether the devices of a class are MIG devices, where its name says so."""
+
+
+def check_configurations(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Configurations that a node refuses when the pod is there already, or that are for no device of their claim."""
+    for claim in claims(manifests):
+        for place, config in _configs(claim.path, claim.devices):
+            named = {name.partition("/")[0] for name in listed(config.get("requests")) if isinstance(name, str)}
+            yield from _of_claim(claim, place, config, named)
+    for index, manifest in of_kind(manifests, "DeviceClass"):
+        for place, config in _configs(("spec",), mapping(manifest.tree.get("spec"))):
+            yield from _refused(index, place, [refusal(config["opaque"].get("parameters"))])
+
+
+def _configs(path: TreePath, holder: Json) -> Iterator[tuple[TreePath, Json]]:
+    """The configurations of Draco's devices, each with the place of its parameters."""
+    for number, config in enumerate(map(mapping, listed(holder.get("config")))):
+        if mapping(config.get("opaque")).get("driver") == NVIDIA_DRIVER:
+            yield (*path, "config", number, "opaque", "parameters"), config
+
+
+def _of_claim(claim: WrittenClaim, place: TreePath, config: Json, named: Collection[str]) -> Iterator[Finding]:
+    parameters = config["opaque"].get("parameters")
+    types = set(_types(claim, named))
+    if named:
+        yield from _refused(claim.manifest, place, [refusal(parameters, is_partition=each) for each in types])
+    elif why := refusal(parameters):
+        yield from _refused(claim.manifest, place, [why])
+    elif types and not any(each is None or is_for(parameters, is_partition=each) for each in types):
+        message = f"{parameters['kind']} is for {_devices(False in types)}, and the claim asks only for {_devices(True in types)}"
+        yield finding(_RULE, f"{message}: it has no effect", claim.manifest, place, severity="warning")
+
+
+def _types(claim: WrittenClaim, named: Collection[str]) -> Iterator[bool | None]:
+    """Whether MIG devices are asked for, by each of these requests, or of all; None where nobody knows."""
+    for request in requests(claim):
+        if not named or text(request.fields.get("name")) in named:
+            yield from (_IS_PARTITION.get(text(each.fields.get("deviceClassName"))) for each in wanted(request))
+
+
+def _devices(partitions: bool) -> str:
+    return "MIG devices" if partitions else "whole GPUs"
+
+
+def _refused(manifest: int, place: TreePath, reasons: Iterable[str]) -> Iterator[Finding]:
+    """The first reason, if there is one."""
+    for why in filter(None, reasons):
+        yield finding(_RULE, f"this configuration cannot be carried out: {why}", manifest, place)
+        return

@@ -1,0 +1,193 @@
+"""Opaque configurations: which one counts for a device, and what is said of one that Draco does not do."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.allocation.configurations import VERSION, refusal, refused
+from draco.resources.api.claims import (
+    DeviceAllocationConfiguration,
+    DeviceRequest,
+    DeviceSubRequest,
+    ExactDeviceRequest,
+    OpaqueConfiguration,
+    ResourceClaim,
+)
+from draco.resources.names import NVIDIA_DRIVER
+from tests.builders import a_claim
+
+PARTITION = "gpu-0-mig-1g10gb-19-0"
+
+
+def gpu_config(**sharing: Any) -> dict[str, Any]:
+    return {"apiVersion": VERSION, "kind": "GpuConfig", **({"sharing": sharing} if sharing else {})}
+
+
+def mig_config(**sharing: Any) -> dict[str, Any]:
+    return {**gpu_config(**sharing), "kind": "MigDeviceConfig"}
+
+
+MPS, SLICES = gpu_config(strategy="MPS"), gpu_config(strategy="TimeSlicing")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_partition"),
+    [
+        (gpu_config(), False),
+        (SLICES, False),
+        (SLICES, None),
+        (gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Default"}), False),
+        (gpu_config(strategy="TimeSlicing", timeSlicingConfig=None, mpsConfig=None), False),
+        ({**gpu_config(), "sharing": None}, False),
+        (mig_config(), True),
+        (mig_config(strategy="TimeSlicing"), True),
+    ],
+)
+def test_what_devices_do_anyway_may_be_asked_for(parameters: Any, is_partition: bool | None) -> None:
+    assert refusal(parameters, is_partition=is_partition) == ""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_partition", "why"),
+    [
+        (MPS, False, "GpuConfig asks for MPS, which Draco does not run"),
+        (gpu_config(strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 50}), None, "GpuConfig asks for MPS"),
+        (mig_config(strategy="MPS"), True, "MigDeviceConfig asks for MPS"),
+        (MPS, True, "GpuConfig is not for a MIG device: write MigDeviceConfig"),
+        (gpu_config(), True, "GpuConfig is not for a MIG device"),
+        (mig_config(), False, "MigDeviceConfig is not for a whole GPU: write GpuConfig"),
+        (
+            gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"}),
+            False,
+            "GpuConfig asks for time slices of Long, and Draco leaves them at Default",
+        ),
+        (
+            gpu_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "long"}),
+            False,
+            "there is no interval long: there are Default, Short, Medium, Long",
+        ),
+        (
+            mig_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Default"}),
+            True,
+            "there is no field sharing.timeSlicingConfig",
+        ),
+        (gpu_config(strategy="TimeSlicing", mpsConfig={}), False, "so that sharing.mpsConfig means nothing"),
+        (gpu_config(strategy="timeslicing"), False, "sharing.strategy is timeslicing: there are TimeSlicing and MPS"),
+        ({**gpu_config(), "sharing": {}}, False, "sharing.strategy is missing"),
+        ({**SLICES, "sharring": {}}, False, "there is no field sharring; did you mean sharing?"),
+        ({**SLICES, "Sharing": {}}, False, "there is no field Sharing; did you mean sharing?"),
+        (gpu_config(strategy="MPS", mpsConfig={"pinned": 1}), False, "there is no field sharing.mpsConfig.pinned"),
+        ({**gpu_config(), "sharing": "TimeSlicing"}, False, "sharing must be an object"),
+        ({**gpu_config(), "sharing": ["TimeSlicing"]}, False, "sharing must be an object"),
+        (gpu_config(strategy="TimeSlicing", timeSlicingConfig="Default"), False, "timeSlicingConfig must be an object"),
+        ({"apiVersion": VERSION}, False, "it names no kind: there are GpuConfig"),
+        ({"kind": ["GpuConfig"]}, False, "it names no kind: there are GpuConfig"),
+        ({**gpu_config(), "kind": "GPUConfig"}, False, "there is no kind GPUConfig; did you mean GpuConfig?"),
+        ({"kind": "GpuConfig"}, False, f"its apiVersion is missing: write {VERSION}"),
+        (
+            {**gpu_config(), "apiVersion": "resource.nvidia.com/v1"},
+            False,
+            f"its apiVersion is resource.nvidia.com/v1: write {VERSION}",
+        ),
+        ({**gpu_config(), "kind": "VfioDeviceConfig"}, False, "Draco gives no GPU to a virtual machine"),
+        ([gpu_config()], False, "its parameters are a list"),
+        ("GpuConfig", None, "its parameters are no object"),
+        (None, None, "its parameters are no object"),
+    ],
+)
+def test_anything_else_is_refused_in_one_sentence(parameters: Any, is_partition: bool | None, why: str) -> None:
+    assert why in refusal(parameters, is_partition=is_partition)
+
+
+def claim(
+    *configs: tuple[str, list[str], Any], device: str = "gpu-0", driver: str = NVIDIA_DRIVER, request: str = "gpu"
+) -> ResourceClaim:
+    """A claim with one result, and configurations by source and requests."""
+    made = a_claim("one", on=[f"node-0/{device}"])
+    assert made.status.allocation is not None
+    config = [
+        DeviceAllocationConfiguration(
+            source=source, requests=requests, opaque=OpaqueConfiguration(driver=driver, parameters=said)
+        )
+        for source, requests, said in configs
+    ]
+    results = [msgspec.structs.replace(each, request=request) for each in made.results]
+    devices = msgspec.structs.replace(made.status.allocation.devices, results=results, config=config)
+    status = msgspec.structs.replace(
+        made.status, allocation=msgspec.structs.replace(made.status.allocation, devices=devices)
+    )
+    return msgspec.structs.replace(made, status=status)
+
+
+@pytest.mark.parametrize(
+    ("configs", "is_refused"),
+    [
+        ([("FromClass", ["gpu"], MPS)], True),
+        ([("FromClass", ["gpu"], MPS), ("FromClaim", ["gpu"], SLICES)], False),
+        ([("FromClaim", ["gpu"], SLICES), ("FromClass", ["gpu"], MPS)], False),
+        ([("FromClass", ["gpu"], SLICES), ("FromClaim", [], MPS)], True),
+        ([("FromClaim", [], MPS), ("FromClaim", [], SLICES)], False),
+        ([("FromClaim", [], SLICES), ("FromClaim", [], MPS)], True),
+        ([("FromClass", ["gpu"], MPS), ("FromClaim", ["other"], SLICES)], True),
+        ([("FromClaim", ["other"], MPS)], False),
+        ([("FromClaim", [], mig_config())], False),
+        ([("FromClaim", [], mig_config(strategy="MPS"))], True),
+        ([("FromClaim", [], {**gpu_config(), "kind": "VfioDeviceConfig"})], True),
+        ([("FromClaim", ["gpu"], mig_config(strategy="TimeSlicing"))], True),
+        ([("FromClass", ["gpu"], MPS), ("FromClaim", [], mig_config())], True),
+    ],
+)
+def test_of_several_the_last_that_is_about_the_device_counts(configs: Any, is_refused: bool) -> None:
+    assert (refused(claim(*configs), NVIDIA_DRIVER) is not None) == is_refused
+
+
+def test_what_is_said_to_all_devices_is_for_those_of_its_kind() -> None:
+    both = claim(("FromClaim", [], SLICES), ("FromClaim", [], mig_config(strategy="MPS")), device="gpu-0")
+    assert refused(both, NVIDIA_DRIVER) is not None, "it is for no device of the claim"
+    assert both.status.allocation is not None
+    partition = msgspec.structs.replace(both.results[0], request="part", device=PARTITION)
+    devices = msgspec.structs.replace(both.status.allocation.devices, results=[*both.results, partition])
+    allocation = msgspec.structs.replace(both.status.allocation, devices=devices)
+    found = refused(
+        msgspec.structs.replace(both, status=msgspec.structs.replace(both.status, allocation=allocation)), NVIDIA_DRIVER
+    )
+    assert found is not None
+    assert found.request == "part"
+
+
+def test_what_is_for_another_driver_is_nobodys_business() -> None:
+    assert refused(claim(("FromClaim", [], [1]), driver="nic.example.com"), NVIDIA_DRIVER) is None
+    assert refused(claim(("FromClaim", [], MPS)), "nic.example.com") is None
+    assert refused(claim(("FromClaim", [], MPS), driver="nic.example.com"), "nic.example.com") is None, (
+        "it has no device"
+    )
+
+
+def test_a_configuration_for_a_request_is_for_its_alternatives_too() -> None:
+    for named in ("gpu", "gpu/own"):
+        assert refused(claim(("FromClaim", [named], MPS), request="gpu/own"), NVIDIA_DRIVER) is not None
+    assert refused(claim(("FromClaim", ["gpu/other"], MPS), request="gpu/own"), NVIDIA_DRIVER) is None
+
+
+@pytest.mark.parametrize("request_name", ["gpu", "gpu/own"])
+def test_the_class_is_named_that_says_it(request_name: str) -> None:
+    made = claim(("FromClass", [request_name], MPS), request=request_name)
+    asked = (
+        DeviceRequest(name="gpu", exactly=ExactDeviceRequest(device_class_name="shared-mps"))
+        if request_name == "gpu"
+        else DeviceRequest(name="gpu", first_available=[DeviceSubRequest(name="own", device_class_name="shared-mps")])
+    )
+    spec = msgspec.structs.replace(made.spec, devices=msgspec.structs.replace(made.spec.devices, requests=[asked]))
+    found = refused(msgspec.structs.replace(made, spec=spec), NVIDIA_DRIVER)
+    assert str(found).startswith(
+        f"DeviceClass shared-mps's configuration for request {request_name} cannot be carried out: "
+    )
+
+
+def test_a_partition_is_told_from_a_whole_gpu_by_its_name() -> None:
+    assert refused(claim(("FromClaim", ["gpu"], SLICES), device=PARTITION), NVIDIA_DRIVER) is not None
+    assert (
+        refused(claim(("FromClaim", ["gpu"], mig_config(strategy="TimeSlicing")), device=PARTITION), NVIDIA_DRIVER)
+        is None
+    )
