@@ -49,6 +49,7 @@ PARTS = {
         "operator/draco/resources",
         "operator/draco/selectors",
         "operator/draco/allocation/pod_claims.py",
+        "operator/draco/allocation/configurations.py",
     ),
 }
 """The folders and modules of each part of the program."""

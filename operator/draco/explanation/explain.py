@@ -22,6 +22,7 @@ from draco.explanation.findings.fleet_findings import FleetFinder, FleetFindings
 from draco.explanation.findings.folding import folded
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.standing import obstacles
 from draco.explanation.findings.together import fits_alone
 from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, RequestExplanation
@@ -81,9 +82,17 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
     elsewhere = [*_out_of_reach(nodes.open, reach), *nodes.causes]
     waiting = [claim for claim in claims if claim.status.allocation is None]
     if not waiting or any(is_full(claim, pod) for claim in claims):
-        reason = reason_of(claims, allocated, pod, reach=bool(reach) or pod is None)
+        found = obstacles(fleet, claims, pod) if not waiting else []
+        unusable = bool(found) and (pod is None or pod.pending)
+        reason = reason_of(claims, allocated, pod, unusable=unusable, reach=bool(reach) or pod is None)
         closed = elsewhere if reason is PendingReason.BOUND_ELSEWHERE else []
-        return Explanation(reason=reason, allocated=allocated, nodes=closed)
+        return Explanation(
+            reason=reason,
+            allocated=allocated,
+            nodes=closed,
+            obstacles=found,
+            room_on=_room_for(fleet, claims, pod) if unusable else [],
+        )
     if not reach and nodes.open:
         return Explanation(reason=PendingReason.BOUND_ELSEWHERE, allocated=allocated, nodes=elsewhere)
     explanation = _of_waiting(fleet, waiting, reach)
@@ -97,6 +106,13 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
         unmet=unmet_requests(fleet, waiting) if explanation.requests and not explanation.error else [],
         counted_on=counted_on(fleet, claims, pod, explanation.requests),
     )
+
+
+def _room_for(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[str]:
+    """Where the claims fit beside what they have now: there they can go once they are allocated again."""
+    anew = [replace(each, status=replace(each.status, allocation=None, reserved_for=[])) for each in claims]
+    unbound = None if pod is None else replace(pod, spec=replace(pod.spec, node_name=""))
+    return _of_waiting(fleet, anew, nodes_for(fleet, unbound).open).fits_on
 
 
 def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation | None:

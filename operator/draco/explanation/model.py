@@ -3,7 +3,7 @@
 Owns the structs and the closed sets of words in them; fields are only ever added. Computes nothing but what a struct says of
 itself. `explain` fills Explanation, RequestExplanation, CauseCount and the node causes that are about devices; `verdicts` fills
 DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems.claims` Problem; `nearest` NearestMiss;
-`unmet` UnmetRequest.
+`unmet` UnmetRequest; `standing` Obstacle.
 """
 
 from collections.abc import Sequence
@@ -89,6 +89,8 @@ class PendingReason(StrEnum):
     """A claim is allocated, and devices are being made ready, or have failed to be."""
     BOUND_ELSEWHERE = "BoundElsewhere"
     """A claim is allocated, and the pod may go to no node that can reach its devices."""
+    DEVICE_UNUSABLE = "DeviceUnusable"
+    """Every claim is allocated, and the pod cannot use a device: it is gone, allocated twice, tainted, or refused to kubelet."""
     ALLOCATED = "Allocated"
     """Every claim is allocated, and nothing is known to be in the pod's way."""
     CLAIM_MISSING = "ClaimMissing"
@@ -355,6 +357,35 @@ class DeviceVerdict(OutputStruct, frozen=True, kw_only=True):
     """Conditions that must become true once it is allocated, before the pod is bound."""
 
 
+class ObstacleKind(StrEnum):
+    """What keeps a device that is allocated from being used."""
+
+    NODE_GONE = "NodeGone"
+    """Its node does not exist."""
+    DRIVER_SILENT = "DriverSilent"
+    """Nothing is published for its pool."""
+    NOT_PUBLISHED = "NotPublished"
+    """Its pool is published without it."""
+    GIVEN_TWICE = "GivenTwice"
+    """Another claim has it too, or a device of the same hardware."""
+    TAINTED = "Tainted"
+    """It has a taint that its claim does not tolerate."""
+    CONFIGURATION_REFUSED = "ConfigurationRefused"
+    """Draco's agent refuses to prepare it as it is configured."""
+
+
+class Obstacle(OutputStruct, frozen=True, kw_only=True):
+    """What keeps a pod from using a device of its claim; `device` is "" where it is about the claim. `standing` fills it."""
+
+    kind: ObstacleKind
+    claim: str
+    device: str = ""
+    text: str
+    """What is so, as the end of a sentence."""
+    remedy: str
+    """What to do, as an imperative."""
+
+
 class AllocatedClaim(OutputStruct, frozen=True, kw_only=True):
     """A claim of the pod that is allocated already."""
 
@@ -399,6 +430,10 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     counted_on: str = ""
     """The node on which Karpenter counts for the pod, whose devices are tainted: it knows no taints of devices, and adds none."""
     allocated: list[AllocatedClaim] = []
+    obstacles: list[Obstacle] = []
+    """What keeps the pod from using what its claims have."""
+    room_on: list[str] = []
+    """Nodes on which the claims of such a pod could be allocated again; the first ones."""
     upstream_bugs: list[str] = []
     """Bugs of the cluster's scheduler that may make it decide otherwise."""
     scheduler: str = ""

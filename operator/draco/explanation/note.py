@@ -256,6 +256,15 @@ def _fits(explanation: Explanation) -> _Said:
     return _Said(f"{cause} as soon as a pod uses them{bug}")
 
 
+def _unusable(explanation: Explanation) -> _Said:
+    first = explanation.obstacles[0]
+    device = f" {first.device}" if first.device and first.device not in first.text else ""
+    cause = f"claim {first.claim} is allocated{device}, but {first.text}"
+    more = len(explanation.obstacles) - 1
+    room = f" (there is room on {listed(explanation.room_on)})" if first.device and explanation.room_on else ""
+    return _Said(cause, f"{first.remedy}{room}", f"{counted(more, 'more obstacle')}" if more else "")
+
+
 def _allocated(explanation: Explanation) -> _Said:
     devices = listed([device for claim in explanation.allocated for device in claim.devices])
     if explanation.node:  # kubelet may still be preparing the devices there
@@ -292,6 +301,7 @@ def _full(explanation: Explanation) -> _Said:
 _ALLOCATED: Final[Mapping[PendingReason, Callable[[Explanation], _Said]]] = MappingProxyType(
     {
         PendingReason.ALLOCATED: _allocated,
+        PendingReason.DEVICE_UNUSABLE: _unusable,
         PendingReason.WAITING_FOR_BINDING: _binding,
         PendingReason.BOUND_ELSEWHERE: _elsewhere,
         PendingReason.RESERVED_BY_OTHERS: _full,

@@ -151,6 +151,11 @@ def report(explanation: Explanation) -> Iterator[str]:
         yield sentence(capital(explanation.preemption))
     for claim in explanation.allocated:
         yield from _allocated(claim)
+    if explanation.obstacles[1:]:
+        yield from ("", "Also in the way")
+        yield from (
+            f"  {sentence(capital(each.text))} {sentence(capital(each.remedy))}" for each in explanation.obstacles[1:]
+        )
     for request in explanation.requests:
         yield from _request(request)
     if explanation.nodes:

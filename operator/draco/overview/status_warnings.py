@@ -6,6 +6,8 @@ Owns the sentences. Works by what was read alone; the tables are `status`'s.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from draco.allocation.fleet.fleet import Fleet
+from draco.explanation.findings.standing import obstacles
 from draco.maintenance.isolating.fences import fenced_node
 from draco.overview import status_schema as schema
 from draco.overview.installation import troubles
@@ -15,7 +17,7 @@ from draco.resources.api.claims import AllocatedDeviceStatus
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.health import FaultFamily
-from draco.resources.api.meta import find_condition, is_true
+from draco.resources.api.meta import ObjectKey, find_condition, is_true
 from draco.resources.api.slices import Publication, by_pool, strangers
 from draco.resources.api.taints import DeviceTaintSelector
 from draco.resources.names import CONDITION_READY, Autoscaler, PoolKey, gpu_name
@@ -91,6 +93,7 @@ def warnings_of(snapshot: Snapshot, pools: Mapping[PoolKey, Sequence[Publication
         for node in sorted(filter(None, map(fenced_node, snapshot.rules)))
     ]
     warnings += _unpublished_nodes(snapshot)
+    warnings += _cannot_start(snapshot)
     warnings += _left_by_other_boards(snapshot)
     warnings += [
         f"DeviceTaintRule {rule.metadata.name} has an empty selector: it taints every device of the cluster."
@@ -141,6 +144,33 @@ def _another_now(entry: AllocatedDeviceStatus, report: GpuNode, node: Node | Non
     name = gpu_name(entry.device)
     now = next((gpu.uuid for gpu in report.status.gpus if gpu.device == name), entry.board)
     return f"as {name} of {entry.pool}, which is GPU {now} now" if now != entry.board else ""
+
+
+def _cannot_start(snapshot: Snapshot) -> Iterator[str]:
+    """Pods that have their node and their claims, and wait there for a device that they cannot use."""
+    claims = {claim.metadata.key: claim for claim in snapshot.claims}
+    bound = {
+        pod.metadata.key: (pod, [claims[key] for key in pod.claims if key in claims])
+        for pod in snapshot.pods
+        if pod.pending and pod.spec.node_name
+    }
+    pools = {result.key.pool_key for _, held in bound.values() for claim in held for result in claim.results}
+    if not pools:
+        return
+    names = {pod.spec.node_name for pod, _ in bound.values()}
+    fleet = Fleet.of(
+        slices=[each for each in snapshot.slices if each.pool in pools],
+        rules=snapshot.rules,
+        nodes=[each for each in snapshot.nodes if each.metadata.name in names],
+        claims=[each for each in snapshot.claims if any(result.key.pool_key in pools for result in each.results)],
+    )
+    stuck: dict[tuple[str, str, str], list[ObjectKey]] = defaultdict(list)
+    for key, (pod, held) in sorted(bound.items()):
+        for each in obstacles(fleet, held, pod)[:1]:
+            stuck[pod.spec.node_name, each.text, each.remedy].append(key)
+    for (node, text, remedy), (first, *rest) in stuck.items():
+        same = f" The same holds for {listed(rest)}." if rest else ""
+        yield f"Pod {first} cannot start on {node}: {text}; {remedy}.{same}"
 
 
 def _unpublished_nodes(snapshot: Snapshot) -> Iterator[str]:

@@ -207,6 +207,18 @@ def test_of_a_pod_that_has_its_node_it_is_not_said_what_it_waits_for(tmp_path: P
     )
 
 
+@pytest.mark.parametrize("arguments", [("pod", "late"), ("claim", "one")])
+def test_a_pod_that_cannot_start_with_what_its_claim_has_waits(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    pod = a_pod("late", {"name": "a", "resourceClaimName": "one"}, nodeName="node-0")
+    pod["status"] = {"phase": "Pending"}
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("one", 1, "node-0/gpu-9"), pod]))
+    told = document(str(file), *arguments)
+    assert (told["reason"], told["obstacles"][0]["kind"]) == ("DeviceUnusable", "NotPublished")
+    assert explain(str(file)).stdout.startswith("pod default/late: DeviceUnusable: Claim default/one is allocated")
+    assert len(explain(str(file)).stdout.splitlines()) == 1
+
+
 def test_who_waits_for_which_claim_is_found_out_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Pod] = []
     may_wait = subjects._may_wait

@@ -537,3 +537,24 @@ def test_a_pool_that_claims_have_devices_of_and_nobody_publishes_is_a_warning() 
         "gpu.nvidia.com there; the API server may refuse its slices."
     )
     assert status_of(Snapshot(nodes=[a_node()], slices=[a_slice()], claims=[held])).warnings == []
+
+
+def test_pods_that_cannot_start_with_what_their_claims_have_are_named_together() -> None:
+    pods = [a_pod(name, claims=[name], node="node-0") for name in ("late", "later")]
+    claims = [a_claim(name, on=[f"node-0/gpu-{number}"]) for number, name in enumerate(("late", "later"))]
+    nodes = [a_node(), a_node("node-1")]
+    (warning,) = status_of(
+        Snapshot(nodes=nodes, slices=[a_slice("node-1")], claims=claims, pods=pods, gpu_nodes=[a_gpu_node()])
+    ).warnings
+    assert warning == (
+        "Pod default/late cannot start on node-0: driver gpu.nvidia.com publishes nothing on node-0 now; start the driver there, "
+        "or delete the pod, so that its claim is allocated again. The same holds for default/later."
+    )
+    starting = Snapshot(nodes=nodes, slices=[a_slice(), a_slice("node-1")], claims=claims, pods=pods)
+    assert status_of(starting).warnings == []
+    tainted = msgspec.structs.replace(starting, rules=[a_rule("broken", pool="node-0", device="gpu-1")])
+    (warning,) = status_of(tainted).warnings
+    assert warning == (
+        "Pod default/later cannot start on node-0: gpu.nvidia.com/node-0/gpu-1 has been tainted with "
+        "example.com/broken:NoSchedule; lift the taint, or delete the pod, so that its claim is allocated again."
+    )

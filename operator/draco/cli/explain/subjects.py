@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
+from draco.explanation.findings.standing import obstacles
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -50,7 +51,7 @@ def subject_of(world: World, kind: str, name: str, namespace: str) -> ExplainSub
 
 
 def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
-    """All that waits, pods first; of one namespace or one kind where they are given."""
+    """All that waits, pods first; of one namespace or one kind where they are given. A pod that cannot start waits, too."""
     claims = _claims(world)
     pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod) and uses_devices(pod, world.fleet.classes)]
     found: list[ExplainSubject] = []
@@ -62,7 +63,8 @@ def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
             there = known_claims_of(pod, claims, world.fleet.classes)
             subject = ExplainSubject(kind="pod", key=pod.metadata.key, claims=there, pod=pod, scheduler=_scheduler(pod))
         entries = len(pod.spec.resource_claims)
-        if len(subject.claims) < entries or any(claim.status.allocation is None for claim in subject.claims):
+        lacks = len(subject.claims) < entries or any(claim.status.allocation is None for claim in subject.claims)
+        if lacks or obstacles(world.fleet, subject.claims, pod):
             taken.update(claim.metadata.key for claim in subject.claims)
             if namespace in {"", pod.metadata.namespace}:
                 found.append(subject)
@@ -119,11 +121,12 @@ def _users(world: World) -> Mapping[ObjectKey, Sequence[Pod]]:
 def _of_claim(world: World, claim: ResourceClaim, users: Mapping[ObjectKey, Sequence[Pod]]) -> ExplainSubject:
     """With all claims of the first pod that waits for it, as they are allocated together.
 
-    If none does, with those of one that waits in vain, because it came to its node without the scheduler.
+    If none does, with those of one that waits on its node: for a claim that is not allocated in vain, because it came there
+    without the scheduler.
     """
     key = claim.metadata.key
     for pod in users.get(key, ()):
-        if pod.waits or claim.status.allocation is None:
+        if pod.waits or claim.status.allocation is None or obstacles(world.fleet, [claim], pod):
             pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
             return ExplainSubject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
     return ExplainSubject(kind="claim", key=key, claims=[claim])

@@ -100,18 +100,30 @@ def is_full(claim: ResourceClaim, pod: Pod | None) -> bool:
 
 
 def reason_of(
-    claims: Sequence[ResourceClaim], allocated: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
+    claims: Sequence[ResourceClaim],
+    allocated: Sequence[AllocatedClaim],
+    pod: Pod | None,
+    *,
+    unusable: bool,
+    reach: bool,
 ) -> PendingReason:
     """Why a pod waits though all its claims are allocated."""
-    return next(_reasons(claims, allocated, pod, reach=reach), PendingReason.ALLOCATED)
+    return next(_reasons(claims, allocated, pod, unusable=unusable, reach=reach), PendingReason.ALLOCATED)
 
 
 def _reasons(
-    claims: Sequence[ResourceClaim], allocated: Sequence[AllocatedClaim], pod: Pod | None, *, reach: bool
+    claims: Sequence[ResourceClaim],
+    allocated: Sequence[AllocatedClaim],
+    pod: Pod | None,
+    *,
+    unusable: bool,
+    reach: bool,
 ) -> Iterator[PendingReason]:
     if any(is_full(claim, pod) for claim in claims):
         yield PendingReason.RESERVED_BY_OTHERS
     if any(each.failed or each.waiting_for for each in allocated):
         yield PendingReason.WAITING_FOR_BINDING
+    if unusable:
+        yield PendingReason.DEVICE_UNUSABLE
     if not reach:
         yield PendingReason.BOUND_ELSEWHERE

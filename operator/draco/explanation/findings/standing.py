@@ -1,0 +1,131 @@
+"""Allocations held against what is there now: what keeps a device that a claim has already from being used.
+
+Owns what is looked for: the node, the driver, the device, whether another claim has it too, its taints, its configuration.
+Kubernetes takes an allocation back for none of these, so a pod that has its node waits for ever. Decides nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from draco.allocation.configurations import refused
+from draco.allocation.fleet.fleet import Fleet
+from draco.explanation.findings.verdicts import Judge
+from draco.explanation.model import Obstacle, ObstacleKind
+from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
+from draco.resources.api.core import Node, Pod
+from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.taints import taint_text
+from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
+from draco.resources.texts import listed
+
+_KEEPS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
+_DELETE_POD: Final = "delete the pod, so that its claim is allocated again"
+_ONE_GOES: Final = "delete the pod of one of them, so that its claim is allocated again"
+
+
+def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[Obstacle]:
+    """What keeps the pod from using the devices that its claims have, device by device: the first obstacle of each.
+
+    Without a pod, or for one that has started, what its containers have at hand already is none: taints and configurations.
+    """
+    starts = pod is not None and pod.pending
+    found = [
+        obstacle
+        for claim in claims
+        for result in claim.results
+        if (obstacle := next(_of_device(fleet, claim, result, pod, starts=starts), None)) is not None
+    ]
+    if starts:
+        found += (each for claim in claims if (each := _configuration(claim)) is not None)
+    return found
+
+
+def _of_device(
+    fleet: Fleet, claim: ResourceClaim, result: DeviceRequestAllocationResult, pod: Pod | None, *, starts: bool
+) -> Iterator[Obstacle]:
+    device = f"{result.driver}/{result.pool}/{result.device}"
+
+    def is_obstacle(kind: ObstacleKind, text: str, remedy: str) -> Obstacle:
+        return Obstacle(kind=kind, claim=str(claim.metadata.key), device=device, text=text, remedy=remedy)
+
+    node = _node_of(claim, pod)
+    if node and node not in fleet.nodes:
+        yield is_obstacle(ObstacleKind.NODE_GONE, f"node {node} does not exist any more", _DELETE_POD)
+    pool = fleet.inventory.pool(PoolKey(result.driver, result.pool))
+    if pool is None:
+        where = f"on {node}" if node else f"in pool {result.pool}"
+        text = f"driver {result.driver} publishes nothing {where} now"
+        yield is_obstacle(ObstacleKind.DRIVER_SILENT, text, f"start the driver there, or {_DELETE_POD}")
+    elif not (rows := fleet.inventory.rows(result.key)):
+        names = sorted({each.name for entry in pool.entries for each in entry.spec.devices})
+        there = f"; it has {listed(names)}" if names else ""
+        text = f"driver {result.driver} does not publish {result.device} in pool {result.pool} any more{there}"
+        yield is_obstacle(ObstacleKind.NOT_PUBLISHED, text, _DELETE_POD)
+    else:
+        if not result.admin_access and (others := _others(fleet, claim, result)):
+            text = f"{device} is allocated to {listed(others)} as well"
+            yield is_obstacle(ObstacleKind.GIVEN_TWICE, text, _ONE_GOES)
+        taints = _taints(fleet, result, rows[0])
+        if starts and taints:
+            text = f"{device} has been tainted with {' and '.join(taints)}"
+            yield is_obstacle(ObstacleKind.TAINTED, text, f"lift the taint, or {_DELETE_POD}")
+
+
+def _node_of(claim: ResourceClaim, pod: Pod | None) -> str:
+    """The node that the device is on, or was; "" where it is not known, or there are several."""
+    if pod is not None and pod.spec.node_name:
+        return pod.spec.node_name
+    selector = claim.status.allocation.node_selector if claim.status.allocation is not None else None
+    if selector is None:
+        return ""
+    named = {
+        value
+        for term in selector.node_selector_terms
+        for each in (*term.match_fields, *term.match_expressions)
+        if each.operator == "In" and each.key in {"metadata.name", "kubernetes.io/hostname"} and len(each.values) == 1
+        for value in each.values
+    }
+    return named.pop() if len(named) == 1 else ""
+
+
+def _others(fleet: Fleet, claim: ResourceClaim, result: DeviceRequestAllocationResult) -> list[str]:
+    """The other claims that have the device as well, though one has it to itself, or what is cut from the same hardware."""
+    both = fleet.holders(result.key) if fleet.state.holds(result.key) else ()
+    found = {*both, *_of_same_hardware(fleet, result.key)} - {claim.metadata.key}
+    return [str(each) for each in sorted(found)]
+
+
+def _of_same_hardware(fleet: Fleet, device: DeviceKey) -> Iterator[ObjectKey]:
+    """Who has devices that draw from a counter of which devices in use take more than there is, as this one does."""
+    pool = fleet.inventory.pool(device.pool_key)
+    if pool is None or not pool.has_counters or not pool.only_node:
+        return
+    view = pool.glance(Node(metadata=ObjectMeta(name=pool.only_node)))
+    if view is None:
+        return
+    left = Judge(fleet.inventory.selectors, fleet.state).left(view)
+    charges = {each.key: {place for place, _ in each.charges} for each in view.candidates}
+    overdrawn = {place for place in charges.get(device, ()) if left[place] < 0}
+    for key, places in charges.items() if overdrawn else ():
+        if not places.isdisjoint(overdrawn):
+            yield from fleet.holders(key)
+
+
+def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> list[str]:
+    return [
+        taint_text(taint.key, taint.value, taint.effect)
+        for taint in fleet.inventory.taints_of(row)
+        if taint.effect in _KEEPS_AWAY and not any(each.tolerates(taint) for each in result.tolerations)
+    ]
+
+
+def _configuration(claim: ResourceClaim) -> Obstacle | None:
+    found = refused(claim, NVIDIA_DRIVER)
+    if found is None:
+        return None
+    remedy = "make a new claim without it"
+    if found.source != "the claim":
+        remedy = "remove it there, or override it in a new claim"
+    return Obstacle(
+        kind=ObstacleKind.CONFIGURATION_REFUSED, claim=str(claim.metadata.key), text=str(found), remedy=remedy
+    )

@@ -1,0 +1,154 @@
+"""Allocations held against what is there: a pod that has its node and its claims, and cannot start."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from draco.allocation.configurations import VERSION
+from draco.allocation.fleet.fleet import Fleet
+from draco.explanation.explain import explain
+from draco.explanation.model import Explanation, ObstacleKind, PendingReason
+from draco.explanation.wording import report
+from draco.resources.api.claims import DeviceAllocationConfiguration, OpaqueConfiguration, ResourceClaim
+from draco.resources.api.core import Pod
+from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
+from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule
+from tests.mig_claims import MIG_CLASS, a_mig_pool, a_partition
+from tests.unit.explanation.clusters import GPU, a_fleet
+
+HERE = f"{GPU}/n1/gpu-0"
+
+
+def a_pod_on(node: str = "n1", *, phase: str = "Pending") -> Pod:
+    pod = a_pod(node=node)
+    return msgspec.structs.replace(pod, status=msgspec.structs.replace(pod.status, phase=phase))
+
+
+def told(*claims: ResourceClaim, fleet: Fleet | None = None, pod: Pod | None = None) -> Explanation:
+    """Of a pod with the first claim; the others are there, too."""
+    there = a_fleet() if fleet is None else fleet
+    for each in claims:
+        there.put_claim(each)
+    return explain(there, claims[:1], pod=pod or a_pod_on())
+
+
+def a_divided_fleet() -> Fleet:
+    return Fleet.of(slices=a_mig_pool("node-0", 1), nodes=[a_node()], classes=[a_device_class(), MIG_CLASS])
+
+
+def configured(claim: ResourceClaim, **sharing: Any) -> ResourceClaim:
+    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing}
+    config = DeviceAllocationConfiguration(
+        source="FromClaim", opaque=OpaqueConfiguration(driver=GPU, parameters=parameters)
+    )
+    assert claim.status.allocation is not None
+    devices = msgspec.structs.replace(claim.status.allocation.devices, config=[config])
+    allocation = msgspec.structs.replace(claim.status.allocation, devices=devices)
+    return msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
+
+
+def test_a_pod_with_what_is_there_is_only_starting() -> None:
+    found = told(a_claim(on=[HERE]))
+    assert found.reason is PendingReason.ALLOCATED
+    assert found.obstacles == []
+
+
+def test_a_driver_that_has_gone_is_named_with_where_there_is_room() -> None:
+    fleet = a_fleet()
+    fleet.remove_slice(
+        next(entry.name for pool in fleet.inventory.pools if pool.key == (GPU, "n1") for entry in pool.entries)
+    )
+    found = told(a_claim(on=[HERE]), fleet=fleet)
+    assert found.reason is PendingReason.DEVICE_UNUSABLE
+    assert found.summary == (
+        f"Claim default/claim is allocated {HERE}, but driver {GPU} publishes nothing on n1 now. Start the driver there, or "
+        "delete the pod, so that its claim is allocated again (there is room on n2)."
+    )
+
+
+def test_a_device_that_is_not_published_any_more_is_named_with_those_that_are() -> None:
+    found = told(a_claim(on=[f"{GPU}/n1/gpu-7"]))
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.NOT_PUBLISHED]
+    assert f"driver {GPU} does not publish gpu-7 in pool n1 any more; it has gpu-0, gpu-1" in found.summary
+
+
+def test_a_node_that_is_gone_is_named_before_its_devices() -> None:
+    fleet = a_fleet()
+    fleet.remove_node("n1")
+    found = told(a_claim(on=[HERE]), fleet=fleet)
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.NODE_GONE]
+    assert "node n1 does not exist any more" in found.summary
+
+
+def test_two_claims_with_one_device_are_both_named() -> None:
+    found = told(a_claim(on=[HERE]), a_claim("other", on=[HERE]))
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.GIVEN_TWICE]
+    assert f"{HERE} is allocated to default/other as well" in found.summary
+
+
+@pytest.mark.parametrize("mine", ["gpu-0", a_partition("0:1g.10gb@0")])
+def test_a_gpu_and_a_part_of_it_are_the_same_hardware(mine: str) -> None:
+    theirs = a_partition("0:1g.10gb@0") if mine == "gpu-0" else "node-0/gpu-0"
+    own = "node-0/gpu-0" if mine == "gpu-0" else mine
+    found = told(a_claim(on=[own]), a_claim("other", on=[theirs]), fleet=a_divided_fleet(), pod=a_pod_on("node-0"))
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.GIVEN_TWICE]
+    assert "is allocated to default/other as well" in found.summary
+
+
+def test_two_parts_of_one_gpu_are_in_nobodys_way() -> None:
+    claims = [a_claim(on=[a_partition("0:1g.10gb@0")]), a_claim("other", on=[a_partition("0:1g.10gb@1")])]
+    assert told(*claims, fleet=a_divided_fleet(), pod=a_pod_on("node-0")).reason is PendingReason.ALLOCATED
+
+
+def test_administrative_access_is_in_nobodys_way() -> None:
+    looks = a_claim("looks", on=[HERE], admin_access=True)
+    assert told(looks, a_claim("works", on=[HERE])).reason is PendingReason.ALLOCATED
+    assert told(a_claim("works", on=[HERE]), looks).reason is PendingReason.ALLOCATED
+
+
+def tainting(effect: str) -> DeviceTaintRule:
+    return a_rule("broken", pool="n1", device="gpu-0", effect=effect)
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
+def test_a_taint_that_came_after_the_allocation_is_named_unless_it_is_tolerated(effect: str) -> None:
+    fleet = a_fleet()
+    fleet.put_rule(tainting(effect))
+    found = told(a_claim(on=[HERE]), fleet=fleet)
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.TAINTED]
+    assert f"{HERE} has been tainted with example.com/broken" in found.summary
+    tolerant = a_claim(on=[HERE], tolerations=[DeviceToleration(operator="Exists")])
+    assert told(tolerant, fleet=fleet).reason is PendingReason.ALLOCATED
+
+
+def test_a_taint_that_keeps_nobody_away_is_none() -> None:
+    fleet = a_fleet()
+    fleet.put_rule(tainting("None"))
+    assert told(a_claim(on=[HERE]), fleet=fleet).reason is PendingReason.ALLOCATED
+
+
+def test_a_configuration_that_kubelet_would_be_refused_is_named() -> None:
+    found = told(configured(a_claim(on=[HERE]), strategy="MPS"))
+    assert found.reason is PendingReason.DEVICE_UNUSABLE
+    assert found.summary == (
+        "Claim default/claim is allocated, but the claim's configuration for request gpu cannot be carried out: GpuConfig asks "
+        "for MPS, which Draco does not run. Make a new claim without it."
+    )
+
+
+def test_all_that_is_in_the_way_is_listed() -> None:
+    claims = [configured(a_claim(on=[HERE]), strategy="MPS"), a_claim("other", on=[HERE])]
+    lines = list(report(told(*claims)))
+    at = lines.index("Also in the way")
+    assert lines[at + 1].startswith("  The claim's configuration for request gpu cannot be carried out")
+
+
+def test_a_pod_that_runs_has_its_devices_whatever_is_published() -> None:
+    """It is told what is not as it was, and that is no reason to wait."""
+    fleet = a_fleet()
+    fleet.put_rule(tainting("NoSchedule"))
+    claim = configured(a_claim(on=[HERE, f"{GPU}/n1/gpu-7"]), strategy="MPS")
+    found = told(claim, fleet=fleet, pod=a_pod_on(phase="Running"))
+    assert found.reason is PendingReason.ALLOCATED
+    assert [each.kind for each in found.obstacles] == [ObstacleKind.NOT_PUBLISHED]
