@@ -17,7 +17,8 @@ class PreemptionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a pod that waits, and of those that have devices which Draco allocated.
 
     `leaving` are pods that are being deleted, `lower` those of a lower priority that may be evicted, and `guarded` those that
-    could be but for the PodDisruptionBudgets `budgets`.
+    could be but for the PodDisruptionBudgets `budgets`. `kept` have a lower priority and use what DeviceReservations keep, whose
+    own priority is not lower: `reservations` names them with it.
     """
 
     priority: int
@@ -29,6 +30,8 @@ class PreemptionFacts(msgspec.Struct, frozen=True, kw_only=True):
     lower: Sequence[str] = ()
     guarded: Sequence[str] = ()
     budgets: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    reservations: Sequence[str] = ()
 
 
 def preemption_text(facts: PreemptionFacts) -> str:
@@ -39,11 +42,11 @@ def preemption_text(facts: PreemptionFacts) -> str:
         return _waiting(facts)
     if facts.never:
         return f"{_NOBODY}: its preemptionPolicy is Never"
-    guarded = _guarded(facts)
+    spared = "; ".join(filter(None, (_guarded(facts), _kept(facts))))
     if facts.lower:
         lower = f"Draco may evict pods of a priority below {facts.priority}: {listed(facts.lower)}"
-        return f"{lower}, where their MigPolicy permits it{f'; {guarded}' if guarded else ''}"
-    return f"{_NOBODY}: {guarded or f'none that could leave has a priority below {facts.priority}'}"
+        return f"{lower}, where their MigPolicy permits it{f'; {spared}' if spared else ''}"
+    return f"{_NOBODY}: {spared or f'none that could leave has a priority below {facts.priority}'}"
 
 
 def _off(lower: int) -> str:
@@ -67,3 +70,12 @@ def _guarded(facts: PreemptionFacts) -> str:
     budgets = len(facts.budgets)
     budget = f"{agreeing(budgets, 'PodDisruptionBudget', 'PodDisruptionBudgets')} {listed(facts.budgets)}"
     return f"{budget} {agreeing(budgets, 'allows', 'allow')} no eviction of {listed(facts.guarded)}"
+
+
+def _kept(facts: PreemptionFacts) -> str:
+    if not facts.kept:
+        return ""
+    count = len(facts.reservations)
+    keepers = f"{agreeing(count, 'DeviceReservation', 'DeviceReservations')} {listed(facts.reservations)}"
+    use = agreeing(len(facts.kept), "uses", "use")
+    return f"{keepers} {agreeing(count, 'keeps', 'keep')} what {listed(facts.kept)} {use}"

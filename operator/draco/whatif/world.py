@@ -19,6 +19,7 @@ from draco.resources.api.core import Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import MigPolicy
 from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.meta import ObjectKey, ObjectMeta
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.api.taints import DeviceTaintRule, taint_text
 from draco.resources.errors import DracoError
@@ -52,6 +53,8 @@ class LiveCluster(msgspec.Struct, kw_only=True):
     policies: list[MigPolicy]
     budgets: list[PodDisruptionBudget]
     """Those of pods that could be evicted for others."""
+    reservations: list[DeviceReservation]
+    """Those whose devices pods use that could be."""
     spread: frozenset[PoolKey]
     """The pools whose nodes are filled evenly where Draco allocates."""
     unread: list[str]
@@ -73,6 +76,7 @@ class World(msgspec.Struct, kw_only=True):
     creation_failures: dict[str, str] = {}
     policies: list[MigPolicy] = []
     budgets: list[PodDisruptionBudget] = []
+    reservations: list[DeviceReservation] = []
     spread: frozenset[PoolKey] = frozenset()
     """The same as those of the live cluster."""
     server: str = ""
@@ -121,6 +125,7 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
         creation_failures=live.creation_failures,
         policies=live.policies,
         budgets=live.budgets,
+        reservations=live.reservations,
         spread=live.spread,
         server=live.server,
         kubernetes_minor=live.kubernetes_minor,

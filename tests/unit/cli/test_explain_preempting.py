@@ -13,7 +13,8 @@ from draco.explanation.model import Cause, CauseCount, Explanation, PendingReaso
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodStatus
 from draco.resources.api.draco import Allocator, MigMode, PreemptionPermit
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, ObjectMeta, OwnerReference
+from draco.resources.api.reservations import DeviceReservation, DeviceReservationSpec, DeviceReservationStatus
 from draco.whatif.world import World
 from tests.builders import MOMENT, a_budget, a_claim, a_device_class, a_mig_policy, a_pod
 
@@ -104,6 +105,42 @@ def test_each_pod_that_waits_is_told_who_could_leave_for_it_and_the_claims_are_g
         ),
     ]
     assert cluster.claims.times == 1
+
+
+@pytest.mark.parametrize(
+    ("kept_at", "said"),
+    [
+        (50, "Draco may evict pods of a priority below 100: default/free, where their MigPolicy permits it; {guarded}"),
+        (
+            200,
+            "Draco evicts nobody for the pod: {guarded}; {kept} default/kept (priority 200) keeps what default/free uses",
+        ),
+        (
+            None,
+            "Draco evicts nobody for the pod: {guarded}; {kept} default/kept keeps what default/free uses",
+        ),
+    ],
+)
+def test_the_reservation_that_spares_a_pod_is_named(kept_at: int | None, said: str) -> None:
+    """The pod uses a claim that the reservation controls: it has the higher of both priorities."""
+    cluster = Cluster()
+    kept = DeviceReservation(
+        metadata=ObjectMeta(name="kept", namespace="default", uid="kept"),
+        spec=DeviceReservationSpec(template_name="one"),
+        status=DeviceReservationStatus(priority=kept_at),
+    )
+    claim = cluster.world.fleet.claims[ObjectKey("default", "free")]
+    owner = OwnerReference(
+        api_version="draco.dev/v1alpha1", kind="DeviceReservation", name="kept", uid="kept", controller=True
+    )
+    owned = msgspec.structs.replace(claim.metadata, owner_references=[owner])
+    cluster.world.fleet.claims._claims = {  # type: ignore[attr-defined]
+        **cluster.claims._claims,
+        claim.metadata.key: msgspec.structs.replace(claim, metadata=owned),
+    }
+    cluster.world.reservations = [kept]
+    guarded = "PodDisruptionBudget default/budget allows no eviction of default/guarded"
+    assert cluster.said(of_priority(a_pod("new"), 100)) == [said.format(guarded=guarded, kept="DeviceReservation")]
 
 
 @pytest.mark.parametrize("changes", [{"fits": True}, {"by_draco": False}, {"requests": []}])

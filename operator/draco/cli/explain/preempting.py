@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,14 +18,26 @@ from draco.explanation.model import Cause, Explanation
 from draco.explanation.preempting import PreemptionFacts, preemption_text
 from draco.maintenance.draining.disruption import covering
 from draco.mig_policy.matching import preempting_policies
-from draco.placing.preempting.victims import Evictable, VictimInput, evictable
+from draco.placing.preempting.reserved import reserved_at
+from draco.placing.preempting.victims import IMMUNE, Evictable, VictimInput, evictable
+from draco.reservations.claims import reservation_key
+from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
 from draco.whatif.world import World
 
 _NEVER: Final = "Never"
 _HELD: Final = frozenset({Cause.IN_USE, Cause.COUNTERS_SHORT, Cause.CAPACITY_SHORT})
 """What may be in the way of a device that somebody else's leaving could take away."""
+
+
+class ReservedUse(NamedTuple):
+    """What a DeviceReservation of this name keeps at this priority, and the pods that use it."""
+
+    priority: int
+    reservation: str
+    pods: Sequence[Pod]
 
 
 class PossibleVictims:
@@ -46,21 +58,61 @@ class PossibleVictims:
             gang = gang_of(pod)
             return groups[gang] if gang is not None else [pod]
 
-        fleet = self.world.fleet
         return evictable(
             VictimInput(
                 now=datetime.now(UTC),
-                claims=[
-                    each
-                    for each in fleet.claims.values()
-                    if each.status.allocation is not None and is_for_operator(each, fleet.classes)
-                ],
+                claims=self._claims,
                 permits=lambda _: True,
                 pods_of=lambda key: self._users.get(key, []),
                 together=together,
+                reserved_at=self._reserved_at,
                 budgets=self.world.budgets,
             )
         )
+
+    @cached_property
+    def reserved(self) -> list[ReservedUse]:
+        """Who uses what a reservation keeps."""
+        return [
+            ReservedUse(
+                at,
+                str(self._keeper(claim)),
+                [pod for pod in self._users.get(claim.metadata.key, ()) if not pod.is_over],
+            )
+            for claim in self._claims
+            if claim.status.reserved_for and (at := self._reserved_at(claim)) is not None
+        ]
+
+    @cached_property
+    def _claims(self) -> list[ResourceClaim]:
+        """Those that Draco has allocated."""
+        fleet = self.world.fleet
+        return [
+            each
+            for each in fleet.claims.values()
+            if each.status.allocation is not None and is_for_operator(each, fleet.classes)
+        ]
+
+    @cached_property
+    def _reservations(self) -> Mapping[ObjectKey, DeviceReservation]:
+        return {each.metadata.key: each for each in self.world.reservations}
+
+    @cached_property
+    def _taken(self) -> Mapping[str, Sequence[DeviceReservation]]:
+        found: dict[str, list[DeviceReservation]] = defaultdict(list)
+        for each in self.world.reservations:
+            for one in each.status.takeovers:
+                found[one.uid].append(each)
+        return found
+
+    def _reserved_at(self, claim: ResourceClaim) -> int | None:
+        key = reservation_key(claim)
+        own = self._reservations.get(key) if key is not None else None
+        return reserved_at(claim, own, self._taken.get(claim.metadata.uid, ()))
+
+    def _keeper(self, claim: ResourceClaim) -> ObjectKey:
+        """The reservation to which the claim's devices go back."""
+        return reservation_key(claim) or self._taken[claim.metadata.uid][0].metadata.key
 
     @cached_property
     def leaving(self) -> set[ObjectKey]:
@@ -91,6 +143,12 @@ def _facts(victims: PossibleVictims, pod: Pod) -> PreemptionFacts:
         for kind in (found.victims, found.guarded)
     )
     budgets = {budget.metadata.key for key in guarded for budget in covering(world.pods[key], world.budgets)}
+    kept = [
+        (f"{each.reservation} (priority {each.priority})" if each.priority != IMMUNE else each.reservation, user)
+        for each in victims.reserved
+        for user in each.pods
+        if user.spec.priority < pod.spec.priority <= each.priority and user.metadata.key != pod.metadata.key
+    ]
     return PreemptionFacts(
         priority=pod.spec.priority,
         is_permitted=bool(preempting_policies(world.policies)),
@@ -99,8 +157,10 @@ def _facts(victims: PossibleVictims, pod: Pod) -> PreemptionFacts:
         lower=_texts(lower),
         guarded=_texts(guarded),
         budgets=_texts(budgets),
+        kept=_texts(user.metadata.key for _, user in kept),
+        reservations=sorted({reservation for reservation, _ in kept}),
     )
 
 
 def _texts(keys: Iterable[ObjectKey]) -> list[str]:
-    return sorted(map(str, keys))
+    return sorted(set(map(str, keys)))

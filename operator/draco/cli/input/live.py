@@ -16,6 +16,7 @@ from draco.mig_policy.matching import preempting_policies, spreading_policies
 from draco.resources.api.core import Node, Pod, PodDisruptionBudget
 from draco.resources.api.draco import GpuNode, MigPolicy
 from draco.resources.api.limits import DeviceLimit
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import ResourceSlice, by_pool
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import (
@@ -23,6 +24,7 @@ from draco.resources.kinds import (
     CLAIMS,
     DEVICE_CLASSES,
     DEVICE_LIMITS,
+    DEVICE_RESERVATIONS,
     EVENTS,
     GPU_NODES,
     MIG_POLICIES,
@@ -66,6 +68,7 @@ async def read_cluster(client: Client) -> LiveCluster:
         namespaces=namespaces,
         policies=policies.result(),
         budgets=await _budgets(reader, policies.result()),
+        reservations=await _reservations(reader, policies.result()),
         spread=await _spread(reader, policies.result(), nodes.result(), slices),
         creation_failures=await _creation_failures(reader, pods.result()),
         unread=sorted(reader.unread),
@@ -117,6 +120,14 @@ async def _budgets(reader: Reader, policies: Iterable[MigPolicy]) -> list[PodDis
     if not preempting_policies(policies):
         return []
     return await reader.all_if_allowed(POD_DISRUPTION_BUDGETS, "which pods may not be evicted for others is not known")
+
+
+async def _reservations(reader: Reader, policies: Iterable[MigPolicy]) -> list[DeviceReservation]:
+    """What keeps its devices from pods of a lower priority than its own, where a policy permits preemption at all."""
+    if not preempting_policies(policies):
+        return []
+    consequence = "which pods a reservation spares from being evicted is not known"
+    return await reader.all_if_served(DEVICE_RESERVATIONS, consequence) or []
 
 
 async def _creation_failures(reader: Reader, pods: Iterable[Pod]) -> dict[str, str]:
