@@ -262,6 +262,18 @@ def test_all_mode_is_spoilt_by_one_device_in_use() -> None:
     assert [cause.reason for cause in told.nodes] == [NodeReason.ALL_MODE]
 
 
+def test_what_keeps_a_request_from_every_device_of_a_node_is_named() -> None:
+    fleet = a_fleet(held("n2/gpu-0"))
+    fleet.put_rule(a_rule("broken", pool="n1", device="gpu-0"))
+    told = explain(fleet, [asking(allocation_mode="All")])
+    (cause,) = told.nodes
+    assert cause.text == (
+        "unable to give request gpu every matching device: not all are free (1 is in use by default/job (pod worker); "
+        "1 is tainted with example.com/broken:NoSchedule (rule broken))"
+    )
+    assert "1 is tainted with example.com/broken:NoSchedule" in told.summary
+
+
 def test_administrative_access_does_not_mind_use() -> None:
     told = explain(a_fleet(held(*ALL_HELD)), [asking(admin_access=True)])
     assert told.fits

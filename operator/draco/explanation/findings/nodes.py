@@ -13,11 +13,13 @@ from draco.explanation.findings.fleet_findings import FleetFindings, NodeGroup
 from draco.explanation.findings.together import why_not
 from draco.explanation.model import Cause, NodeCause, NodeReason, PendingReason, RequestExplanation, alternatives
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.texts import are, listed
 
 MAX_NODES: Final = 10
 """Nodes that are named."""
 _ASKED_ABOUT: Final = 5
 """Kinds of nodes about which the allocator is asked more."""
+_IN_NOBODYS_WAY: Final = frozenset({Cause.FREE, Cause.NOT_SELECTED})
 _GAVE_UP: Final = frozenset({AllocatorVerdict.ERROR, AllocatorVerdict.TOO_LONG})
 _REASONS: Final[Mapping[Cause, PendingReason]] = {
     Cause.NOT_SELECTED: PendingReason.NOTHING_SELECTED,
@@ -61,6 +63,8 @@ def device_causes(
         elif asked < _ASKED_ABOUT:
             asked += 1
             reason, text = why_not(fleet, claims, group.names[0])
+            if reason is NodeReason.ALL_MODE:
+                text = f"{text}{_not_free(group, requests)}"
         else:
             reason, text = NodeReason.NOT_TOGETHER, "unable to serve all requests together"
         key = (reason, text, request)
@@ -70,6 +74,18 @@ def device_causes(
             reason=reason, text=text, nodes=count, names=names, request=request, free=free, wanted=wanted
         )
     return sorted(causes.values(), key=lambda cause: cause.reason is NodeReason.NO_DEVICES)
+
+
+def _not_free(group: NodeGroup, requests: Sequence[RequestExplanation]) -> str:
+    """What is in the way of devices of these nodes, of those that a request wants every one of; the end of a sentence."""
+    found = [
+        f"{count.devices} {are(count.devices)} {count.text}"
+        for request in requests
+        if request.mode == "All"
+        for count in request.causes
+        if count.cause not in _IN_NOBODYS_WAY and not set(group.names).isdisjoint(count.node_names)
+    ]
+    return f" ({listed(found, separator='; ')})" if found else ""
 
 
 def _too_few(free: int, wanted: int) -> tuple[NodeReason, str]:
@@ -133,7 +149,7 @@ def most_common(request: RequestExplanation) -> PendingReason:
     """What most of the devices have in their way that a request selects; that it selects none, if so."""
     counts: dict[PendingReason, int] = {}
     for count in request.causes:
-        if count.cause not in {Cause.FREE, Cause.NOT_SELECTED}:
+        if count.cause not in _IN_NOBODYS_WAY:
             reason = _REASONS[count.cause]
             counts[reason] = counts.get(reason, 0) + count.devices
     return max(counts, key=lambda reason: counts[reason]) if counts else PendingReason.NOTHING_SELECTED
