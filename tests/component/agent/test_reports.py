@@ -52,7 +52,9 @@ async def condition(node: SimulatedNode, name: str, status: str) -> str:
 @pytest.mark.usefixtures("crds")
 async def test_conditions_say_what_is_missing(node: SimulatedNode) -> None:
     async with node.running():
-        assert "Kubelet has not connected" in await eventually(lambda: condition(node, "Registered", "False"))
+        said = await eventually(lambda: condition(node, "Registered", "False"))
+        assert f"Kubelet has not connected to {node.registration_socket} yet." in said
+        assert f"kubelet's folder is not {node.folder}: name it with the chart's value agent.kubeletDir" in said
         await eventually(lambda: condition(node, "Published", "True"))
         await node.register(error="driver gpu.nvidia.com is taken")
         await eventually(lambda: refused(node))

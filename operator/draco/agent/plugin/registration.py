@@ -82,7 +82,16 @@ class RegistrationState(msgspec.Struct, frozen=True):
     """What kubelet last said: whether it has accepted the driver, and if not, why."""
 
     accepted: bool = False
-    error: str = "Kubelet has not connected to the registration socket yet."
+    error: str = ""
+
+    @classmethod
+    def not_yet(cls, where: Sockets) -> "RegistrationState":
+        """Kubelet has said nothing; where its folder is another one, it never will."""
+        folder = where.registration.parent.parent
+        return cls(
+            error=f"Kubelet has not connected to {where.registration} yet. If it stays so, kubelet's folder is not {folder}: "
+            "name it with the chart's value agent.kubeletDir (--kubelet-dir)."
+        )
 
 
 class Plugin:
@@ -104,7 +113,7 @@ class Plugin:
         on_conflict: Callable[[PluginConflict | None], None] = lambda _: None,
         on_stopping: Callable[[], None] = lambda: None,
     ) -> None:
-        self.registration = RegistrationState()
+        self.registration = RegistrationState.not_yet(where)
         self.conflict: PluginConflict | None = None
         self.serving = asyncio.Event()
         self._driver = driver
