@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from draco.cli.lint.command import LintResult, check
+from draco.linting.names import slip_of
 
 CLAIM = """
 apiVersion: resource.k8s.io/v1
@@ -321,7 +322,9 @@ def test_a_claim_of_another_namespace_is_out_of_reach() -> None:
 def test_a_misspelt_claim_is_told_with_the_nearest() -> None:
     claim, pod = CLAIM.replace("{name: gpu}", "{name: big-gpu}"), POD.replace("ClaimName: gpu", "ClaimName: bigg-gpu")
     assert rules(claim, pod) == {"claim-unknown"}
-    assert corrected(claim, pod)[1]["spec"]["resourceClaims"][0]["resourceClaimName"] == "big-gpu"
+    [told] = checked(claim, pod).findings
+    assert told.message == "there is no bigg-gpu among these manifests; the nearest is big-gpu"
+    assert not told.corrected, "it may be in the cluster"
 
 
 def test_the_source_of_alpha_versions_is_taken_away() -> None:
@@ -364,10 +367,76 @@ def test_replicas_that_name_one_claim_are_questioned_unless_they_share_it_knowin
 def test_the_selector_of_a_taint_rule_is_exact() -> None:
     by_class = RULE.replace("device: gpu-0}", "device: gpu-0, deviceClassName: gpu.nvidia.com}")
     assert rules(by_class) == {"taint-rule-selector"}
-    assert "deviceClassName" not in str(corrected(by_class))
+    assert not checked(by_class).findings[0].corrected, "without it the rule would select more"
     empty = RULE.replace("{driver: gpu.nvidia.com, pool: node-0, device: gpu-0}", "{}")
     assert rules(empty) == {"taint-rule-everything"}
-    assert rules(RULE.replace("NoSchedule", "Noschedule")) == {"taint-effect"}
+
+
+@pytest.mark.parametrize("effect", ["Noschedule", "PreferNoSchedule", "NoExecutes", ""])
+def test_an_effect_is_never_replaced(effect: str) -> None:
+    [told] = checked(RULE.replace("NoSchedule", effect or '""')).findings
+    assert (told.rule, told.corrected) == ("taint-effect", False)
+
+
+@pytest.mark.parametrize(
+    ("written", "is_corrected"),
+    [
+        ("Device: gpu-0", True),
+        ("devcie: gpu-0", True),
+        ("deviceName: gpu-0", False),
+        ("name: gpu-0", False),
+        ("uuid: GPU-1234", False),
+        ("nodeName: node-0", False),
+        ("productName: NVIDIA H100", False),
+    ],
+)
+def test_a_selector_of_a_taint_rule_is_corrected_only_where_nothing_is_lost(written: str, is_corrected: bool) -> None:
+    [told] = checked(RULE.replace("device: gpu-0", written)).findings
+    assert (told.rule, told.corrected) == ("unknown-field", is_corrected)
+    if not is_corrected:
+        assert "a taint rule selects only by driver, pool (mostly the node's name) and device" in told.message
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("deviceclassname", "deviceClassName"),
+        ("device_class_name", "deviceClassName"),
+        ("deviceClass", "deviceClassName"),
+        ("deviceClassNam", "deviceClassName"),
+        ("deviecClassName", "deviceClassName"),
+        ("deviceName", ""),
+        ("productName", ""),
+        ("className", ""),
+    ],
+)
+def test_a_field_is_corrected_where_it_is_a_slip_and_told_where_it_may_be_another_word(
+    written: str, meant: str
+) -> None:
+    claim = CLAIM.replace("deviceClassName", written)
+    [told] = [each for each in checked(claim).findings if each.rule == "unknown-field"]
+    assert told.corrected == bool(meant)
+    if meant:
+        assert corrected(claim)[0]["spec"]["devices"]["requests"][0]["exactly"] == {meant: "gpu.nvidia.com"}
+
+
+@pytest.mark.parametrize(
+    ("written", "names", "meant"),
+    [
+        ("gpus", ["gpu", "nic"], "gpu"),
+        ("GPU", ["gpu"], "gpu"),
+        ("gpu1", ["gpu", "gpu-2"], ""),  # a number tells things apart
+        ("gpu-1", ["gpu-2"], ""),
+        ("train-a", ["train-b"], ""),
+        ("tarin", ["train"], "train"),
+        ("gp", ["gpu", "gpt"], ""),
+        ("partition3", ["partition1", "partition2"], ""),
+        ("a", ["ab"], ""),
+        ("", ["gpu"], ""),
+    ],
+)
+def test_a_slip_is_told_from_another_word(written: str, names: list[str], meant: str) -> None:
+    assert slip_of(written, names) == meant
 
 
 HEALTH_POLICY = """
@@ -548,3 +617,27 @@ def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_n
 
     assert rules(of_driver("gpu.nvidia.com")) == {"opaque-configuration"}
     assert rules(of_driver("nic.example.com")) == set()
+
+
+NESTED = TEMPLATE.replace("ResourceClaimTemplate", "ResourceClaim")
+
+
+def test_a_claim_with_a_templates_spec_becomes_what_pods_name_it() -> None:
+    devices = yaml.safe_load(CLAIM)["spec"]
+    assert rules(NESTED) == {"field-place"}
+    [told] = checked(NESTED).findings
+    assert "or write kind: ResourceClaimTemplate if pods name it in resourceClaimTemplateName" in told.message
+    [alone] = corrected(NESTED)
+    assert (alone["kind"], alone["spec"]) == ("ResourceClaim", devices)
+    assert corrected(NESTED, POD)[0]["spec"] == devices
+    by_template = POD.replace("resourceClaimName", "resourceClaimTemplateName")
+    [made, _] = corrected(NESTED, by_template)
+    assert (made["kind"], made["spec"]) == ("ResourceClaimTemplate", {"spec": devices})
+    elsewhere = by_template.replace("{name: pod}", "{name: pod, namespace: other}")
+    assert "kind: ResourceClaim\n" in checked(NESTED, elsewhere).after["manifest.yaml"]
+
+
+def test_nothing_is_moved_onto_what_is_there() -> None:
+    both = NESTED.replace("spec:\n  spec:", "spec:\n  devices: {requests: []}\n  spec:")
+    assert both != NESTED
+    assert not any(each.corrected for each in checked(both).findings if each.rule == "field-place")

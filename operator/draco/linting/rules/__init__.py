@@ -9,7 +9,7 @@ from typing import Final
 from draco.linting.model import Finding, Manifest
 from draco.linting.rules.classes import check_allocators
 from draco.linting.rules.configurations import check_configurations
-from draco.linting.rules.fields import check_fields, check_names
+from draco.linting.rules.fields import check_fields, check_names, check_nesting
 from draco.linting.rules.policies import check_health_policies
 from draco.linting.rules.references import check_container_claims, check_pod_claims
 from draco.linting.rules.requests import check_references_to_requests, check_requests
@@ -28,7 +28,7 @@ from draco.linting.rules.versions import (
 ManifestRule = Callable[[Sequence[Manifest], int], Iterator[Finding]]
 NEWEST: Final = 36
 """Minor version of Kubernetes that manifests are checked for unless another is named."""
-_OF_PLACE: Final[tuple[ManifestRule, ...]] = (check_fragments, check_fields)
+_OF_PLACE: Final[tuple[ManifestRule, ...]] = (check_fragments, check_nesting, check_fields)
 _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_versions,
     check_names,

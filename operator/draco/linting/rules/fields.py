@@ -4,14 +4,37 @@ Owns the search for the field or the place that was meant. Which fields there ar
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
-from draco.linting.model import Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
-from draco.linting.names import ALIKE
-from draco.linting.objects import at, is_of_group, kind_of, mapping, text
+from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
+from draco.linting.names import ALIKE, slip_of
+from draco.linting.objects import (
+    at,
+    is_of_group,
+    kind_of,
+    mapping,
+    name_of,
+    namespace_of,
+    of_kind,
+    pod_claims,
+    pods,
+    text,
+)
 from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
 from draco.resources.texts import most_like
 
+_INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
+    {
+        (
+            "spec",
+            "deviceSelector",
+        ): "a taint rule selects only by driver, pool (mostly the node's name) and device; `draco "
+        "selector eval` finds them by any attribute"
+    }
+)
+"""What to write where a field of another name would select something else, so that none is told as the nearest."""
+_NESTED: Final[TreePath] = ("spec", "spec")
 _NAMED: Final = 8
 """Fields of a place that are listed; of more only the nearest is said."""
 
@@ -46,7 +69,7 @@ class _Walk:
                     yield from self.findings((*path, field), inner, schema[EACH])
                 elif field in schema:
                     yield from self.findings((*path, field), inner, schema[field])
-                elif OPEN not in schema or field in WATCHED:
+                elif (OPEN not in schema or field in WATCHED) and not _is_nested(self._tree, (*path, field)):
                     yield self._unknown(path, str(field), schema)
 
     def _list(self, path: TreePath, value: Any, schema: Schema) -> Iterator[Finding]:
@@ -87,9 +110,13 @@ class _Walk:
         if meant is not None:
             message = f"{field} is not a field{where or ' here'}: move it into {_where(meant[:-1])}"
             return finding("field-place", message, self._index, here, MoveField(here, meant))
-        likely = most_like(field, choices, at_least=ALIKE)
+        slip = slip_of(field, choices)
+        if not slip and path in _INSTEAD:
+            return finding("unknown-field", f"there is no field {field}{where}: {_INSTEAD[path]}", self._index, here)
+        likely = slip or most_like(field, choices, at_least=ALIKE)
         if likely:
-            edits: list[Edit] = [MoveField(here, (*path, likely))] if at(self._tree, (*path, likely)) is None else []
+            is_free = at(self._tree, (*path, likely)) is None
+            edits: list[Edit] = [MoveField(here, (*path, likely))] if slip and is_free else []
             message = f"there is no field {field}{where}: the nearest is {likely}"
             return finding("unknown-field", message, self._index, here, *edits)
         listed = f": there are {', '.join(choices)}" if 0 < len(choices) <= _NAMED else ""
@@ -128,6 +155,40 @@ def _places(schema: Schema, field: str) -> Iterator[TreePath]:
                 yield (*path, name)
             elif name not in {OPEN, EACH}:
                 waiting.append(((*path, name), inner))
+
+
+def _is_nested(tree: Json, path: TreePath = _NESTED) -> bool:
+    """Whether this is the spec of a template, in a claim that is none."""
+    return path == _NESTED and tree.get("kind") == "ResourceClaim" and "devices" in mapping(at(tree, _NESTED))
+
+
+def check_nesting(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """A claim written as a template is. Which of both it is to be is seen by how pods name it."""
+    named = {
+        (pod.namespace, text(entry.fields[field]), field)
+        for pod in pods(manifests)
+        for entry in pod_claims(pod)
+        for field in ("resourceClaimName", "resourceClaimTemplateName")
+        if field in entry.fields
+    }
+    for index, manifest in of_kind(manifests, "ResourceClaim"):
+        if not _is_nested(manifest.tree):
+            continue
+        key = (namespace_of(manifest.tree), name_of(manifest.tree))
+        is_claim, is_template = ((*key, field) in named for field in ("resourceClaimName", "resourceClaimTemplateName"))
+        if is_template and not is_claim:
+            message = (
+                "spec.spec belongs to a ResourceClaimTemplate, and pods name it so: write kind: ResourceClaimTemplate"
+            )
+            yield finding("field-place", message, index, _NESTED, SetField(("kind",), "ResourceClaimTemplate"))
+            continue
+        message = "spec is not a field of a ResourceClaim's spec: move what is below it into spec"
+        if not is_claim:
+            message += ", or write kind: ResourceClaimTemplate if pods name it in resourceClaimTemplateName"
+        inner = mapping(at(manifest.tree, _NESTED))
+        moves: list[Edit] = [MoveField((*_NESTED, field), ("spec", field)) for field in inner]
+        is_free = inner.keys().isdisjoint(manifest.tree["spec"].keys() - {"spec"})
+        yield finding("field-place", message, index, _NESTED, *([*moves, DropField(_NESTED)] if is_free else []))
 
 
 def _where(path: TreePath) -> str:

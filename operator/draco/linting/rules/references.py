@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath, finding
-from draco.linting.names import ALIKE
+from draco.linting.names import ALIKE, slip_of
 from draco.resources.texts import most_like
 
 NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
@@ -86,7 +86,7 @@ def _target(
     likely = most_like(target, [claim.name for claim in mine if claim.is_template == wants_template], at_least=ALIKE)
     if likely:
         message = f"there is no {target} among these manifests; the nearest is {likely}"
-        yield finding("claim-unknown", message, pod.manifest, path, SetField(path, likely), severity="warning")
+        yield finding("claim-unknown", message, pod.manifest, path, severity="warning")
 
 
 def _unused(pod: objects.WrittenPodSpec, entry: objects.WrittenRequest, name: str) -> Iterator[Finding]:
@@ -126,10 +126,10 @@ def _without_entry(
     path = (*use.path, "name")
     if not name:
         return finding("container-claim", "an entry of resources.claims has no name", pod.manifest, use.path)
-    likely = most_like(name, entries, at_least=ALIKE)
-    if likely:
+    slip = slip_of(name, entries)
+    if likely := slip or most_like(name, entries, at_least=ALIKE):
         message = f"{name} is not an entry of the pod's resourceClaims; the nearest is {likely}"
-        return finding("container-claim", message, pod.manifest, path, SetField(path, likely))
+        return finding("container-claim", message, pod.manifest, path, *([SetField(path, slip)] if slip else []))
     mine = [claim for claim in known if claim.namespace == pod.namespace]
     meant = [claim for claim in mine if claim.name == name] or mine
     edits: list[Edit] = []
@@ -165,7 +165,6 @@ def _request(
     if claim is None or not (names := objects.request_names(claim)) or request in names:
         return
     path = (*use.path, "request")
-    whole = [name for name in names if "/" not in name]
-    likely = most_like(request, names, at_least=ALIKE) or (whole[0] if len(whole) == 1 else None)
+    slip = slip_of(request, names)
     message = f"{target} has no request {request}: it has {', '.join(names)}"
-    yield finding("request-unknown", message, pod.manifest, path, *([SetField(path, likely)] if likely else []))
+    yield finding("request-unknown", message, pod.manifest, path, *([SetField(path, slip)] if slip else []))

@@ -10,9 +10,8 @@ from typing import Final
 
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath, finding
-from draco.linting.names import ALIKE
+from draco.linting.names import slip_of
 from draco.resources.api.claims import MAX_RESULTS
-from draco.resources.texts import most_like
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODES: Final = ("ExactCount", "All")
@@ -63,7 +62,7 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
     if not objects.text(fields.get("deviceClassName")):
         yield finding("request-class", "the request names no deviceClassName", claim.manifest, asked.path)
     if mode is not None and mode not in _MODES:
-        likely = _MEANT_MODES.get(objects.text(mode).lower()) or most_like(objects.text(mode), _MODES, at_least=ALIKE)
+        likely = _MEANT_MODES.get(objects.text(mode).lower()) or slip_of(objects.text(mode), _MODES)
         edits: list[Edit] = [SetField((*asked.path, "allocationMode"), likely)] if likely else []
         message = f"there is no allocationMode {mode}: it is ExactCount (the default) or All"
         yield finding("allocation-mode", message, claim.manifest, (*asked.path, "allocationMode"), *edits)
@@ -107,7 +106,7 @@ def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int
                     if name in names:
                         continue
                     path: TreePath = (*claim.path, field, number, "requests", place)
-                    likely = most_like(objects.text(name), names, at_least=ALIKE)
+                    likely = slip_of(objects.text(name), names)
                     edits = [SetField(path, likely)] if likely else []
                     these = f": it has {', '.join(names)}" if names else ""
                     message = f"{name} is not a request of this claim{these}"

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.cel.syntax.parse import MAX_LENGTH
-from draco.linting.model import DropField, Finding, Json, Manifest, SetField, TreePath, finding
-from draco.linting.names import ALIKE, CLASSES
+from draco.linting.model import Finding, Json, Manifest, TreePath, finding
+from draco.linting.names import CLASSES
 from draco.linting.objects import listed, mapping, of_kind, text
 from draco.linting.rules.expressions import corrected
 from draco.resources.api.taints import EFFECTS
-from draco.resources.texts import most_like
 
 _GONE: Final = ("deviceClassName", "selectors")
 _EXACT: Final = ("driver", "pool", "device")
@@ -40,8 +39,7 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
                 f"a taint rule has no {' and no '.join(gone)}: since 1.35 it selects only by driver, pool and device; name all "
                 f"three, as {_search(selector)} shows them, or write a DeviceMaintenance of Draco"
             )
-            drops = [DropField((*path, field)) for field in gone] if len(exact) > 1 else []
-            yield finding("taint-rule-selector", message, index, (*path, gone[0]), *drops)
+            yield finding("taint-rule-selector", message, index, (*path, gone[0]))
         if not exact:
             if "deviceSelector" in spec and not gone:
                 message = "the empty deviceSelector taints every device of every driver: name driver, pool and device"
@@ -52,7 +50,5 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
         taint = mapping(spec.get("taint"))
         effect = taint.get("effect")
         if "taint" in spec and effect not in EFFECTS:
-            likely = most_like(text(effect), EFFECTS, at_least=ALIKE)
-            edits = [SetField(("spec", "taint", "effect"), likely)] if likely else []
             message = f"there is no effect {effect}: a device taint has NoSchedule, NoExecute or None"
-            yield finding("taint-effect", message, index, ("spec", "taint", "effect"), *edits)
+            yield finding("taint-effect", message, index, ("spec", "taint", "effect"))
