@@ -6,6 +6,7 @@ import pytest
 
 from draco.resources.written.limits import refusal
 from draco.resources.written.manifests import decode
+from tests.limit_cases import REFUSED, TAKEN
 
 Json = dict[str, Any]
 V1 = "resource.k8s.io/v1"
@@ -126,3 +127,14 @@ def test_requests_of_one_name_are_refused() -> None:
 def test_rules_and_classes_are_looked_at_too() -> None:
     assert "key is empty" in refused("DeviceTaintRule", {"taint": {"key": "", "effect": "None"}})
     assert "spec.selectors has 33 items" in refused("DeviceClass", {"selectors": [{"cel": {"expression": "a"}}] * 33})
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_an_api_server_takes_is_not_refused(name: str) -> None:
+    assert refusal(decode(TAKEN[name], source="f")) == ""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_an_api_server_refuses_is_told(name: str) -> None:
+    item, said = REFUSED[name]
+    assert said in refusal(decode(item, source="f"))

@@ -1,0 +1,101 @@
+"""Forms that values of resource.k8s.io have, and what is said of one that has another.
+
+Owns the shape of what is said, a place and a text, and the names, labels and taints that objects of several kinds have.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from draco.resources.api.taints import EFFECTS, DeviceTaint
+
+LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+_TAINT_VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+TAINT_KEY: Final = re.compile(rf"(?:{SUBDOMAIN.pattern}/)?{_TAINT_VALUE.pattern}")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_MAX_DOMAIN: Final = 63
+MAX_NAME: Final = 253
+_QUALIFIED: Final = (
+    "letters, digits and _, not a digit first, at most 32; a domain may stand before it, as in gpu.example.com/model"
+)
+
+Place: TypeAlias = tuple[str | int, ...]
+"""Fields, keys and indices that lead from the top of an object to a value."""
+
+
+class Refusal(NamedTuple):
+    """What is wrong with the value at a place; `text` goes on from the place's name."""
+
+    place: Place
+    text: str
+
+    def __str__(self) -> str:
+        return f"{_written(self.place)} {self.text}"
+
+
+class Key(str):
+    """A key that somebody chose, in contrast to a field."""
+
+    __slots__ = ()
+
+
+def _written(place: Place) -> str:
+    """A place as people write it: spec.devices[0].attributes[model]."""
+    steps = (f"[{short(str(step))}]" if isinstance(step, int | Key) else f".{step}" for step in place)
+    return "".join(steps).removeprefix(".")
+
+
+def check_driver(name: str, at: Place) -> Iterator[Refusal]:
+    """The name of a driver."""
+    if not SUBDOMAIN.fullmatch(name.lower()) or len(name) > _MAX_DOMAIN:  # in capitals, too
+        yield Refusal(at, f'"{short(name)}" is not a driver name: write a domain such as gpu.example.com')
+
+
+def check_label(name: str, at: Place, what: str) -> Iterator[Refusal]:
+    """A DNS label, as names of devices, requests and counters are; `what` says what it names."""
+    if not LABEL.fullmatch(name):
+        yield Refusal(at, f'"{short(name)}" is not {what}: use at most 63 lower-case letters, digits and dashes')
+
+
+def check_qualified(name: str, at: Place, what: str, *, full: bool = False) -> Iterator[Refusal]:
+    """A name of the published kind; `full` ones have their domain with them."""
+    domain, slash, identifier = name.rpartition("/")
+    if not _IDENTIFIER.fullmatch(identifier):
+        yield Refusal(at, f'"{short(identifier)}" cannot name {what}: use {_QUALIFIED}')
+    elif (slash or full) and (not SUBDOMAIN.fullmatch(domain) or len(domain) > _MAX_DOMAIN):
+        said = f'has "{short(domain)}" for its domain' if domain else "has no domain"
+        yield Refusal(at, f"{said}: write the driver's name before it, as in gpu.example.com/{identifier}")
+
+
+def check_taint(taint: DeviceTaint, at: Place) -> Iterator[Refusal]:
+    """A taint of a device or of a rule."""
+    if not taint.key:
+        yield Refusal((*at, "key"), "is empty: name the taint")
+    elif not TAINT_KEY.fullmatch(taint.key):
+        yield Refusal((*at, "key"), f'"{short(taint.key)}" is not a label key: write a name such as example.com/broken')
+    if taint.value and not _TAINT_VALUE.fullmatch(taint.value):
+        text = f'"{short(taint.value)}" is not a label value: use at most 63 letters, digits, -, _ and .'
+        yield Refusal((*at, "value"), text)
+    if taint.effect not in EFFECTS:
+        yield Refusal((*at, "effect"), f'"{short(taint.effect)}" is unknown: write None, NoSchedule or NoExecute')
+
+
+def check_count(at: Place, items: Sequence[object], most: int) -> Iterator[Refusal]:
+    """So many items of a list at most."""
+    if len(items) > most:
+        yield Refusal(at, f"has {len(items)} items, and at most {most} are allowed")
+
+
+def check_distinct(at: Place, what: str, names: Iterable[str]) -> Iterator[Refusal]:
+    """Names of which none stands twice."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield Refusal(at, f'has {count} {what} of the name "{short(name)}": names must differ')
+            return
+
+
+def short(text: str) -> str:
+    """What somebody wrote, as far as it fits into a sentence."""
+    return text if len(text) <= 80 else f"{text[:80]}…"
