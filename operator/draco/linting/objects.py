@@ -93,6 +93,12 @@ def at(tree: Json, path: TreePath) -> Any:
     return here
 
 
+def is_near(one: TreePath, other: TreePath) -> bool:
+    """Whether one of two places is in the other, or is it."""
+    shorter, longer = sorted((one, other), key=len)
+    return longer[: len(shorter)] == shorter
+
+
 def text(value: Any) -> str:
     """Return the value if it is text, else nothing."""
     return value if isinstance(value, str) else ""

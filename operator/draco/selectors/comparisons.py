@@ -23,7 +23,7 @@ Plain: TypeAlias = bool | int | float | str | Quantity | SemVer
 """What a demand can compare with: constants, and quantities and versions made of constants."""
 
 _OPERATORS: Final[dict[str, Relation]] = {f"_{sign}_": sign for sign in ("==", "!=", "<", "<=", ">", ">=")}
-_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)[bB]?")
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE])(i?)([bB]?)")
 _FLIPPED: Final[dict[Relation, Relation]] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _COMPARED: Final[dict[tuple[Relation, int], Relation]] = {
     ("==", 1): ">",
@@ -185,7 +185,9 @@ def quantity_meant(text: str) -> str | None:
     match = _BYTES.fullmatch(text.strip())
     if match is None:
         return None
-    number, prefix, binary = match.groups()
+    number, prefix, binary, unit = match.groups()
+    if prefix == "m" and not binary and not unit:
+        return f"{number}m"  # thousandths, as far as anybody can tell
     prefix = prefix.upper()
     return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
 

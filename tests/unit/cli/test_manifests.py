@@ -70,7 +70,7 @@ def test_what_has_no_part_in_it_is_left_out_aloud(tmp_path: Path, capsys: pytest
                 b"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: a}\n"
                 b"spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: b, capacity: {requests: {m: 1x}}}}]}}"
             ),
-            'ResourceClaim a: spec.devices.requests[0].exactly.capacity.requests[m]: "1x" is not a quantity',
+            'ResourceClaim a: spec.devices.requests[0].exactly.capacity.requests[m] "1x" is not a quantity',
         ),
         (
             (

@@ -641,3 +641,62 @@ def test_nothing_is_moved_onto_what_is_there() -> None:
     both = NESTED.replace("spec:\n  spec:", "spec:\n  devices: {requests: []}\n  spec:")
     assert both != NESTED
     assert not any(each.corrected for each in checked(both).findings if each.rule == "field-place")
+
+
+SLICE = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: a}
+spec:
+  driver: gpu.example.com
+  nodeName: node-0
+  pool: {name: node-0, generation: 1, resourceSliceCount: 1}
+  devices:
+    - name: gpu-0
+      attributes: {numa: {int: 1}}
+      capacity: {memory: {value: 6Gi}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (SLICE.replace("numa:", "numa-1:"), 'spec.devices[0].attributes[numa-1] "numa-1" cannot name an attribute'),
+        (SLICE.replace("6Gi", "a lot"), 'spec.devices[0].capacity[memory].value "a lot" is not a quantity'),
+        (SLICE.replace("int: 1", 'version: "8.0"'), '"8.0" is not a semantic version'),
+        (SLICE.replace("nodeName: node-0", "allNodes: certainly"), "spec.allNodes must be true or false, not a string"),
+        (
+            SLICE.replace("  nodeName: node-0\n", "  nodeName: node-0\n  allNodes: true\n"),
+            "must have exactly one of nodeName",
+        ),
+        (SLICE.replace("name: gpu-0", "name: GPU_0"), '"GPU_0" is not a device name'),
+        (
+            CLAIM.replace("nvidia.com}", "nvidia.com, tolerations: [{key: a, operator: Equals}]}"),
+            "write Exists or Equal",
+        ),
+        (CLAIM.replace("nvidia.com}", "nvidia.com, capacity: {requests: {memory: lots}}}"), '"lots" is not a quantity'),
+        (RULE.replace("example.com/suspect", '"no good"'), '"no good" is not a label key'),
+    ],
+)
+def test_a_value_that_an_api_server_refuses_is_told_at_its_place(written: str, said: str) -> None:
+    [told] = checked(written).findings
+    assert (told.rule, told.corrected) == ("value", False)
+    assert said in told.message
+    assert rules(SLICE) == set()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("6 Gi", "6Gi"), ("6 GiB", "6Gi"), ("40GB", "40G"), ("500 m", "500m"), ("500mb", "500M")]
+)
+def test_an_amount_is_corrected_where_nothing_is_lost(written: str, meant: str) -> None:
+    [changed] = corrected(SLICE.replace("6Gi", written))
+    assert changed["spec"]["devices"][0]["capacity"] == {"memory": {"value": meant}}
+    [changed] = corrected(CLAIM.replace("nvidia.com}", f"nvidia.com, capacity: {{requests: {{memory: {written}}}}}}}"))
+    assert changed["spec"]["devices"]["requests"][0]["exactly"]["capacity"] == {"requests": {"memory": meant}}
+
+
+def test_everything_is_told_at_once_and_nothing_twice() -> None:
+    written = SLICE.replace("numa:", "numa-1:").replace("6Gi", "a lot")
+    assert [each.rule for each in checked(written).findings] == ["value", "value"]
+    assert rules(request("exactly: {deviceClassName: a, count: 0, allocationMode: Some}")) == {"count", "allocation-mode"}
+    assert rules(RULE.replace("NoSchedule", "Never")) == {"taint-effect"}

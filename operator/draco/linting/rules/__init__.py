@@ -1,12 +1,14 @@
 """The rules, one module for each kind of mistake, and all of them in their order.
 
-Owns the order: places first, then old forms, then what the manifests say together.
+Owns the order: places first, then old forms, then what the manifests say together, and what remains of values.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from draco.linting.model import Finding, Manifest
+from draco.linting.objects import is_near
 from draco.linting.rules.classes import check_allocators
 from draco.linting.rules.configurations import check_configurations
 from draco.linting.rules.fields import check_fields, check_names, check_nesting
@@ -16,6 +18,7 @@ from draco.linting.rules.requests import check_references_to_requests, check_req
 from draco.linting.rules.selectors import check_constraints, check_selectors
 from draco.linting.rules.sharing import check_sharing
 from draco.linting.rules.taints import check_taint_rules
+from draco.linting.rules.values import check_values
 from draco.linting.rules.versions import (
     check_classic_claims,
     check_fragments,
@@ -59,7 +62,13 @@ def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Fin
     found = _findings(_OF_PLACE, manifests, kubernetes)
     if not any(finding.edits for finding in found):
         found += _findings(_OF_MEANING, manifests, kubernetes)
+        found += [each for each in check_values(manifests, kubernetes) if not any(map(partial(_is_same, each), found))]
     return sorted(found, key=lambda finding: finding.manifest)
+
+
+def _is_same(value: Finding, other: Finding) -> bool:
+    """Whether a rule that knows more has said of the place, or of what is around or in it, what is wrong."""
+    return value.manifest == other.manifest and other.severity == "error" and is_near(value.path, other.path)
 
 
 def _findings(rules: Sequence[ManifestRule], manifests: Sequence[Manifest], kubernetes: int) -> list[Finding]:

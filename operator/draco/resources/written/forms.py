@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        return f"{_written(self.place)} {self.text}"
+        return f"{_written(self.place) or 'the object'} {self.text}"
 
 
 class Key(str):

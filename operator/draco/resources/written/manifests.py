@@ -21,6 +21,7 @@ from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.written import conversion
 from draco.resources.written.conversion import Json
+from draco.resources.written.forms import Key, Place, Refusal
 
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
 """What a manifest can be read as."""
@@ -59,7 +60,16 @@ _NAMESPACED: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "Pod"}
 
 
 class ManifestError(DracoError):
-    """A manifest cannot be read; says where it stands, what is wrong and what to write instead."""
+    """A manifest cannot be read; says where it stands, what is wrong and what to write instead.
+
+    `refusals` are the values that are wrong, where it is for them; of several the message says the first. `rest` is the object
+    where it is for amounts alone, with 0 in their places.
+    """
+
+    def __init__(self, message: str, refusals: Sequence[Refusal] = (), rest: Any = None) -> None:
+        super().__init__(message)
+        self.refusals = refusals
+        self.rest = rest
 
 
 class UnknownKindError(ManifestError):
@@ -136,24 +146,41 @@ def expand(document: object, *, source: str) -> Iterator[tuple[Json, str]]:
 
 
 def _convert(type_: type[_T], kind: str, manifest: Json, source: str, namespace: str) -> _T:
+    named, stored = _named(source, kind, manifest), _as_stored(kind, manifest, namespace)
+    wrong = list(_quantities(kind, stored))
     try:
-        item = msgspec.convert(_as_stored(kind, manifest, _named(source, kind, manifest), namespace), type_)
+        item = msgspec.convert(stored, type_)
     except msgspec.ValidationError as error:
-        raise ManifestError(f"{_named(source, kind, manifest)}: {_sentence(str(error), type_)}") from error
+        wrong.append(_refusal(str(error), type_))
+        raise ManifestError(f"{named}: {wrong[0]}.", wrong) from error
+    if wrong:
+        raise ManifestError(f"{named}: {wrong[0]}.", wrong, item)
     if not item.metadata.name:
-        raise ManifestError(f"{_named(source, kind, manifest)}: metadata.name is missing; give the object a name.")
+        raise ManifestError(f"{named}: metadata.name is missing; give the object a name.")
     return item
 
 
-def _as_stored(kind: str, manifest: Json, source: str, namespace: str) -> Any:
-    """The manifest as an API server would store it, as far as that matters: nothing null, numbers as quantities, defaults."""
+def _as_stored(kind: str, manifest: Json, namespace: str) -> Any:
+    """The manifest as an API server would store it, as far as that matters: nothing null, and defaults."""
     stored = set_fields(manifest, _is_unset)
     if kind in _NAMESPACED and isinstance(metadata := stored.setdefault("metadata", {}), dict):
         metadata["namespace"] = metadata.get("namespace") or namespace
-    for path in _QUANTITIES.get(kind, ()):
-        for holder, key, where in _places(stored, path, ""):
-            _read_quantity(holder, key, f"{source}: {where}")
     return stored
+
+
+def _quantities(kind: str, stored: Any) -> Iterator[Refusal]:
+    """Make texts of numbers where quantities stand, and tell those that are none, which become 0. Other types are told later."""
+    for path in _QUANTITIES.get(kind, ()):
+        for holder, key, place in _places(stored, path, ()):
+            value = holder[key]
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                value = holder[key] = _number(value)
+            try:
+                if isinstance(value, str):
+                    Quantity.parse(value)
+            except QuantityError as error:
+                holder[key] = "0"
+                yield Refusal(place, str(error))
 
 
 _AMOUNTS_OF_A_REQUEST: Final = (
@@ -183,35 +210,23 @@ _QUANTITIES: Final[Mapping[str, Sequence[Sequence[str]]]] = {
 """Where quantities stand: `[]` is every item of a list, `*` every value of a mapping. They may be written as numbers."""
 
 
-def _places(value: Any, path: Sequence[str], where: str) -> Iterator[tuple[Any, Any, str]]:
-    """What holds each value at a path, its key there, and the path in words. Whatever is not of that shape is passed over."""
+def _places(value: Any, path: Sequence[str], at: Place) -> Iterator[tuple[Any, Any, Place]]:
+    """What holds each value at a path, its key there, and its place. Whatever is not of that shape is passed over."""
     step, rest = path[0], path[1:]
-    inner: list[tuple[Any, str]]
+    inner: list[tuple[Any, str | int]]
     if step == "[]" and isinstance(value, list):
-        inner = [(index, f"{where}[{index}]") for index in range(len(value))]
+        inner = [(index, index) for index in range(len(value))]
     elif step == "*" and isinstance(value, dict):
-        inner = [(key, f"{where}[{key}]") for key in value]
+        inner = [(key, Key(key)) for key in value]
     elif isinstance(value, dict) and step in value:
-        inner = [(step, f"{where}.{step}" if where else step)]
+        inner = [(step, step)]
     else:
         return
-    for key, place in inner:
+    for key, written in inner:
         if rest:
-            yield from _places(value[key], rest, place)
+            yield from _places(value[key], rest, (*at, written))
         else:
-            yield value, key, place
-
-
-def _read_quantity(holder: Any, key: Any, where: str) -> None:
-    """Make a number a text, and see that the text is a quantity; what is neither is reported when it is converted."""
-    value = holder[key]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = holder[key] = _number(value)
-    if isinstance(value, str):
-        try:
-            Quantity.parse(value)
-        except QuantityError as error:
-            raise ManifestError(f"{where}: {error}.") from error
+            yield value, key, (*at, written)
 
 
 def _number(value: float) -> str:
@@ -309,6 +324,7 @@ _KINDS_OF_VALUES: Final[Mapping[type, str]] = {
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at (?:key in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
 _EXPECTED: Final = re.compile(r"Expected `(?P<want>[^`]+)`, got `(?P<got>[^`]+)`")
 _NOT_ONE_OF: Final = re.compile(r"Invalid enum value (?P<got>.*)", re.DOTALL)
+_STEP: Final = re.compile(r"\[(?P<index>\d+|\.{3})\]|(?P<name>[^.\[\]]+)")
 _INDEX: Final = re.compile(r"\[[^]]*\]")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 _WORDS: Final[Mapping[str, str]] = {
@@ -323,16 +339,17 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
-def _sentence(problem: str, type_: type) -> str:
+def _refusal(problem: str, type_: type) -> Refusal:
     """What msgspec says of a value that does not fit, in the words of the API."""
     found = _AT.fullmatch(problem)
     what, path = (found["what"], found["path"] or "") if found else (problem, "")
+    place = _place_of(path)
     if missing := _MISSING.fullmatch(what):
-        return f"{'.'.join(filter(None, (path, missing['name'])))} is missing; it must be set."
+        return Refusal((*place, missing["name"]), "is missing; it must be set")
     if other := _NOT_ONE_OF.fullmatch(what):
         *most, last = _values(type_, path)
         one_of = f"{', '.join(most)} or {last}" if most else last
-        return f"{path} is {_shown(other['got'])}; it must be {one_of}."
+        return Refusal(place, f"is {_shown(other['got'])}; it must be {one_of}")
     if expected := _EXPECTED.fullmatch(what):
         want = " or ".join(
             _WORDS.get(each.strip(), each.strip()) for each in expected["want"].split("|") if each.strip() != "null"
@@ -342,8 +359,17 @@ def _sentence(problem: str, type_: type) -> str:
             if expected["want"].startswith("str") and expected["got"] in {"int", "float", "bool"}
             else ""
         )
-        return f"{path or 'the object'} must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}."
-    return f"{path}: {what[:1].lower()}{what[1:]}." if path else f"{what}."
+        return Refusal(place, f"must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}")
+    return Refusal(place, f"is wrong: {what[:1].lower()}{what[1:]}" if place else what)
+
+
+def _place_of(path: str) -> Place:
+    """The place that msgspec writes as "spec.devices[0].name"; it does not say which key of a mapping it is."""
+    steps: list[str | int] = []
+    for step in _STEP.finditer(path):
+        index, name = step["index"], step["name"]
+        steps.append(name or (Key("...") if index == "..." else int(index)))
+    return tuple(steps)
 
 
 def _values(type_: type, path: str) -> list[str]:

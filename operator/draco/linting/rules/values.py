@@ -1,0 +1,38 @@
+"""Rules about values: what cannot be read, and what an API server would refuse to store.
+
+Owns the corrections that lose nothing. What is right is `resources.written`'s, which reads files for other commands as well.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from draco.linting.model import Finding, Manifest, SetField, finding
+from draco.linting.objects import at, is_near
+from draco.resources.written.forms import Refusal
+from draco.resources.written.limits import refusals
+from draco.resources.written.manifests import ManifestError, decode
+from draco.selectors.comparisons import quantity_meant
+
+
+def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Everything that is wrong with the values of a manifest that is of a kind and version which can be read."""
+    for index, manifest in enumerate(manifests):
+        try:
+            for refusal in refusals(decode(manifest.tree, source="")):
+                yield finding("value", str(refusal), index, refusal.place)
+        except ManifestError as error:
+            for refusal in error.refusals:
+                yield _unread(index, manifest, refusal)
+            places = [refusal.place[:-1] for refusal in error.refusals]
+            for refusal in refusals(error.rest) if error.rest is not None else ():
+                if not any(is_near(refusal.place, place) for place in places):
+                    yield finding("value", str(refusal), index, refusal.place)
+
+
+def _unread(index: int, manifest: Manifest, refusal: Refusal) -> Finding:
+    """What cannot be read, with the amount that is meant where it is one."""
+    written = at(manifest.tree, refusal.place)
+    meant = quantity_meant(written) if isinstance(written, str) else None
+    if meant is None or meant == written:
+        return finding("value", str(refusal), index, refusal.place)
+    message = str(Refusal(refusal.place, f'"{written}" is not a quantity: write {meant}'))
+    return finding("value", message, index, refusal.place, SetField(refusal.place, meant))
