@@ -13,14 +13,16 @@ from click.testing import CliRunner
 from draco.cli import root
 from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
+from draco.linting.served import VERSIONS
 from draco.maintenance.rules import maintenance_uid
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS
 from draco_local.cluster.controlplane import ControlPlane
-from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
+from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS, parse
 from tests.component.controller.replicas import an_api_server_of, an_operator
 from tests.component.controller.test_maintenance import Lab
+from tests.requests import call
 
 pytestmark = pytest.mark.usefixtures("crds")
 
@@ -112,3 +114,28 @@ async def test_whether_no_execute_deletes_pods_with_extended_resources_goes_by_t
     deletes = SERVED[served.settings.kubernetes] == "v1"
     assert view["evicted"] == ([f"{lab.namespace}/classic"] if deletes else [])
     assert ("overlooks 1 pod" in view["message"]) is not deletes
+
+
+def test_lint_knows_what_a_release_serves(other: ControlPlane) -> None:
+    """Versions that are off by default are on here only where something needs them."""
+    lint_knows_what_is_served(other)
+
+
+def test_lint_knows_what_the_usual_release_serves(api_server: ControlPlane) -> None:
+    lint_knows_what_is_served(api_server)
+
+
+def lint_knows_what_is_served(plane: ControlPlane) -> None:
+    minor = parse(plane.settings.kubernetes)[1]
+    group = call(plane, "GET", "/apis/resource.k8s.io")
+    found = {
+        (resource["kind"], each["version"])
+        for each in group["versions"]
+        for resource in call(plane, "GET", f"/apis/{each['groupVersion']}")["resources"]
+        if "/" not in resource["name"]
+    }
+    known = {(kind, name) for kind, names in VERSIONS.items() for name, served in names.items() if served.by(minor)}
+    assert found <= known
+    assert {each for each in known if each[1] == "v1"} <= found
+    on = {each["version"] for each in group["versions"]}
+    assert {each for each in known if each[1] in on} == found

@@ -101,6 +101,56 @@ def test_a_taint_rule_gets_the_version_that_the_release_serves(release: int, ver
     assert rule["apiVersion"] == f"resource.k8s.io/{version}"
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "release", "severity", "said", "wanted"),
+    [
+        (
+            "DeviceTaintRule",
+            "v1beta2",
+            35,
+            "error",
+            "is served as resource.k8s.io/v1beta2 since Kubernetes 1.36",
+            "v1alpha3",
+        ),
+        (
+            "DeviceTaintRule",
+            "v1",
+            36,
+            "error",
+            "since Kubernetes 1.37, not by 1.36: write resource.k8s.io/v1beta2",
+            "v1beta2",
+        ),
+        ("DeviceTaintRule", "v1alpha3", 37, "warning", "is deprecated and not served by default", "v1"),
+        ("ResourceClaim", "v1alpha3", 34, "error", "is not served since Kubernetes 1.34", "v1"),
+        ("ResourceClaim", "v2", 37, "error", "ResourceClaim was never served as resource.k8s.io/v2", "v1"),
+        ("ResourcePoolStatusRequest", "v1", 37, "error", "was never served as resource.k8s.io/v1", "v1alpha3"),
+        (
+            "ResourcePoolStatusRequest",
+            "v1alpha3",
+            35,
+            "error",
+            "Kubernetes 1.35 has no ResourcePoolStatusRequest, 1.36 is",
+            "",
+        ),
+        ("ResourcePoolStatusRequest", "v1alpha3", 36, "", "", ""),
+        ("DeviceTaintRule", "v1beta2", 36, "", "", ""),
+    ],
+)
+def test_a_version_is_one_that_the_release_serves(
+    kind: str, version: str, release: int, severity: str, said: str, wanted: str
+) -> None:
+    whole = {"DeviceTaintRule": RULE, "ResourceClaim": CLAIM}.get(
+        kind, "kind: K\nmetadata: {name: a}\nspec: {driver: d}\n"
+    )
+    tree = {**yaml.safe_load(whole), "apiVersion": f"resource.k8s.io/{version}", "kind": kind}
+    result = checked(yaml.safe_dump(tree), kubernetes=release)
+    found = [each for each in result.findings if each.rule == "api-version"]
+    assert [each.severity for each in found] == ([severity] if severity else [])
+    assert all(said in each.message for each in found)
+    after = yaml.safe_load(result.after["manifest.yaml"])
+    assert after["apiVersion"] == f"resource.k8s.io/{wanted or version}"
+
+
 @pytest.mark.parametrize("name", ["y", "no", "on", "12", "1e3"])
 def test_a_name_that_yaml_takes_for_something_else_is_told(name: str) -> None:
     assert rules(CLAIM.replace("name: gpu}", f"name: {name}}}", 1)) == {"name-form"}
@@ -698,5 +748,8 @@ def test_an_amount_is_corrected_where_nothing_is_lost(written: str, meant: str) 
 def test_everything_is_told_at_once_and_nothing_twice() -> None:
     written = SLICE.replace("numa:", "numa-1:").replace("6Gi", "a lot")
     assert [each.rule for each in checked(written).findings] == ["value", "value"]
-    assert rules(request("exactly: {deviceClassName: a, count: 0, allocationMode: Some}")) == {"count", "allocation-mode"}
+    assert rules(request("exactly: {deviceClassName: a, count: 0, allocationMode: Some}")) == {
+        "count",
+        "allocation-mode",
+    }
     assert rules(RULE.replace("NoSchedule", "Never")) == {"taint-effect"}

@@ -8,11 +8,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from draco.linting import objects
-from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
+from draco.linting.model import (
+    DropField,
+    Edit,
+    Finding,
+    Json,
+    Manifest,
+    MoveField,
+    SetField,
+    Severity,
+    TreePath,
+    finding,
+)
+from draco.linting.served import VERSIONS, newest
 from draco.resources.texts import agreeing
 
-_RULE_VERSIONS: Final = ("v1", "v1beta2", "v1alpha3")
-_KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "DeviceTaintRule"})
 _CLASSIC: Final = {
     "PodSchedulingContext": "since Kubernetes 1.32 the scheduler allocates by itself: remove this object",
     "ResourceClaimParameters": "driver parameters are now in the claim: spec.devices.config[].opaque of a ResourceClaim",
@@ -28,37 +38,48 @@ def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[F
     for index, manifest in enumerate(manifests):
         kind = objects.kind_of(manifest)
         group, slash, version = objects.text(manifest.tree.get("apiVersion")).partition("/")
-        if kind in _KINDS and not slash:
-            wanted = f"{objects.GROUP}/{'v1' if kind != 'DeviceTaintRule' else _rule_version(kubernetes)}"
-            message = f"the apiVersion of a {kind} is {wanted}"
-            yield finding("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
-        if group != objects.GROUP or not slash:
+        if kind in VERSIONS and not slash:
+            yield from _of_group(index, kind, newest(kind, kubernetes))
+        elif group != objects.GROUP or not slash:
             continue
-        if kind in _CLASSIC:
+        elif kind in _CLASSIC:
             yield finding("classic-dra", f"{kind} belongs to a removed API: {_CLASSIC[kind]}", index, ("kind",))
         elif kind == "ResourceClass":
             yield _of_resource_class(index, manifest.tree)
-        elif kind == "DeviceTaintRule":
-            if version not in _RULE_VERSIONS:
-                wanted = f"{objects.GROUP}/{_rule_version(kubernetes)}"
-                message = (
-                    f"DeviceTaintRule was never served as {group}/{version}: Kubernetes 1.{kubernetes} serves {wanted}"
-                )
-                yield finding("api-version", message, index, ("apiVersion",), SetField(("apiVersion",), wanted))
-        elif version != "v1":
-            is_gone = version.startswith("v1alpha") or not version.startswith("v1beta")
-            why = "is no longer served by any Kubernetes" if is_gone else "is deprecated and not served by default"
-            message = f"{group}/{version} {why}: write {objects.GROUP}/v1, served since Kubernetes 1.34"
-            edit = SetField(("apiVersion",), f"{objects.GROUP}/v1")
-            yield finding(
-                "api-version", message, index, ("apiVersion",), edit, severity="error" if is_gone else "warning"
-            )
+        elif kind in VERSIONS:
+            yield from _of_version(index, kind, version, kubernetes)
 
 
-def _rule_version(kubernetes: int) -> str:
-    if kubernetes >= 37:
-        return "v1"
-    return "v1beta2" if kubernetes == 36 else "v1alpha3"
+def _of_group(index: int, kind: str, wanted: str) -> Iterator[Finding]:
+    if wanted:
+        message = f"the apiVersion of a {kind} is {objects.GROUP}/{wanted}"
+        edit = SetField(("apiVersion",), f"{objects.GROUP}/{wanted}")
+        yield finding("api-version", message, index, ("apiVersion",), edit)
+
+
+def _of_version(index: int, kind: str, version: str, kubernetes: int) -> Iterator[Finding]:
+    """A version that the release cannot serve, or serves only where somebody turned it on though there is a newer one."""
+    served, wanted = VERSIONS[kind].get(version), newest(kind, kubernetes)
+    is_served = served is not None and served.by(kubernetes)
+    if version == wanted:
+        return
+    if served is None:
+        why = f"{kind} was never served as {objects.GROUP}/{version}"
+    elif is_served:
+        why = f"{objects.GROUP}/{version} of a {kind} is deprecated and not served by default"
+    elif kubernetes < served.since:
+        why = f"{kind} is served as {objects.GROUP}/{version} since Kubernetes 1.{served.since}, not by 1.{kubernetes}"
+    else:
+        why = f"{objects.GROUP}/{version} of a {kind} is not served since Kubernetes 1.{served.until}"
+    severity: Severity = "warning" if is_served else "error"
+    if not wanted:
+        newer = min(each.since for each in VERSIONS[kind].values())
+        message = f"{why}: Kubernetes 1.{kubernetes} has no {kind}, 1.{newer} is the first that does"
+        yield finding("api-version", message, index, ("apiVersion",), severity=severity)
+        return
+    message = f"{why}: write {objects.GROUP}/{wanted}, served since Kubernetes 1.{VERSIONS[kind][wanted].since}"
+    edit = SetField(("apiVersion",), f"{objects.GROUP}/{wanted}")
+    yield finding("api-version", message, index, ("apiVersion",), edit, severity=severity)
 
 
 def _of_resource_class(index: int, tree: Json) -> Finding:
