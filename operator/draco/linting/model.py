@@ -3,15 +3,15 @@
 Owns these structs. Edits are plain data, so that the owner of the text decides how to apply them and keeps its comments.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
+
+from draco.selectors.corrections import Severity
 
 Json: TypeAlias = dict[str, Any]
 TreePath: TypeAlias = tuple[str | int, ...]
 """Keys and list indices that lead from the top of a manifest to a place in it."""
-Severity: TypeAlias = Literal["error", "warning"]
-"""error: a cluster refuses it, or it can never do what it says. warning: it is accepted, and probably not meant."""
 
 
 class SetField(msgspec.Struct, frozen=True, tag="put"):

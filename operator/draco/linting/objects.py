@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from draco.linting.model import Json, Manifest, TreePath
-from draco.linting.names import CLASSES
+from draco.selectors.known_names import CLASSES
 
 GROUP: Final = "resource.k8s.io"
 WORKLOADS: Final[Mapping[str, TreePath]] = MappingProxyType(

@@ -109,11 +109,44 @@ def others(number: int, noun: str) -> str:
     return f" (and {counted(number, f'more {noun}')})" if number else ""
 
 
+ALIKE: Final = 0.75
+"""From here on a name is like another: it is told as the nearest. Only of a slip it is certain enough to be put in its place."""
+_SHORTEST: Final = 3
+"""Letters of a word in which one letter more or less is taken for a slip."""
+
+
 def most_like(name: str, names: Iterable[str], *, at_least: float) -> str:
     """Return the name that is most like another, letters' case aside; "" if none is so much alike (1 is equal)."""
     alike = [(SequenceMatcher(None, name.lower(), each.lower()).ratio(), each) for each in sorted(names)]
     likeness, best = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
     return best if likeness >= at_least else ""
+
+
+def slip_of(written: str, names: Iterable[str]) -> str:
+    """The one of the names of which another is a slip of the keyboard; "" if it may be another word, or a slip of several.
+
+    A slip is in the case of letters, in separators, or in one letter: too many, missing, or swapped with its neighbour. Numbers
+    tell things apart, so none of it is in a digit.
+    """
+    found = {each for each in names if _is_slip(plain(written), plain(each))}
+    return found.pop() if len(found) == 1 else ""
+
+
+def plain(name: str) -> str:
+    """A name without what is written in more than one way."""
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def _is_slip(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    shorter, longer = sorted((one, other), key=len)
+    start = next((at for at, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), len(shorter))
+    if len(shorter) == len(longer):
+        swapped = longer[:start] + longer[start : start + 2][::-1] + longer[start + 2 :]
+        return swapped == shorter and longer[start : start + 2].isalpha()
+    without = longer[:start] + longer[start + 1 :]
+    return without == shorter and longer[start].isalpha() and len(shorter) >= _SHORTEST
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

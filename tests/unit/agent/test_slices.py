@@ -7,7 +7,6 @@ from draco.agent.hardware.gpus import DriverInfo, FabricPlace, LocatedGpu
 from draco.agent.publish import slices
 from draco.agent.publish.offering import Offering
 from draco.agent.publish.slices import Publisher
-from draco.linting import names as linting_names
 from draco.resources.api.slices import (
     Counter,
     CounterSet,
@@ -19,6 +18,7 @@ from draco.resources.api.slices import (
     ResourceSlice,
 )
 from draco.resources.api.taints import DeviceTaint
+from draco.selectors import known_names
 from tests.builders import MOMENT, a_device, a_gpu, a_slice
 
 DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
@@ -73,8 +73,8 @@ def test_whatever_is_published_is_known_to_the_linter() -> None:
     device = slices.device(LocatedGpu(gpu, pcie_root="pci0000:15", numa_node=0), DRIVER)
     for name in device.attributes:
         domain, _, plain = name.rpartition("/")
-        assert plain in (linting_names.STANDARD if domain else linting_names.ATTRIBUTES), name
-    assert device.capacity.keys() <= linting_names.CAPACITIES
+        assert plain in (known_names.STANDARD if domain else known_names.ATTRIBUTES), name
+    assert device.capacity.keys() <= known_names.CAPACITIES
 
 
 def test_what_is_unknown_is_not_published() -> None:

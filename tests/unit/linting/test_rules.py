@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from draco.cli.lint.command import LintResult, check
-from draco.linting.names import slip_of
+from draco.resources.texts import slip_of
 
 CLAIM = """
 apiVersion: resource.k8s.io/v1

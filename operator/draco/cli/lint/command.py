@@ -21,8 +21,9 @@ from draco.cli.lint.edits import Outcome, applied
 from draco.cli.lint.text import DocumentText, TextError
 from draco.cli.options import RELEASES, output_option
 from draco.cli.output import echo, print_document
-from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, Severity, TreePath
+from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath
 from draco.linting.rules import lint
+from draco.selectors.corrections import Severity
 
 _CRLF: Final = "\r\n"
 _BREAK: Final = re.compile(r"\r\n|\r|\n")

@@ -24,9 +24,9 @@ from draco.cli.selector import devices as selector_devices
 from draco.cli.selector.cases import Findings
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
-from draco.linting.rules.expressions import corrected
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.written.manifests import decode, expand
+from draco.selectors.corrections import corrected
 
 TOO_COMPLEX = "too complex, exceeds cost limit"
 

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
-from draco.linting.names import ALIKE, slip_of
 from draco.linting.objects import (
     at,
     is_of_group,
@@ -22,7 +21,7 @@ from draco.linting.objects import (
     text,
 )
 from draco.linting.schema import CLAIMS, EACH, OPEN, PODS, WATCHED, Schema
-from draco.resources.texts import most_like
+from draco.resources.texts import ALIKE, most_like, slip_of
 
 _INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
     {
@@ -34,6 +33,12 @@ _INSTEAD: Final[Mapping[TreePath, str]] = MappingProxyType(
     }
 )
 """What to write where a field of another name would select something else, so that none is told as the nearest."""
+_SAME: Final = {
+    "deviceclass": "deviceClassName",
+    "resourceclaim": "resourceClaimName",
+    "resourceclaimtemplate": "resourceClaimTemplateName",
+}
+"""Fields without their last word, in small letters."""
 _NESTED: Final[TreePath] = ("spec", "spec")
 _NAMED: Final = 8
 """Fields of a place that are listed; of more only the nearest is said."""
@@ -110,7 +115,7 @@ class _Walk:
         if meant is not None:
             message = f"{field} is not a field{where or ' here'}: move it into {_where(meant[:-1])}"
             return finding("field-place", message, self._index, here, MoveField(here, meant))
-        slip = slip_of(field, choices)
+        slip = _SAME.get(field.lower(), "") if _SAME.get(field.lower()) in choices else slip_of(field, choices)
         if not slip and path in _INSTEAD:
             return finding("unknown-field", f"there is no field {field}{where}: {_INSTEAD[path]}", self._index, here)
         likely = slip or most_like(field, choices, at_least=ALIKE)

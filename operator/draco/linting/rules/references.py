@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath, finding
-from draco.linting.names import ALIKE, slip_of
-from draco.resources.texts import most_like
+from draco.resources.texts import ALIKE, most_like, slip_of
 
 NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
 """The fields of an entry that name a claim, and whether it is a template."""

@@ -10,8 +10,8 @@ from typing import Final
 
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath, finding
-from draco.linting.names import slip_of
 from draco.resources.api.claims import MAX_RESULTS
+from draco.resources.texts import slip_of
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODES: Final = ("ExactCount", "All")

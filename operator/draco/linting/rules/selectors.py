@@ -9,10 +9,11 @@ from typing import Final
 from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
-from draco.linting import names, objects
-from draco.linting.model import Finding, Manifest, SetField, Severity, finding
-from draco.linting.rules.expressions import corrected
+from draco.linting import objects
+from draco.linting.model import Finding, Manifest, SetField, finding
 from draco.resources.names import NVIDIA_DRIVER
+from draco.selectors import known_names as names
+from draco.selectors.corrections import Severity, corrected
 from draco.selectors.demands import as_operand
 
 _CONSTRAINTS: Final = ("matchAttribute", "distinctAttribute")

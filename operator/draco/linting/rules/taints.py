@@ -8,10 +8,10 @@ from typing import Final
 
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.linting.model import Finding, Json, Manifest, TreePath, finding
-from draco.linting.names import CLASSES
 from draco.linting.objects import listed, mapping, of_kind, text
-from draco.linting.rules.expressions import corrected
 from draco.resources.api.taints import EFFECTS
+from draco.selectors.corrections import corrected
+from draco.selectors.known_names import CLASSES
 
 _GONE: Final = ("deviceClassName", "selectors")
 _EXACT: Final = ("driver", "pool", "device")

@@ -8,20 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from draco.linting import objects
-from draco.linting.model import (
-    DropField,
-    Edit,
-    Finding,
-    Json,
-    Manifest,
-    MoveField,
-    SetField,
-    Severity,
-    TreePath,
-    finding,
-)
+from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
 from draco.linting.served import VERSIONS, newest
 from draco.resources.texts import agreeing
+from draco.selectors.corrections import Severity
 
 _CLASSIC: Final = {
     "PodSchedulingContext": "since Kubernetes 1.32 the scheduler allocates by itself: remove this object",

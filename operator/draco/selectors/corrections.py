@@ -5,11 +5,10 @@ compiles is asked of `draco.cel`.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from draco.linting import names
-from draco.linting.model import Severity
 from draco.resources.names import NVIDIA_DRIVER
+from draco.selectors import known_names as names
 from draco.selectors.accesses import Access, accesses, spelled
 from draco.selectors.comparisons import by_function, quantity_meant, version_meant
 from draco.selectors.tokens import Token, chain_after, chain_before, matching, quoted, replaced, tokens
@@ -17,6 +16,10 @@ from draco.selectors.tokens import Token, chain_after, chain_before, matching, q
 _ORDER: Final = frozenset({"<", "<=", ">", ">="})
 _COMPARISONS: Final = _ORDER | {"==", "!="}
 _METHODS: Final = frozenset({"compareTo", "isGreaterThan", "isLessThan"})
+_WORDS: Final = {"and": "&&", "or": "||", "not": "!"}
+_SIGNS: Final = {"=": "==", "&": "&&", "|": "||"}
+_FUNCTIONS: Final = {"version": "semver", "semver": "semver", "quantity": "quantity"}
+_OPERANDS: Final = frozenset({"name", "string", "number"})
 _MOST: Final = 64
 _LEAST_MEMORY: Final = 1 << 20
 """Bytes. A device with less memory has yet to be made."""
@@ -24,6 +27,10 @@ _EXACTLY: Final = (
     "`==` asks for exactly this quantity, which devices hardly ever have (an 80 GB GPU publishes about 81559Mi): compare with "
     "compareTo(…) >= 0, or choose by productName"
 )
+
+
+Severity: TypeAlias = Literal["error", "warning"]
+"""error: a cluster refuses it, or it can never do what it says. warning: it is accepted, and probably not meant."""
 
 
 class Complaint(NamedTuple):
@@ -60,6 +67,45 @@ def corrected(expression: str, driver: str | None) -> tuple[list[Complaint], str
         complaints.append(complaint)
         expression = complaint.corrected or expression
     return complaints, expression
+
+
+def _words_for_operators(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    """`and`, `or` and `not` are words of other languages, and so is a single sign."""
+    for index, token in enumerate(found):
+        wanted = _SIGNS.get(token.text) if token.kind == "other" else _WORDS.get(token.text.lower())
+        if wanted is None or (index and found[index - 1].end == token.start and found[index - 1].text in _COMPARISONS):
+            continue
+        is_after_operand = bool(index) and (found[index - 1].kind in _OPERANDS or found[index - 1].text in {")", "]"})
+        if token.kind == "name" and is_after_operand == (wanted == "!"):
+            continue
+        before_bracket = index + 1 < len(found) and found[index + 1].text == "("
+        end = found[index + 1].start if wanted == "!" and before_bracket else token.end
+        text = None if wanted == "!" and not before_bracket else replaced(expression, token.start, end, wanted)
+        yield Complaint(
+            "operator", f"there is no `{token.text}` in CEL: write `{wanted}{'(…)' * (text is None)}`", text
+        )
+
+
+def _functions_of_others(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    for index, token in enumerate(found[:-1]):
+        wanted = _FUNCTIONS.get(token.text.lower())
+        is_call = found[index + 1].text == "(" and not (index and found[index - 1].text == ".")
+        if token.kind == "name" and wanted is not None and is_call and token.text != wanted:
+            text = replaced(expression, token.start, token.end, wanted)
+            yield Complaint("function", f"there is no function {token.text}: write `{wanted}(…)`", text)
+
+
+def _full_name_as_domain(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+    for access in accesses(found):
+        domain, slash, name = access.domain.name.rpartition("/")
+        if access.name is not None or not slash or not name.isidentifier() or _is_asked_for_presence(found, access):
+            continue
+        wanted = f'device.{access.kind.text}["{domain}"]{spelled(name, like=access.domain)}'
+        yield Complaint(
+            "attribute-domain",
+            f"`{access.domain.name}` is in the place of a domain, so it names nothing: write `{wanted}`",
+            _replaced(expression, found, access, wanted),
+        )
 
 
 def _without_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
@@ -129,6 +175,12 @@ def _names_of_nvidia(expression: str, found: list[Token], _driver: str | None) -
         if name in names.ATTRIBUTES | names.CAPACITIES:
             continue
         wanted = meant = names.meant(name)
+        if wanted is None and name in names.GONE:
+            yield Complaint(
+                "unknown-attribute",
+                f"{NVIDIA_DRIVER} publishes no `{name}` since release 25.8: choose by {names.GONE[name]}",
+            )
+            continue
         if wanted is None:
             yield Complaint(
                 "unknown-attribute",
@@ -264,6 +316,9 @@ def _replaced(expression: str, found: list[Token], access: Access, text: str) ->
 
 
 _RULES: Final[tuple[ExpressionRule, ...]] = (
+    _words_for_operators,
+    _functions_of_others,
+    _full_name_as_domain,
     _without_domain,
     _class_as_domain,
     _attribute_or_capacity,

@@ -3,7 +3,7 @@
 import pytest
 
 from draco.cel import compile_selector
-from draco.linting.rules.expressions import corrected
+from draco.selectors.corrections import corrected
 
 DRIVER = "gpu.nvidia.com"
 MEMORY = 'device.capacity["gpu.nvidia.com"].memory'
@@ -13,6 +13,28 @@ ATTRIBUTES = 'device.attributes["gpu.nvidia.com"]'
 @pytest.mark.parametrize(
     ("written", "meant", "rules"),
     [
+        ('device.driver == "a" and true', 'device.driver == "a" && true', ["operator"]),
+        ('(device.driver == "a") OR (true)', '(device.driver == "a") || (true)', ["operator"]),
+        ('not (device.driver == "a")', '!(device.driver == "a")', ["operator"]),
+        ("true && not (false)", "true && !(false)", ["operator"]),
+        ('device.driver = "a"', 'device.driver == "a"', ["operator"]),
+        ('device.driver == "a" & true | false', 'device.driver == "a" && true || false', ["operator", "operator"]),
+        (
+            f"{ATTRIBUTES}.cudaComputeCapability.isGreaterThan(version('8.0'))",
+            f'{ATTRIBUTES}.cudaComputeCapability.isGreaterThan(semver("8.0.0"))',
+            ["function", "bad-semver"],
+        ),
+        (f'{MEMORY}.isGreaterThan(Quantity("1Gi"))', f'{MEMORY}.isGreaterThan(quantity("1Gi"))', ["function"]),
+        (
+            "device.attributes['resource.kubernetes.io/pcieRoot'] == 'pci0000:00'",
+            "device.attributes[\"resource.kubernetes.io\"].pcieRoot == 'pci0000:00'",
+            ["attribute-domain"],
+        ),
+        (
+            'device.attributes["gpu.nvidia.com/model"] == "x"',
+            f'{ATTRIBUTES}.productName == "x"',
+            ["attribute-domain", "unknown-attribute"],
+        ),
         (f'{MEMORY} >= quantity("40Gi")', f'{MEMORY}.compareTo(quantity("40Gi")) >= 0', ["quantity-comparison"]),
         (f'quantity("40Gi") < {MEMORY}', f'quantity("40Gi").compareTo({MEMORY}) < 0', ["quantity-comparison"]),
         (f'"40Gi" <= {MEMORY}', f'quantity("40Gi").compareTo({MEMORY}) <= 0', ["quantity-comparison"]),
@@ -162,3 +184,31 @@ def test_a_plain_number_of_memory_is_said_to_be_bytes(written: str) -> None:
 )
 def test_bytes_that_may_be_meant_are_left_alone(written: str) -> None:
     assert corrected(written, DRIVER) == ([], written)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        'device.attributes["a.example.com"].and == "x"',
+        'device.attributes["a.example.com"].exists(or, or == "x")',
+        'device.attributes["a.example.com"].version.version() == 1',
+        "not == 1",
+        'device.driver == "a=b and c"',
+        '"a.example.com/b" in device.attributes',
+    ],
+)
+def test_words_that_stand_for_themselves_are_left_alone(written: str) -> None:
+    assert corrected(written, DRIVER)[1] == written
+
+
+def test_not_without_brackets_is_told_and_not_guessed() -> None:
+    [complaint] = corrected('not device.driver == "a"', DRIVER)[0]
+    assert (complaint.rule, complaint.corrected) == ("operator", None)
+    assert complaint.message == "there is no `not` in CEL: write `!(…)`"
+
+
+@pytest.mark.parametrize("name", ["index", "minor"])
+def test_an_attribute_of_older_drivers_gets_what_to_use_instead(name: str) -> None:
+    [complaint] = corrected(f"{ATTRIBUTES}.{name} == 0", DRIVER)[0]
+    assert "publishes no" in complaint.message
+    assert "choose by `uuid`, or by `pciBusID`" in complaint.message
