@@ -40,6 +40,8 @@ class Complaint(NamedTuple):
     message: str
     corrected: str | None = None
     severity: Severity = "error"
+    always_fails: bool = False
+    """Whether the expression compiles, and fails on every device."""
 
 
 ExpressionRule = Callable[[str, list[Token], str | None], Iterator[Complaint]]
@@ -289,6 +291,7 @@ def _literals(expression: str, found: list[Token], _driver: str | None) -> Itera
             f'"{written}" is not a {what}, so the selector fails on every device'
             + (f': write {token.text}("{wanted}")' if wanted else ""),
             None if wanted is None else replaced(expression, literal.start, literal.end, f'"{wanted}"'),
+            always_fails=True,
         )
 
 

@@ -255,3 +255,33 @@ def test_an_expression_is_read_from_standard_input() -> None:
         result = CliRunner().invoke(command, arguments, input='device.driver == "x"\n')
         assert result.exit_code == 0, result.output
         assert "reads     driver" in result.stdout
+
+
+def test_a_constant_that_always_fails_is_not_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    written = 'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40 GB")) >= 0'
+    told = shown(capsys, "check", written, status=1)
+    assert 'but       "40 GB" is not a quantity, so the selector fails on every device: write quantity("40G")\n' in told
+    assert "Probably meant: " in told
+    assert json.loads(shown(capsys, "check", written, "-o", "json", status=1))["advice"]
+
+
+def test_what_is_probably_not_meant_is_told_beside_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    told = shown(capsys, "check", 'device.attributes["gpu.nvidia.com"].model == "x"')
+    assert "but       gpu.nvidia.com publishes no `model`: the nearest that it publishes is `productName`\n" in told
+    assert 'Probably meant: device.attributes["gpu.nvidia.com"].productName == "x"' in told
+
+
+def test_an_expression_that_matches_nothing_is_told_what_was_meant(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "slice.yaml"
+    device = {"name": "gpu-0", "attributes": {"productName": {"string": "x"}}}
+    pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "node-0", "pool": pool, "devices": [device]}
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "a"}}
+    file.write_text(json.dumps({**head, "spec": spec}))
+    told = shown(capsys, "eval", 'device.attributes["gpu.nvidia.com"].model == "x"', "-f", str(file), status=1)
+    assert "publishes no `model`" in told
+    assert (
+        shown(capsys, "eval", 'device.attributes["gpu.nvidia.com"].productName == "x"', "-f", str(file)).count("\n") > 0
+    )

@@ -62,6 +62,24 @@ def test_a_selector_that_does_not_compile_is_told_in_the_words_of_kubernetes() -
 
 
 @pytest.mark.parametrize(
+    ("written", "said", "meant"),
+    [
+        ('device.driver == "a" and true', "there is no `and` in CEL: write `&&`", 'device.driver == "a" && true'),
+        (
+            f"{ATTRIBUTES}.driverVersion.isGreaterThan(version('8.0.0'))",
+            "there is no function version: write `semver(…)`",
+            f"{ATTRIBUTES}.driverVersion.isGreaterThan(semver('8.0.0'))",
+        ),
+    ],
+)
+def test_what_the_compiler_refuses_is_told_as_what_was_meant(written: str, said: str, meant: str) -> None:
+    found = problems_of(a_fleet(), [asking(written)])
+    [problem] = [each for each in found if each.kind is ProblemKind.SELECTOR_INVALID]
+    assert problem.text == f"selector #0 of claim default/c does not compile: {said}"
+    assert problem.remedy == f"write {meant}"
+
+
+@pytest.mark.parametrize(
     ("wrong", "right"),
     [
         (f"{CAPACITY}.memory >= 40", f'{CAPACITY}.memory.compareTo(quantity("40Gi")) >= 0'),

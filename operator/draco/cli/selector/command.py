@@ -5,7 +5,7 @@ Owns options, files and streams, and how findings are shown. Cases are `cases`, 
 
 import asyncio
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.written.manifests import decode, expand
-from draco.selectors.corrections import corrected
+from draco.selectors.corrections import Complaint, corrected
 
 TOO_COMPLEX = "too complex, exceeds cost limit"
 
@@ -70,17 +70,25 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
     text = _text(file) if file is not None else _argument(expression)
     found = selector_cases.findings(text)
     refusals = {} if found.compile_error else {minor: _refusal(text, minor) for minor in RELEASES}
+    complaints = corrected(text, None)[0]
     if output == "json":
         accepted = [f"1.{minor}" for minor, refusal in refusals.items() if refusal is None]
-        shown = {**msgspec.to_builtins(found), "acceptedBy": accepted}
-        print_document(shown)
+        advice = [each.message for each in complaints]
+        print_document({**msgspec.to_builtins(found), "acceptedBy": accepted, "advice": advice})
     elif found.compile_error:
         echo(f"{found.compile_error}{_hint(text)}", err=True)
     else:
-        for line in _shown(text, found, refusals):
+        for line in (*_shown(text, found, refusals), *_advice(complaints)):
             echo(line)
-    if found.compile_error or all(refusals.values()):
+        if hint := _hint(text):
+            echo(hint.strip())
+    if found.compile_error or all(refusals.values()) or any(each.always_fails for each in complaints):
         raise click.exceptions.Exit(1)
+
+
+def _advice(complaints: Iterable[Complaint]) -> Iterator[str]:
+    """What is probably not meant, though Kubernetes takes it."""
+    yield from (f"{'but':<10}{each.message}" for each in complaints)
 
 
 def _hint(expression: str) -> str:
@@ -204,6 +212,8 @@ def evaluate(
             echo(selector_devices.summary(groups))
             for line in selector_devices.group_lines(groups):
                 echo(line)
+    if not any(outcome.match for outcome in found):
+        warn([*(each.message for each in corrected(text, None)[0]), *filter(None, [_hint(text).strip()])])
     if any(outcome.error for outcome in found):
         raise click.exceptions.Exit(1)
 

@@ -19,9 +19,19 @@ from draco.explanation.model import Problem, ProblemKind, SelectorRef
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
 from draco.explanation.problems.suggestions import corrected, guard, main_error
-from draco.explanation.selection import Asked, Selection, SelectorStep, alternatives, count, first_rows, selection
+from draco.explanation.selection import (
+    Asked,
+    Selection,
+    SelectorStep,
+    alternatives,
+    count,
+    drivers_of,
+    first_rows,
+    selection,
+)
 from draco.resources.api.claims import MAX_RESULTS, DeviceClass, ResourceClaim
 from draco.resources.texts import counted
+from draco.selectors import corrections
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
 _LOOKED_AT: Final = 200
@@ -163,11 +173,16 @@ class _Request:
         return _problem(kind, text, self._claim, self._name, selector=selector, remedy=remedy, fatal=fatal)
 
     def _uncompilable(self, step: SelectorStep, error: CompileError) -> Problem:
-        lines = _ERROR_LINE.findall(str(error))
-        said = "; ".join(lines[:3]) or str(error).splitlines()[0]
-        better = corrected(self._published, step.ref.expression)
-        remedy = f"write {better}" if better is not None and self._compiles(better) else ""
+        """In the words of who knows what other languages write; in the compiler's where nobody does."""
+        expression, drivers = step.ref.expression, drivers_of(self._fleet.inventory.columns, step.before)
+        complaints, meant = corrections.corrected(expression, drivers[0] if len(drivers) == 1 else None)
+        tried = (corrected(self._published, expression), corrected(self._published, meant), meant)
+        better = next((each for each in tried if each and self._compiles(each)), "")
+        said = next((each.message for each in complaints if each.corrected is not None), "") if better else ""
+        if not said:
+            said = "; ".join(_ERROR_LINE.findall(str(error))[:3]) or str(error).splitlines()[0]
         text = f"{_whose(step.ref)} does not compile: {said}"
+        remedy = f"write {better}" if better else ""
         return self._problem(ProblemKind.SELECTOR_INVALID, text, step.ref, remedy=remedy, fatal=True)
 
     def _compiles(self, expression: str) -> bool:
