@@ -94,6 +94,7 @@ class Performer:
             "upgrade: operator": self._upgrades.operator,
             "wait: pods run": self._wait_for_pods,
             "wait: pods are gone": self._wait_until_gone,
+            "wait: groups have waited": self._wait_for_groups,
             "wait: ready for work": self._wait_for_requests,
             "hardware: reboot": self._reboot,
             "hardware: hangs": self._hang,
@@ -240,6 +241,9 @@ class Performer:
     async def _wait_until_gone(self, arguments: Document) -> None:
         pods = self._cluster.observer.world.pods
         await self._until(lambda: set(arguments["of"]) - {world.name(each) for each in list(pods.values())}, arguments)
+
+    async def _wait_for_groups(self, arguments: Document) -> None:
+        await self._until(self._cluster.observer.groups_to_compare, arguments)
 
     async def _wait_for_requests(self, arguments: Document) -> None:
         requests = self._cluster.observer.world.requests

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from tests.adversary.cluster import manifests as write
 from tests.adversary.cluster.actions import Chooser
-from tests.adversary.cluster.manifests import DRACOS_GPU, TENANTS
+from tests.adversary.cluster.manifests import DRACOS_GPU, TENANTS, Document
+from tests.adversary.cluster.observer import members
 from tests.adversary.cluster.tenants import Action
 
 TENANT = TENANTS[1]
@@ -16,10 +17,8 @@ LEAVES_WITHIN_S = 90.0
 """What was refused once is asked again only after 10 s, and a busy machine takes its time."""
 APART_S = 2.0
 """Between two groups whose age differs: their objects tell it in whole seconds."""
-ALL_WAIT_S = 10.0
-"""Groups that have waited for so long are compared, also if the cluster was slow for a moment."""
-AHEAD_S = 2 * APART_S + ALL_WAIT_S + 3.0
-"""So much of what goes ahead is pauses, and a little more."""
+AHEAD_S = 2 * APART_S + 13.0
+"""So much of what goes ahead is waiting, on a quick machine."""
 
 
 class Rivalry(Chooser):
@@ -86,16 +85,18 @@ def _two_alike_wait(node: str, second: str) -> Iterator[Action]:
         yield _all_gpus(title, where, "adv-high")
     yield _until_there(*holders)
     groups = {each: [f"{each}-{number}" for number in range(2)] for each in ("older", "younger")}
+    made: list[Document] = []
     for each, titles in groups.items():
         member = write.Member(each, str(len(titles)))
         pods = [write.pod(TENANT, title, [], templates=[each], priority="adv-high", member=member) for title in titles]
         template = write.template(TENANT, each, [write.request("gpu", DRACOS_GPU, count=2)])
+        made += pods
         yield Action("tenant: a group", {"create": [template, *pods]}, APART_S)
-    pause_s = ALL_WAIT_S
+    keys = [members.key_of(pod) for pod in made]
+    yield Action("wait: groups have waited", {"of": sorted(set(keys)), "within_s": LEAVES_WITHIN_S})
     for holder, titles in zip(holders, groups.values(), strict=True):
-        yield Action("tenant: deletes a pod", {"pod": f"{TENANT}/{holder}", "grace": 0}, pause_s)
+        yield Action("tenant: deletes a pod", {"pod": f"{TENANT}/{holder}", "grace": 0})
         yield _until_there(*titles)
-        pause_s = 0.0
     for title in (title for titles in groups.values() for title in titles):
         yield Action("tenant: deletes a pod", {"pod": f"{TENANT}/{title}", "grace": 0})
 

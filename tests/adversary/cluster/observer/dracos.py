@@ -27,7 +27,7 @@ class DracosLaws:
         self._bare = Bare(world)
         self._groups = Groups(world)
         self._gates = Gates(world)
-        self._order = Order(world)
+        self.order = Order(world)
         self._pod_groups = PodGroups(world)
         self._reservations = Reservations(world)
         self._limits = Limits(world)
@@ -45,7 +45,7 @@ class DracosLaws:
             "groups of both allocators that had all they need of Draco": self._groups.whole_of_both,
             "gates that went off": self._gates.off,
             "gates that went off pods of gangs by PodGroup": self._gates.off_gangs,
-            "groups that began before one like them, and were compared": self._order.compared,
+            "groups that began before one like them, and were compared": self.order.compared,
             "claims that PodGroups kept for their pods": self._pod_groups.kept,
             "claims that were taken back from PodGroups": self._pod_groups.taken_back,
             "reserved claims that got devices": self._reservations.reserved,
@@ -73,7 +73,7 @@ class DracosLaws:
             case "pod":
                 self._groups.pod_changed(before, after, now)
                 self._gates.pod_changed(before, after, now)
-                self._order.pod_changed(before, after)
+                self.order.pod_changed(before, after)
                 self._pod_groups.pod_changed(after, now)
                 self._pod_budgets.pod_changed(before, after, now)
                 self.evictions.pod_changed(before, after, now)
@@ -90,12 +90,12 @@ class DracosLaws:
             case "limit":
                 self._limits.limit_changed(before, after, now)
             case "event":
-                self._order.event_changed(after, now)
+                self.order.event_changed(after, now)
             case "claim":
                 self._allocators.claim_changed(before, after, now)
                 self._groups.claim_changed(before, after, now)
                 self._gates.claim_changed(before, after, now)
-                self._order.claim_changed(before, after, now)
+                self.order.claim_changed(before, after, now)
                 self._pod_groups.claim_changed(before, after, now)
                 self._reservations.claim_changed(before, after, now)
                 self._limits.claim_changed(before, after, now)
@@ -107,7 +107,7 @@ class DracosLaws:
         yield from self._bare.weighed(now)
         yield from self._groups.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._gates.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
-        yield from self._order.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
+        yield from self.order.weighed(now, grace_s=grace_s, undisturbed=undisturbed)
         yield from self._pod_groups.weighed(now)
         yield from self._reservations.weighed(now)
         yield from self._limits.weighed(now)

@@ -385,6 +385,11 @@ class Observer:
                     if lasted >= FILES_LAST_S[key[0]]:
                         self._violated(found[key])
 
+    def groups_to_compare(self) -> set[str]:
+        """The groups that have waited so long that it would be judged which of them begins."""
+        now = time.monotonic()
+        return self._dracos.order.long_enough(now, grace_s=self._grace_s(now), undisturbed=self._undisturbed)
+
     async def _twin(self, api: Api) -> None:
         """Renew a lease of our own as the operator renews its: what this machine grants."""
         path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"

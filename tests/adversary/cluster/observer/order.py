@@ -25,6 +25,8 @@ JUDGED_AFTER_S = 10.0
 """For so long the older has to wait on."""
 KNOWN_AFTER_S = 5.0
 """Both have been there, complete, for so long."""
+MARGIN_S = 2.0
+"""Between what would be long enough and what is judged to be."""
 REMEMBERED_S = 60.0
 """So long a limit, a GPU that was handed back, a less urgent pod that may have been evicted, or a lack of answers counts."""
 STEADY_S = 10.0
@@ -120,6 +122,14 @@ class Order:
                 yield Suspicion(
                     "passed by a younger", f"{one.older} {one.younger}", f"{text} for {now - one.at:.1f} s; {ages}"
                 )
+
+    def long_enough(self, now: float, *, grace_s: float, undisturbed: Callable[[float], bool]) -> set[str]:
+        """The groups that would be compared if one began now, also where the machine is twice as slow by then."""
+        if not undisturbed(now - STEADY_S) or now - self._lost_at < REMEMBERED_S:
+            return set()
+        return {
+            key for key, each in self._waiting.items() if now - each.since >= KNOWN_AFTER_S + 2 * grace_s + MARGIN_S
+        }
 
     def _look(self, now: float) -> None:
         """See who waits, and what may come in between."""
