@@ -18,6 +18,7 @@ from draco.allocation.search.requests import expand, matcher
 from draco.allocation.search.upstream_bugs import AffectedArea, bugs_of
 from draco.explanation.findings.allocated import allocated_claim, bypassing, is_full, missing, reaching, reason_of
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
+from draco.explanation.findings.emptied import emptied
 from draco.explanation.findings.fleet_findings import FleetFinder, FleetFindings
 from draco.explanation.findings.folding import folded
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
@@ -36,6 +37,17 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.names import SCHEDULING_GATE
 
+_WAITED_FOR: Final = frozenset(
+    {
+        PendingReason.IN_USE,
+        PendingReason.COUNTERS_SHORT,
+        PendingReason.CAPACITY_SHORT,
+        PendingReason.CONSTRAINT,
+        PendingReason.NOT_ENOUGH_ON_ONE_NODE,
+        PendingReason.NOT_TOGETHER,
+    }
+)
+"""Reasons that may be others' use of devices."""
 _MAX_ALONE: Final = 8
 """Kinds of nodes on which a request is tried alone."""
 
@@ -98,11 +110,13 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
     explanation = _of_waiting(fleet, waiting, reach)
     if explanation.fits:
         return replace(explanation, allocated=allocated)
+    if explanation.reason in _WAITED_FOR:
+        explanation = _with_what_stays(fleet, waiting, reach, explanation)
     return replace(
         explanation,
         allocated=allocated,
         nodes=[*explanation.nodes, *elsewhere],
-        nearest=nearest_misses(fleet, claims, pod),
+        nearest=explanation.nearest or nearest_misses(fleet, claims, pod),
         unmet=unmet_requests(fleet, waiting) if explanation.requests and not explanation.error else [],
         counted_on=counted_on(fleet, claims, pod, explanation.requests),
     )
@@ -183,6 +197,19 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
         nodes=causes,
         problems=[] if fits else problems_of(fleet, claims),
     )
+
+
+def _with_what_stays(
+    fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], explanation: Explanation
+) -> Explanation:
+    """With the cause that would be left if all that is in use were free: that one decides, and what helps against it."""
+    if explanation.error or (alone := emptied(fleet, claims, nodes)) is None:
+        return explanation
+    left = _of_waiting(alone, claims, alone.nodes)
+    if left.fits or left.error:
+        return explanation
+    left = replace(left, nearest=nearest_misses(alone, claims))
+    return replace(explanation, reason=left.reason, stays=note(left), nearest=left.nearest)
 
 
 def _with_fits_alone(

@@ -169,6 +169,8 @@ class CauseCount(OutputStruct, frozen=True, kw_only=True):
     values: list[SeenValue] = []
     holders: list[Holder] = []
     holders_total: int = 0
+    dedicated: bool = False
+    """In use, and a part would do: their driver publishes them for one claim at a time."""
     taints: list[TaintSeen] = []
     shortage: Shortage | None = None
     pools: list[str] = []
@@ -299,6 +301,8 @@ class ChangeKind(StrEnum):
     DROP_CONSTRAINT = "DropConstraint"
     LOWER_COUNT = "LowerCount"
     LOWER_CAPACITY = "LowerCapacity"
+    LOWER_OTHERS = "LowerOthers"
+    """Another claim takes of a capacity what it does not ask for."""
     NODE_SELECTOR = "NodeSelector"
     TOLERATE_NODE = "TolerateNode"
     UNCORDON = "Uncordon"
@@ -425,6 +429,8 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     """Why the other nodes will not do, most useful first."""
     problems: list[Problem] = []
     nearest: list[NearestMiss] = []
+    stays: str = ""
+    """What would be in the way if nobody else had any device: waiting does not mend it. "" where nothing would."""
     unmet: list[UnmetRequest] = []
     """What no node of the cluster could give, and a new one would have to have."""
     counted_on: str = ""

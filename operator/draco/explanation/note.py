@@ -57,6 +57,9 @@ class _Said(NamedTuple):
 
 def note(explanation: Explanation) -> str:
     """The explanation in one paragraph."""
+    if explanation.stays:
+        text = f"Waiting does not help: {explanation.stays[:1].lower()}{explanation.stays[1:]}"
+        return text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1].rstrip()}…"
     said = _said(explanation)
     text = " ".join(sentence(capital(each)) for each in (said.cause, said.fix, _counted(explanation)) if each)
     if said.counts and len(text) + len(said.counts) < _ROOM:

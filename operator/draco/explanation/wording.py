@@ -53,7 +53,7 @@ def cause_text(count: CauseCount) -> str:
         case Cause.SELECTOR_FAILED:
             text = f"rejected with an error by {selector} ({shortened(count.error)})"
         case Cause.IN_USE:
-            text = f"in use by {_holders(count)}"
+            text = f"in use by {_holders(count)}" + ", and published for one claim at a time" * count.dedicated
         case Cause.TAINTED:
             taints = [each.taint + (f" (rule {each.rule})" if each.rule else "") for each in count.taints]
             text = f"tainted with {' and '.join(taints)}"

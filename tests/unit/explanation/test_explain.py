@@ -34,7 +34,7 @@ from draco.resources.api.slices import (
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import SCHEDULING_GATE
 from tests.builders import a_claim, a_device, a_device_class, a_node, a_pod, a_rule, a_slice
-from tests.unit.explanation.clusters import A100, ATTRIBUTES, GPU, H100, a_fleet, asking
+from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_fleet, asking
 
 
 def held(*devices: str, by: str = "job", pods: tuple[str, ...] = ("worker",)) -> ResourceClaim:
@@ -323,6 +323,41 @@ def test_a_capacity_that_is_short_is_told_with_what_is_left() -> None:
     short = count_of(told, Cause.CAPACITY_SHORT).shortage
     assert short is not None
     assert (short.needed, short.left, short.takers) == ("20Gi", "10Gi", ["default/job"])
+
+
+def test_what_waiting_never_mends_decides_whatever_is_in_use() -> None:
+    """It asks for more than any GPU has, and all of them are in use."""
+    fleet = a_fleet(held(*ALL_HELD))
+    told = explain(fleet, [asking(capacity=CapacityRequirements(requests={"memory": "90Gi"}))])
+    assert told.reason is PendingReason.CAPACITY_SHORT
+    assert told.summary.startswith("Waiting does not help: ")
+    assert "short of memory: 90Gi needed, 80Gi of 80Gi left" in told.summary
+    assert told.nearest[0].text == "ask for 80Gi instead of 90Gi of memory in request gpu"
+    assert count_of(told, Cause.IN_USE).devices == 4, "what is in use is counted as it is"
+
+
+def test_a_constraint_that_no_devices_meet_decides_whatever_is_in_use() -> None:
+    fleet = a_fleet(held("n1/gpu-0"))
+    constraint = DeviceConstraint(match_attribute=f"{GPU}/index")
+    told = explain(fleet, [asking(count=2, constraints=[constraint])])
+    assert told.reason is PendingReason.CONSTRAINT
+    assert f"no 2 have the same {GPU}/index" in told.summary
+    assert [each.kind for each in told.nearest] == ["DropConstraint"]
+
+
+def test_what_waiting_mends_is_told_as_it_is() -> None:
+    told = explain(a_fleet(held(*ALL_HELD)), [asking()])
+    assert (told.reason, told.stays) == (PendingReason.IN_USE, "")
+    big = f'{CAPACITY}.memory.compareTo(quantity("80Gi")) >= 0'
+    large_and_busy = explain(a_fleet(held("n1/gpu-0", "n1/gpu-1")), [asking(big, count=2)])
+    assert (large_and_busy.reason, large_and_busy.stays) == (PendingReason.IN_USE, "")
+
+
+def test_a_gpu_of_which_a_part_would_do_is_said_to_be_for_one_claim_at_a_time() -> None:
+    asks = asking(capacity=CapacityRequirements(requests={"memory": "4Gi"}))
+    told = explain(a_fleet(held(*ALL_HELD)), [asks])
+    assert "in use by default/job (pod worker), and published for one claim at a time" in told.summary
+    assert "one claim at a time" not in explain(a_fleet(held(*ALL_HELD)), [asking()]).summary
 
 
 def test_devices_on_nodes_where_the_pod_may_not_go_are_told_apart() -> None:

@@ -209,11 +209,18 @@ def test_nobody_is_told_to_tolerate_that_a_device_cannot_be_had(taint: str, reme
     )
 
 
-def test_two_taints_on_one_device_are_no_single_change() -> None:
+def test_two_taints_on_one_device_are_lifted_together() -> None:
     fleet = a_fleet()
     fleet.put_rule(a_rule("one", driver=GPU, pool="n1"))
+    fleet.put_rule(a_rule("two", taint="example.com/other", driver=GPU, pool="n1", device="gpu-1"))
+    assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT].startswith(
+        "lift the taint example.com/broken:NoSchedule (rule one)"
+    )
     fleet.put_rule(a_rule("two", taint="example.com/other", driver=GPU, pool="n1"))
-    assert ChangeKind.LIFT_TAINT not in told(fleet, asking(BIG))
+    assert told(fleet, asking(BIG))[ChangeKind.LIFT_TAINT] == (
+        "lift the taints example.com/broken:NoSchedule (rule one) and example.com/other:NoSchedule (rule two) from "
+        f"{GPU}/n1/gpu-0, or let the request tolerate it"
+    )
 
 
 def test_fewer_devices_are_the_most_that_fit() -> None:
@@ -243,6 +250,43 @@ def test_a_capacity_that_is_short_is_asked_for_in_a_smaller_amount() -> None:
     fleet = Fleet.of(slices=[a_slice("n1", [shared])], nodes=[a_node("n1")], classes=[a_class(GPU)], claims=[user])
     wanted = asking(capacity=CapacityRequirements(requests={"memory": "40Gi"}))
     assert told(fleet, wanted)[ChangeKind.LOWER_CAPACITY] == "ask for 20Gi instead of 40Gi of memory in request gpu"
+
+
+@pytest.mark.parametrize(
+    ("asks", "kind", "text"),
+    [
+        (
+            {},
+            ChangeKind.LOWER_OTHERS,
+            "make claim default/user again with the cores that it needs: it asks for none, and so it takes 100",
+        ),
+        ({"cores": "100"}, ChangeKind.FREE_CLAIM, "wait for pod p to end, or delete it: it uses claim default/user"),
+    ],
+)
+def test_what_another_claim_takes_without_asking_is_asked_of_its_owner(
+    asks: dict[str, str], kind: ChangeKind, text: str
+) -> None:
+    capacity = {"memory": DeviceCapacity(value="15Gi"), "cores": DeviceCapacity(value="100")}
+    shared = Device(name="gpu-0", capacity=capacity, allow_multiple_allocations=True)
+    result = DeviceRequestAllocationResult(
+        request="gpu",
+        driver=GPU,
+        pool="n1",
+        device="gpu-0",
+        share_id="00000000-0000-4000-8000-000000000000",
+        consumed_capacity={"memory": "4Gi", "cores": "100"},
+    )
+    user = asking(capacity=CapacityRequirements(requests={"memory": "4Gi", **asks}))
+    status = a_claim("user", reserved_for=["p"]).status
+    allocation = AllocationResult(devices=DeviceAllocationResult(results=[result]))
+    user = msgspec.structs.replace(
+        user,
+        metadata=ObjectMeta(name="user", namespace="default"),
+        status=msgspec.structs.replace(status, allocation=allocation),
+    )
+    fleet = Fleet.of(slices=[a_slice("n1", [shared])], nodes=[a_node("n1")], classes=[a_class(GPU)], claims=[user])
+    wanted = asking(capacity=CapacityRequirements(requests={"memory": "4Gi", "cores": "10"}))
+    assert told(fleet, wanted)[kind] == text
 
 
 def test_a_pool_that_lacks_slices_is_told_with_how_many() -> None:
@@ -323,8 +367,7 @@ def done(change: SuggestedChange, objects: dict[type, list[Any]]) -> dict[type, 
     after = {kind: list(each) for kind, each in objects.items()}
     if change.gone is not None:
         after[ResourceClaim] = [each for each in after[ResourceClaim] if each.metadata.key != change.gone]
-    if change.taint is not None:
-        taint = change.taint
+    for taint in change.taints:
         after[DeviceTaintRule] = [each for each in after[DeviceTaintRule] if not same(each.spec.taint, taint)]
         after[ResourceSlice] = [without_taint(each, taint) for each in after[ResourceSlice]]
     if change.pool is not None:

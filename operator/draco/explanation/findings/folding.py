@@ -115,7 +115,10 @@ class _Folding:
                 values = values_seen([first], selector.expression)
                 details = {"selector": selector, "error": error, "values": values}
             case DeviceFinding(Cause.IN_USE):
-                details = self._holders(totals)
+                capacity = constrained.request.asked.capacity
+                asks_share = capacity is not None and bool(capacity.requests)
+                dedicated = asks_share and not first.device.allow_multiple_allocations
+                details = {**self._holders(totals), "dedicated": dedicated}
             case DeviceFinding(Cause.TAINTED, tuple(taints)):
                 details = {"taints": [taint_seen(fleet, first, taint) for taint in taints]}
             case DeviceFinding(Cause.COUNTERS_SHORT):

@@ -35,6 +35,7 @@ _SIZES: Final = (
     ChangeKind.RELAX_SELECTOR,
     ChangeKind.LOWER_CAPACITY,
     ChangeKind.LOWER_COUNT,
+    ChangeKind.LOWER_OTHERS,
     ChangeKind.FREE_CLAIM,
     ChangeKind.DROP_CONSTRAINT,
     ChangeKind.DROP_SELECTOR,
@@ -50,8 +51,8 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
     """All claims, one of them changed."""
     gone: ObjectKey | None = None
     """A claim that is no more."""
-    taint: DeviceTaint | None = None
-    """A taint that no device has any more."""
+    taints: Sequence[DeviceTaint] = ()
+    """Taints that no device has any more."""
     obstacle: PlacementObstacle | None = None
     """What keeps the pod away from the node no more."""
     pool: PoolKey | None = None

@@ -3,14 +3,14 @@
 Owns the changes that somebody other than the author of the claims has to make.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from draco.allocation.errors import AllocationError
-from draco.allocation.fleet.pools import Pool, PoolView
+from draco.allocation.fleet.pools import Candidate, Pool, PoolView
 from draco.allocation.fleet.rowwise import select
 from draco.allocation.ownership.claims import is_operators
 from draco.explanation.findings.details import consumers_of, taint_seen
@@ -18,7 +18,7 @@ from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
 from draco.explanation.remedies.changes import SuggestedChange, near_miss_of
 from draco.explanation.remedies.trials import Trials
-from draco.explanation.selection import first_rows
+from draco.explanation.selection import alternatives, first_rows
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.health import is_of_fact, is_of_fault
@@ -37,6 +37,8 @@ from draco.resources.names import (
 )
 from draco.resources.texts import agreeing, listed, them
 
+_TaintKey: TypeAlias = tuple[str, str, str]
+"""Key, value and effect: two taints that are alike in these are one."""
 _NOT: Final = bytes(each == 0 for each in range(256))
 _LOOKED_AT: Final = 2000
 _ROWS: Final = 200
@@ -65,30 +67,41 @@ _SETTLES: Final[Mapping[str, str]] = {
 
 
 def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
-    """A taint that is lifted, or tolerated, which comes to the same but for taints that state what cannot be done."""
+    """A taint that is lifted, or tolerated, which comes to the same but for taints that state what cannot be done.
+
+    Where no single one helps: all that a device has.
+    """
     inventory = trials.fleet.inventory
-    seen: dict[tuple[str, str, str], DeviceTaint] = {}
+    single: dict[_TaintKey, DeviceTaint] = {}
+    together: dict[tuple[_TaintKey, ...], Sequence[DeviceTaint]] = {}
     for request in trials.requests:
         tainted = trials.free(request, request.selection.end, request.tolerated.translate(_NOT))
         kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _ROWS)}
         for row in kinds.values():
-            for taint in inventory.taints_of(row):
-                if not any(each.tolerates(taint) for each in request.asked.tolerations):
-                    seen.setdefault((taint.key, taint.value, taint.effect), taint)
-    for taint in list(seen.values())[:_TAINTS]:
-        yield from _lifted(trials, taint)
+            tolerations = request.asked.tolerations
+            found = [one for one in inventory.taints_of(row) if not any(each.tolerates(one) for each in tolerations)]
+            single.update({_key(taint): taint for taint in reversed(found) if _key(taint) not in single})
+            if len(found) > 1:
+                together.setdefault(tuple(map(_key, found)), found)
+    lifted = [change for taint in list(single.values())[:_TAINTS] for change in _lifted(trials, [taint])]
+    yield from lifted
+    for taints in list(together.values())[:_TAINTS] if not lifted else ():
+        yield from _lifted(trials, taints)
 
 
-def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[SuggestedChange]:
+def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[SuggestedChange]:
+    keys = set(map(_key, taints))
     marks = [
         (
             request,
-            trials.free(request, request.selection.end, trials.tolerated(request.asked, lambda each: _is(each, taint))),
+            trials.free(
+                request, request.selection.end, trials.tolerated(request.asked, lambda each: _key(each) in keys)
+            ),
         )
         for request in trials.requests
     ]
     for node in trials.nodes(marks):
-        views = [_without_taint(view, taint) for view in trials.fleet.inventory.views(node)]
+        views = [_without_taints(view, keys) for view in trials.fleet.inventory.views(node)]
         results = trials.fits(node, views=views)
         if results is None:
             continue
@@ -97,14 +110,20 @@ def _lifted(trials: Trials, taint: DeviceTaint) -> Iterator[SuggestedChange]:
             candidate.key: candidate
             for view in trials.fleet.inventory.views(node)
             for candidate in view.candidates
-            if candidate.key in taken and any(_is(each, taint) for each in candidate.taints)
+            if candidate.key in taken and any(_key(each) in keys for each in candidate.taints)
         }
-        named = (taint.key, taint.value, taint.effect)
-        rules = {taint_seen(trials.fleet, candidate, named).rule for candidate in tainted.values()} - {""}
-        by = f" (rule {listed(sorted(rules))})" if rules else ""
-        text = f"lift the taint {taint_text(*named)}{by} from {listed(sorted(tainted))}{_otherwise(trials, taint)}"
-        yield SuggestedChange(miss=near_miss_of(ChangeKind.LIFT_TAINT, text, node, results), taint=taint)
+        named = " and ".join(_named(trials, taint, tainted.values()) for taint in taints)
+        what = agreeing(len(taints), "the taint", "the taints")
+        text = f"lift {what} {named} from {listed(sorted(tainted))}{_otherwise(trials, taints[0])}"
+        yield SuggestedChange(miss=near_miss_of(ChangeKind.LIFT_TAINT, text, node, results), taints=taints)
         return
+
+
+def _named(trials: Trials, taint: DeviceTaint, tainted: Iterable[Candidate]) -> str:
+    """A taint of devices, with the rules that say it."""
+    named = _key(taint)
+    rules = {taint_seen(trials.fleet, each, named).rule for each in tainted} - {""}
+    return taint_text(*named) + (f" (rule {listed(sorted(rules))})" if rules else "")
 
 
 def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
@@ -189,11 +208,31 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
         busy = [key for key in holders if key not in own and fleet.claims[key].status.reserved_for]
         for key in busy[:_BUSY]:
             results = trials.fits(node, without=key)
-            if results is not None:
-                text = _released(fleet.claims[key])
-                yield SuggestedChange(
-                    miss=near_miss_of(ChangeKind.FREE_CLAIM, text, node, results, claim=str(key)), gone=key
+            if results is None:
+                continue
+            if text := _unasked(trials, fleet.claims[key]):
+                kind = ChangeKind.LOWER_OTHERS
+            else:
+                kind, text = ChangeKind.FREE_CLAIM, _released(fleet.claims[key])
+            yield SuggestedChange(miss=near_miss_of(kind, text, node, results, claim=str(key)), gone=key)
+
+
+def _unasked(trials: Trials, claim: ResourceClaim) -> str:
+    """How a claim would leave what it takes without asking for it, of a capacity that is wanted here; "" if it takes none."""
+    wanted = {name for each in trials.requests if each.asked.capacity for name in each.asked.capacity.requests}
+    asked = {
+        name: each.capacity.requests.keys() if each.capacity is not None else ()
+        for request in claim.spec.devices.requests
+        for name, each in alternatives(request)
+    }
+    for result in claim.results:
+        for name, amount in result.consumed_capacity.items():
+            if name in wanted and name not in asked.get(result.request, ()):
+                return (
+                    f"make claim {claim.metadata.key} again with the {name} that it needs: it asks for none, and so it takes "
+                    f"{amount}"
                 )
+    return ""
 
 
 def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
@@ -278,18 +317,18 @@ def _with_pool(views: Sequence[PoolView], pool: Pool, node: Node) -> list[PoolVi
     return sorted(changed, key=lambda each: (each.has_binding_conditions, each.key))
 
 
-def _without_taint(view: PoolView, taint: DeviceTaint) -> PoolView:
-    if not any(_is(each, taint) for candidate in view.candidates for each in candidate.taints):
+def _without_taints(view: PoolView, keys: Collection[_TaintKey]) -> PoolView:
+    if not any(_key(each) in keys for candidate in view.candidates for each in candidate.taints):
         return view
     candidates = [
-        msgspec.structs.replace(candidate, taints=tuple(each for each in candidate.taints if not _is(each, taint)))
+        msgspec.structs.replace(candidate, taints=tuple(each for each in candidate.taints if _key(each) not in keys))
         for candidate in view.candidates
     ]
     return msgspec.structs.replace(view, candidates=candidates)
 
 
-def _is(one: DeviceTaint, other: DeviceTaint) -> bool:
-    return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
+def _key(taint: DeviceTaint) -> _TaintKey:
+    return taint.key, taint.value, taint.effect
 
 
 def _released(claim: ResourceClaim) -> str:
