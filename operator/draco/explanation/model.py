@@ -3,7 +3,7 @@
 Owns the structs and the closed sets of words in them; fields are only ever added. Computes nothing but what a struct says of
 itself. `explain` fills Explanation, RequestExplanation, CauseCount and the node causes that are about devices; `verdicts` fills
 DeviceVerdict and its parts; `placement` the node causes that are about the pod; `problems.claims` Problem; `nearest` NearestMiss;
-`unmet` UnmetRequest; `standing` Obstacle.
+`unmet` UnmetRequest; `standing` UseObstacle.
 """
 
 from collections.abc import Sequence
@@ -378,7 +378,7 @@ class ObstacleKind(StrEnum):
     """Draco's agent refuses to prepare it as it is configured."""
 
 
-class Obstacle(OutputStruct, frozen=True, kw_only=True):
+class UseObstacle(OutputStruct, frozen=True, kw_only=True):
     """What keeps a pod from using a device of its claim; `device` is "" where it is about the claim. `standing` fills it."""
 
     kind: ObstacleKind
@@ -436,7 +436,7 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     counted_on: str = ""
     """The node on which Karpenter counts for the pod, whose devices are tainted: it knows no taints of devices, and adds none."""
     allocated: list[AllocatedClaim] = []
-    obstacles: list[Obstacle] = []
+    obstacles: list[UseObstacle] = []
     """What keeps the pod from using what its claims have."""
     room_on: list[str] = []
     """Nodes on which the claims of such a pod could be allocated again; the first ones."""

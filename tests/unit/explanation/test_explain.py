@@ -342,7 +342,7 @@ def test_a_constraint_that_no_devices_meet_decides_whatever_is_in_use() -> None:
     told = explain(fleet, [asking(count=2, constraints=[constraint])])
     assert told.reason is PendingReason.CONSTRAINT
     assert f"no 2 have the same {GPU}/index" in told.summary
-    assert [each.kind for each in told.nearest] == ["DropConstraint"]
+    assert "DropConstraint" in [each.kind for each in told.nearest]
 
 
 def test_what_waiting_mends_is_told_as_it_is() -> None:

@@ -89,8 +89,8 @@ class RegistrationState(msgspec.Struct, frozen=True):
         """Kubelet has said nothing; where its folder is another one, it never will."""
         folder = where.registration.parent.parent
         return cls(
-            error=f"Kubelet has not connected to {where.registration} yet. If it stays so, kubelet's folder is not {folder}: "
-            "name it with the chart's value agent.kubeletDir (--kubelet-dir)."
+            error=f"Kubelet has not connected to {where.registration} yet. If it does not within a minute, kubelet's folder is "
+            f"not {folder}: name it with the chart's value agent.kubeletDir (--kubelet-dir)."
         )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from draco.allocation.configurations import refused
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.verdicts import Judge
-from draco.explanation.model import Obstacle, ObstacleKind
+from draco.explanation.model import ObstacleKind, UseObstacle
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
@@ -23,7 +23,7 @@ _DELETE_POD: Final = "delete the pod, so that its claim is allocated again"
 _ONE_GOES: Final = "delete the pod of one of them, so that its claim is allocated again"
 
 
-def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[Obstacle]:
+def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[UseObstacle]:
     """What keeps the pod from using the devices that its claims have, device by device: the first obstacle of each.
 
     Without a pod, or for one that has started, what its containers have at hand already is none: taints and configurations.
@@ -42,11 +42,11 @@ def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
 
 def _of_device(
     fleet: Fleet, claim: ResourceClaim, result: DeviceRequestAllocationResult, pod: Pod | None, *, starts: bool
-) -> Iterator[Obstacle]:
+) -> Iterator[UseObstacle]:
     device = f"{result.driver}/{result.pool}/{result.device}"
 
-    def is_obstacle(kind: ObstacleKind, text: str, remedy: str) -> Obstacle:
-        return Obstacle(kind=kind, claim=str(claim.metadata.key), device=device, text=text, remedy=remedy)
+    def is_obstacle(kind: ObstacleKind, text: str, remedy: str) -> UseObstacle:
+        return UseObstacle(kind=kind, claim=str(claim.metadata.key), device=device, text=text, remedy=remedy)
 
     node = _node_of(claim, pod)
     if node and node not in fleet.nodes:
@@ -119,13 +119,13 @@ def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> li
     ]
 
 
-def _configuration(claim: ResourceClaim) -> Obstacle | None:
+def _configuration(claim: ResourceClaim) -> UseObstacle | None:
     found = refused(claim, NVIDIA_DRIVER)
     if found is None:
         return None
     remedy = "make a new claim without it"
     if found.source != "the claim":
         remedy = "remove it there, or override it in a new claim"
-    return Obstacle(
+    return UseObstacle(
         kind=ObstacleKind.CONFIGURATION_REFUSED, claim=str(claim.metadata.key), text=str(found), remedy=remedy
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from draco.linting.model import Finding, Manifest, SetField, finding
 from draco.linting.objects import at, is_near
-from draco.resources.written.forms import Refusal
+from draco.resources.written.forms import ValueRefusal
 from draco.resources.written.limits import refusals
 from draco.resources.written.manifests import ManifestError, decode
 from draco.selectors.comparisons import quantity_meant
@@ -28,11 +28,11 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
                     yield finding("value", str(refusal), index, refusal.place)
 
 
-def _unread(index: int, manifest: Manifest, refusal: Refusal) -> Finding:
+def _unread(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
     """What cannot be read, with the amount that is meant where it is one."""
     written = at(manifest.tree, refusal.place)
     meant = quantity_meant(written) if isinstance(written, str) else None
     if meant is None or meant == written:
         return finding("value", str(refusal), index, refusal.place)
-    message = str(Refusal(refusal.place, f'"{written}" is not a quantity: write {meant}'))
+    message = str(ValueRefusal(refusal.place, f'"{written}" is not a quantity: write {meant}'))
     return finding("value", message, index, refusal.place, SetField(refusal.place, meant))

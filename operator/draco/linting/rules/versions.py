@@ -56,11 +56,11 @@ def _of_version(index: int, kind: str, version: str, kubernetes: int) -> Iterato
     if served is None:
         why = f"{kind} was never served as {objects.GROUP}/{version}"
     elif is_served:
-        why = f"{objects.GROUP}/{version} of a {kind} is deprecated and not served by default"
+        why = f"{objects.GROUP}/{version} is deprecated and not served by default"
     elif kubernetes < served.since:
         why = f"{kind} is served as {objects.GROUP}/{version} since Kubernetes 1.{served.since}, not by 1.{kubernetes}"
     else:
-        why = f"{objects.GROUP}/{version} of a {kind} is not served since Kubernetes 1.{served.until}"
+        why = f"{objects.GROUP}/{version} is not served since Kubernetes 1.{served.until}"
     severity: Severity = "warning" if is_served else "error"
     if not wanted:
         newer = min(each.since for each in VERSIONS[kind].values())

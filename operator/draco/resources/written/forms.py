@@ -25,7 +25,7 @@ Place: TypeAlias = tuple[str | int, ...]
 """Fields, keys and indices that lead from the top of an object to a value."""
 
 
-class Refusal(NamedTuple):
+class ValueRefusal(NamedTuple):
     """What is wrong with the value at a place; `text` goes on from the place's name."""
 
     place: Place
@@ -35,7 +35,7 @@ class Refusal(NamedTuple):
         return f"{_written(self.place) or 'the object'} {self.text}"
 
 
-class Key(str):
+class ChosenKey(str):
     """A key that somebody chose, in contrast to a field."""
 
     __slots__ = ()
@@ -43,56 +43,58 @@ class Key(str):
 
 def _written(place: Place) -> str:
     """A place as people write it: spec.devices[0].attributes[model]."""
-    steps = (f"[{short(str(step))}]" if isinstance(step, int | Key) else f".{step}" for step in place)
+    steps = (f"[{short(str(step))}]" if isinstance(step, int | ChosenKey) else f".{step}" for step in place)
     return "".join(steps).removeprefix(".")
 
 
-def check_driver(name: str, at: Place) -> Iterator[Refusal]:
+def check_driver(name: str, at: Place) -> Iterator[ValueRefusal]:
     """The name of a driver."""
     if not SUBDOMAIN.fullmatch(name.lower()) or len(name) > _MAX_DOMAIN:  # in capitals, too
-        yield Refusal(at, f'"{short(name)}" is not a driver name: write a domain such as gpu.example.com')
+        yield ValueRefusal(at, f'"{short(name)}" is not a driver name: write a domain such as gpu.example.com')
 
 
-def check_label(name: str, at: Place, what: str) -> Iterator[Refusal]:
+def check_label(name: str, at: Place, what: str) -> Iterator[ValueRefusal]:
     """A DNS label, as names of devices, requests and counters are; `what` says what it names."""
     if not LABEL.fullmatch(name):
-        yield Refusal(at, f'"{short(name)}" is not {what}: use at most 63 lower-case letters, digits and dashes')
+        yield ValueRefusal(at, f'"{short(name)}" is not {what}: use at most 63 lower-case letters, digits and dashes')
 
 
-def check_qualified(name: str, at: Place, what: str, *, full: bool = False) -> Iterator[Refusal]:
+def check_qualified(name: str, at: Place, what: str, *, full: bool = False) -> Iterator[ValueRefusal]:
     """A name of the published kind; `full` ones have their domain with them."""
     domain, slash, identifier = name.rpartition("/")
     if not _IDENTIFIER.fullmatch(identifier):
-        yield Refusal(at, f'"{short(identifier)}" cannot name {what}: use {_QUALIFIED}')
+        yield ValueRefusal(at, f'"{short(identifier)}" cannot name {what}: use {_QUALIFIED}')
     elif (slash or full) and (not SUBDOMAIN.fullmatch(domain) or len(domain) > _MAX_DOMAIN):
         said = f'has "{short(domain)}" for its domain' if domain else "has no domain"
-        yield Refusal(at, f"{said}: write the driver's name before it, as in gpu.example.com/{identifier}")
+        yield ValueRefusal(at, f"{said}: write the driver's name before it, as in gpu.example.com/{identifier}")
 
 
-def check_taint(taint: DeviceTaint, at: Place) -> Iterator[Refusal]:
+def check_taint(taint: DeviceTaint, at: Place) -> Iterator[ValueRefusal]:
     """A taint of a device or of a rule."""
     if not taint.key:
-        yield Refusal((*at, "key"), "is empty: name the taint")
+        yield ValueRefusal((*at, "key"), "is empty: name the taint")
     elif not TAINT_KEY.fullmatch(taint.key):
-        yield Refusal((*at, "key"), f'"{short(taint.key)}" is not a label key: write a name such as example.com/broken')
+        yield ValueRefusal(
+            (*at, "key"), f'"{short(taint.key)}" is not a label key: write a name such as example.com/broken'
+        )
     if taint.value and not _TAINT_VALUE.fullmatch(taint.value):
         text = f'"{short(taint.value)}" is not a label value: use at most 63 letters, digits, -, _ and .'
-        yield Refusal((*at, "value"), text)
+        yield ValueRefusal((*at, "value"), text)
     if taint.effect not in EFFECTS:
-        yield Refusal((*at, "effect"), f'"{short(taint.effect)}" is unknown: write None, NoSchedule or NoExecute')
+        yield ValueRefusal((*at, "effect"), f'"{short(taint.effect)}" is unknown: write None, NoSchedule or NoExecute')
 
 
-def check_count(at: Place, items: Sequence[object], most: int) -> Iterator[Refusal]:
+def check_count(at: Place, items: Sequence[object], most: int) -> Iterator[ValueRefusal]:
     """So many items of a list at most."""
     if len(items) > most:
-        yield Refusal(at, f"has {len(items)} items, and at most {most} are allowed")
+        yield ValueRefusal(at, f"has {len(items)} items, and at most {most} are allowed")
 
 
-def check_distinct(at: Place, what: str, names: Iterable[str]) -> Iterator[Refusal]:
+def check_distinct(at: Place, what: str, names: Iterable[str]) -> Iterator[ValueRefusal]:
     """Names of which none stands twice."""
     for name, count in Counter(names).items():
         if count > 1:
-            yield Refusal(at, f'has {count} {what} of the name "{short(name)}": names must differ')
+            yield ValueRefusal(at, f'has {count} {what} of the name "{short(name)}": names must differ')
             return
 
 

@@ -28,7 +28,7 @@ from draco.resources.written.forms import (
     SUBDOMAIN,
     TAINT_KEY,
     Place,
-    Refusal,
+    ValueRefusal,
     check_count,
     check_distinct,
     check_driver,
@@ -53,7 +53,7 @@ def refusal(item: Object) -> str:
     return next(map(str, refusals(item)), "")
 
 
-def refusals(item: Object) -> Iterator[Refusal]:
+def refusals(item: Object) -> Iterator[ValueRefusal]:
     """All for what an API server would refuse the object."""
     match item:
         case ResourceSlice():
@@ -71,7 +71,7 @@ def refusals(item: Object) -> Iterator[Refusal]:
             yield from check_taint(item.spec.taint, ("spec", "taint"))
 
 
-def _claim(claim: DeviceClaim, at: Place) -> Iterator[Refusal]:
+def _claim(claim: DeviceClaim, at: Place) -> Iterator[ValueRefusal]:
     requests = (*at, "requests")
     yield from check_count(requests, claim.requests, _MAX_REQUESTS)
     yield from check_distinct(requests, "requests", (request.name for request in claim.requests))
@@ -93,25 +93,25 @@ def _names_of(request: DeviceRequest) -> Iterator[str]:
     yield from (f"{request.name}/{each.name}" for each in request.first_available)
 
 
-def _known(named: Sequence[str], names: set[str], at: Place) -> Iterator[Refusal]:
+def _known(named: Sequence[str], names: set[str], at: Place) -> Iterator[ValueRefusal]:
     for index, name in enumerate(named):
         if name not in names:
-            yield Refusal(
+            yield ValueRefusal(
                 (*at, index), f'"{short(name)}" is not a request of this claim: it has {", ".join(sorted(names))}'
             )
     yield from check_distinct(at, "requests", named)
 
 
-def _request(request: DeviceRequest, at: Place) -> Iterator[Refusal]:
+def _request(request: DeviceRequest, at: Place) -> Iterator[ValueRefusal]:
     if not request.name:
-        yield Refusal((*at, "name"), "is empty: name the request")
+        yield ValueRefusal((*at, "name"), "is empty: name the request")
     else:
         yield from check_label(request.name, (*at, "name"), "the name of a request")
     if request.exactly is None and not request.first_available:
         text = "has neither exactly nor firstAvailable: put deviceClassName and the fields beside it under exactly"
-        yield Refusal(at, text)
+        yield ValueRefusal(at, text)
     if request.exactly is not None and request.first_available:
-        yield Refusal(at, "has both exactly and firstAvailable: keep one of them")
+        yield ValueRefusal(at, "has both exactly and firstAvailable: keep one of them")
     if request.exactly is not None:
         yield from _asked(request.exactly, (*at, "exactly"))
     alternatives = (*at, "firstAvailable")
@@ -122,60 +122,60 @@ def _request(request: DeviceRequest, at: Place) -> Iterator[Refusal]:
         yield from _asked(each, (*alternatives, index))
 
 
-def _asked(asked: ExactDeviceRequest | DeviceSubRequest, at: Place) -> Iterator[Refusal]:
+def _asked(asked: ExactDeviceRequest | DeviceSubRequest, at: Place) -> Iterator[ValueRefusal]:
     name = asked.device_class_name
     if not name:
-        yield Refusal((*at, "deviceClassName"), "is empty: name a DeviceClass")
+        yield ValueRefusal((*at, "deviceClassName"), "is empty: name a DeviceClass")
     elif not SUBDOMAIN.fullmatch(name) or len(name) > MAX_NAME:
         text = f'"{short(name)}" is not the name of a DeviceClass: use lower-case letters, digits, - and .'
-        yield Refusal((*at, "deviceClassName"), text)
+        yield ValueRefusal((*at, "deviceClassName"), text)
     mode = asked.allocation_mode
     if mode not in {"ExactCount", "All"}:
-        yield Refusal((*at, "allocationMode"), f'"{short(mode)}" is unknown: write ExactCount or All')
+        yield ValueRefusal((*at, "allocationMode"), f'"{short(mode)}" is unknown: write ExactCount or All')
     if mode == "ExactCount" and not 0 < asked.count <= _MAX_INT64:
-        yield Refusal((*at, "count"), "must be greater than zero")
+        yield ValueRefusal((*at, "count"), "must be greater than zero")
     yield from _selectors(asked.selectors, (*at, "selectors"))
     yield from check_count((*at, "tolerations"), asked.tolerations, _MAX_TOLERATIONS)
     for index, toleration in enumerate(asked.tolerations):
         yield from _toleration(toleration, (*at, "tolerations", index))
 
 
-def _toleration(toleration: DeviceToleration, at: Place) -> Iterator[Refusal]:
+def _toleration(toleration: DeviceToleration, at: Place) -> Iterator[ValueRefusal]:
     if toleration.operator not in {"Exists", "Equal"}:
         text = f'"{short(toleration.operator)}" is unknown: write Exists or Equal'
-        yield Refusal((*at, "operator"), text)
+        yield ValueRefusal((*at, "operator"), text)
     elif toleration.operator == "Exists" and toleration.value:
-        yield Refusal((*at, "value"), "must be empty where the operator is Exists")
+        yield ValueRefusal((*at, "value"), "must be empty where the operator is Exists")
     if toleration.key and not TAINT_KEY.fullmatch(toleration.key):
         text = f'"{short(toleration.key)}" is not a label key: write a name such as example.com/broken'
-        yield Refusal((*at, "key"), text)
+        yield ValueRefusal((*at, "key"), text)
     if toleration.effect and toleration.effect not in EFFECTS:
         text = f'"{short(toleration.effect)}" is unknown: write NoSchedule or NoExecute, or leave it out'
-        yield Refusal((*at, "effect"), text)
+        yield ValueRefusal((*at, "effect"), text)
 
 
-def _constraint(constraint: DeviceConstraint, at: Place) -> Iterator[Refusal]:
+def _constraint(constraint: DeviceConstraint, at: Place) -> Iterator[ValueRefusal]:
     named = {"matchAttribute": constraint.match_attribute, "distinctAttribute": constraint.distinct_attribute}
     given = {field: name for field, name in named.items() if name is not None}
     if not given:
-        yield Refusal(at, f"must have one of {', '.join(named)}")
+        yield ValueRefusal(at, f"must have one of {', '.join(named)}")
     for field, name in given.items():
         yield from check_qualified(name, (*at, field), "an attribute", full=True)
 
 
-def _opaque(opaque: OpaqueConfiguration | None, at: Place) -> Iterator[Refusal]:
+def _opaque(opaque: OpaqueConfiguration | None, at: Place) -> Iterator[ValueRefusal]:
     if opaque is None:
-        yield Refusal((*at, "opaque"), "is missing: say for which driver the configuration is, and its parameters")
+        yield ValueRefusal((*at, "opaque"), "is missing: say for which driver the configuration is, and its parameters")
         return
     yield from check_driver(opaque.driver, (*at, "opaque", "driver"))
     if not isinstance(opaque.parameters, dict):
-        yield Refusal((*at, "opaque", "parameters"), "must be an object")
+        yield ValueRefusal((*at, "opaque", "parameters"), "must be an object")
 
 
-def _selectors(selectors: Sequence[DeviceSelector], at: Place) -> Iterator[Refusal]:
+def _selectors(selectors: Sequence[DeviceSelector], at: Place) -> Iterator[ValueRefusal]:
     yield from check_count(at, selectors, _MAX_SELECTORS)
     for index, selector in enumerate(selectors):
         if selector.cel is None:
-            yield Refusal((*at, index, "cel"), "is missing: a selector is a CEL expression")
+            yield ValueRefusal((*at, index, "cel"), "is missing: a selector is a CEL expression")
         elif len(selector.cel.expression.encode()) > _MAX_EXPRESSION:
-            yield Refusal((*at, index, "cel", "expression"), "is longer than 10 KiB")
+            yield ValueRefusal((*at, index, "cel", "expression"), "is longer than 10 KiB")

@@ -21,7 +21,7 @@ from draco.resources.errors import DracoError
 from draco.resources.quantity import Quantity, QuantityError
 from draco.resources.written import conversion
 from draco.resources.written.conversion import Json
-from draco.resources.written.forms import Key, Place, Refusal
+from draco.resources.written.forms import ChosenKey, Place, ValueRefusal
 
 Object = Node | ResourceSlice | DeviceClass | DeviceTaintRule | ResourceClaim | ResourceClaimTemplate | Pod
 """What a manifest can be read as."""
@@ -66,7 +66,7 @@ class ManifestError(DracoError):
     where it is for amounts alone, with 0 in their places.
     """
 
-    def __init__(self, message: str, refusals: Sequence[Refusal] = (), rest: Any = None) -> None:
+    def __init__(self, message: str, refusals: Sequence[ValueRefusal] = (), rest: Any = None) -> None:
         super().__init__(message)
         self.refusals = refusals
         self.rest = rest
@@ -168,7 +168,7 @@ def _as_stored(kind: str, manifest: Json, namespace: str) -> Any:
     return stored
 
 
-def _quantities(kind: str, stored: Any) -> Iterator[Refusal]:
+def _quantities(kind: str, stored: Any) -> Iterator[ValueRefusal]:
     """Make texts of numbers where quantities stand, and tell those that are none, which become 0. Other types are told later."""
     for path in _QUANTITIES.get(kind, ()):
         for holder, key, place in _places(stored, path, ()):
@@ -180,7 +180,7 @@ def _quantities(kind: str, stored: Any) -> Iterator[Refusal]:
                     Quantity.parse(value)
             except QuantityError as error:
                 holder[key] = "0"
-                yield Refusal(place, str(error))
+                yield ValueRefusal(place, str(error))
 
 
 _AMOUNTS_OF_A_REQUEST: Final = (
@@ -217,7 +217,7 @@ def _places(value: Any, path: Sequence[str], at: Place) -> Iterator[tuple[Any, A
     if step == "[]" and isinstance(value, list):
         inner = [(index, index) for index in range(len(value))]
     elif step == "*" and isinstance(value, dict):
-        inner = [(key, Key(key)) for key in value]
+        inner = [(key, ChosenKey(key)) for key in value]
     elif isinstance(value, dict) and step in value:
         inner = [(step, step)]
     else:
@@ -339,17 +339,17 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
-def _refusal(problem: str, type_: type) -> Refusal:
+def _refusal(problem: str, type_: type) -> ValueRefusal:
     """What msgspec says of a value that does not fit, in the words of the API."""
     found = _AT.fullmatch(problem)
     what, path = (found["what"], found["path"] or "") if found else (problem, "")
     place = _place_of(path)
     if missing := _MISSING.fullmatch(what):
-        return Refusal((*place, missing["name"]), "is missing; it must be set")
+        return ValueRefusal((*place, missing["name"]), "is missing; it must be set")
     if other := _NOT_ONE_OF.fullmatch(what):
         *most, last = _values(type_, path)
         one_of = f"{', '.join(most)} or {last}" if most else last
-        return Refusal(place, f"is {_shown(other['got'])}; it must be {one_of}")
+        return ValueRefusal(place, f"is {_shown(other['got'])}; it must be {one_of}")
     if expected := _EXPECTED.fullmatch(what):
         want = " or ".join(
             _WORDS.get(each.strip(), each.strip()) for each in expected["want"].split("|") if each.strip() != "null"
@@ -359,8 +359,8 @@ def _refusal(problem: str, type_: type) -> Refusal:
             if expected["want"].startswith("str") and expected["got"] in {"int", "float", "bool"}
             else ""
         )
-        return Refusal(place, f"must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}")
-    return Refusal(place, f"is wrong: {what[:1].lower()}{what[1:]}" if place else what)
+        return ValueRefusal(place, f"must be {want}, not {_WORDS.get(expected['got'], expected['got'])}{hint}")
+    return ValueRefusal(place, f"is wrong: {what[:1].lower()}{what[1:]}" if place else what)
 
 
 def _place_of(path: str) -> Place:
@@ -368,7 +368,7 @@ def _place_of(path: str) -> Place:
     steps: list[str | int] = []
     for step in _STEP.finditer(path):
         index, name = step["index"], step["name"]
-        steps.append(name or (Key("...") if index == "..." else int(index)))
+        steps.append(name or (ChosenKey("...") if index == "..." else int(index)))
     return tuple(steps)
 
 

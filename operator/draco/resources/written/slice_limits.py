@@ -14,9 +14,9 @@ from draco.resources.semver import SemVer
 from draco.resources.written.forms import (
     MAX_NAME,
     SUBDOMAIN,
-    Key,
+    ChosenKey,
     Place,
-    Refusal,
+    ValueRefusal,
     check_count,
     check_distinct,
     check_driver,
@@ -48,7 +48,7 @@ _VALUES_OF_OPERATORS: Final = {
 """What each operator of a node selector has for values."""
 
 
-def slice_refusals(spec: ResourceSliceSpec, at: Place) -> Iterator[Refusal]:
+def slice_refusals(spec: ResourceSliceSpec, at: Place) -> Iterator[ValueRefusal]:
     """All for what an API server would refuse a slice, whose spec is at that place."""
     yield from check_driver(spec.driver, (*at, "driver"))
     yield from _pool(spec, (*at, "pool"))
@@ -61,18 +61,18 @@ def slice_refusals(spec: ResourceSliceSpec, at: Place) -> Iterator[Refusal]:
     given = [name for name, value in where.items() if value]
     if len(given) != 1:
         has = " and ".join(given) or "none of them"
-        yield Refusal(at, f"must have exactly one of {', '.join(where)}, but has {has}")
+        yield ValueRefusal(at, f"must have exactly one of {', '.join(where)}, but has {has}")
     yield from _nodes(spec.node_selector, (*at, "nodeSelector"))
     if spec.devices and spec.shared_counters:
         text = "must not have both devices and sharedCounters: publish the counters in a slice of their own"
-        yield Refusal(at, text)
+        yield ValueRefusal(at, text)
     advanced = any(_is_advanced(device) for device in spec.devices)
     most = _MAX_ADVANCED_DEVICES if advanced else _MAX_DEVICES
     reason = " where any has taints, counters or lists" if advanced else ""
     devices = (*at, "devices")
     if len(spec.devices) > most:
         text = f"has {len(spec.devices)} devices, and a slice takes at most {most}{reason}: use several slices"
-        yield Refusal(devices, text)
+        yield ValueRefusal(devices, text)
     yield from check_distinct(devices, "devices", (device.name for device in spec.devices))
     for index, device in enumerate(spec.devices):
         yield from _device(device, (*devices, index), per_device=bool(spec.per_device_node_selection))
@@ -84,18 +84,18 @@ def slice_refusals(spec: ResourceSliceSpec, at: Place) -> Iterator[Refusal]:
         yield from _counters(list(counters.counters), (*sets, index, "counters"))
 
 
-def _pool(spec: ResourceSliceSpec, at: Place) -> Iterator[Refusal]:
+def _pool(spec: ResourceSliceSpec, at: Place) -> Iterator[ValueRefusal]:
     name = spec.pool.name
     if not name:
-        yield Refusal((*at, "name"), "is empty: name the pool, usually after its node")
+        yield ValueRefusal((*at, "name"), "is empty: name the pool, usually after its node")
     elif len(name) > MAX_NAME or not all(SUBDOMAIN.fullmatch(part) for part in name.split("/")):
         text = "is not the name of a pool: write parts of lower-case letters, digits, - and ., with / between them"
-        yield Refusal((*at, "name"), f'"{short(name)}" {text}')
+        yield ValueRefusal((*at, "name"), f'"{short(name)}" {text}')
     if spec.pool.resource_slice_count < 1:
         text = "must be at least 1: it counts the slices of the pool, this one included"
-        yield Refusal((*at, "resourceSliceCount"), text)
+        yield ValueRefusal((*at, "resourceSliceCount"), text)
     if spec.pool.generation < 0:
-        yield Refusal((*at, "generation"), "must not be negative")
+        yield ValueRefusal((*at, "generation"), "must not be negative")
 
 
 def _is_advanced(device: Device) -> bool:
@@ -103,17 +103,17 @@ def _is_advanced(device: Device) -> bool:
     return bool(device.taints or device.consumes_counters or lists)
 
 
-def _device(device: Device, at: Place, *, per_device: bool) -> Iterator[Refusal]:
+def _device(device: Device, at: Place, *, per_device: bool) -> Iterator[ValueRefusal]:
     yield from check_label(device.name, (*at, "name"), "a device name")
     count = len(device.attributes) + len(device.capacity)
     if count > _MAX_ATTRIBUTES:
-        yield Refusal(at, f"has {count} attributes and capacities, and a device takes at most {_MAX_ATTRIBUTES}")
+        yield ValueRefusal(at, f"has {count} attributes and capacities, and a device takes at most {_MAX_ATTRIBUTES}")
     for name, attribute in device.attributes.items():
-        place = (*at, "attributes", Key(name))
+        place = (*at, "attributes", ChosenKey(name))
         yield from check_qualified(name, place, "an attribute")
         yield from _attribute(attribute, place)
     for name, capacity in device.capacity.items():
-        place = (*at, "capacity", Key(name))
+        place = (*at, "capacity", ChosenKey(name))
         yield from check_qualified(name, place, "a capacity")
         if capacity.request_policy is not None:
             yield from _policy(capacity.request_policy, (*place, "requestPolicy"), capacity.value)
@@ -131,49 +131,49 @@ def _device(device: Device, at: Place, *, per_device: bool) -> Iterator[Refusal]
     given = sum(bool(each) for each in (device.node_name, device.node_selector is not None, device.all_nodes))
     if per_device and given != 1:
         text = "must have exactly one of nodeName, nodeSelector, allNodes, as spec.perDeviceNodeSelection is true"
-        yield Refusal(at, text)
+        yield ValueRefusal(at, text)
     if not per_device and given:
         text = "names nodes of its own, which needs spec.perDeviceNodeSelection: true in place of the slice's own"
-        yield Refusal(at, text)
+        yield ValueRefusal(at, text)
     yield from _nodes(device.node_selector, (*at, "nodeSelector"))
 
 
-def _counters(names: Sequence[str], at: Place) -> Iterator[Refusal]:
+def _counters(names: Sequence[str], at: Place) -> Iterator[ValueRefusal]:
     if not names:
-        yield Refusal(at, "is empty: name at least one counter")
+        yield ValueRefusal(at, "is empty: name at least one counter")
     yield from check_count(at, names, _MAX_COUNTERS)
     for name in names:
-        yield from check_label(name, (*at, Key(name)), "the name of a counter")
+        yield from check_label(name, (*at, ChosenKey(name)), "the name of a counter")
 
 
-def _attribute(attribute: DeviceAttribute, at: Place) -> Iterator[Refusal]:
+def _attribute(attribute: DeviceAttribute, at: Place) -> Iterator[ValueRefusal]:
     values = [getattr(attribute, name) for name in attribute.__struct_fields__]
     given = [value for value in values if value is not None]
     if len(given) != 1:
         text = f"must have exactly one of int, bool, string, version and their lists, but has {len(given)}"
-        yield Refusal(at, text)
+        yield ValueRefusal(at, text)
         return
     inner = given[0] if isinstance(given[0], list) else given
     if not inner:
-        yield Refusal(at, "is an empty list: leave the attribute out")
+        yield ValueRefusal(at, "is an empty list: leave the attribute out")
     versions = attribute.version is not None or attribute.versions is not None
     for value in inner:
         if isinstance(value, str):
             if len(value.encode()) > _MAX_TEXT:
-                yield Refusal(at, f"is longer than {_MAX_TEXT} bytes")
+                yield ValueRefusal(at, f"is longer than {_MAX_TEXT} bytes")
             if versions and SemVer.read(value) is None:
-                yield Refusal(at, f'"{short(value)}" is not a semantic version: write for example 1.2.3')
+                yield ValueRefusal(at, f'"{short(value)}" is not a semantic version: write for example 1.2.3')
         elif abs(value) > _MAX_INT64:
-            yield Refusal(at, "is beyond 64 bits")
+            yield ValueRefusal(at, "is beyond 64 bits")
 
 
-def _policy(policy: CapacityRequestPolicy, at: Place, total: str) -> Iterator[Refusal]:
+def _policy(policy: CapacityRequestPolicy, at: Place, total: str) -> Iterator[ValueRefusal]:
     """How a capacity may be asked for; what is no quantity is told elsewhere."""
     values, found = policy.valid_values, policy.valid_range
     if values and found is not None:
-        yield Refusal(at, "has both validValues and validRange: keep one of them")
+        yield ValueRefusal(at, "has both validValues and validRange: keep one of them")
     if policy.default is None and (values or found is not None):
-        yield Refusal((*at, "default"), "is missing: say how much a claim gets that asks for none")
+        yield ValueRefusal((*at, "default"), "is missing: say how much a claim gets that asks for none")
         return
     if policy.default is None:
         return
@@ -181,26 +181,26 @@ def _policy(policy: CapacityRequestPolicy, at: Place, total: str) -> Iterator[Re
     if values:
         amounts = list(map(Quantity.parse, values))
         if len(values) > _MAX_VALUES:
-            yield Refusal((*at, "validValues"), f"has {len(values)} items, and at most {_MAX_VALUES} are allowed")
+            yield ValueRefusal((*at, "validValues"), f"has {len(values)} items, and at most {_MAX_VALUES} are allowed")
         if default not in amounts:
-            yield Refusal((*at, "default"), f"{policy.default} is not one of the validValues")
+            yield ValueRefusal((*at, "default"), f"{policy.default} is not one of the validValues")
         if amounts != sorted(set(amounts)):
-            yield Refusal((*at, "validValues"), "must be in ascending order, each once")
+            yield ValueRefusal((*at, "validValues"), "must be in ascending order, each once")
     elif default > most:
-        yield Refusal((*at, "default"), f"{policy.default} is more than the capacity, {total}")
+        yield ValueRefusal((*at, "default"), f"{policy.default} is more than the capacity, {total}")
     if found is not None and default < Quantity.parse(found.min):
-        yield Refusal((*at, "default"), f"{policy.default} is less than validRange.min, {found.min}")
+        yield ValueRefusal((*at, "default"), f"{policy.default} is less than validRange.min, {found.min}")
     if found is not None and found.max is not None and default > Quantity.parse(found.max):
-        yield Refusal((*at, "default"), f"{policy.default} is more than validRange.max, {found.max}")
+        yield ValueRefusal((*at, "default"), f"{policy.default} is more than validRange.max, {found.max}")
 
 
-def _nodes(selector: NodeSelector | None, at: Place) -> Iterator[Refusal]:
+def _nodes(selector: NodeSelector | None, at: Place) -> Iterator[ValueRefusal]:
     """Of a slice or a device: one term, and operators that there are."""
     if selector is None:
         return
     terms = (*at, "nodeSelectorTerms")
     if len(selector.node_selector_terms) != 1:
-        yield Refusal(terms, f"must have exactly one item, but has {len(selector.node_selector_terms)}")
+        yield ValueRefusal(terms, f"must have exactly one item, but has {len(selector.node_selector_terms)}")
     for number, term in enumerate(selector.node_selector_terms):
         for field, requirements in (("matchExpressions", term.match_expressions), ("matchFields", term.match_fields)):
             for index, each in enumerate(requirements):
@@ -208,9 +208,9 @@ def _nodes(selector: NodeSelector | None, at: Place) -> Iterator[Refusal]:
                 wanted = _VALUES_OF_OPERATORS.get(each.operator)
                 if wanted is None:
                     there = ", ".join(_VALUES_OF_OPERATORS)
-                    yield Refusal((*place, "operator"), f'"{short(each.operator)}" is unknown: there are {there}')
+                    yield ValueRefusal((*place, "operator"), f'"{short(each.operator)}" is unknown: there are {there}')
                 elif not _fits(wanted, len(each.values)):
-                    yield Refusal((*place, "values"), f"must have {wanted} for {each.operator}")
+                    yield ValueRefusal((*place, "values"), f"must have {wanted} for {each.operator}")
 
 
 def _fits(wanted: str, count: int) -> bool:

@@ -1,0 +1,225 @@
+"""What lint says of values and of where things stand, and what it corrects: only what loses nothing."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from draco.resources.texts import slip_of
+from tests.unit.linting.test_rules import CLAIM, OF_NVIDIA, POD, RULE, TEMPLATE, checked, corrected, request, rules
+
+
+@pytest.mark.parametrize("effect", ["Noschedule", "PreferNoSchedule", "NoExecutes", ""])
+def test_an_effect_is_never_replaced(effect: str) -> None:
+    [told] = checked(RULE.replace("NoSchedule", effect or '""')).findings
+    assert (told.rule, told.corrected) == ("taint-effect", False)
+
+
+@pytest.mark.parametrize(
+    ("written", "is_corrected"),
+    [
+        ("Device: gpu-0", True),
+        ("devcie: gpu-0", True),
+        ("deviceName: gpu-0", False),
+        ("name: gpu-0", False),
+        ("uuid: GPU-1234", False),
+        ("nodeName: node-0", False),
+        ("productName: NVIDIA H100", False),
+    ],
+)
+def test_a_selector_of_a_taint_rule_is_corrected_only_where_nothing_is_lost(written: str, is_corrected: bool) -> None:
+    [told] = checked(RULE.replace("device: gpu-0", written)).findings
+    assert (told.rule, told.corrected) == ("unknown-field", is_corrected)
+    if not is_corrected:
+        assert "a taint rule selects only by driver, pool (mostly the node's name) and device" in told.message
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("deviceclassname", "deviceClassName"),
+        ("device_class_name", "deviceClassName"),
+        ("deviceClass", "deviceClassName"),
+        ("deviceClassNam", "deviceClassName"),
+        ("deviecClassName", "deviceClassName"),
+        ("deviceName", ""),
+        ("productName", ""),
+        ("className", ""),
+    ],
+)
+def test_a_field_is_corrected_where_it_is_a_slip_and_told_where_it_may_be_another_word(
+    written: str, meant: str
+) -> None:
+    claim = CLAIM.replace("deviceClassName", written)
+    [told] = [each for each in checked(claim).findings if each.rule == "unknown-field"]
+    assert told.corrected == bool(meant)
+    if meant:
+        assert corrected(claim)[0]["spec"]["devices"]["requests"][0]["exactly"] == {meant: "gpu.nvidia.com"}
+
+
+@pytest.mark.parametrize(
+    ("written", "names", "meant"),
+    [
+        ("gpus", ["gpu", "nic"], "gpu"),
+        ("GPU", ["gpu"], "gpu"),
+        ("gpu1", ["gpu", "gpu-2"], ""),  # a number tells things apart
+        ("gpu-1", ["gpu-2"], ""),
+        ("train-a", ["train-b"], ""),
+        ("tarin", ["train"], "train"),
+        ("gp", ["gpu", "gpt"], ""),
+        ("partition3", ["partition1", "partition2"], ""),
+        ("a", ["ab"], ""),
+        ("", ["gpu"], ""),
+    ],
+)
+def test_a_slip_is_told_from_another_word(written: str, names: list[str], meant: str) -> None:
+    assert slip_of(written, names) == meant
+
+
+def a_configured_claim(device_class: str, parameters: Any, *, requests: list[str] | None = None) -> str:
+    config = {"requests": requests or [], "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
+    asked = [{"name": "gpu", "exactly": {"deviceClassName": device_class}}]
+    return yaml.safe_dump(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "gpu"},
+            "spec": {"devices": {"requests": asked, "config": [config]}},
+        }
+    )
+
+
+SLICES = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing"},
+}
+
+
+@pytest.mark.parametrize(
+    ("device_class", "parameters", "requests", "said"),
+    [
+        ("gpu.nvidia.com", SLICES, [], ""),
+        ("gpu.nvidia.com", SLICES, ["gpu"], ""),
+        ("of.our.own", SLICES, ["gpu"], ""),
+        ("of.our.own", {**SLICES, "sharing": {"strategy": "MPS"}}, [], "error: GpuConfig asks for MPS"),
+        ("gpu.nvidia.com", {**SLICES, "sharring": {}}, [], "error: there is no field sharring; did you mean sharing?"),
+        ("gpu.nvidia.com", [SLICES], [], "error: its parameters are a list"),
+        ("mig.nvidia.com", SLICES, ["gpu"], "error: GpuConfig is not for a MIG device: write MigDeviceConfig"),
+        ("mig.nvidia.com", SLICES, [], "warning: GpuConfig is for whole GPUs, and the claim asks only for MIG devices"),
+        (
+            "gpu.nvidia.com",
+            {**SLICES, "kind": "MigDeviceConfig"},
+            [],
+            "warning: MigDeviceConfig is for MIG devices, and the claim asks only for whole GPUs",
+        ),
+        ("mig.nvidia.com", {**SLICES, "sharing": {"strategy": "MPS"}}, [], "error: GpuConfig asks for MPS"),
+    ],
+)
+def test_a_configuration_that_a_node_would_refuse_is_found_when_it_is_written(
+    device_class: str, parameters: Any, requests: list[str], said: str
+) -> None:
+    result = checked(a_configured_claim(device_class, parameters, requests=requests))
+    found = [
+        f"{each.severity}: {each.message}".replace("this configuration cannot be carried out: ", "")
+        for each in result.findings
+    ]
+    assert len(found) == bool(said)
+    assert all(each.startswith(said) for each in found)
+
+
+def test_a_configuration_of_a_class_is_looked_at_and_one_for_another_driver_is_not() -> None:
+    def of_driver(driver: str) -> str:
+        config = {"opaque": {"driver": driver, "parameters": {**SLICES, "sharing": {"strategy": "MPS"}}}}
+        spec = {"selectors": [{"cel": {"expression": OF_NVIDIA}}], "config": [config]}
+        head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "shared"}}
+        return yaml.safe_dump({**head, "spec": spec})
+
+    assert rules(of_driver("gpu.nvidia.com")) == {"opaque-configuration"}
+    assert rules(of_driver("nic.example.com")) == set()
+
+
+NESTED = TEMPLATE.replace("ResourceClaimTemplate", "ResourceClaim")
+
+
+def test_a_claim_with_a_templates_spec_becomes_what_pods_name_it() -> None:
+    devices = yaml.safe_load(CLAIM)["spec"]
+    assert rules(NESTED) == {"field-place"}
+    [told] = checked(NESTED).findings
+    assert "or write kind: ResourceClaimTemplate if pods name it in resourceClaimTemplateName" in told.message
+    [alone] = corrected(NESTED)
+    assert (alone["kind"], alone["spec"]) == ("ResourceClaim", devices)
+    assert corrected(NESTED, POD)[0]["spec"] == devices
+    by_template = POD.replace("resourceClaimName", "resourceClaimTemplateName")
+    [made, _] = corrected(NESTED, by_template)
+    assert (made["kind"], made["spec"]) == ("ResourceClaimTemplate", {"spec": devices})
+    elsewhere = by_template.replace("{name: pod}", "{name: pod, namespace: other}")
+    assert "kind: ResourceClaim\n" in checked(NESTED, elsewhere).after["manifest.yaml"]
+
+
+def test_nothing_is_moved_onto_what_is_there() -> None:
+    both = NESTED.replace("spec:\n  spec:", "spec:\n  devices: {requests: []}\n  spec:")
+    assert both != NESTED
+    assert not any(each.corrected for each in checked(both).findings if each.rule == "field-place")
+
+
+SLICE = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: a}
+spec:
+  driver: gpu.example.com
+  nodeName: node-0
+  pool: {name: node-0, generation: 1, resourceSliceCount: 1}
+  devices:
+    - name: gpu-0
+      attributes: {numa: {int: 1}}
+      capacity: {memory: {value: 6Gi}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (SLICE.replace("numa:", "numa-1:"), 'spec.devices[0].attributes[numa-1] "numa-1" cannot name an attribute'),
+        (SLICE.replace("6Gi", "a lot"), 'spec.devices[0].capacity[memory].value "a lot" is not a quantity'),
+        (SLICE.replace("int: 1", 'version: "8.0"'), '"8.0" is not a semantic version'),
+        (SLICE.replace("nodeName: node-0", "allNodes: certainly"), "spec.allNodes must be true or false, not a string"),
+        (
+            SLICE.replace("  nodeName: node-0\n", "  nodeName: node-0\n  allNodes: true\n"),
+            "must have exactly one of nodeName",
+        ),
+        (SLICE.replace("name: gpu-0", "name: GPU_0"), '"GPU_0" is not a device name'),
+        (
+            CLAIM.replace("nvidia.com}", "nvidia.com, tolerations: [{key: a, operator: Equals}]}"),
+            "write Exists or Equal",
+        ),
+        (CLAIM.replace("nvidia.com}", "nvidia.com, capacity: {requests: {memory: lots}}}"), '"lots" is not a quantity'),
+        (RULE.replace("example.com/suspect", '"no good"'), '"no good" is not a label key'),
+    ],
+)
+def test_a_value_that_an_api_server_refuses_is_told_at_its_place(written: str, said: str) -> None:
+    [told] = checked(written).findings
+    assert (told.rule, told.corrected) == ("value", False)
+    assert said in told.message
+    assert rules(SLICE) == set()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("6 Gi", "6Gi"), ("6 GiB", "6Gi"), ("40GB", "40G"), ("500 m", "500m"), ("500mb", "500M")]
+)
+def test_an_amount_is_corrected_where_nothing_is_lost(written: str, meant: str) -> None:
+    [changed] = corrected(SLICE.replace("6Gi", written))
+    assert changed["spec"]["devices"][0]["capacity"] == {"memory": {"value": meant}}
+    [changed] = corrected(CLAIM.replace("nvidia.com}", f"nvidia.com, capacity: {{requests: {{memory: {written}}}}}}}"))
+    assert changed["spec"]["devices"]["requests"][0]["exactly"]["capacity"] == {"requests": {"memory": meant}}
+
+
+def test_everything_is_told_at_once_and_nothing_twice() -> None:
+    written = SLICE.replace("numa:", "numa-1:").replace("6Gi", "a lot")
+    assert [each.rule for each in checked(written).findings] == ["value", "value"]
+    assert rules(request("exactly: {deviceClassName: a, count: 0, allocationMode: Some}")) == {
+        "count",
+        "allocation-mode",
+    }
+    assert rules(RULE.replace("NoSchedule", "Never")) == {"taint-effect"}
