@@ -18,6 +18,7 @@ VERSION: Final = "resource.nvidia.com/v1beta1"
 GPU_CONFIG: Final = "GpuConfig"
 MIG_CONFIG: Final = "MigDeviceConfig"
 FROM_CLASS: Final = "FromClass"
+CLAIMS_OWN: Final = "the claim"
 DEFAULT_INTERVAL: Final = "Default"
 INTERVALS: Final = (DEFAULT_INTERVAL, "Short", "Medium", "Long")
 _QUOTED: Final = 60
@@ -56,7 +57,7 @@ class RefusedConfiguration(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.source}'s configuration for request {self.request} cannot be carried out: {self.why}"
+        return f"{self.source}'s configuration for request {self.request} cannot be carried out, because {self.why}"
 
 
 def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
@@ -97,7 +98,7 @@ class _Said(NamedTuple):
 
 def _source(claim: ResourceClaim, said: _Said, result: DeviceRequestAllocationResult) -> str:
     if not said.is_of_class:
-        return "the claim"
+        return CLAIMS_OWN
     name, _, alternative = result.request.partition("/")
     for request in claim.spec.devices.requests:
         asked = {each.name: each.device_class_name for each in request.first_available}
@@ -114,7 +115,7 @@ def is_for(parameters: Any, *, is_partition: bool) -> bool:
 
 
 def refusal(parameters: Any, *, is_partition: bool | None = None) -> str:
-    """Why Draco does not do what a configuration says, to follow a colon; "" if it does.
+    """Why Draco does not do what a configuration says, to follow "because"; "" if it does.
 
     `is_partition` says whether the device is a MIG device; None where that is not known.
     """

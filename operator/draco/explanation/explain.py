@@ -26,7 +26,7 @@ from draco.explanation.findings.placement import nodes_for
 from draco.explanation.findings.standing import obstacles
 from draco.explanation.findings.together import fits_alone
 from draco.explanation.findings.verdicts import constrained_requests
-from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, RequestExplanation
+from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, ProblemKind, RequestExplanation
 from draco.explanation.note import note
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.counted_free import counted_on
@@ -48,6 +48,8 @@ _WAITED_FOR: Final = frozenset(
     }
 )
 """Reasons that may be others' use of devices."""
+_THOUGH_IT_FITS: Final = frozenset({ProblemKind.CONFIGURATION_REFUSED})
+"""What keeps a pod from starting with what its claims can have."""
 _MAX_ALONE: Final = 8
 """Kinds of nodes on which a request is tried alone."""
 
@@ -195,7 +197,7 @@ def _of_waiting(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[st
         error=errors[0] if errors else "",
         requests=_with_fits_alone(fleet, found, requests, fits=fits),
         nodes=causes,
-        problems=[] if fits else problems_of(fleet, claims),
+        problems=[each for each in problems_of(fleet, claims) if not fits or each.kind in _THOUGH_IT_FITS],
     )
 
 

@@ -272,6 +272,8 @@ class ProblemKind(StrEnum):
     UNKNOWN_DRIVER = "UnknownDriver"
     UNKNOWN_REQUEST = "UnknownRequest"
     TOO_MANY_DEVICES = "TooManyDevices"
+    CONFIGURATION_REFUSED = "ConfigurationRefused"
+    """It can be allocated, and Draco's agent refuses to prepare it as it is configured."""
     INVALID = "Invalid"
 
 

@@ -245,6 +245,9 @@ def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> 
 def _fits(explanation: Explanation) -> _Said:
     where = listed(explanation.fits_on, total=explanation.fits_on_total)
     cause = f"all claims can be allocated on {where}"
+    if explanation.problems:
+        problem = explanation.problems[0]
+        return _Said(f"{cause}, and the pod will not start there: {problem.text}", problem.remedy)
     if explanation.group:
         together = f"Draco allocates {explanation.group} all at once or not at all"
         return _Said(f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting")

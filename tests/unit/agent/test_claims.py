@@ -248,8 +248,8 @@ def test_a_configuration_that_draco_does_not_do_is_refused_before_anything_is_do
     with pytest.raises(PrepareError) as refused:
         desk.prepare(configured(config))
     assert str(refused.value) == (
-        "Claim default/one cannot be prepared: the claim's configuration for request gpu cannot be carried out: GpuConfig asks "
-        "for MPS, which Draco does not run. Remove that configuration, or override it in a new claim."
+        "Claim default/one cannot be prepared: the claim's configuration for request gpu cannot be carried out, because "
+        "GpuConfig asks for MPS, which Draco does not run. Remove that configuration, or override it in a new claim."
     )
     assert desk.record.claims == {}
     assert desk.prepare(configured({**config, "sharing": {"strategy": "TimeSlicing"}})) == ["gpu-0"]

@@ -181,7 +181,7 @@ def test_the_class_is_named_that_says_it(request_name: str) -> None:
     spec = msgspec.structs.replace(made.spec, devices=msgspec.structs.replace(made.spec.devices, requests=[asked]))
     found = refused(msgspec.structs.replace(made, spec=spec), NVIDIA_DRIVER)
     assert str(found).startswith(
-        f"DeviceClass shared-mps's configuration for request {request_name} cannot be carried out: "
+        f"DeviceClass shared-mps's configuration for request {request_name} cannot be carried out, because "
     )
 
 

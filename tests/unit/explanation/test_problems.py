@@ -1,18 +1,25 @@
 """What is wrong with claims themselves: each kind of problem, on a small cluster of GPUs and one network card."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from draco.allocation.configurations import VERSION
 from draco.allocation.fleet.fleet import Fleet
 from draco.cel import compile_selector
+from draco.explanation.explain import explain
 from draco.explanation.model import Problem, ProblemKind
 from draco.explanation.problems.claims import problems_of
 from draco.resources.api.claims import (
     CapacityRequirements,
     DeviceClaim,
+    DeviceClaimConfiguration,
+    DeviceClassConfiguration,
     DeviceConstraint,
     DeviceRequest,
     DeviceSubRequest,
+    OpaqueConfiguration,
     ResourceClaim,
     ResourceClaimSpec,
 )
@@ -306,3 +313,47 @@ def test_one_alternative_that_is_wrong_does_not_doom_the_claim() -> None:
 def test_where_nothing_is_published_selectors_are_not_to_blame() -> None:
     fleet = Fleet.of(classes=[a_class(GPU, f'device.driver == "{GPU}"')], nodes=[a_node()])
     assert the_problems(asking(f"{ATTRIBUTES}.index == 3"), fleet) == []
+
+
+def configured(claim: ResourceClaim, **sharing: Any) -> ResourceClaim:
+    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": sharing}
+    config = DeviceClaimConfiguration(opaque=OpaqueConfiguration(driver=GPU, parameters=parameters))
+    devices = msgspec.structs.replace(claim.spec.devices, config=[config])
+    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+
+
+def test_a_configuration_that_a_node_would_refuse_is_told_before_anything_is_allocated() -> None:
+    wanted = configured(asking(), strategy="MPS")
+    problem = the_problem(wanted)
+    assert (problem.kind, problem.fatal) == (ProblemKind.CONFIGURATION_REFUSED, False)
+    assert problem.text == (
+        "the claim's configuration for request gpu cannot be carried out, because GpuConfig asks for MPS, which Draco does not "
+        "run"
+    )
+    told = explain(a_fleet(), [wanted])
+    assert told.fits
+    assert "and the pod will not start there: the claim's configuration" in told.summary
+    assert the_problems(configured(asking(), strategy="TimeSlicing")) == []
+
+
+def test_a_configuration_of_a_class_is_told_with_its_name_and_a_claim_may_replace_it() -> None:
+    parameters = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    shared = a_class("shared", f'device.driver == "{GPU}"')
+    config = DeviceClassConfiguration(opaque=OpaqueConfiguration(driver=GPU, parameters=parameters))
+    fleet = a_fleet()
+    fleet.put_class(msgspec.structs.replace(shared, spec=msgspec.structs.replace(shared.spec, config=[config])))
+    [problem] = problems_of(fleet, [asking(device_class="shared")])
+    assert problem.text.startswith("DeviceClass shared's configuration for request gpu cannot be carried out")
+    assert problems_of(fleet, [configured(asking(device_class="shared"), strategy="TimeSlicing")]) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        ("gpu.nvidia.con", "create it; the cluster has any, gpu.nvidia.com, mig"),
+        ("gpu.nvidia.comm", "write deviceClassName: gpu.nvidia.com"),
+        ("vfio.gpu.nvidia.com", "create it; the cluster has any, gpu.nvidia.com, mig"),
+    ],
+)
+def test_a_class_is_no_other_class_unless_it_is_a_slip(asked: str, remedy: str) -> None:
+    assert the_problem(asking(device_class=asked)).remedy == remedy

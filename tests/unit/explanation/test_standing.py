@@ -132,8 +132,8 @@ def test_a_configuration_that_kubelet_would_be_refused_is_named() -> None:
     found = told(configured(a_claim(on=[HERE]), strategy="MPS"))
     assert found.reason is PendingReason.DEVICE_UNUSABLE
     assert found.summary == (
-        "Claim default/claim is allocated, but the claim's configuration for request gpu cannot be carried out: GpuConfig asks "
-        "for MPS, which Draco does not run. Make a new claim without it."
+        "Claim default/claim is allocated, but the claim's configuration for request gpu cannot be carried out, because "
+        "GpuConfig asks for MPS, which Draco does not run. Make a new claim without it."
     )
 
 

@@ -7,7 +7,7 @@ Kubernetes takes an allocation back for none of these, so a pod that has its nod
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from draco.allocation.configurations import refused
+from draco.allocation.configurations import CLAIMS_OWN, refused
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.verdicts import Judge
 from draco.explanation.model import ObstacleKind, UseObstacle
@@ -124,7 +124,7 @@ def _configuration(claim: ResourceClaim) -> UseObstacle | None:
     if found is None:
         return None
     remedy = "make a new claim without it"
-    if found.source != "the claim":
+    if found.source != CLAIMS_OWN:
         remedy = "remove it there, or override it in a new claim"
     return UseObstacle(
         kind=ObstacleKind.CONFIGURATION_REFUSED, claim=str(claim.metadata.key), text=str(found), remedy=remedy

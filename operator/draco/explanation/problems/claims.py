@@ -16,6 +16,7 @@ from draco.allocation.fleet.rowwise import select
 from draco.cel.errors import CompileError
 from draco.cel.paths import AttributePath
 from draco.explanation.model import Problem, ProblemKind, SelectorRef
+from draco.explanation.problems.configurations import configuration_problems
 from draco.explanation.problems.dead_ends import dead_ends, unknown_names
 from draco.explanation.problems.published import PublishedNames, closest
 from draco.explanation.problems.suggestions import corrected, guard, main_error
@@ -30,7 +31,7 @@ from draco.explanation.selection import (
     selection,
 )
 from draco.resources.api.claims import MAX_RESULTS, DeviceClass, ResourceClaim
-from draco.resources.texts import counted
+from draco.resources.texts import counted, listed, slip_of
 from draco.selectors import corrections
 
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
@@ -95,15 +96,15 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim) -> 
             fatal=True,
         )
     yield from _of_constraints(published, claim, selected)
+    yield from configuration_problems(fleet, claim, selected)
 
 
 def _class_missing(fleet: Fleet, claim: ResourceClaim, request: str, asked: Asked) -> Problem:
-    near = closest(asked.device_class_name, fleet.classes)
-    there = ", ".join(sorted(fleet.classes)[:5])
-    if near:
-        remedy = f"write deviceClassName: {near}"
-    elif there:
-        remedy = f"create it, or use one of {there}"
+    slip = slip_of(asked.device_class_name, fleet.classes)
+    if slip:
+        remedy = f"write deviceClassName: {slip}"
+    elif fleet.classes:  # which of them has the same purpose nobody knows
+        remedy = f"create it; the cluster has {listed(sorted(fleet.classes))}"
     else:
         remedy = "create it; the cluster has no DeviceClass yet"
     text = f"DeviceClass {asked.device_class_name} does not exist"

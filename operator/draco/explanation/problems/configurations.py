@@ -1,0 +1,54 @@
+"""Opaque configurations with which a claim would be allocated and never prepared.
+
+Owns the imagining of what would be allocated: of each request a device that it selects, with the configurations of its class and
+of the claim. What is carried out is `allocation.configurations`' to say.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from draco.allocation.configurations import CLAIMS_OWN, FROM_CLASS, refused
+from draco.allocation.fleet.fleet import Fleet
+from draco.explanation.model import Problem, ProblemKind
+from draco.explanation.selection import alternatives, first_rows
+from draco.resources.api.claims import (
+    AllocationResult,
+    DeviceAllocationConfiguration,
+    DeviceAllocationResult,
+    DeviceRequestAllocationResult,
+    ResourceClaim,
+)
+from draco.resources.names import NVIDIA_DRIVER
+
+
+def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
+    """The first configuration that Draco's agent would refuse. `selected` are the rows that each request selects, by its name."""
+    results, configs = [], []
+    for name, asked in (each for request in claim.spec.devices.requests for each in alternatives(request)):
+        device_class = fleet.classes.get(asked.device_class_name)
+        for row in first_rows(selected.get(name, b""), 1):
+            key = fleet.inventory.key(row)
+            results.append(
+                DeviceRequestAllocationResult(request=name, driver=key.driver, pool=key.pool, device=key.device)
+            )
+        configs += [
+            DeviceAllocationConfiguration(source=FROM_CLASS, requests=[name], opaque=each.opaque)
+            for each in (device_class.spec.config if device_class is not None else ())
+        ]
+    configs += [
+        DeviceAllocationConfiguration(source="FromClaim", requests=each.requests, opaque=each.opaque)
+        for each in claim.spec.devices.config
+    ]
+    if not configs:
+        return
+    allocation = AllocationResult(devices=DeviceAllocationResult(results=results, config=configs))
+    imagined = replace(claim, status=replace(claim.status, allocation=allocation))
+    if (found := refused(imagined, NVIDIA_DRIVER)) is not None:
+        yield Problem(
+            kind=ProblemKind.CONFIGURATION_REFUSED,
+            text=str(found),
+            claim=str(claim.metadata.key),
+            request=found.request,
+            remedy="remove it" if found.source == CLAIMS_OWN else "remove it there, or override it in the claim",
+        )
