@@ -255,6 +255,8 @@ def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:
     concerned = {
         AffectedArea.SHARED_COUNTERS: _draw_from_counters(fleet, claims),
         AffectedArea.LIST_ATTRIBUTES: fleet.inventory.columns.irregular,  # but for lists, hardly any device is
+        AffectedArea.SEVERAL_CLAIMS: len(claims) > 1,
+        AffectedArea.NAMES_TWICE: bool(+fleet.inventory.columns.twice),
         AffectedArea.CONSTRAINTS: any(claim.spec.devices.constraints for claim in claims),
         AffectedArea.ALL_MODE: any(each.allocation_mode == "All" for each in asked),
         AffectedArea.CONSUMABLE_CAPACITY: any(each.capacity is not None for each in asked),

@@ -25,8 +25,9 @@ from draco.resources.api.taints import DeviceTaintRule, taint_text
 from draco.resources.errors import DracoError
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import DeviceKey, PoolKey
-from draco.resources.texts import are, counted, nearest
+from draco.resources.texts import are, counted, nearest, sentence
 from draco.resources.written.manifests import Object, note_place
+from draco.selectors.twice import twice_text
 
 ANY_NODE: Final = "any-node"
 """The node that stands for all where files name none: what every node can reach is reached from it."""
@@ -109,6 +110,7 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
     if not world.fleet.nodes:
         world.fleet.put_node(Node(metadata=ObjectMeta(name=ANY_NODE)))
         world.notes.append(f"The files name no node: a node without labels, {ANY_NODE}, represents all nodes.")
+    _note_twice(world)
     return world
 
 
@@ -131,7 +133,15 @@ def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> Worl
         kubernetes_minor=live.kubernetes_minor,
     )
     _add(world, objects)
+    _note_twice(world)
     return world
+
+
+def _note_twice(world: World) -> None:
+    """Say of what a selector may meet one value or another."""
+    for path, devices in sorted((+world.fleet.inventory.columns.twice).items()):
+        who = f"{counted(devices, 'device')} {are(devices)}"
+        world.notes.append(sentence(twice_text(who, path.domain, path.id)))
 
 
 def _add(world: World, objects: Iterable[tuple[Object, str]]) -> None:

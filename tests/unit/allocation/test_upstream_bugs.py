@@ -42,7 +42,7 @@ def test_no_change_is_listed_twice() -> None:
 
 
 def test_a_release_has_the_bugs_fixed_after_it_and_the_open_ones() -> None:
-    assert [bug.changes[0] for bug in bugs_of(37)] == [140729, 140806]
+    assert [bug.changes[0] for bug in bugs_of(37)] == [142202, 140729, 140806]
     assert 140600 in [bug.changes[0] for bug in bugs_of(36)]
     assert 137347 not in [bug.changes[0] for bug in bugs_of(36)]
     assert bugs_of(34) == bugs_of(35) == UPSTREAM_BUGS

@@ -285,3 +285,23 @@ def test_an_expression_that_matches_nothing_is_told_what_was_meant(
     assert (
         shown(capsys, "eval", 'device.attributes["gpu.nvidia.com"].productName == "x"', "-f", str(file)).count("\n") > 0
     )
+
+
+def test_a_name_that_is_published_twice_is_no_certain_answer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "slice.yaml"
+    both = {"model": {"string": "a100"}, "gpu.example.com/model": {"string": "h100"}, "index": {"int": 0}}
+    pool = {"name": "node-0", "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": "gpu-0", "attributes": both}, {"name": "gpu-1", "attributes": {"model": {"string": "h100"}}}]
+    spec = {"driver": "gpu.example.com", "nodeName": "node-0", "pool": pool, "devices": devices}
+    head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "a"}}
+    file.write_text(json.dumps({**head, "spec": spec}))
+    assert cli.run(["selector", "eval", 'device.attributes["gpu.example.com"].model == "h100"', "-f", str(file)]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("2 of 2 devices match.")
+    assert told.err.startswith(
+        "gpu.example.com/node-0/gpu-0 is published with model and with gpu.example.com/model, whose values"
+    )
+    assert cli.run(["selector", "eval", 'device.attributes["gpu.example.com"].index == 0', "-f", str(file)]) == 1
+    assert "whose values differ" not in capsys.readouterr().err

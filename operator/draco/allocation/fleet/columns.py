@@ -172,6 +172,8 @@ class Columns:
     def __init__(self) -> None:
         self.irregular: set[int] = set()
         """Rows whose selectors must be evaluated on the device itself, since an attribute nobody reads can make them fail."""
+        self.twice: Counter[ColumnPath] = Counter()
+        """How many devices publish a path with its domain and without it, and not with the same value. The one with it counts."""
         self.devices: list[Device | None] = []
         """By row; None where the row is not in use."""
         self.drivers: list[str] = []
@@ -262,6 +264,7 @@ class Columns:
             path = _path("attributes", driver, name)
             if _is_shadowed(path, name, device.attributes):
                 attributes[name] = attribute
+                self.twice[path] += attribute != device.attributes[f"{path.domain}/{path.id}"]
                 continue
             key, regular = _attribute_key(attribute)
             if not regular:
@@ -276,7 +279,9 @@ class Columns:
         for name, amount in device.capacity.items():
             path = _path("capacity", driver, name)
             kept = amount
-            if not _is_shadowed(path, name, device.capacity):
+            if _is_shadowed(path, name, device.capacity):
+                self.twice[path] += amount.value != device.capacity[f"{path.domain}/{path.id}"].value
+            else:
                 column = self._column(path)
                 if column is None:
                     self._left_out[path] += 1
@@ -295,10 +300,14 @@ class Columns:
             path = _path("attributes", driver, name)
             if not _is_shadowed(path, name, device.attributes):
                 self._clear(path, row, _attribute_key(attribute)[0])
+            elif attribute != device.attributes[f"{path.domain}/{path.id}"]:
+                self.twice[path] -= 1
         for name, amount in device.capacity.items():
             path = _path("capacity", driver, name)
             if not _is_shadowed(path, name, device.capacity):
                 self._clear(path, row, amount.value)
+            elif amount.value != device.capacity[f"{path.domain}/{path.id}"].value:
+                self.twice[path] -= 1
         self.driver.clear(row, driver)
         self._columns[SHAREABLE].clear(row, bool(device.allow_multiple_allocations))
         self.irregular.discard(row)

@@ -20,6 +20,8 @@ class AffectedArea(StrEnum):
     LIST_ATTRIBUTES = "ListAttributes"
     SHARED_COUNTERS = "SharedCounters"
     ADMIN_ACCESS = "AdminAccess"
+    NAMES_TWICE = "NamesTwice"
+    SEVERAL_CLAIMS = "SeveralClaims"
 
 
 class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,23 @@ UPSTREAM_BUGS: Final = (
         ),
         refuses=True,
         fixed_in=37,
+    ),
+    UpstreamBug(
+        changes=(139017,),
+        issues=(139016,),
+        areas=(_with(AffectedArea.SEVERAL_CLAIMS),),
+        what="The scheduler fails a pod with several claims: it finds fewer allocations than there are claims.",
+        refuses=True,
+        fixed_in=37,
+        backported_to=(35, 36),
+    ),
+    UpstreamBug(
+        changes=(142202,),
+        issues=(142218,),
+        areas=(_with(AffectedArea.NAMES_TWICE),),
+        what="The scheduler takes either value of an attribute that a device publishes with its domain and without it.",
+        refuses=True,
+        fixed_in=None,
     ),
     UpstreamBug(
         changes=(140729,),

@@ -51,15 +51,23 @@ def device_view(driver: str, device: Device) -> DeviceVariable:
     """
     attributes: dict[str, dict[str, Value]] = {}
     for name, attribute in device.attributes.items():
-        domain, identifier = split_name(name, driver)
-        attributes.setdefault(domain, {})[identifier] = _attribute_value(name, attribute)
+        _put(attributes, driver, name, _attribute_value(name, attribute))
     capacity: dict[str, dict[str, Value]] = {}
     for name, amount in device.capacity.items():
-        domain, identifier = split_name(name, driver)
-        capacity.setdefault(domain, {})[identifier] = Quantity.parse(amount.value)
+        _put(capacity, driver, name, Quantity.parse(amount.value))
     return DeviceVariable(
         driver, attributes, capacity, allow_multiple_allocations=bool(device.allow_multiple_allocations)
     )
+
+
+def _put(values: dict[str, dict[str, Value]], driver: str, name: str, value: Value) -> None:
+    """Of a name that is there with its domain and without it the one with it counts, as Kubernetes' #142202 has it."""
+    domain, identifier = split_name(name, driver)
+    holder = values.setdefault(domain, {})
+    if "/" in name:
+        holder[identifier] = value
+    else:
+        holder.setdefault(identifier, value)
 
 
 def split_name(name: str, driver: str) -> tuple[str, str]:

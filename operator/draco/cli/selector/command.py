@@ -212,6 +212,7 @@ def evaluate(
             echo(selector_devices.summary(groups))
             for line in selector_devices.group_lines(groups):
                 echo(line)
+    warn(selector_devices.doubts(found))
     if not any(outcome.match for outcome in found):
         warn([*(each.message for each in corrected(text, None)[0]), *filter(None, [_hint(text).strip()])])
     if any(outcome.error for outcome in found):

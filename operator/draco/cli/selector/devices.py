@@ -3,6 +3,7 @@
 Owns the evaluation over published slices, the folding, and how both are put into words. Reads no file and no cluster.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -12,7 +13,8 @@ from draco.cel import AttributePath, DeviceVariable, EvaluationError, Selector, 
 from draco.cli.selector.cases import described
 from draco.resources.api.slices import Device, ResourceSlice, current_slices
 from draco.resources.names import DeviceKey
-from draco.resources.texts import agreeing, counted, listed
+from draco.resources.texts import agreeing, are, counted, listed, sentence
+from draco.selectors.twice import published_twice, twice_text
 
 ABSENT: Final = "absent"
 _NAMED: Final = 4
@@ -26,6 +28,8 @@ class SelectorOutcome(msgspec.Struct, frozen=True):
     read: dict[str, str]
     match: bool | None = None
     error: str | None = None
+    twice: Sequence[str] = ()
+    """What it read there that the device publishes with two values."""
 
     @property
     def answer(self) -> str:
@@ -56,10 +60,24 @@ def _outcome(selector: Selector, paths: Sequence[AttributePath], key: DeviceKey,
     except EvaluationError as error:
         return SelectorOutcome(device=key, read={}, error=str(error))
     read = {described(path): _value(path, view) for path in paths}
+    names = {path.id for path in paths if path.domain == key.driver}
+    twice = [name for name in published_twice(key.driver, device) if name in names]
     try:
-        return SelectorOutcome(device=key, read=read, match=selector.matches(view))
+        return SelectorOutcome(device=key, read=read, match=selector.matches(view), twice=twice)
     except EvaluationError as error:
-        return SelectorOutcome(device=key, read=read, error=str(error))
+        return SelectorOutcome(device=key, read=read, error=str(error), twice=twice)
+
+
+def doubts(found: Iterable[SelectorOutcome]) -> list[str]:
+    """What keeps an answer from being certain, a sentence for each name."""
+    devices: dict[tuple[str, str], list[DeviceKey]] = defaultdict(list)
+    for each in found:
+        for name in each.twice:
+            devices[each.device.driver, name].append(each.device)
+    return [
+        sentence(twice_text(f"{listed(keys)} {are(len(keys))}", driver, name))
+        for (driver, name), keys in devices.items()
+    ]
 
 
 def _value(path: AttributePath, view: DeviceVariable) -> str:

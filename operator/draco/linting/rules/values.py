@@ -7,18 +7,23 @@ from collections.abc import Iterator, Sequence
 
 from draco.linting.model import Finding, Manifest, SetField, finding
 from draco.linting.objects import at, is_near
+from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
 from draco.resources.written.forms import ValueRefusal
 from draco.resources.written.limits import refusals
 from draco.resources.written.manifests import ManifestError, decode
 from draco.selectors.comparisons import quantity_meant
+from draco.selectors.twice import published_twice, twice_text
 
 
 def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Everything that is wrong with the values of a manifest that is of a kind and version which can be read."""
     for index, manifest in enumerate(manifests):
         try:
-            for refusal in refusals(decode(manifest.tree, source="")):
+            item = decode(manifest.tree, source="")
+            for refusal in refusals(item):
                 yield finding("value", str(refusal), index, refusal.place)
+            if isinstance(item, ResourceSlice):
+                yield from _twice(index, item.spec)
         except ManifestError as error:
             for refusal in error.refusals:
                 yield _unread(index, manifest, refusal)
@@ -26,6 +31,15 @@ def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Fi
             for refusal in refusals(error.rest) if error.rest is not None else ():
                 if not any(is_near(refusal.place, place) for place in places):
                     yield finding("value", str(refusal), index, refusal.place)
+
+
+def _twice(index: int, spec: ResourceSliceSpec) -> Iterator[Finding]:
+    for number, device in enumerate(spec.devices):
+        for name in published_twice(spec.driver, device):
+            field = "attributes" if name in device.attributes else "capacity"
+            message = f"{twice_text(f'{device.name} is', spec.driver, name)}; leave one of the two out"
+            place = ("spec", "devices", number, field, name)
+            yield finding("published-twice", message, index, place, severity="warning")
 
 
 def _unread(index: int, manifest: Manifest, refusal: ValueRefusal) -> Finding:
