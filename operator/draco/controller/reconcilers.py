@@ -18,6 +18,7 @@ from draco.controller.evictions import PodEvictions
 from draco.controller.fencing.fences import FencingReconciler
 from draco.controller.fencing.signs import AgentLeases
 from draco.controller.health.decisions import HealthDecisions
+from draco.controller.health.fault_notices import FaultNoticeReconciler
 from draco.controller.health.policies import HealthPolicyReconciler
 from draco.controller.health.remediation import RemediationReconciler
 from draco.controller.limits.guard import LimitGuard
@@ -276,6 +277,7 @@ class Reconcilers:
         self._add("mig-warm", WarmAheadReconciler(view, decisions, clock=clock))
         self._add("mig-repair", repairs)
         self._add("health-remediation", self.remediation)
+        self._add("fault-notices", FaultNoticeReconciler(view, self.events, clock=clock))
         self._add("health-policies", HealthPolicyReconciler(client, view, health, self.remediation, clock=clock))
 
     def _reserving(self) -> None:
