@@ -121,6 +121,11 @@ class Plugins:
             response = await unary(instance.channel, DRA_V1, method)(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise PluginError(f"DRA driver {driver} failed: {error.details() or error.code().name}") from error
+        except asyncio.CancelledError:  # so ends a call whose channel is closed, too
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise PluginError(f"DRA driver {driver} left while it was asked") from None
         return {uid: answer.error for uid, answer in response.claims.items()}
 
     async def _look(self) -> None:
