@@ -18,7 +18,8 @@ from tests.component.chart.rendering import CHART, helm
 from tests.e2e import provider
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.real_nodes.pods import claim, pod
-from tests.image.installed import SYSTEM, system_pods
+from tests.image import installed
+from tests.image.installed import SYSTEM, prepared, system_pods
 from tests.side_by_side import REPORTS
 
 NODES = ("real-1", "real-2")
@@ -89,18 +90,13 @@ def failures(kube: Kubectl) -> list[str]:
     return [each["message"] for each in events if "FailedPrepare" in each["reason"]]
 
 
-def prepared(cluster: Kubectl, node: str) -> int:
-    return int(cluster.get("gpunode", node)["status"]["preparedClaims"])
-
-
 @pytest.fixture
 def upgraded(cluster: Kubectl) -> Iterator[Callable[..., float]]:
     """Call helm, and return how long it took."""
 
     def call(verb: str, *arguments: str) -> float:
         began = time.monotonic()
-        here = ("--kubeconfig", cluster.kubeconfig, "--namespace", SYSTEM, "--wait", "--timeout", "180s")
-        done = helm(verb, "draco", *arguments, *here)
+        done = installed.helm(cluster, verb, *arguments)
         assert done.returncode == 0, done.stderr
         return time.monotonic() - began
 
