@@ -71,6 +71,18 @@ def comparison(demand: Demand) -> Comparison | None:
     return None if path is None or path.kind == "driver" else Comparison(path, "==", (True,))
 
 
+def text_test(demand: Demand) -> tuple[AttributePath, str] | None:
+    """What of a device a demand looks for a text in, and that text: `startsWith`, `endsWith` and `contains`."""
+    match demand.root:
+        case Call(function="startsWith" | "endsWith" | "contains", target=target, arguments=(argument,)) if (
+            target is not None
+        ):
+            path, constant = _path(target), _constant(argument)
+            if path is not None and constant is not None and isinstance(constant[0], str):
+                return path, constant[0]
+    return None
+
+
 def holds(operator: Relation, left: object, values: Sequence[Plain]) -> bool | None:
     """Whether the comparison holds for a published value; None where the two cannot be compared so."""
     if operator == "in":

@@ -357,3 +357,22 @@ def test_a_configuration_of_a_class_is_told_with_its_name_and_a_claim_may_replac
 )
 def test_a_class_is_no_other_class_unless_it_is_a_slip(asked: str, remedy: str) -> None:
     assert the_problem(asking(device_class=asked)).remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (f'{ATTRIBUTES}.productName in ["NVIDIA H100", "H100 80GB HBM"]', f'{ATTRIBUTES}.productName == "{H100}"'),
+        (f'{ATTRIBUTES}.productName.startsWith("NVIDIA H-100 80GB")', f'{ATTRIBUTES}.productName == "{H100}"'),
+        (f'{ATTRIBUTES}.productName.contains("H100-80GB-HBM3")', f'{ATTRIBUTES}.productName == "{H100}"'),
+        (
+            f'{ATTRIBUTES}.ecc && {ATTRIBUTES}.productName.endsWith("A100-SMX4-40GB")',
+            f'{ATTRIBUTES}.ecc && {ATTRIBUTES}.productName == "{A100}"',
+        ),
+        (f'{ATTRIBUTES}.productName.contains("zzz")', ""),
+    ],
+)
+def test_the_nearest_value_is_told_however_it_is_asked_for(written: str, meant: str) -> None:
+    problem = the_problem(asking(written))
+    assert problem.kind is ProblemKind.SELECTOR_NEVER_TRUE
+    assert problem.remedy == (f"write {meant}" if meant else "")

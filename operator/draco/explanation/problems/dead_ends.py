@@ -21,8 +21,8 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import listed
 from draco.selectors.accesses import path_text, paths_of
-from draco.selectors.comparisons import Comparison, Plain, Relation, comparison, holds, literal, with_value
-from draco.selectors.demands import Demand, demands
+from draco.selectors.comparisons import Comparison, Plain, Relation, comparison, holds, literal, text_test, with_value
+from draco.selectors.demands import Demand, demands, with_demand
 
 _SHOWN: Final = 4
 _WORDS: Final = {"attributes": "attribute", "capacity": "capacity"}
@@ -130,13 +130,17 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
                 ref,
                 f"{who} has {path_text(compared.path)}",
             )
-        return _uncomparable(published, ref, compared, values, who) or _unmet(ref, compared, values, who)
+        return _uncomparable(published, ref, compared, values, who) or _unmet(ref, demand, compared, values, who)
     paths = paths_of(demand.text)
     reads = {path: published.values(path, among) for path in paths}
     if not fleet_reads(fleet, demand.text):
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{demand.text} is false whatever the device")
     shown = "; ".join(f"{path_text(path)} is {_listed(values)}" for path, values in reads.items() if values)
-    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{who} meets {demand.text}{f' ({shown})' if shown else ''}")
+    text = f"{who} meets {demand.text}{f' ({shown})' if shown else ''}"
+    tested = text_test(demand)
+    near = closest_value(tested[1], reads.get(tested[0], ())) if tested is not None else None
+    remedy = f"write {_with_value(ref, demand, tested[0], near)}" if tested is not None and near is not None else ""
+    return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)
 
 
 def fleet_reads(fleet: Fleet, expression: str) -> bool:
@@ -175,7 +179,12 @@ def _uncomparable(
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, f"write {better}" if better else "")
 
 
-def _unmet(ref: SelectorRef, compared: Comparison, values: Collection[Plain], who: str) -> DeadEnd:
+def _with_value(ref: SelectorRef, demand: Demand, path: AttributePath, value: Plain) -> str:
+    """The expression that asks for a value in place of one of its demands."""
+    return with_demand(ref.expression, demand, f"{path_text(path)} == {literal(value)}")
+
+
+def _unmet(ref: SelectorRef, demand: Demand, compared: Comparison, values: Collection[Plain], who: str) -> DeadEnd:
     path, alike = path_text(compared.path), [each for each in values if type(each) is type(compared.value)]
     wanted = " or ".join(f"{path} {_sign(compared.operator)} {_shown(value)}" for value in compared.values)
     match compared.operator:
@@ -196,6 +205,8 @@ def _unmet(ref: SelectorRef, compared: Comparison, values: Collection[Plain], wh
     remedy = ""
     if best is not None and compared.start >= 0 and compared.operator in {"==", ">=", "<="}:
         remedy = f"write {with_value(ref.expression, compared, best)}"
+    elif best is not None and compared.operator == "in" and not isinstance(best, Quantity | SemVer):
+        remedy = f"write {_with_value(ref, demand, compared.path, best)}"
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)
 
 
