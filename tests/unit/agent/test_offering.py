@@ -315,7 +315,7 @@ class Lab:
         self.recovered, self.recalled, self.known = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.told: list[list[str]] = []
         publisher: Any = SimpleNamespace(
-            want=lambda devices, _counters: self.told.append([one.name for one in devices])
+            want=lambda devices, _counters: self.told.append([one.name for one in devices]), is_written=True
         )
         dividing: Any = SimpleNamespace(
             keeper=SimpleNamespace(

@@ -24,6 +24,7 @@ from draco.agent.publish import partitions, slices
 from draco.agent.publish.nvlink import NvLinks, nvlinks
 from draco.agent.publish.partitions import Divisible, Place, as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.publisher import SlicePublisher
+from draco.agent.publish.withdrawals import Withdrawals
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
 from draco.kube.queue import WorkQueue, run_workers
@@ -40,6 +41,7 @@ from draco.resources.names import (
     TAINT_OPERATOR_ALLOCATED,
     TAINT_UNSETTLED,
     UNSETTLED_MIG_MODE,
+    UNSETTLED_WITHDRAWN,
     GpuUuid,
     gpu_name,
 )
@@ -52,7 +54,7 @@ _NOTHING: Mapping[GpuUuid, Sequence[PromisedDevice]] = MappingProxyType({})
 
 
 class DeviceOffer(msgspec.Struct, frozen=True):
-    """What to publish. `again_in_s`: a better order waits that long for its turn; None when nothing waits."""
+    """What to publish. `again_in_s`: something else waits that long for its turn; None when nothing waits."""
 
     devices: list[Device]
     counters: list[CounterSet]
@@ -67,6 +69,7 @@ class Offering:
         self._pace_s = pace_s
         self._order: list[Place] = []
         self._ordered_at_s = float("-inf")
+        self._withdrawals = Withdrawals()
 
     def offer(
         self,
@@ -79,27 +82,35 @@ class Offering:
         isolated: Sequence[IsolatedGpu] = (),
         operator_allocated: Collection[str] = (),
         given_out: Callable[[bool], bool] = lambda _: False,
+        written: bool = True,
         now_s: float,
     ) -> DeviceOffer:
         """What to publish now. `migs` and `wanted` by UUID; a GPU without either is offered whole. `now_s` is monotonic.
 
         `promised` is what claims have been allocated that would not be offered any more, `isolated` what is under maintenance,
         `operator_allocated` the GPUs that Draco gives to claims. `given_out` says whether somebody else gives out GPUs that are
-        divided, or those that are not.
+        divided, or those that are not. `written` says whether the API server has what was offered last.
         """
         plain: list[Device] = []
         divisible: list[Divisible] = []
+        going: set[str] = set()
+        again: list[float] = []
+        self._withdrawals.keep_only({each.gpu.uuid for each in gpus})
         for located in sorted(gpus, key=lambda each: position(each.gpu)):
             uuid = located.gpu.uuid
             mig = migs.get(uuid) or GpuMigView(gpu=uuid)
-            made = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
+            asked = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
+            offered = self._withdrawals.offer(located, mig, asked, written=written, now_s=now_s)
+            made = offered.divided
+            going |= offered.going
+            again += [offered.again_in_s] if offered.again_in_s is not None else []
             concerned = tuple(one for one in isolated if one.uuid in {"", uuid})
             resets = _is_to_be_reset(located, mig, wanted.get(uuid))
             if made is None:
                 plain.append(_whole(located, mig, driver, concerned, resets=resets))
             else:
                 divisible.append(msgspec.structs.replace(made, isolated=concerned, resets=resets))
-        again_in_s = self._reorder(divisible, now_s)
+        again += [pause_s] if (pause_s := self._reorder(divisible, now_s)) is not None else []
         links = nvlinks(gpus)  # of whole GPUs: no program in a partition reaches another GPU over NVLink
         devices = [
             _linked(one, links[one.name]) if one.name in links else one
@@ -114,6 +125,8 @@ class Offering:
             if given_out((found := migs.get(each.gpu.uuid)) is not None and found.enabled)
         }:
             devices = [_given_out_twice(one) if gpu_name(one.name) in both else one for one in devices]
+        devices = [_withdrawn(one) if one.name in going else one for one in devices]
+        again_in_s = min(again, default=None)
         if not self.partitionable:
             return DeviceOffer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
         return DeviceOffer(devices, partitions.counters(divisible), again_in_s)
@@ -193,6 +206,12 @@ def _given_out_twice(device: Device) -> Device:
     return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
 
 
+def _withdrawn(device: Device) -> Device:
+    """The device as one that is about to go, and that nobody is to be given any more."""
+    taint = DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_WITHDRAWN, effect="NoSchedule")
+    return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
+
+
 def _whole(
     located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: Sequence[IsolatedGpu], *, resets: bool
 ) -> Device:
@@ -244,7 +263,8 @@ class Offers:
 
     def keep_counters(self, kept: bool) -> None:
         """From now on the cluster keeps the counters of partitions, or keeps them no more."""
-        self._offering.partitionable = kept
+        if kept is not self._offering.partitionable:
+            self._offering = Offering(partitionable=kept)  # what was offered before says nothing any more
         self.touch()
 
     async def run(self, *, recovered: asyncio.Event, follows: bool, partitionable: bool) -> None:
@@ -278,6 +298,7 @@ class Offers:
             isolated=self._dividing.keeper.isolated,
             operator_allocated=self._dividing.keeper.operator_allocated,
             given_out=self._given_out,
+            written=self._publisher.is_written,
             now_s=self._clock.monotonic(),
         )
         self._publisher.want(offer.devices, offer.counters)

@@ -68,6 +68,7 @@ class SlicePublisher:
         )
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, cap_s=60.0)
         self._wanted: tuple[list[Device], list[CounterSet]] | None = None
+        self._written: tuple[list[Device], list[CounterSet]] | None = None
         self._held = ""
         self._announces = True  # the cluster takes taints that keep nobody away
         self._generation = 0
@@ -93,6 +94,11 @@ class SlicePublisher:
         self._kept.clear()
         self._announces = True
         self._queue.add(self._node)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the API server has what is to be published now."""
+        return self._written is self._wanted
 
     @property
     def unserved_s(self) -> float:
@@ -129,7 +135,7 @@ class SlicePublisher:
         except NotFound:
             self._tell(None, f"Node {self._node} does not exist, so its devices are not published.")
             return NODE_MISSING_S
-        devices, counters = self._wanted
+        wanted = devices, counters = self._wanted
         if not self._announces:
             devices = [_without_notes(one) for one in devices]
         plan = slices.plan(
@@ -156,7 +162,7 @@ class SlicePublisher:
                     self.problem = f"The slices cannot be written: {error}."
                 raise
             log.info("slices.published", plan=str(plan), devices=len(devices))
-        self._generation = plan.generation
+        self._generation, self._written = plan.generation, wanted
         self._tell(PublishedPool(plan.generation, len(devices)), "")
         return RECHECK_S
 

@@ -33,6 +33,7 @@ from draco.resources.names import (
     TAINT_UNSETTLED,
     UNSETTLED_FABRIC,
     UNSETTLED_MIG_MODE,
+    UNSETTLED_WITHDRAWN,
     PoolKey,
 )
 from draco.resources.texts import agreeing, listed, them
@@ -63,6 +64,7 @@ _SETTLES: Final[Mapping[str, str]] = {
     "divides it",
     UNSETTLED_FABRIC: ": its agent does as soon as the GPU has joined its NVLink fabric; if that takes minutes, see the fabric "
     "manager on its node",
+    UNSETTLED_WITHDRAWN: ": within seconds its agent publishes what its MigPolicy, or none, wants instead",
 }
 
 

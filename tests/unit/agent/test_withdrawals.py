@@ -1,0 +1,150 @@
+"""Devices that are published no more are tainted before, for as long as it takes others to see that."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from draco.agent.hardware.faults import with_fault
+from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuMigView, LocatedGpu
+from draco.agent.publish.offering import DeviceOffer, Offering
+from draco.agent.publish.withdrawals import LOOK_S, NOTICE_S
+from draco.mig.known_boards import BOARDS
+from draco.resources.api.draco import MigMode, PromisedDevice, WantedGpu, WantedInstance
+from tests.builders import a_gpu
+
+DRIVER = DriverInfo("580.65.06", "13.0", "13.580.65.06")
+GPU = LocatedGpu(a_gpu(0))
+UUID = GPU.gpu.uuid
+MIG = GpuMigView(gpu=UUID, board=BOARDS["H100-80GB"])
+SMALL = "gpu-0-mig-1g10gb-19-5"
+WITHDRAWN = ("draco.dev/unsettled", "Withdrawn", "NoSchedule")
+
+
+class Node:
+    """A node with one GPU; time passes only as it is told."""
+
+    def __init__(self, *, partitionable: bool = True) -> None:
+        self.offering, self.now_s = Offering(partitionable=partitionable), 0.0
+
+    def offers(
+        self,
+        mode: MigMode | None,
+        *,
+        gpu: LocatedGpu = GPU,
+        mig: GpuMigView = MIG,
+        written: bool = True,
+        promised: Sequence[PromisedDevice] = (),
+        **wanted: Any,
+    ) -> DeviceOffer:
+        wishes = {UUID: WantedGpu(uuid=UUID, policy="p", mode=mode, **wanted)} if mode else {}
+        return self.offering.offer(
+            [gpu],
+            DRIVER,
+            migs={UUID: mig},
+            wanted=wishes,
+            promised={UUID: promised},
+            written=written,
+            now_s=self.now_s,
+        )
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def names(offer: DeviceOffer) -> set[str]:
+    return {one.name for one in offer.devices}
+
+
+def withdrawn(offer: DeviceOffer) -> set[str]:
+    return {one.name for one in offer.devices if WITHDRAWN in [(t.key, t.value, t.effect) for t in one.taints]}
+
+
+def test_partitions_of_a_policy_that_goes_stay_counted_and_tainted_and_the_whole_gpu_can_be_had(node: Node) -> None:
+    before = node.offers(MigMode.DYNAMIC)
+    offer = node.offers(None)
+    assert names(offer) == names(before)
+    assert withdrawn(offer) == names(before) - {"gpu-0"}
+    assert offer.counters == before.counters
+    assert all(one.consumes_counters for one in offer.devices)
+
+
+def test_they_go_when_the_notice_has_been_written_for_long_enough(node: Node) -> None:
+    node.offers(MigMode.DYNAMIC)
+    node.offers(None)
+    for node.now_s in (1.0, 100.0):  # the API server does not take it
+        offer = node.offers(None, written=False)
+        assert (SMALL in withdrawn(offer), offer.again_in_s) == (True, LOOK_S)
+    assert node.offers(None).again_in_s == NOTICE_S
+    node.now_s += NOTICE_S - 0.1
+    assert SMALL in withdrawn(node.offers(None))
+    node.now_s += 0.1
+    offer = node.offers(None)
+    assert (names(offer), withdrawn(offer), offer.counters) == ({"gpu-0"}, set(), [])
+
+
+def test_a_place_that_is_promised_meanwhile_stays_and_the_rest_goes(node: Node) -> None:
+    node.offers(MigMode.DYNAMIC)
+    node.offers(None)
+    promised = [PromisedDevice(uuid=UUID, device=SMALL, profile="1g.10gb", start=5, claim="a/late")]
+    assert SMALL not in withdrawn(node.offers(None, promised=promised))
+    node.now_s += NOTICE_S
+    assert names(node.offers(None, promised=promised)) == {"gpu-0", SMALL}
+
+
+def test_a_layout_that_leaves_no_room_for_the_whole_gives_notice_of_that() -> None:
+    layout = [WantedInstance(profile="1g.10gb", start=5)]
+    node = Node(partitionable=False)
+    node.offers(None)
+    offer = node.offers(MigMode.STATIC, layout=layout)
+    assert (names(offer), withdrawn(offer)) == ({"gpu-0"}, {"gpu-0"})
+    node.offers(MigMode.STATIC, layout=layout)
+    node.now_s += NOTICE_S
+    assert names(node.offers(MigMode.STATIC, layout=layout)) == {SMALL}
+
+
+def test_a_gpu_of_which_nothing_goes_is_offered_anew_at_once(node: Node) -> None:
+    node.offers(None)
+    offer = node.offers(MigMode.DYNAMIC)
+    assert (SMALL in names(offer), withdrawn(offer)) == (True, set())
+
+
+def test_what_is_wanted_again_within_the_notice_is_free_at_once_and_has_a_new_notice_when_it_goes(node: Node) -> None:
+    node.offers(MigMode.DYNAMIC)
+    node.offers(None)
+    node.now_s += 1.0
+    node.offers(None)
+    assert withdrawn(node.offers(MigMode.DYNAMIC)) == set()
+    node.now_s += NOTICE_S
+    assert SMALL in withdrawn(node.offers(None))
+    assert SMALL in withdrawn(node.offers(None))
+
+
+def test_what_goes_later_has_its_own_notice(node: Node) -> None:
+    node.offers(MigMode.DYNAMIC)
+    only: dict[str, Any] = {"profiles": ["1g.10gb"]}
+    assert node.offers(MigMode.DYNAMIC, **only).again_in_s == LOOK_S
+    node.now_s += 1.0
+    assert SMALL not in withdrawn(node.offers(MigMode.DYNAMIC, **only))
+    node.now_s += NOTICE_S - 0.5
+    assert SMALL in withdrawn(node.offers(None))
+    node.now_s += 0.5
+    offer = node.offers(None)
+    assert (SMALL in withdrawn(offer), offer.again_in_s) == (True, NOTICE_S)
+
+
+def test_what_is_about_to_go_still_tells_its_faults(node: Node) -> None:
+    node.offers(MigMode.DYNAMIC)
+    sick = LocatedGpu(with_fault(GPU.gpu, GpuFault("Xid79", "It has fallen off the bus.")))
+    [part] = [one for one in node.offers(None, gpu=sick).devices if one.name == SMALL]
+    assert {taint.value for taint in part.taints} == {"Withdrawn", "Xid79"}
+
+
+def test_a_gpu_that_left_or_was_replaced_is_not_held_on_to(node: Node) -> None:
+    node.offers(MigMode.DYNAMIC)
+    assert names(node.offers(None, mig=GpuMigView(gpu=UUID, board=BOARDS["A100-40GB"]))) == {"gpu-0"}
+    node.offers(MigMode.DYNAMIC)
+    node.offering.offer([], DRIVER, migs={}, wanted={}, now_s=node.now_s)
+    assert names(node.offers(None)) == {"gpu-0"}
