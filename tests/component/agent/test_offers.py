@@ -94,6 +94,32 @@ async def test_a_place_that_was_withdrawn_too_early_is_offered_again(node: Simul
         await eventually(lambda: says(node, "The GPU keeps 3g.40gb at 4 for claim default/soon."))
 
 
+async def test_a_place_that_is_promised_after_notice_was_given_of_it_never_leaves(node: SimulatedNode) -> None:
+    """The scheduler allocated it in the moment in which its policy went."""
+    small = "gpu-0-mig-1g10gb-19-2"
+    seen: set[bool] = set()
+
+    async def watch() -> None:
+        while True:
+            seen.add(small in await devices(node))
+            await asyncio.sleep(0.01)
+
+    async def noticed() -> bool:
+        return small in await devices(node) and small not in await untainted(node)
+
+    async with node.running():
+        await want(node, gpu_0="Dynamic")
+        await node.published(2 + PLACEMENTS)
+        watching = asyncio.create_task(watch())
+        await want(node)
+        await eventually(noticed)
+        await want(node, promised=(small, "1g.10gb", 2))
+        await node.published(3)
+        assert small in await untainted(node)
+        watching.cancel()
+        assert seen == {True}
+
+
 async def says(node: SimulatedNode, message: str) -> bool:
     first = (await gpu_node(node)).status.gpus[0]
     return first.mig is not None and first.mig.message == message
