@@ -4,6 +4,7 @@ Owns legality and the sentence about it, with the nearest layout that can exist.
 applied, is decided elsewhere.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from types import MappingProxyType
@@ -13,6 +14,7 @@ import msgspec
 
 from draco.mig.board import Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
+from draco.mig.known_boards import BOARDS
 from draco.mig.placement import largest_first
 from draco.resources.errors import DracoError
 
@@ -38,6 +40,7 @@ class _Wanted(NamedTuple):
     start: int | None
 
 
+_NAME = re.compile(r"(?P<slices>\d+)g\.(?P<gb>\d+)gb(?P<sign>.*)")
 _TOKENS = MappingProxyType({"ofa_engines": "optical flow accelerators", "jpeg_engines": "JPEG engines"})
 ArrangementValue = tuple[int, int, int, int]
 """What makes one arrangement better than another: units wanted that it holds, instances that it holds, those where they were
@@ -85,7 +88,7 @@ def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:
     for item in items:
         profile = board.profile(item.profile)
         if profile is None:
-            raise LayoutError(unknown_profile(board, item.profile))
+            raise LayoutError(unknown_profile(board, item.profile), _counterpart(board, items))
         if item.count < 1:
             raise LayoutError(f"count of {item.profile} is {item.count}: it must be at least 1")
         if item.start is not None and item.count > 1:
@@ -104,6 +107,36 @@ def _expanded(board: Board, items: Sequence[LayoutItem]) -> list[_Wanted]:
             reason = f"{total} x {profile.name} do not fit on a GPU, which holds at most {most}"
             raise LayoutError(reason, _filled(geometry(board), placed, missing))
     return wanted
+
+
+def _counterpart(board: Board, items: Sequence[LayoutItem]) -> tuple[Placement, ...]:
+    """What comes nearest to a layout that was written for another board; empty if nothing of it has a counterpart.
+
+    A profile is called by its rounded memory, so boards that are divided alike have other names for the same parts, and one name
+    may stand for different parts. A board of NVIDIA's that has all the names says which parts are meant; else the names do.
+    """
+    source = next((each for each in BOARDS.values() if all(each.profile(item.profile) for item in items)), None)
+    wanted: list[_Wanted] = []
+    for item in items:
+        profile = _like(board, item.profile, source.profile(item.profile) if source is not None else None)
+        if profile is not None and item.count > 0:
+            wanted += [_Wanted(profile, None)] * min(item.count, profile.max_instances)
+    made = geometry(board)
+    placed, missing = _arranged(made, wanted, frozenset())
+    return _filled(made, placed, missing)
+
+
+def _like(board: Board, name: str, meant: Profile | None) -> Profile | None:
+    """The board's profile of as many slices and the same engines, by its sign, and of the nearest memory."""
+    if (asked := _NAME.fullmatch(name)) is None:
+        return None
+    alike: dict[Profile, int] = {}
+    for each in board.profiles:
+        found = _NAME.fullmatch(each.name)
+        if found is not None and (found["slices"], found["sign"]) == (asked["slices"], asked["sign"]):
+            other_gb = abs(int(found["gb"]) - int(asked["gb"]))
+            alike[each] = abs(each.size - meant.size) if meant is not None else other_gb
+    return min(alike, key=alike.__getitem__, default=None)
 
 
 def _arranged(

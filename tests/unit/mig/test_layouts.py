@@ -150,6 +150,13 @@ def exists(board: Board, placements: tuple[Placement, ...]) -> bool:
             ["1g.5gb"],
             (
                 "there is no profile 1g.5gb on this board: it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, "
+                "7g.80gb; the nearest that can exist is 1 x 1g.10gb"
+            ),
+        ),
+        (
+            ["9g.5gb"],
+            (
+                "there is no profile 9g.5gb on this board: it has 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, "
                 "7g.80gb"
             ),
         ),
@@ -159,6 +166,29 @@ def test_a_layout_that_cannot_exist_is_told_why_and_what_comes_nearest(written: 
     with pytest.raises(LayoutError) as told:
         resolve(H100, items(*written))
     assert str(told.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("board", "written", "nearest"),
+    [
+        (
+            "A100-40GB",
+            ["2 x 1g.10gb", "2g.20gb", "3g.40gb"],
+            "1 x 3g.20gb, 1 x 2g.10gb, 2 x 1g.5gb",
+        ),  # which has a 1g.10gb
+        ("A30", ["2 x 1g.10gb", "2g.20gb", "3g.40gb"], "1 x 2g.12gb, 2 x 1g.6gb"),  # and nothing like 3g
+        ("A30", ["3g.40gb", "3g.40gb"], ""),
+        ("H200-141GB", ["3g.40gb@4", "4 x 1g.10gb"], "1 x 3g.71gb, 4 x 1g.18gb"),
+        ("H200-141GB", ["1g.20gb", "1g.10gb+me"], "1 x 1g.35gb, 1 x 1g.18gb+me"),
+        ("B200", ["1g.24gb", "1g.46gb"], "1 x 1g.45gb, 1 x 1g.23gb"),  # of no board that is known
+        ("RTX-PRO-6000", ["2g.20gb", "2g.20gb"], "2 x 2g.48gb"),
+        ("H100-80GB", ["7g.79gb", "1g.9gb"], "1 x 7g.80gb"),
+    ],
+)
+def test_a_layout_of_another_board_is_told_as_this_one_has_it(board: str, written: list[str], nearest: str) -> None:
+    with pytest.raises(LayoutError) as told:
+        resolve(BOARDS[board], items(*written))
+    assert str(told.value).partition("; the nearest that can exist is ")[2] == nearest
 
 
 def test_a_profile_as_nvidia_smi_writes_it_is_told_how_to_write() -> None:
