@@ -99,6 +99,13 @@ def test_a_claim_is_handed_on_only_as_long_as_it_has_or_had_devices(view: Cluste
     assert not list(feed.fleet.state.devices())
     remove(view.claims, "default", "train")
     assert not view.followed.is_unsaid
+    assert not feed.fleet.claims  # else a pod that names it would be told nothing
+
+
+def test_a_process_that_starts_anew_is_not_told_of_claims_that_have_nothing(view: ClusterView) -> None:
+    put(view.claims, a_claim("train"))
+    view.followed.say_all_again()
+    assert not view.followed.is_unsaid
 
 
 def test_what_vanished_between_two_lists_vanishes_from_the_fleet(view: ClusterView) -> None:

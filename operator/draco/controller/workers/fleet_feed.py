@@ -42,6 +42,7 @@ class FollowedFleet:
         self.when_unsaid = Listeners[[]]()
         """Called whenever there is something to hand on."""
         self._informers: dict[str, Informer[Any]] = {}
+        self._matters: dict[str, Callable[[Any], object]] = {}
         self._unsaid: OrderedDict[tuple[str, ObjectKey], int] = (
             OrderedDict()
         )  # with the version before the first change
@@ -89,8 +90,9 @@ class FollowedFleet:
         """Send everything again: the process that had it is gone."""
         self._unsaid.clear()
         for kind, informer in self._informers.items():
-            for key in informer.store:
-                self._unsaid[kind, key] = -1
+            for key, each in informer.store.items():
+                if self._matters[kind](each) is not None:
+                    self._unsaid[kind, key] = -1
         self._left_out.clear()
 
     def next_changes(self, most: int) -> Changes:
@@ -100,7 +102,7 @@ class FollowedFleet:
         while self._unsaid and len(changes) < most and size < _BYTES_AT_ONCE:
             (kind, key), _ = self._unsaid.popitem(last=False)
             found = self._informers[kind].store.get(key)
-            if found is None:
+            if found is None or self._matters[kind](found) is None:
                 changes.append(Remove(kind, key))
             else:
                 body = msgspec.msgpack.encode(_slim(found))
@@ -120,6 +122,7 @@ class FollowedFleet:
     def _follow(self, informer: Informer[T], matters: Callable[[T], object]) -> None:
         kind = informer.kind.kind
         self._informers[kind] = informer
+        self._matters[kind] = matters
 
         def take(change: Change[T]) -> None:
             if change.after is None:
