@@ -167,7 +167,15 @@ def _unfit(explanation: Explanation) -> _Said:
     else:
         cause = _nodes(explanation) or _apart(explanation)
         counts = _counts(request)
-    return _Said(cause, _fix(explanation), counts)
+    return _Said(cause, _fix(explanation) or _split(explanation), counts)
+
+
+def _split(explanation: Explanation) -> str:
+    """What helps where each request fits, and all of them do not."""
+    if explanation.reason is not PendingReason.NOT_TOGETHER:
+        return ""
+    fewer = "ask for fewer devices, or " if _nodes(explanation) else ""
+    return f"{fewer}use several pods with a claim each"
 
 
 def _apart(explanation: Explanation) -> str:

@@ -230,7 +230,16 @@ def test_claims_that_each_fit_alone_but_not_together_are_said_to_compete() -> No
     told = explain(fleet, claims)
     assert told.reason is PendingReason.NOT_TOGETHER
     assert [request.fits_alone for request in told.requests] == [True, True]
-    assert "claims left and right each fit alone, but need the same devices" in str(told)
+    assert "node n1 is too small: beside claim left there is no device for right" in str(told)
+
+
+def test_of_requests_that_fit_one_by_one_the_first_without_a_place_is_named() -> None:
+    claim = asking(device_class="any")
+    requests = [msgspec.structs.replace(claim.spec.devices.requests[0], name=f"r{number}") for number in range(4)]
+    devices = msgspec.structs.replace(claim.spec.devices, requests=requests)
+    wanted = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+    told = str(explain(a_fleet(), [wanted]))
+    assert "beside requests r0 and r1 there is no device for r2. Ask for fewer devices, or use several pods" in told
 
 
 def test_claims_whose_devices_are_on_different_nodes_are_told_so() -> None:

@@ -14,6 +14,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.explanation.model import NodeReason
 from draco.resources.api.claims import DeviceConstraint, DeviceRequest, ResourceClaim
+from draco.resources.texts import agreeing, listed
 
 MAX_STEPS: Final = 50_000
 
@@ -37,10 +38,30 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> tuple[N
             said = "short of shared counters: each free device would do, but not all that are wanted together"
             return NodeReason.COUNTERS_SHORT, said
     if len(claims) > 1 and all(_fits(fleet, [claim], node) for claim in claims):
-        names = " and ".join(claim.metadata.name for claim in claims)
-        return NodeReason.NOT_TOGETHER, f"too small: claims {names} each fit alone, but need the same devices"
-    names = " and ".join(request.name for _, request in alone)
-    return NodeReason.NOT_TOGETHER, f"too small: requests {names} each fit alone, but need the same devices"
+        steps = [(claims[: number + 1], claim.metadata.name) for number, claim in enumerate(claims)]
+        return NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "claim")
+    steps = [(_first(free, number), request.name) for number, (_, request) in enumerate(alone)]
+    return NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "request")
+
+
+def _first(claims: Sequence[ResourceClaim], last: int) -> list[ResourceClaim]:
+    """The claims with their requests up to that one, counted through all of them."""
+    found: list[ResourceClaim] = []
+    for claim in claims:
+        requests = claim.spec.devices.requests[: last + 1]
+        found += [_with(claim, requests=requests)] if requests else []
+        last -= len(requests)
+        if last < 0:
+            break
+    return found
+
+
+def _left_out(fleet: Fleet, steps: Sequence[tuple[Sequence[ResourceClaim], str]], node: str, noun: str) -> str:
+    """What of it has no place any more where all before it have theirs."""
+    names = [name for _, name in steps]
+    last = next((number for number, (asked, _) in enumerate(steps) if not _fits(fleet, asked, node)), len(steps) - 1)
+    before = f"{agreeing(last, noun, f'{noun}s')} {listed(names[:last], separator=' and ')}"
+    return f"too small: beside {before} there is no device for {names[last]}"
 
 
 def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence[str]) -> bool:
