@@ -77,6 +77,7 @@ TAKEN: Final[dict[str, Json]] = {
     "counters": a_slice(sharedCounters=[{"name": "a", "counters": {"memory": {"value": "1Gi"}}}]),
     "claim": a_claim(),
     "toleration of all": a_toleration(operator="Exists"),
+    "more tolerations than are documented": an_exact(tolerations=[{"operator": "Exists"}] * 17),
     "toleration of a key": a_toleration(key="example.com/a", value="b", effect="NoSchedule"),
     "toleration without a key": a_toleration(value="a"),
     "toleration of another effect for a while": a_toleration(

@@ -40,7 +40,6 @@ from draco.resources.written.forms import (
 from draco.resources.written.manifests import Object
 from draco.resources.written.slice_limits import slice_refusals
 
-_MAX_TOLERATIONS: Final = 16
 _MAX_REQUESTS: Final = 32
 _MAX_ALTERNATIVES: Final = 8
 _MAX_SELECTORS: Final = 32
@@ -135,7 +134,6 @@ def _asked(asked: ExactDeviceRequest | DeviceSubRequest, at: Place) -> Iterator[
     if mode == "ExactCount" and not 0 < asked.count <= _MAX_INT64:
         yield ValueRefusal((*at, "count"), "must be greater than zero")
     yield from _selectors(asked.selectors, (*at, "selectors"))
-    yield from check_count((*at, "tolerations"), asked.tolerations, _MAX_TOLERATIONS)
     for index, toleration in enumerate(asked.tolerations):
         yield from _toleration(toleration, (*at, "tolerations", index))
 
