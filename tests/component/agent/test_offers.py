@@ -41,6 +41,25 @@ async def devices(node: SimulatedNode) -> frozenset[str]:
     return frozenset(device.name for one in await node.slices() for device in one.spec.devices)
 
 
+class Sightings:
+    """Whether a device is published, as often as one can look, until it is asked."""
+
+    def __init__(self, node: SimulatedNode, device: str) -> None:
+        self._node, self._device = node, device
+        self._seen: set[bool] = set()
+        self._task = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            self._seen.add(self._device in await devices(self._node))
+            await asyncio.sleep(0.01)
+
+    def end(self) -> set[bool]:
+        """What was seen, which may be both."""
+        self._task.cancel()
+        return self._seen
+
+
 async def test_partitions_are_offered_while_they_are_wanted(node: SimulatedNode) -> None:
     async with node.running():
         await node.published(2)
@@ -55,18 +74,11 @@ async def test_partitions_are_offered_while_they_are_wanted(node: SimulatedNode)
 
 async def test_a_place_that_a_claim_was_allocated_is_never_withdrawn_and_is_served(node: SimulatedNode) -> None:
     small = "gpu-0-mig-1g10gb-19-2"
-    seen: set[bool] = set()
-
-    async def watch() -> None:
-        while True:
-            seen.add(small in await devices(node))
-            await asyncio.sleep(0.01)
-
     async with node.running():
         await want(node, gpu_0="Dynamic")
         await node.published(2 + PLACEMENTS)
         claim = await node.claim(small)
-        watching = asyncio.create_task(watch())
+        sightings = Sightings(node, small)
         await want(node, promised=(small, "1g.10gb", 2))
         [counters, offered] = await node.published(3)
         assert [one.name for one in offered.spec.devices] == ["gpu-1", "gpu-0", small]
@@ -78,8 +90,7 @@ async def test_a_place_that_a_claim_was_allocated_is_never_withdrawn_and_is_serv
         assert (await node.prepare(claim))[claim.metadata.uid].error == ""
         await eventually(lambda: reports(node, InstanceUse.CLAIM))
         assert (await node.unprepare(claim))[claim.metadata.uid].error == ""
-        watching.cancel()
-        assert seen == {True}
+        assert sightings.end() == {True}
         await want(node)
         await node.published(2)
 
@@ -97,12 +108,6 @@ async def test_a_place_that_was_withdrawn_too_early_is_offered_again(node: Simul
 async def test_a_place_that_is_promised_after_notice_was_given_of_it_never_leaves(node: SimulatedNode) -> None:
     """The scheduler allocated it in the moment in which its policy went."""
     small = "gpu-0-mig-1g10gb-19-2"
-    seen: set[bool] = set()
-
-    async def watch() -> None:
-        while True:
-            seen.add(small in await devices(node))
-            await asyncio.sleep(0.01)
 
     async def noticed() -> bool:
         return small in await devices(node) and small not in await untainted(node)
@@ -110,14 +115,13 @@ async def test_a_place_that_is_promised_after_notice_was_given_of_it_never_leave
     async with node.running():
         await want(node, gpu_0="Dynamic")
         await node.published(2 + PLACEMENTS)
-        watching = asyncio.create_task(watch())
+        sightings = Sightings(node, small)
         await want(node)
         await eventually(noticed)
         await want(node, promised=(small, "1g.10gb", 2))
         await node.published(3)
         assert small in await untainted(node)
-        watching.cancel()
-        assert seen == {True}
+        assert sightings.end() == {True}
 
 
 async def says(node: SimulatedNode, message: str) -> bool:

@@ -1,4 +1,4 @@
-"""Devices that are published no more are tainted before, for as long as it takes others to see that."""
+"""Before a device is withdrawn it has a taint, long enough for others to see it."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -124,8 +124,8 @@ class Offering:
             for each in gpus
             if given_out((found := migs.get(each.gpu.uuid)) is not None and found.enabled)
         }:
-            devices = [_given_out_twice(one) if gpu_name(one.name) in both else one for one in devices]
-        devices = [_withdrawn(one) if one.name in going else one for one in devices]
+            devices = [_tainted(one, TAINT_DEVICE_PLUGIN) if gpu_name(one.name) in both else one for one in devices]
+        devices = [_tainted(one, TAINT_UNSETTLED, UNSETTLED_WITHDRAWN) if one.name in going else one for one in devices]
         again_in_s = min(again, default=None)
         if not self.partitionable:
             return DeviceOffer([msgspec.structs.replace(one, consumes_counters=[]) for one in devices], [], again_in_s)
@@ -192,23 +192,14 @@ def _linked(device: Device, links: NvLinks) -> Device:
 
 def _kept_from_scheduler(device: Device) -> Device:
     """The device as one that Draco allocates: selectors see it, and kube-scheduler passes it by."""
-    taint = DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")
-    return msgspec.structs.replace(
-        device,
-        attributes=device.attributes | {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)},
-        taints=as_many_as_fit([taint, *device.taints]),
-    )
+    allocator = {ATTRIBUTE_ALLOCATOR: DeviceAttribute(string=ALLOCATED_BY_OPERATOR)}
+    marked = msgspec.structs.replace(device, attributes=device.attributes | allocator)
+    return _tainted(marked, TAINT_OPERATOR_ALLOCATED)
 
 
-def _given_out_twice(device: Device) -> Device:
-    """The device as one that a device plugin gives to pods, too."""
-    taint = DeviceTaint(key=TAINT_DEVICE_PLUGIN, effect="NoSchedule")
-    return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
-
-
-def _withdrawn(device: Device) -> Device:
-    """The device as one that is about to go, and that nobody is to be given any more."""
-    taint = DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_WITHDRAWN, effect="NoSchedule")
+def _tainted(device: Device, key: str, value: str = "") -> Device:
+    """The device as one that the scheduler is to pass by, before all else that is said of it."""
+    taint = DeviceTaint(key=key, value=value, effect="NoSchedule")
     return msgspec.structs.replace(device, taints=as_many_as_fit([taint, *device.taints]))
 
 

@@ -262,9 +262,9 @@ class Columns:
         attributes = {}
         for name, attribute in device.attributes.items():
             path = _path("attributes", driver, name)
-            if _is_shadowed(path, name, device.attributes):
+            if full := _shadowed_by(path, name, device.attributes):
                 attributes[name] = attribute
-                self.twice[path] += attribute != device.attributes[f"{path.domain}/{path.id}"]
+                self.twice[path] += attribute != device.attributes[full]
                 continue
             key, regular = _attribute_key(attribute)
             if not regular:
@@ -279,8 +279,8 @@ class Columns:
         for name, amount in device.capacity.items():
             path = _path("capacity", driver, name)
             kept = amount
-            if _is_shadowed(path, name, device.capacity):
-                self.twice[path] += amount.value != device.capacity[f"{path.domain}/{path.id}"].value
+            if full := _shadowed_by(path, name, device.capacity):
+                self.twice[path] += amount.value != device.capacity[full].value
             else:
                 column = self._column(path)
                 if column is None:
@@ -298,16 +298,16 @@ class Columns:
         """Give back the row of a device."""
         for name, attribute in device.attributes.items():
             path = _path("attributes", driver, name)
-            if not _is_shadowed(path, name, device.attributes):
+            if full := _shadowed_by(path, name, device.attributes):
+                self.twice[path] -= attribute != device.attributes[full]
+            else:
                 self._clear(path, row, _attribute_key(attribute)[0])
-            elif attribute != device.attributes[f"{path.domain}/{path.id}"]:
-                self.twice[path] -= 1
         for name, amount in device.capacity.items():
             path = _path("capacity", driver, name)
-            if not _is_shadowed(path, name, device.capacity):
+            if full := _shadowed_by(path, name, device.capacity):
+                self.twice[path] -= amount.value != device.capacity[full].value
+            else:
                 self._clear(path, row, amount.value)
-            elif amount.value != device.capacity[f"{path.domain}/{path.id}"].value:
-                self.twice[path] -= 1
         self.driver.clear(row, driver)
         self._columns[SHAREABLE].clear(row, bool(device.allow_multiple_allocations))
         self.irregular.discard(row)
@@ -357,9 +357,12 @@ def _path(kind: str, driver: str, name: str) -> ColumnPath:
     return ColumnPath(kind, domain, identifier) if slash else ColumnPath(kind, driver, name)
 
 
-def _is_shadowed(path: ColumnPath, name: str, names: Collection[str]) -> bool:
-    """Whether the same path is there under its full name too, which then counts."""
-    return "/" not in name and f"{path.domain}/{path.id}" in names
+def _shadowed_by(path: ColumnPath, name: str, names: Collection[str]) -> str:
+    """The full name of the same path, if it is there too: that counts then; "" if it is not."""
+    if "/" in name:
+        return ""
+    full = f"{path.domain}/{path.id}"
+    return full if full in names else ""
 
 
 def attribute_key(attribute: DeviceAttribute) -> Hashable | None:

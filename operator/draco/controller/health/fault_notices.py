@@ -12,6 +12,7 @@ from draco.controller.view import BY_DEVICE, BY_POOL, ClusterView
 from draco.kube.clock import Clock
 from draco.kube.events.events import EventRecorder
 from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import ObjectReference
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import GpuFaultStatus
 from draco.resources.api.meta import ObjectKey
@@ -65,15 +66,15 @@ class FaultNoticeReconciler:
             f"{gpu.device} of {node.metadata.name} ({gpu.uuid}), which it uses: {fault.name}. {fault.message}".rstrip()
         )
         for claim in self._users(node, gpu, fault):
-            self._events.record(
-                CLAIMS.reference(claim.metadata), type="Warning", reason=REASON, action=ACTION, note=note
-            )
-            for consumer in claim.status.reserved_for:
-                pod = self._view.pods.store.get(ObjectKey(claim.metadata.namespace, consumer.name))
-                if consumer.is_pod and pod is not None and pod.metadata.uid == consumer.uid:
-                    self._events.record(
-                        PODS.reference(pod.metadata), type="Warning", reason=REASON, action=ACTION, note=note
-                    )
+            for each in (CLAIMS.reference(claim.metadata), *self._pods(claim)):
+                self._events.record(each, type="Warning", reason=REASON, action=ACTION, note=note)
+
+    def _pods(self, claim: ResourceClaim) -> Iterator[ObjectReference]:
+        """Those that use the claim."""
+        for consumer in claim.status.reserved_for:
+            pod = self._view.pods.store.get(ObjectKey(claim.metadata.namespace, consumer.name))
+            if consumer.is_pod and pod is not None and pod.metadata.uid == consumer.uid:
+                yield PODS.reference(pod.metadata)
 
     def _users(self, node: GpuNode, gpu: GpuStatus, fault: GpuFaultStatus) -> Iterator[ResourceClaim]:
         """The claims that have the GPU or, of a fault of an instance, that one, as far as their status tells."""

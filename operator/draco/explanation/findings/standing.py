@@ -14,11 +14,10 @@ from draco.explanation.model import ObstacleKind, UseObstacle
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
-from draco.resources.api.taints import taint_text
+from draco.resources.api.taints import BLOCKING_EFFECTS, taint_text
 from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
 from draco.resources.texts import listed
 
-_KEEPS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 _DELETE_POD: Final = "delete the pod, so that its claim is allocated again"
 _ONE_GOES: Final = "delete the pod of one of them, so that its claim is allocated again"
 
@@ -115,7 +114,7 @@ def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> li
     return [
         taint_text(taint.key, taint.value, taint.effect)
         for taint in fleet.inventory.taints_of(row)
-        if taint.effect in _KEEPS_AWAY and not any(each.tolerates(taint) for each in result.tolerations)
+        if taint.effect in BLOCKING_EFFECTS and not any(each.tolerates(taint) for each in result.tolerations)
     ]
 
 

@@ -24,24 +24,24 @@ from draco.resources.names import NVIDIA_DRIVER
 
 def configuration_problems(fleet: Fleet, claim: ResourceClaim, selected: Mapping[str, bytes]) -> Iterator[Problem]:
     """The first configuration that Draco's agent would refuse. `selected` are the rows that each request selects, by its name."""
-    results, configs = [], []
-    for name, asked in (each for request in claim.spec.devices.requests for each in alternatives(request)):
-        device_class = fleet.classes.get(asked.device_class_name)
-        for row in first_rows(selected.get(name, b""), 1):
-            key = fleet.inventory.key(row)
-            results.append(
-                DeviceRequestAllocationResult(request=name, driver=key.driver, pool=key.pool, device=key.device)
-            )
-        configs += [
-            DeviceAllocationConfiguration(source=FROM_CLASS, requests=[name], opaque=each.opaque)
-            for each in (device_class.spec.config if device_class is not None else ())
-        ]
+    asked = [each for request in claim.spec.devices.requests for each in alternatives(request)]
+    configs = [
+        DeviceAllocationConfiguration(source=FROM_CLASS, requests=[name], opaque=each.opaque)
+        for name, request in asked
+        if (device_class := fleet.classes.get(request.device_class_name)) is not None
+        for each in device_class.spec.config
+    ]
     configs += [
         DeviceAllocationConfiguration(source="FromClaim", requests=each.requests, opaque=each.opaque)
         for each in claim.spec.devices.config
     ]
     if not configs:
         return
+    keys = [(name, fleet.inventory.key(row)) for name, _ in asked for row in first_rows(selected.get(name, b""), 1)]
+    results = [
+        DeviceRequestAllocationResult(request=name, driver=key.driver, pool=key.pool, device=key.device)
+        for name, key in keys
+    ]
     allocation = AllocationResult(devices=DeviceAllocationResult(results=results, config=configs))
     imagined = replace(claim, status=replace(claim.status, allocation=allocation))
     if (found := refused(imagined, NVIDIA_DRIVER)) is not None:

@@ -386,7 +386,7 @@ class Observer:
                         self._violated(found[key])
 
     def groups_to_compare(self) -> set[str]:
-        """The groups that have waited so long that it would be judged which of them begins."""
+        """The groups that have waited long enough for the law to judge which of them begins."""
         now = time.monotonic()
         return self._dracos.order.long_enough(now, grace_s=self._grace_s(now), undisturbed=self._undisturbed)
 
