@@ -30,7 +30,8 @@ async def until_changed(
     """Return what the cluster can do once that differs from `known`.
 
     `look` asks it: every `every_s` seconds, every `confirm_s` while there is a `hint` (some kind is not served) or a change to be
-    confirmed. No answer, and no Dynamic Resource Allocation at all, is trouble and no change.
+    confirmed. No answer, and no Dynamic Resource Allocation at all, is trouble and no change. That DeviceTaintRules are served is
+    believed at once: until then what they keep claims off looks free.
     """
     waited_s, seen, times = 0.0, known, 0
     while True:
@@ -49,7 +50,7 @@ async def until_changed(
             continue
         times = times + 1 if now == seen else 1
         seen = now
-        if times >= _TIMES:
+        if times >= _TIMES or (now.taint_rules and known.taint_rules is None):
             return now
 
 

@@ -32,7 +32,7 @@ from draco.maintenance.readiness import (
 from draco.maintenance.returning import if_changed, plan_return
 from draco.maintenance.rules import maintained_device
 from draco.maintenance.schedule import time_left
-from draco.maintenance.selecting.matching import has_begun
+from draco.maintenance.selecting.matching import has_begun, unseen_rules
 from draco.maintenance.working.verification import VerificationVerdict, verdict_of
 from draco.resources.api.maintenance import (
     CONDITION_BLOCKED,
@@ -200,7 +200,9 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         observed_generation=request.metadata.generation,
         message=outcome.message,
         rehearsal=before.rehearsal if has_begun(request) else seen.rehearsal,
-        devices=listed_devices(standing, selection, with_rules=seen.rules_served),
+        devices=listed_devices(
+            standing, selection, standing.rule_names if seen.rules_served else unseen_rules(request)
+        ),
         device_count=len(standing.devices),
         in_use=len(standing.held),
         isolated_at=isolated_at,

@@ -14,7 +14,7 @@ from draco.maintenance.isolating.standing import replaced_by
 from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.readiness import condition, has_worked, worked_condition
-from draco.maintenance.selecting.matching import has_begun
+from draco.maintenance.selecting.matching import has_begun, unseen_rules
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -40,12 +40,13 @@ def plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     if jobs and before.phase not in OVER and not is_returning(request):
         return _plan_stop(request, seen, jobs)
     count = before.device_count or 0
-    tainted = bool(seen.rules or seen.informed)
+    unseen = {} if seen.rules_served else unseen_rules(request)
+    tainted = bool(seen.rules or seen.informed or unseen)
     if tainted:
         phase = before.phase or MaintenancePhase.PENDING
         if final is MaintenancePhase.COMPLETED and has_begun(request):  # what only announced was not out of service
             phase = MaintenancePhase.VERIFYING
-        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed)
+        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed, unseen=len(unseen))
         devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
     else:
         phase = final

@@ -258,13 +258,20 @@ def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
     )
 
 
-def giving_back(number: int, rules: int, informed: Sequence[str]) -> str:
-    """The request is finished, and so many rules are left, or these agents are still to drop the taint."""
-    left = (
-        f"{counted(rules, 'taint rule')} left to delete"
-        if rules
-        else f"waiting for Draco's agent on {listed(informed)} to remove the taint"
-    )
+def giving_back(number: int, rules: int, informed: Sequence[str], *, unseen: int = 0) -> str:
+    """The request is finished, and so many rules are left, or these agents are still to drop the taint.
+
+    `unseen` are rules of which nobody knows, because the API server does not serve them now.
+    """
+    if rules:
+        left = f"{counted(rules, 'taint rule')} left to delete"
+    elif informed:
+        left = f"waiting for Draco's agent on {listed(informed)} to remove the taint"
+    else:
+        left = (
+            f"{counted(unseen, 'taint rule')} may be left, and the API server does not serve DeviceTaintRule now. "
+            "Have it served again, or delete this request"
+        )
     return f"Returning {_devices(number)} to service: {left}."
 
 

@@ -17,9 +17,11 @@ from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.watching import Removal
+from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.isolating.fences import fence_for
 from draco.maintenance.progress import JobsState, Purpose
 from draco.maintenance.rules import rule_for
+from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.maintenance.working.jobs import JobTarget, job_name
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import PodStatus
@@ -28,6 +30,7 @@ from draco.resources.api.jobs import CronJob, CronJobSpec, Job
 from draco.resources.api.maintenance import (
     DeviceMaintenance,
     DrainPolicy,
+    MaintainedDevice,
     MaintenanceBudget,
     MaintenanceBudgetSpec,
     MaintenanceDrain,
@@ -55,7 +58,7 @@ from tests.builders import (
 from tests.doubles.clock import ManualClock
 from tests.unit.controller.watching import forget, tell
 
-GPU = a_device_key("node-0/gpu-0")
+GPU, GPU_1 = a_device_key("node-0/gpu-0"), a_device_key("node-0/gpu-1")
 
 
 def a_serving_node() -> GpuNode:
@@ -176,6 +179,27 @@ async def test_a_budget_that_is_paused_for_another_class_than_before_is_not_take
         await lab.admission.reconcile(KEY)
         await lab.reconciler.reconcile(lab.request.metadata.uid)
         assert lab.server.made_to_leave == ([] if device_class == "h100" else ["NoExecute"])
+
+
+@pytest.mark.parametrize("served", [True, False])
+async def test_rules_that_are_served_no_more_count_where_a_status_names_them(served: bool) -> None:
+    """The API server was started with other flags, and so was the operator meanwhile: the rules are where they were."""
+    over = a_maintenance("over", phase=MaintenancePhase.COMPLETED, pool="node-0", device="gpu-1")
+    left = MaintainedDevice(**GPU_1._asdict(), rule="draco-maintenance-gpu-1")
+    over = msgspec.structs.replace(over, status=msgspec.structs.replace(over.status, devices=[left]))
+    clock, client = ManualClock(MOMENT), cast("Client", Server(over))
+    view = ClusterView(client, TAINT_RULES[0] if served else None, clock=clock)
+    admission = MaintenanceAdmission(client, view, MaintenanceFleet(view, clock), clock=clock)
+    spec = MaintenanceBudgetSpec(max_devices=1)
+    view.budgets.store.put(MaintenanceBudget(metadata=ObjectMeta(name="one", uid="1"), spec=spec))
+    tell(view, over, a_slice("node-0", ["gpu-0", "gpu-1"]))
+    gpus = frozenset({PhysicalGpu(*GPU)})
+    candidate = StartCandidate(uid="next", name="next", age=(False, 0.0, "next"), gpus=gpus)
+    admission.ask(candidate)
+    admission.looked_at("next")
+    await admission.reconcile(KEY)
+    waiting = admission.ask(candidate)
+    assert (waiting and waiting.reason) == (None if served else "BudgetUsedUp")
 
 
 def test_what_waits_and_names_no_pool_is_not_looked_at_for_every_claim_of_the_fleet() -> None:

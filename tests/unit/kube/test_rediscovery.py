@@ -38,10 +38,12 @@ class Looking:
         return answer
 
 
-async def after(looking: Looking, seconds: float, *, hint: Callable[[], bool] = lambda: False) -> Features | None:
+async def after(
+    looking: Looking, seconds: float, *, known: Features = BEFORE, hint: Callable[[], bool] = lambda: False
+) -> Features | None:
     """What is believed after so many seconds; None for no change."""
     clock = ManualClock()
-    task = asyncio.create_task(until_changed(looking, BEFORE, clock=clock, every_s=300, confirm_s=10, hint=hint))
+    task = asyncio.create_task(until_changed(looking, known, clock=clock, every_s=300, confirm_s=10, hint=hint))
     await clock.advance(seconds)
     if task.done():
         return task.result()
@@ -58,6 +60,13 @@ async def test_a_change_counts_once_it_has_been_seen_three_times_in_a_row() -> N
 
 async def test_api_servers_that_answer_differently_in_turn_are_no_change() -> None:
     assert await after(Looking(AFTER, AFTER, BEFORE), 3000) is None
+
+
+async def test_taint_rules_that_are_served_are_believed_at_once_and_their_end_is_not() -> None:
+    """Until then what they keep claims off looks free."""
+    without = msgspec.structs.replace(BEFORE, taint_rules=None)
+    assert await after(Looking(without), 319) is None
+    assert await after(Looking(BEFORE), 10, known=without, hint=lambda: True) == BEFORE
 
 
 async def test_a_cluster_that_does_not_answer_has_not_changed() -> None:

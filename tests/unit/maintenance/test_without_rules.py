@@ -214,6 +214,22 @@ def test_a_request_is_completed_once_no_agent_is_informed_of_it(at_work: Cluster
     assert gpu.taints == []
 
 
+def test_rules_that_are_served_no_more_may_still_be_there(at_work: Cluster) -> None:
+    """An API server that is started with other flags for a while: who looks then must not take its rules for deleted."""
+    status = at_work.request.status
+    named = [msgspec.structs.replace(each, rule="draco-maintenance-gpu-0") for each in status.devices]
+    at_work.request = msgspec.structs.replace(at_work.request, status=msgspec.structs.replace(status, devices=named))
+    at_work.settle()
+    assert [each.rule for each in at_work.request.status.devices] == ["draco-maintenance-gpu-0"]
+    at_work.change(finished=True)
+    at_work.settle()
+    assert at_work.is_in(MaintenancePhase.VERIFYING)
+    assert at_work.request.status.message == (
+        "Returning 1 device to service: 1 taint rule may be left, and the API server does not serve DeviceTaintRule now. "
+        "Have it served again, or delete this request."
+    )
+
+
 def test_work_goes_on_while_the_node_reboots_and_publishes_nothing(at_work: Cluster) -> None:
     boards, at_work.boards = at_work.boards, {}
     at_work.settle()

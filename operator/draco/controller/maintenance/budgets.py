@@ -33,7 +33,7 @@ from draco.maintenance.gate import Waiting
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
-from draco.maintenance.selecting.matching import has_begun
+from draco.maintenance.selecting.matching import has_begun, unseen_rules
 from draco.resources.api.maintenance import (
     OVER,
     BudgetScope,
@@ -211,11 +211,13 @@ class MaintenanceAdmission:
     def _out(self, requests: Iterable[DeviceMaintenance]) -> tuple[frozenset[PhysicalGpu], frozenset[PhysicalGpu]]:
         """What is out of service, and what of it requests keep out.
 
-        That is what requests have begun with, and what has a taint of theirs. One that is gone or over keeps nothing.
+        That is what requests have begun with, and what their rules taint, or may. One that is gone or over keeps nothing.
         """
         found: set[PhysicalGpu] = set()
         kept: set[PhysicalGpu] = set()
         for request in requests:
+            if self._view.rules is None and unseen_rules(request):
+                found |= self._fleet.gpus(request.status.devices)
             if has_begun(request):
                 gpus = self._fleet.gpus(request.status.devices)
                 found |= gpus

@@ -51,6 +51,11 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return sum(rule.spec.taint.effect in BLOCKING_EFFECTS for rule in self.in_place.values())
 
     @property
+    def rule_names(self) -> dict[DeviceKey, str]:
+        """The names of the rules that are there."""
+        return {device: rule.metadata.name for device, rule in self.in_place.items()}
+
+    @property
     def watchers(self) -> list[str]:
         """The claims that only look on."""
         return sorted({name for names in self.watched.values() for name in names})
@@ -121,7 +126,9 @@ def _changed(before: Mapping[DeviceKey, str], now: Mapping[DeviceKey, str]) -> d
     return {device: (was, is_) for device, (was, is_) in pairs.items() if was and is_ and was != is_}
 
 
-def listed_devices(standing: Standing, selection: MaintenanceSelection, *, with_rules: bool) -> list[MaintainedDevice]:
+def listed_devices(
+    standing: Standing, selection: MaintenanceSelection, rule_names: Mapping[DeviceKey, str]
+) -> list[MaintainedDevice]:
     """What the status says of the devices. Of a selection that is fixed those come first that it is made of."""
     fixed = selection.devices or frozenset()
     kept = sorted(
@@ -137,7 +144,7 @@ def listed_devices(standing: Standing, selection: MaintenanceSelection, *, with_
             device=device.device,
             uuid=isolated_board(standing.wanted[device]) if device in standing.wanted else "",
             overlaps=overlapped(standing.wanted[device]) if device in standing.wanted else _doubted(device, fixed),
-            rule=standing.in_place[device].metadata.name if with_rules and device in standing.in_place else "",
+            rule=rule_names.get(device, ""),
             claims=standing.held.get(device, []),
             watched_by=standing.watched.get(device, []),
         )

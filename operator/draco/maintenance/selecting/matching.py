@@ -62,6 +62,11 @@ def has_begun(request: DeviceMaintenance) -> bool:
     return status.phase not in OVER and (status.isolated_at is not None or status.phase in _BEGUN)
 
 
+def unseen_rules(request: DeviceMaintenance) -> dict[DeviceKey, str]:
+    """The rules that isolate devices by what the status says: where rules are not served now, they may still be there."""
+    return {each.key: each.rule for each in request.status.devices if each.rule}
+
+
 def keeps_isolated(request: DeviceMaintenance, rule: DeviceTaintRule) -> bool:
     """Whether a rule of the request's isolates its device, or did so until somebody weakened it: one may merely announce.
 
