@@ -66,7 +66,7 @@ def test_the_gpu_of_a_deleted_policy_is_not_given_away_under_a_claim_to_come(on_
     kube.run("delete", "resourceclaim", "soon")
     kube.running("greedy")
     assert kube.devices("all") == [(NODE, "gpu-0")]
-    assert partitions(kube) == []
+    eventually(lambda: partitions(kube) == [], what="its place is no longer offered")
 
 
 def test_a_layout_is_made_around_a_claim_to_come(on_demand: Kubectl) -> None:
@@ -80,11 +80,11 @@ def test_a_layout_is_made_around_a_claim_to_come(on_demand: Kubectl) -> None:
         lambda: f"3g.40gb at 0 waits for claim {soon}" in policy_says(kube, POLICY),
         what="it says whom the other waits for",
     )
-    assert sorted(each for each in partitions(kube) if each.startswith("gpu-0-")) == [
-        SMALL,
-        "gpu-0-mig-3g40gb-9-0",
-        "gpu-0-mig-3g40gb-9-4",
-    ]
+    offered = [SMALL, "gpu-0-mig-3g40gb-9-0", "gpu-0-mig-3g40gb-9-4"]
+    eventually(
+        lambda: sorted(each for each in partitions(kube) if each.startswith("gpu-0-")) == offered,
+        what="what the policy offered before is no longer",
+    )
     kube.run("delete", "resourceclaim", "soon")
     halves = [("3g.40gb", 0, "Layout"), ("3g.40gb", 4, "Layout")]
     eventually(lambda: instances(kube) == halves, what="the other half follows when the claim is gone")

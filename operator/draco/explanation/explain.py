@@ -27,7 +27,7 @@ from draco.explanation.findings.standing import obstacles
 from draco.explanation.findings.together import fits_alone
 from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, ProblemKind, RequestExplanation
-from draco.explanation.note import note
+from draco.explanation.note import cause_and_fix, note
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.counted_free import counted_on
 from draco.explanation.remedies.nearest import nearest_misses
@@ -205,13 +205,15 @@ def _with_what_stays(
     fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node], explanation: Explanation
 ) -> Explanation:
     """With the cause that would be left if all that is in use were free: that one decides, and what helps against it."""
-    if explanation.error or (alone := emptied(fleet, claims, nodes)) is None:
+    if explanation.error or any(each.fatal for each in explanation.problems):
+        return explanation  # what decides is in the way whoever has the devices
+    if (alone := emptied(fleet, claims, nodes)) is None:
         return explanation
     left = _of_waiting(alone, claims, alone.nodes)
     if left.fits or left.error:
         return explanation
     left = replace(left, nearest=nearest_misses(alone, claims))
-    return replace(explanation, reason=left.reason, stays=note(left), nearest=left.nearest)
+    return replace(explanation, reason=left.reason, stays=cause_and_fix(left), nearest=left.nearest)
 
 
 def _with_fits_alone(

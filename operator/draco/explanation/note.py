@@ -59,12 +59,19 @@ def note(explanation: Explanation) -> str:
     """The explanation in one paragraph."""
     if explanation.stays:
         text = f"Waiting does not help: {explanation.stays[:1].lower()}{explanation.stays[1:]}"
-        return text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1].rstrip()}…"
-    said = _said(explanation)
-    text = " ".join(sentence(capital(each)) for each in (said.cause, said.fix, _counted(explanation)) if each)
-    if said.counts and len(text) + len(said.counts) < _ROOM:
-        text = f"{text} ({said.counts})"
+        asked = _decisive_request(explanation)
+        counts = _counts(asked) if asked else ""
+    else:
+        text, counts = cause_and_fix(explanation), _said(explanation).counts
+    if counts and len(text) + len(counts) < _ROOM:
+        text = f"{text} ({counts})"
     return text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1].rstrip()}…"
+
+
+def cause_and_fix(explanation: Explanation) -> str:
+    """The same without counts."""
+    said = _said(explanation)
+    return " ".join(sentence(capital(each)) for each in (said.cause, said.fix, _counted(explanation)) if each)
 
 
 def _counted(explanation: Explanation) -> str:
