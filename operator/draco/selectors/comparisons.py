@@ -191,7 +191,10 @@ def by_function(left: str, operator: str, right: str) -> str:
 
 
 def quantity_meant(text: str) -> str | None:
-    """The quantity that is written, or was meant: 40GB is 40G to Kubernetes."""
+    """The quantity that is written, or was meant: 40GB is 40G to Kubernetes.
+
+    None where it may be either of two: 40g is 40Gi to Docker, and 40Gb are bits.
+    """
     if Quantity.read(text) is not None:
         return text
     match = _BYTES.fullmatch(text.strip())
@@ -199,7 +202,9 @@ def quantity_meant(text: str) -> str | None:
         return None
     number, prefix, binary, unit = match.groups()
     if prefix == "m" and not binary and not unit:
-        return f"{number}m"  # thousandths, as far as anybody can tell
+        return f"{number}m"  # thousandths, as it stands there
+    if (prefix in "gtpe" and not binary and not unit) or (prefix.isupper() and unit == "b"):
+        return None
     prefix = prefix.upper()
     return f"{number}{'k' if prefix == 'K' and not binary else prefix}{binary}"
 

@@ -184,16 +184,34 @@ def test_a_resource_class_becomes_a_device_class_that_names_its_driver() -> None
     }
 
 
-def test_parameters_and_modes_of_classic_claims_are_dropped() -> None:
+def test_modes_of_classic_claims_are_dropped_and_parameters_are_left_to_their_author() -> None:
     old = (
         "apiVersion: resource.k8s.io/v1alpha2\nkind: ResourceClaim\nmetadata: {name: a}\n"
         "spec:\n  resourceClassName: gpu.nvidia.com\n"
         "  allocationMode: WaitForFirstConsumer\n  parametersRef: {kind: GpuParameters, name: x}\n"
     )
-    [claim] = corrected(old)
-    assert claim["spec"] == {
-        "devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}
+    told = checked(old)
+    assert {each.message for each in told.findings if not each.corrected} == {
+        "parametersRef belongs to classic DRA: parameters are now in spec.devices.config[].opaque"
     }
+    assert yaml.safe_load(told.after["manifest.yaml"])["spec"] == {
+        "parametersRef": {"kind": "GpuParameters", "name": "x"},
+        "devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]},
+    }
+
+
+@pytest.mark.parametrize(
+    "field", ["parametersRef: {kind: Parameters, name: x}", "suitableNodes: {nodeSelectorTerms: []}"]
+)
+def test_a_class_that_says_more_than_its_driver_is_left_to_its_author(field: str) -> None:
+    """Without its nodes it would be for the devices of all."""
+    old = (
+        "apiVersion: resource.k8s.io/v1alpha2\nkind: ResourceClass\nmetadata: {name: a}\n"
+        f"driverName: gpu.example.com\n{field}\n"
+    )
+    told = checked(old)
+    assert told.after == told.before
+    assert any(field.partition(":")[0] in each.message for each in told.findings)
 
 
 def test_kinds_that_are_gone_are_told_what_took_their_place() -> None:
@@ -271,6 +289,19 @@ def test_a_field_that_resembles_none_is_told_with_those_there_are() -> None:
     ("form", "rule"),
     [
         ("exactly: {deviceClassName: gpu.nvidia.com, allocationMode: All, count: 2}", "count-with-all"),
+        ("firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com, adminAccess: true}]", "admin-access"),
+    ],
+)
+def test_a_request_that_may_mean_either_is_left_to_its_author(form: str, rule: str) -> None:
+    """Without its count it would take more, without administrative access take what it would only look at."""
+    told = checked(request(form))
+    assert [(each.rule, each.corrected) for each in told.findings] == [(rule, False)]
+    assert told.after == told.before
+
+
+@pytest.mark.parametrize(
+    ("form", "rule"),
+    [
         ("exactly: {deviceClassName: gpu.nvidia.com, allocationMode: Exact}", "allocation-mode"),
         ('exactly: {deviceClassName: gpu.nvidia.com, count: "2"}', "count"),
         ("exactly: {deviceClassName: gpu.nvidia.com, selectors: [\"device.driver == 'a'\"]}", "field-form"),
@@ -279,7 +310,7 @@ def test_a_field_that_resembles_none_is_told_with_those_there_are() -> None:
             "exactly: {deviceClassName: gpu.nvidia.com, selectors: [{expression: \"device.driver == 'a'\"}]}",
             "selector-form",
         ),
-        ("firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com, adminAccess: true}]", "admin-access"),
+        ("firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com, adminAccess: false}]", "admin-access"),
     ],
 )
 def test_a_request_that_can_be_put_right_is(form: str, rule: str) -> None:

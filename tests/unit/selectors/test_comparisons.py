@@ -14,6 +14,12 @@ from draco.selectors.comparisons import by_function, quantity_meant, version_mea
         ("16kb", "16k"),
         ("1.5tb", "1.5T"),
         ("40", "40"),
+        ("40 gi", "40Gi"),
+        ("40 G", "40G"),
+        ("40g", None),
+        ("40 m", "40m"),
+        ("40Gb", None),
+        ("40Kib", None),
         ("much", None),
     ],
 )

@@ -17,7 +17,7 @@ import msgspec
 from draco.cli.input.manifests import STANDARD_INPUT, read_texts
 from draco.cli.input.yaml_documents import Document
 from draco.cli.lint import text as lint_text
-from draco.cli.lint.edits import Outcome, applied
+from draco.cli.lint.edits import EditRound, Outcome
 from draco.cli.lint.text import DocumentText, TextError
 from draco.cli.options import RELEASES, output_option
 from draco.cli.output import echo, print_document
@@ -65,28 +65,31 @@ class _Part:
         self.text = self.piece.text
         self.value = self.read.value if self.read is not None else None
         self.moves: list[MoveField] = []
-        self._tree: Any = None
+        self._round: EditRound | None = None
 
     @property
     def is_changed(self) -> bool:
         """Whether anything was corrected."""
-        return self._tree is not None
+        return self._round is not None
 
     def edit(self, edit: Edit) -> Outcome:
         """Carry out one edit; what it says is to be read again then."""
-        tree = self._tree
-        if tree is None and self._is_editable:
-            tree = lint_text.editable(self.piece)
-        outcome = "gone" if tree is None else applied(tree, edit)
+        edits = self._round
+        if edits is None and self._is_editable:
+            edits = EditRound(lint_text.editable(self.piece))
+        outcome = "gone" if edits is None else edits.apply(edit)
         if outcome == "changed":
-            self._tree = tree
+            self._round = edits
             if isinstance(edit, MoveField):
                 self.moves.append(edit)
         return outcome
 
     def read_again(self) -> None:
         """What the corrected text says, as Kubernetes reads it. Raises TextError where it came out broken, and gives it up."""
-        self.text = lint_text.dump(deepcopy(self._tree), self.piece)  # printing moves comments about
+        if self._round is None:
+            return
+        self._round = EditRound(self._round.tree)
+        self.text = lint_text.dump(deepcopy(self._round.tree), self.piece)  # printing moves comments about
         try:
             read = lint_text.read(self.piece._replace(text=self.text))
         except TextError:

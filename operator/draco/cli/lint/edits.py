@@ -20,19 +20,30 @@ from draco.linting.model import DropField, Edit, MoveField, SetField, TreePath
 Outcome: TypeAlias = Literal["changed", "there", "gone"]
 
 
-def applied(tree: Any, edit: Edit) -> Outcome:
-    """Carry out one edit: `changed`, or `there` when it was so already, or `gone` where its place is not there (any more)."""
-    try:
-        match edit:
-            case SetField(path, value):
-                return "changed" if _put(tree, path, value) else "there"
-            case DropField(path):
-                _take(_parent(tree, path), path[-1])
-            case MoveField(path, to):
-                _move(tree, path, to)
-    except (KeyError, IndexError, TypeError):
-        return "gone"
-    return "changed"
+class EditRound:
+    """Edits of one tree that were found at once: what one has taken away is not where the next looks for it."""
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+        self._taken: list[TreePath] = []
+
+    def apply(self, edit: Edit) -> Outcome:
+        """Carry out one: `changed`, or `there` when it was so already, or `gone` where its place is not there (any more)."""
+        path = edit.path
+        if any(path[: len(taken)] == taken for taken in self._taken):
+            return "gone"
+        try:
+            match edit:
+                case SetField(path, value):
+                    return "changed" if _put(self.tree, path, value) else "there"
+                case DropField(path):
+                    _take(_parent(self.tree, path), path[-1])
+                case MoveField(path, to):
+                    _move(self.tree, path, to)
+        except (KeyError, IndexError, TypeError):
+            return "gone"
+        self._taken.append(path)
+        return "changed"
 
 
 def _parent(tree: Any, path: TreePath) -> Any:
@@ -44,10 +55,10 @@ def _parent(tree: Any, path: TreePath) -> Any:
 
 
 def _made(tree: Any, path: TreePath, position: int | None = None) -> Any:
-    """What holds the last step of a path; mappings and lists on the way are made, the first at a position."""
+    """What holds the last step of a path; mappings on the way are made, the first at a position."""
     for step, following in pairwise(path):
-        if isinstance(tree, CommentedMap) and tree.get(step) is None:
-            new = CommentedSeq() if isinstance(following, int) else CommentedMap()
+        if isinstance(tree, CommentedMap) and tree.get(step) is None and not isinstance(following, int):
+            new = CommentedMap()
             if step == "metadata" and step not in tree:
                 tree.insert(list(tree).index("kind") + 1 if "kind" in tree else 0, step, new)
             elif position is not None and step not in tree:
@@ -63,7 +74,7 @@ def _put(tree: Any, path: TreePath, value: Any) -> bool:
     step: Any = path[-1]
     if isinstance(holder, list):
         if step == len(holder):
-            holder.append(_tree(value))
+            holder.append(as_tree(value))
             return True
         old = holder[step]
         holder[step] = new = _like(old, value)
@@ -77,22 +88,23 @@ def _put(tree: Any, path: TreePath, value: Any) -> bool:
     elif step == "kind":
         holder.insert(list(holder).index("apiVersion") + 1 if "apiVersion" in holder else 0, step, value)
     else:
-        holder[step] = _tree(value)
+        holder[step] = as_tree(value)
     return True
 
 
-def _tree(value: Any) -> Any:
+def as_tree(value: Any) -> Any:
+    """The value with mappings and lists that remember their text."""
     if isinstance(value, dict):
-        return CommentedMap((key, _tree(inner)) for key, inner in value.items())
+        return CommentedMap((key, as_tree(inner)) for key, inner in value.items())
     if isinstance(value, list):
-        return CommentedSeq(map(_tree, value))
+        return CommentedSeq(map(as_tree, value))
     return value
 
 
 def _like(old: Any, value: Any) -> Any:
     """The value, quoted or folded as the old one was."""
     if not isinstance(value, str) or not isinstance(old, ScalarString):
-        return _tree(value)
+        return as_tree(value)
     if isinstance(old, DoubleQuotedScalarString | SingleQuotedScalarString):
         if '"' in value:
             return SingleQuotedScalarString(value) if "'" not in value else value
@@ -120,11 +132,14 @@ def _take(holder: Any, step: Any) -> tuple[Any, Any, int]:
 
 
 def _move(tree: Any, path: TreePath, to: TreePath) -> None:
+    """To where nothing stands yet."""
     holder = _parent(tree, path)
     is_near = to[: len(path) - 1] == path[:-1]
-    value, comment, position = _take(holder, path[-1])
-    place = position if is_near else None
+    place = list(holder).index(path[-1]) if is_near and isinstance(holder, dict) else None
     target = _made(holder if is_near else tree, to[len(path) - 1 :] if is_near else to, place)
+    if not isinstance(target, dict) or target.get(to[-1]) is not None:
+        raise KeyError(to[-1])
+    value, comment, position = _take(holder, path[-1])
     if target is holder:
         target.insert(position, to[-1], value)
     else:

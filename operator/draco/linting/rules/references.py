@@ -133,8 +133,9 @@ def _without_entry(
     meant = [claim for claim in mine if claim.name == name] or mine
     edits: list[Edit] = []
     if len(meant) == 1:
-        place: TreePath = (*pod.path, "resourceClaims", len(entries))
-        edits = [SetField(place, {"name": name, _field_for(meant[0]): meant[0].name})]
+        place: TreePath = (*pod.path, "resourceClaims")
+        entry = {"name": name, _field_for(meant[0]): meant[0].name}
+        edits = [SetField((*place, len(entries)), entry) if entries else SetField(place, [entry])]
     message = (
         f"the container takes {name}, but the pod has no such entry: add it to resourceClaims beside containers, with "
         "resourceClaimName or resourceClaimTemplateName"

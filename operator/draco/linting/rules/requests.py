@@ -68,8 +68,8 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
         yield finding("allocation-mode", message, claim.manifest, (*asked.path, "allocationMode"), *edits)
     if mode == "All" and count is not None:
         path = (*asked.path, "count")
-        message = "allocationMode All takes every device, so it has no count"
-        yield finding("count-with-all", message, claim.manifest, path, DropField(path))
+        message = "allocationMode All takes every device, so it has no count: leave one of the two out"
+        yield finding("count-with-all", message, claim.manifest, path)
     elif isinstance(count, int) and not isinstance(count, bool) and not 0 < count <= MAX_RESULTS:
         message = f"count is {count}: a claim gets from 1 to {MAX_RESULTS} devices"
         yield finding("count", message, claim.manifest, (*asked.path, "count"))
@@ -79,8 +79,9 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
         yield finding("count", "count must be a number, without quotes", claim.manifest, path, *edits)
     if "firstAvailable" in asked.path and "adminAccess" in fields:
         path = (*asked.path, "adminAccess")
-        message = "an alternative of a prioritized list cannot ask for adminAccess"
-        yield finding("admin-access", message, claim.manifest, path, DropField(path))
+        message = "an alternative of a prioritized list cannot ask for adminAccess: make a request of its own for it"
+        edits = [] if fields["adminAccess"] else [DropField(path)]
+        yield finding("admin-access", message, claim.manifest, path, *edits)
     for number, selector in enumerate(objects.listed(fields.get("selectors"))):
         path = (*asked.path, "selectors", number)
         if isinstance(selector, dict) and "cel" not in selector and "expression" in selector:

@@ -4,6 +4,7 @@ Owns what is said of them in place. What is wrong with an expression is `express
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 from draco.cel import CompileError, compile_selector, new_expressions
@@ -48,6 +49,7 @@ def _finding(
     return finding(rule, message, selector.manifest, selector.path, *edits, severity=severity)
 
 
+@lru_cache(512)
 def _refusal(expression: str, kubernetes: int) -> tuple[str, Severity, str] | None:
     """Rule, severity and sentence for an expression that the API server would not take."""
     try:

@@ -23,6 +23,13 @@ _CURRENT: Final = {"resourceClaimTemplate": "resourceClaimTemplateName", "resour
 _OF_CLASSIC_CLAIMS: Final = ("allocationMode", "parametersRef", "resourceClassName")
 
 
+_OF_RESOURCE_CLASSES: Final = {
+    "parametersRef": "the parameters that parametersRef names go into spec.config[].opaque",
+    "suitableNodes": "nothing there says what suitableNodes did: select by an attribute that only devices of these nodes have",
+}
+"""Fields that a class had and that nobody but its author can write anew."""
+
+
 def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
     """Version and kind of each object."""
     for index, manifest in enumerate(manifests):
@@ -78,14 +85,12 @@ def _of_resource_class(index: int, tree: Json) -> Finding:
     edits: list[Edit] = [
         SetField(("apiVersion",), f"{objects.GROUP}/v1"),
         SetField(("kind",), "DeviceClass"),
-        *(
-            DropField((field,))
-            for field in ("driverName", "parametersRef", "structuredParameters", "suitableNodes")
-            if field in tree
-        ),
+        *(DropField((field,)) for field in ("driverName", "structuredParameters") if field in tree),
         SetField(("spec", "selectors"), [selector]),
     ]
     message = "ResourceClass is now DeviceClass, which names the driver in a selector"
+    if kept := [text for field, text in _OF_RESOURCE_CLASSES.items() if field in tree]:
+        return finding("classic-dra", f"{message}; {'; '.join(kept)}", index, ("kind",))
     return finding("classic-dra", message, index, ("kind",), *edits)
 
 
@@ -99,7 +104,7 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
             request = {"name": "device", "exactly": {"deviceClassName": objects.text(spec["resourceClassName"])}}
             edits: list[Edit] = [
                 SetField((*path, "devices", "requests"), [request]),
-                *(DropField((*path, field)) for field in classic),
+                *(DropField((*path, field)) for field in classic if field != "parametersRef"),
             ]
             message = (
                 "resourceClassName belongs to classic DRA: requests name a DeviceClass, in exactly.deviceClassName"
@@ -112,12 +117,13 @@ def check_classic_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Ite
                 "parametersRef": "parameters are now in spec.devices.config[].opaque",
             }.get(field, "requests name a DeviceClass")
             message = f"{field} belongs to classic DRA: {what}"
-            yield finding("classic-dra", message, claim.manifest, (*path, field), DropField((*path, field)))
+            edits = [] if field == "parametersRef" else [DropField((*path, field))]
+            yield finding("classic-dra", message, claim.manifest, (*path, field), *edits)
     for index, manifest in enumerate(manifests):
         if objects.kind_of(manifest) == "DeviceClass" and "suitableNodes" in objects.mapping(manifest.tree.get("spec")):
             path = ("spec", "suitableNodes")
             message = "suitableNodes was removed in Kubernetes 1.32: ResourceSlices say on which nodes devices are"
-            yield finding("classic-dra", message, index, path, DropField(path))
+            yield finding("classic-dra", message, index, path)
 
 
 def check_requests_of_v1beta1(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
