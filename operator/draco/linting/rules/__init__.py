@@ -11,10 +11,11 @@ from draco.linting.model import Finding, Manifest
 from draco.linting.objects import is_near
 from draco.linting.rules.classes import check_allocators
 from draco.linting.rules.configurations import check_configurations
+from draco.linting.rules.extended import check_extended_resources
 from draco.linting.rules.fields import check_fields, check_names, check_nesting
 from draco.linting.rules.policies import check_health_policies
 from draco.linting.rules.references import check_container_claims, check_pod_claims
-from draco.linting.rules.requests import check_references_to_requests, check_requests
+from draco.linting.rules.requests import check_admin_access, check_references_to_requests, check_requests
 from draco.linting.rules.selectors import check_constraints, check_selectors
 from draco.linting.rules.sharing import check_sharing
 from draco.linting.rules.taints import check_taint_rules
@@ -44,9 +45,11 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_pod_claims_of_v1alpha,
     check_requests,
     check_references_to_requests,
+    check_admin_access,
     check_pod_claims,
     check_container_claims,
     check_sharing,
+    check_extended_resources,
     check_configurations,
     check_taint_rules,
     check_health_policies,

@@ -15,6 +15,8 @@ from draco.resources.texts import slip_of
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODES: Final = ("ExactCount", "All")
+_ADMIN_ACCESS: Final = "resource.kubernetes.io/admin-access"
+_PERMITTED: Final = {_ADMIN_ACCESS: "true"}
 _MEANT_MODES: Final = {"exact": "ExactCount", "count": "ExactCount", "single": "ExactCount"}
 
 
@@ -95,6 +97,27 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
         elif isinstance(cel := objects.mapping(selector).get("cel"), str):
             put = SetField((*path, "cel"), {"expression": cel})
             yield finding("selector-form", "`cel` must contain an `expression`", claim.manifest, (*path, "cel"), put)
+
+
+def check_admin_access(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """Administrative access is for namespaces whose label permits it. Of one that is not among the manifests nothing is said."""
+    labels = {
+        objects.name_of(each.tree): objects.mapping(objects.mapping(each.tree.get("metadata")).get("labels"))
+        for each in manifests
+        if objects.kind_of(each) == "Namespace"
+    }
+    for claim in objects.claims(manifests):
+        if str(labels.get(claim.namespace, _PERMITTED).get(_ADMIN_ACCESS)) == "true":
+            continue
+        for request in objects.requests(claim):
+            for asked in objects.wanted(request):
+                if asked.fields.get("adminAccess") is True:
+                    path = (*asked.path, "adminAccess")
+                    message = (
+                        f"namespace {claim.namespace} does not permit adminAccess: "
+                        f"its administrator labels it {_ADMIN_ACCESS}=true"
+                    )
+                    yield finding("admin-access", message, claim.manifest, path)
 
 
 def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:

@@ -1,0 +1,98 @@
+"""Rules about extended resources, for which kube-scheduler makes claims.
+
+Owns what is said of a resource that several classes stand for, and of a container that asks for a device by resource and claim.
+Source: KEP-5004.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from draco.allocation.extended_resources import BY_CLASS
+from draco.linting.model import Finding, Manifest, finding
+from draco.linting.objects import (
+    WrittenClaim,
+    WrittenRequest,
+    at,
+    claims,
+    container_claims,
+    containers,
+    drivers_of_classes,
+    mapping,
+    name_of,
+    of_kind,
+    pod_claims,
+    pods,
+    requests,
+    text,
+    wanted,
+)
+from draco.linting.rules.references import NAMES
+from draco.resources.names import NVIDIA_DRIVER
+from draco.resources.texts import listed
+
+
+def check_extended_resources(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """One class for each resource, and a device asked for once."""
+    standing = defaultdict(list)
+    for index, manifest in of_kind(manifests, "DeviceClass"):
+        if resource := text(mapping(manifest.tree.get("spec")).get("extendedResourceName")):
+            standing[resource].append((name_of(manifest.tree), index))
+    for resource, classes in standing.items():
+        if len(classes) > 1:
+            names = listed(sorted(name for name, _ in classes))
+            message = (
+                f"DeviceClasses {names} stand for {resource}: of several, Kubernetes takes the newest, and of equally old ones "
+                "the first by name; leave extendedResourceName out of all but one"
+            )
+            for _, index in classes[1:]:
+                path = ("spec", "extendedResourceName")
+                yield finding("extended-resource-twice", message, index, path, severity="warning")
+    yield from _asked_twice(manifests, {resource: {name for name, _ in each} for resource, each in standing.items()})
+
+
+def _asked_twice(manifests: Sequence[Manifest], standing: Mapping[str, set[str]]) -> Iterator[Finding]:
+    drivers = drivers_of_classes(manifests)
+    known = {(claim.namespace, claim.is_template, claim.name): claim for claim in claims(manifests)}
+    for pod in pods(manifests):
+        entries = {text(entry.fields.get("name")): entry for entry in pod_claims(pod)}
+        targets = {name: _claim_of(entry, pod.namespace, known) for name, entry in entries.items()}
+        for container in containers(pod):
+            for resource, path in _extended(container):
+                for use in container_claims(container):
+                    name = text(use.fields.get("name"))
+                    classes = _classes(targets.get(name))
+                    own = standing.get(resource, set()) | {resource.removeprefix(BY_CLASS)}
+                    nvidias = resource.startswith("nvidia.com/") and NVIDIA_DRIVER in map(drivers.get, classes)
+                    if not nvidias and not classes & own:
+                        continue
+                    message = (
+                        f"container {text(container.fields.get('name'))} asks for devices twice, as {resource} and in claim "
+                        f"{name}: it gets both; leave one of the two out"
+                    )
+                    yield finding("device-asked-twice", message, pod.manifest, path, severity="warning")
+
+
+def _extended(container: WrittenRequest) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Each extended resource of a container, with where it stands first."""
+    told = set()
+    for field in ("limits", "requests"):
+        for resource in mapping(at(container.fields, ("resources", field))):
+            if "/" in str(resource) and resource not in told:
+                told.add(resource)
+                yield str(resource), (*container.path, "resources", field, resource)
+
+
+def _claim_of(
+    entry: WrittenRequest, namespace: str, known: Mapping[tuple[str, bool, str], WrittenClaim]
+) -> WrittenClaim | None:
+    """The claim or template that an entry names, if it is among the manifests."""
+    found = (known.get((namespace, NAMES[field], text(entry.fields.get(field)))) for field in NAMES)
+    return next((claim for claim in found if claim is not None), None)
+
+
+def _classes(claim: WrittenClaim | None) -> set[str]:
+    """The classes of which a claim asks for devices that it takes."""
+    if claim is None:
+        return set()
+    every = (one.fields for request in requests(claim) for one in wanted(request))
+    return {text(each.get("deviceClassName")) for each in every if each.get("adminAccess") is not True}
