@@ -90,6 +90,7 @@ def a_gpu(node: int, index: int, memory: str) -> Device:
         name=f"gpu-{index}",
         attributes={
             "productName": DeviceAttribute(string=f"NVIDIA {MODELS[node % len(MODELS)]}"),
+            "rack": DeviceAttribute(int_=node // 100),
             "uuid": DeviceAttribute(string=f"GPU-{node:05}-{index}"),
             "resource.kubernetes.io/pcieRoot": DeviceAttribute(string=f"pci{node:05}:{index:02}"),
         },
@@ -132,6 +133,7 @@ def a_claim(*, count: int = 1, selector: str = "", matching: str = "") -> Resour
 
 MODEL: Final = f'device.attributes["{DRIVER}"].productName'
 UUID: Final = f'device.attributes["{DRIVER}"].uuid'
+RACK: Final = f'device.attributes["{DRIVER}"].rack'
 MEMORY: Final = f'device.capacity["{DRIVER}"].memory'
 KINDS: Final[dict[str, tuple[Callable[[int, int], bool], Callable[[int], ResourceClaim]]]] = {
     "all are in use": (lambda _node, _index: True, lambda new: a_claim(selector=f'{MODEL} != "NVIDIA H{new}"')),
@@ -164,6 +166,18 @@ KINDS: Final[dict[str, tuple[Callable[[int, int], bool], Callable[[int], Resourc
     "some in use here and there, 8 wanted": (
         lambda node, index: (node * 2654435761 >> 7) % 255 + 1 >> index & 1 == 1,
         lambda new: a_claim(count=8, selector=f'{MEMORY}.compareTo(quantity("{40_000 + new}Mi")) >= 0'),
+    ),
+    "a constraint that 100 nodes never meet, all in use": (
+        lambda _node, _index: True,
+        lambda new: a_claim(
+            count=2,
+            selector=f'{RACK} == 0 && {MODEL} != "NVIDIA H{new}"',
+            matching="resource.kubernetes.io/pcieRoot",
+        ),
+    ),
+    "its device is not published any more": (
+        lambda _node, index: index < 4,
+        lambda _new: holding(name_of(50), GPUS),
     ),
 }
 

@@ -107,14 +107,14 @@ def said(kube: Kubectl) -> str:
 def test_a_sick_gpu_is_tainted_emptied_reset_verified_and_given_back_by_itself(clean: Kubectl) -> None:
     kube = clean
     kube.apply_objects(a_cron_job("reset-gpu", seconds="1"))
-    kube.apply_objects(a_policy(effect="Evict", remediation={"fromCronJob": "reset-gpu"}))
     kube.apply_objects(a_claim("held"), a_claim("other"), a_pod("victim", "held"), a_pod("bystander", "other"))
     kube.running("victim", "bystander")
     device = held_by(kube, "held")
     number = device.removeprefix("gpu-")
     falls_sick(kube, number)
+    # Before the policy: a Job that is through before the driver asks for a reset counts as one.
     accident("recovery", number, "reset")
-    eventually(lambda: "draco.dev/xid:NoSchedule" in taints(kube)[device], what="the agent's taint")
+    kube.apply_objects(a_policy(effect="Evict", remediation={"fromCronJob": "reset-gpu"}))
     eventually(lambda: pods(kube) == {"bystander"}, what="the pod that holds the GPU is evicted, and no other")
     request, job = eventually(lambda: worked(kube), within_s=90, what="the Job that does the work is through")
     assert request["spec"]["deviceSelector"]["device"] == device

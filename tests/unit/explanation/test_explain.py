@@ -34,7 +34,7 @@ from draco.resources.api.slices import (
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import SCHEDULING_GATE
 from tests.builders import a_claim, a_device, a_device_class, a_node, a_pod, a_rule, a_slice
-from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_fleet, asking
+from tests.unit.explanation.clusters import A100, ATTRIBUTES, CAPACITY, GPU, H100, a_fleet, a_gpu, asking
 
 
 def held(*devices: str, by: str = "job", pods: tuple[str, ...] = ("worker",)) -> ResourceClaim:
@@ -352,6 +352,16 @@ def test_a_constraint_that_no_devices_meet_decides_whatever_is_in_use() -> None:
     assert told.reason is PendingReason.CONSTRAINT
     assert f"no 2 have the same {GPU}/index" in told.summary
     assert "DropConstraint" in [each.kind for each in told.nearest]
+
+
+def test_all_nodes_that_waiting_does_not_help_on_are_counted_and_devices_as_they_are() -> None:
+    fleet = a_fleet(held("n1/gpu-0"))
+    for number in range(3, 13):
+        fleet.put_node(a_node(f"n{number}"))
+        fleet.put_slice(a_slice(f"n{number}", [a_gpu("gpu-0", H100, "80Gi"), a_gpu("gpu-1", H100, "80Gi")]))
+    told = explain(fleet, [asking(count=2, constraints=[DeviceConstraint(match_attribute=f"{GPU}/index")])])
+    assert told.summary.startswith("Waiting does not help: 12 nodes (")
+    assert told.summary.endswith("(24 devices: 1 in use, 23 free)")
 
 
 def test_what_waiting_mends_is_told_as_it_is() -> None:

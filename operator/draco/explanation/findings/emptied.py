@@ -1,7 +1,7 @@
 """What stays in the way when everybody else has left: what others hold hides a cause that no waiting mends.
 
-Owns the question to the allocator, with nothing in use, and the small cluster of the nodes that come nearest, for whoever
-explains it. Where there are too many nodes to ask about, nothing is said.
+Owns the question to the allocator, with nothing in use, and the small cluster of the nodes that have what is selected, for
+whoever explains it. Where there are too many nodes to ask about, nothing is said.
 """
 
 from collections import Counter
@@ -23,11 +23,10 @@ MAX_NODES: Final = 200
 """Nodes that are asked about; an answer about some of more would be a guess."""
 _MAX_ROWS: Final = MAX_NODES * 128
 _MAX_STEPS: Final = 10_000
-_NEAREST: Final = 8
 
 
 def emptied(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Fleet | None:
-    """The nodes that come nearest to what claims want, with nothing in use, where these fit on no node even so.
+    """The nodes that have what claims select, with nothing in use, where these fit on no node even so.
 
     None where they would fit on one of the nodes once others have left, and where that is not known.
     """
@@ -37,7 +36,7 @@ def emptied(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, N
     names = [name for name, _ in worth.most_common()]
     if any(_fits(fleet, claims, nodes[name]) for name in names):
         return None
-    return _only(fleet, names[:_NEAREST])
+    return _only(fleet, names)
 
 
 def _worth(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> "Counter[str]":
