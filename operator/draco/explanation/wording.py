@@ -163,12 +163,15 @@ def report(explanation: Explanation) -> Iterator[str]:
         if explanation.fits_on:
             yield f"  would do: {listed(explanation.fits_on, total=explanation.fits_on_total)}"
         yield from (f"  {node_text(cause)}" for cause in explanation.nodes)
-    if explanation.problems:
-        yield from ("", "Problems")
-        yield from (f"  {problem_text(problem)}" for problem in explanation.problems)
-    if explanation.nearest:
-        yield from ("", "Any one of these would do")
-        yield from (f"  {miss.text}" + (f" (on node {miss.node})" if miss.node else "") for miss in explanation.nearest)
+    problems = [text for each in explanation.problems if (text := problem_text(each)) not in explanation.summary]
+    if problems:
+        yield from ("", "Problems" if len(problems) == len(explanation.problems) else "Further problems")
+        yield from (f"  {text}" for text in problems)
+    changes = [each for each in explanation.nearest if sentence(capital(each.text)) not in explanation.summary]
+    if changes:
+        all_of_them = len(changes) == len(explanation.nearest)
+        yield from ("", "Any one of these would do" if all_of_them else "Any one of these would do as well")
+        yield from (f"  {miss.text}" + (f" (on node {miss.node})" if miss.node else "") for miss in changes)
     if explanation.upstream_bugs:
         yield from ("", "Known bugs of the scheduler that may matter")
         yield from (f"  {bug}" for bug in explanation.upstream_bugs)

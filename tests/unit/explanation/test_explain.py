@@ -6,7 +6,7 @@ import pytest
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.explanation.model import Cause, CauseCount, Explanation, NodeReason, PendingReason, TaintSeen
-from draco.explanation.wording import report
+from draco.explanation.wording import problem_text, report
 from draco.resources.api.claims import (
     AllocatedDeviceStatus,
     AllocationResult,
@@ -537,3 +537,19 @@ def test_the_report_tells_every_count_node_cause_and_nearest_miss() -> None:
         assert f"{count.devices} {count.text}" in text
     assert all(cause.text in text for cause in told.nodes)
     assert all(miss.text in text for miss in told.nearest)
+
+
+def test_what_the_summary_says_is_not_said_again_below_it() -> None:
+    """Neither the decisive problem, nor the change that it ends with; what is new keeps its heading."""
+    told = explain(a_fleet(), [asking(count=33)])
+    lines = list(report(told))
+    for text in map(problem_text, told.problems):
+        assert "\n".join(lines).count(text) <= 1
+    assert "Problems" not in lines
+    held_up = explain(a_fleet(held("n1/gpu-0", "n2/gpu-0")), [asking(count=2)])
+    lines = list(report(msgspec.structs.replace(held_up, nodes=[], requests=[])))
+    first, *others = (each.text for each in held_up.nearest)
+    assert f"  {first}" not in lines
+    assert "Any one of these would do" not in lines
+    assert ("Any one of these would do as well" in lines) == bool(others)
+    assert [line for line in lines if any(each in line for each in others)] == lines[len(lines) - len(others) :]

@@ -99,6 +99,15 @@ def test_a_selector_that_fails_on_a_device_for_another_node_is_an_error_as_the_s
     assert "no such key: model" in told.error
 
 
+def test_every_device_of_a_node_that_has_more_than_a_claim_may_have_is_told() -> None:
+    told = explain(a_cluster(*(Device(name=f"gpu-{number}") for number in range(33))), [asking(allocation_mode="All")])
+    assert told.summary.startswith(
+        "Request gpu takes every device of a node, one node has 33, and a claim gets no more than 32. Ask for a count, or "
+        "select fewer."
+    )
+    assert not any(problem.fatal for problem in told.problems), "another node may have fewer"
+
+
 def test_a_search_that_was_too_long_is_told_as_such() -> None:
     devices = [Device(name=f"gpu-{n}", attributes={"half": DeviceAttribute(int_=n % 2)}) for n in range(40)]
     pair = DeviceConstraint(match_attribute=f"{GPU}/half")

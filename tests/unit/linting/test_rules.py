@@ -631,3 +631,28 @@ def test_administrative_access_needs_the_label_of_its_namespace(labels: str) -> 
     permitted = namespace.replace(labels, '{resource.kubernetes.io/admin-access: "true"}')
     assert rules(permitted, asks) == set()
     assert rules(asks) == set(), "the namespace is not known"
+
+
+def test_requests_that_together_want_more_than_a_claim_can_have_are_told() -> None:
+    two = "".join(
+        f"      - name: {name}\n        exactly: {{deviceClassName: gpu.nvidia.com, count: 20}}\n" for name in "ab"
+    )
+    claim = CLAIM[: CLAIM.index("      - name: gpu")] + two
+    [told] = checked(claim).findings
+    assert (told.rule, told.message) == (
+        "count",
+        "the requests want 40 devices, and a claim gets no more than 32: use several claims",
+    )
+    assert rules(claim.replace("count: 20", "count: 16")) == set()
+
+
+def test_a_pool_that_two_nodes_publish_is_told() -> None:
+    published = (
+        "apiVersion: resource.k8s.io/v1\nkind: ResourceSlice\nmetadata: {{name: {node}}}\nspec:\n  driver: gpu.example.com\n"
+        "  nodeName: {node}\n  pool: {{name: {pool}, generation: 1, resourceSliceCount: 1}}\n  devices: [{{name: gpu-0}}]\n"
+    )
+    both = [published.format(node=node, pool="all") for node in ("node-1", "node-2")]
+    [told] = checked(*both).findings
+    assert (told.rule, told.severity) == ("pool-of-nodes", "warning")
+    assert told.message.startswith("nodes node-1, node-2 publish one pool all of gpu.example.com")
+    assert rules(*(published.format(node=node, pool=node) for node in ("node-1", "node-2"))) == set()

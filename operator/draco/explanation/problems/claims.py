@@ -37,6 +37,7 @@ from draco.selectors import corrections
 _ERROR_LINE: Final = re.compile(r"ERROR: <input>:(.*)")
 _LOOKED_AT: Final = 200
 _NOT_HELD: Final = bytes(code != HELD for code in range(256))
+_ANY_NUMBER: Final = 1_000_000
 _MODES: Final = frozenset({"ExactCount", "All", ""})
 
 
@@ -243,7 +244,18 @@ class _Request:
 
     def _too_many(self) -> Iterator[Problem]:
         wanted = self._asked.count
-        if wanted <= 1 or self._asked.allocation_mode == "All":
+        if self._asked.allocation_mode == "All":
+            most = most_on_one_node(self._fleet, self.selection.end, _ANY_NUMBER)
+            if most > MAX_RESULTS:
+                yield self._problem(
+                    ProblemKind.TOO_MANY_DEVICES,
+                    f"request {self._name} takes every device of a node, one node has {most}, and a claim gets no more than "
+                    f"{MAX_RESULTS}",
+                    remedy="ask for a count, or select fewer",
+                    fatal=False,  # the pod may go to another node
+                )
+            return
+        if wanted <= 1:
             return
         most = most_on_one_node(self._fleet, self.selection.end, wanted)
         if wanted > most:

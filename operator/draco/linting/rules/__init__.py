@@ -19,7 +19,7 @@ from draco.linting.rules.requests import check_admin_access, check_references_to
 from draco.linting.rules.selectors import check_constraints, check_selectors
 from draco.linting.rules.sharing import check_sharing
 from draco.linting.rules.taints import check_taint_rules
-from draco.linting.rules.values import check_values
+from draco.linting.rules.values import check_pools, check_values
 from draco.linting.rules.versions import (
     check_classic_claims,
     check_fragments,
@@ -49,6 +49,7 @@ _OF_MEANING: Final[tuple[ManifestRule, ...]] = (
     check_pod_claims,
     check_container_claims,
     check_sharing,
+    check_pools,
     check_extended_resources,
     check_configurations,
     check_taint_rules,

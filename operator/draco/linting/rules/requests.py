@@ -29,6 +29,7 @@ def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[
         ) and not objects.listed(claim.devices.get("requests")):
             message = "the claim asks for nothing: spec.devices.requests needs at least one request"
             yield finding("request-missing", message, claim.manifest, claim.path)
+        yield from _together(claim)
         for number, request in enumerate(objects.requests(claim)):
             yield from _name(claim, request, number, names)
             if "firstAvailable" in request.fields and "exactly" in request.fields:
@@ -40,6 +41,20 @@ def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[
                 yield finding("request-form", message, claim.manifest, request.path)
             for one in asked:
                 yield from _amount(claim, one)
+
+
+def _together(claim: objects.WrittenClaim) -> Iterator[Finding]:
+    """Each of several requests may want no more than a claim can have, and all of them do."""
+    fewest = []
+    for request in objects.requests(claim):
+        asked = [each.fields for each in objects.wanted(request)]
+        counts = [0 if each.get("allocationMode") == "All" else each.get("count", 1) for each in asked]
+        fewest.append(min((count for count in counts if isinstance(count, int)), default=0))
+    if max(fewest, default=0) <= MAX_RESULTS < sum(fewest):
+        message = (
+            f"the requests want {sum(fewest)} devices, and a claim gets no more than {MAX_RESULTS}: use several claims"
+        )
+        yield finding("count", message, claim.manifest, (*claim.path, "requests"))
 
 
 def _name(

@@ -6,13 +6,31 @@ Owns the corrections that lose nothing. What is right is `resources.written`'s, 
 from collections.abc import Iterator, Sequence
 
 from draco.linting.model import Finding, Manifest, SetField, finding
-from draco.linting.objects import at, is_near
+from draco.linting.objects import at, is_near, mapping, of_kind, text
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
+from draco.resources.texts import listed
 from draco.resources.written.forms import ValueRefusal
 from draco.resources.written.limits import refusals
 from draco.resources.written.manifests import ManifestError, decode
 from draco.selectors.comparisons import quantity_meant
 from draco.selectors.twice import published_twice, twice_text
+
+
+def check_pools(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
+    """A pool whose slices are for several nodes, each its own: what has the same name on both is one device to the scheduler."""
+    nodes: dict[tuple[str, str], dict[str, int]] = {}
+    for index, manifest in of_kind(manifests, "ResourceSlice"):
+        spec = mapping(manifest.tree.get("spec"))
+        key = text(spec.get("driver")), text(mapping(spec.get("pool")).get("name"))
+        if node := text(spec.get("nodeName")):
+            nodes.setdefault(key, {}).setdefault(node, index)
+    for (driver, pool), found in nodes.items():
+        if len(found) > 1:
+            message = (
+                f"nodes {listed(sorted(found))} publish one pool {pool} of {driver}: a device is known by driver, pool and name, "
+                "so those of the same name count as one; give each node a pool of its own, such as its name"
+            )
+            yield finding("pool-of-nodes", message, max(found.values()), ("spec", "pool", "name"), severity="warning")
 
 
 def check_values(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
