@@ -321,13 +321,13 @@ def test_a_request_that_can_be_put_right_is(form: str, rule: str) -> None:
 @pytest.mark.parametrize(
     ("form", "rule"),
     [
-        ("exactly: {}", "request-class"),
-        ("firstAvailable: []", "request-form"),
+        ("exactly: {}", "value"),
+        ("firstAvailable: []", "value"),
         ("exactly: {deviceClassName: gpu.nvidia.com, count: 0}", "count"),
         ("exactly: {deviceClassName: gpu.nvidia.com, count: 33}", "count"),
         ("exactly: {deviceClassName: gpu.nvidia.com, allocationMode: xyz}", "allocation-mode"),
-        ("exactly: {deviceClassName: a}\n        firstAvailable: [{name: a, deviceClassName: a}]", "request-form"),
-        ("exactly: {deviceClassName: a}\n      - name: gpu\n        exactly: {deviceClassName: a}", "request-name"),
+        ("exactly: {deviceClassName: a}\n        firstAvailable: [{name: a, deviceClassName: a}]", "value"),
+        ("exactly: {deviceClassName: a}\n      - name: gpu\n        exactly: {deviceClassName: a}", "value"),
     ],
 )
 def test_a_request_that_only_its_author_can_put_right_is_told(form: str, rule: str) -> None:

@@ -12,7 +12,7 @@ from tests.unit.linting.test_rules import CLAIM, OF_NVIDIA, POD, RULE, TEMPLATE,
 @pytest.mark.parametrize("effect", ["Noschedule", "PreferNoSchedule", "NoExecutes", ""])
 def test_an_effect_is_never_replaced(effect: str) -> None:
     [told] = checked(RULE.replace("NoSchedule", effect or '""')).findings
-    assert (told.rule, told.corrected) == ("taint-effect", False)
+    assert (told.rule, told.corrected) == ("value", False)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_everything_is_told_at_once_and_nothing_twice() -> None:
         "count",
         "allocation-mode",
     }
-    assert rules(RULE.replace("NoSchedule", "Never")) == {"taint-effect"}
+    assert rules(RULE.replace("NoSchedule", "Never")) == {"value"}
 
 
 def test_a_name_that_is_published_twice_is_told_where_the_values_differ() -> None:

@@ -1,10 +1,8 @@
-"""Rules about requests: names, modes, counts, and what constraints and configuration refer to.
+"""Rules about requests: what of names, modes, counts and references can be put right, and what no claim ever gets.
 
-Owns what a request must and must not have. Source: validation of resource.k8s.io/v1.
+Owns these corrections. What a server refuses is `resources.written`'s. Source: validation of resource.k8s.io/v1.
 """
 
-import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -13,7 +11,6 @@ from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, S
 from draco.resources.api.claims import MAX_RESULTS
 from draco.resources.texts import slip_of
 
-_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MODES: Final = ("ExactCount", "All")
 _ADMIN_ACCESS: Final = "resource.kubernetes.io/admin-access"
 _PERMITTED: Final = {_ADMIN_ACCESS: "true"}
@@ -23,7 +20,6 @@ _MEANT_MODES: Final = {"exact": "ExactCount", "count": "ExactCount", "single": "
 def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Check each request by itself."""
     for claim in objects.claims(manifests):
-        names = Counter(objects.text(request.fields.get("name")) for request in objects.requests(claim))
         if "devices" in objects.mapping(
             objects.at(manifests[claim.manifest].tree, claim.path[:-1])
         ) and not objects.listed(claim.devices.get("requests")):
@@ -31,15 +27,11 @@ def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[
             yield finding("request-missing", message, claim.manifest, claim.path)
         yield from _together(claim)
         for number, request in enumerate(objects.requests(claim)):
-            yield from _name(claim, request, number, names)
-            if "firstAvailable" in request.fields and "exactly" in request.fields:
-                message = "a request has `exactly` or firstAvailable, not both"
-                yield finding("request-form", message, claim.manifest, request.path)
-            asked = list(objects.wanted(request))
-            if not asked:
-                message = "the request asks for nothing: it needs `exactly` with a deviceClassName, or firstAvailable"
-                yield finding("request-form", message, claim.manifest, request.path)
-            for one in asked:
+            if not request.fields.get("name"):
+                new = "device" if number == 0 else f"device-{number}"
+                put = SetField((*request.path, "name"), new)
+                yield finding("request-name", "the request has no name", claim.manifest, request.path, put)
+            for one in objects.wanted(request):
                 yield from _amount(claim, one)
 
 
@@ -57,27 +49,9 @@ def _together(claim: objects.WrittenClaim) -> Iterator[Finding]:
         yield finding("count", message, claim.manifest, (*claim.path, "requests"))
 
 
-def _name(
-    claim: objects.WrittenClaim, request: objects.WrittenRequest, number: int, names: Counter[str]
-) -> Iterator[Finding]:
-    name = request.fields.get("name")
-    path = (*request.path, "name")
-    if not name:
-        new = "device" if number == 0 else f"device-{number}"
-        yield finding("request-name", "the request has no name", claim.manifest, request.path, SetField(path, new))
-    elif not _LABEL.fullmatch(objects.text(name)):
-        message = f"{name} cannot name a request: use at most 63 lower-case letters, digits and '-'"
-        yield finding("request-name", message, claim.manifest, path)
-    elif names[objects.text(name)] > 1:
-        message = f"{names[objects.text(name)]} requests of this claim are called {name}"
-        yield finding("request-name", message, claim.manifest, path)
-
-
 def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Iterator[Finding]:
     fields = asked.fields
     mode, count = fields.get("allocationMode"), fields.get("count")
-    if not objects.text(fields.get("deviceClassName")):
-        yield finding("request-class", "the request names no deviceClassName", claim.manifest, asked.path)
     if mode is not None and mode not in _MODES:
         likely = _MEANT_MODES.get(objects.text(mode).lower()) or slip_of(objects.text(mode), _MODES)
         edits: list[Edit] = [SetField((*asked.path, "allocationMode"), likely)] if likely else []
@@ -145,8 +119,6 @@ def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int
                     if name in names:
                         continue
                     path: TreePath = (*claim.path, field, number, "requests", place)
-                    likely = slip_of(objects.text(name), names)
-                    edits = [SetField(path, likely)] if likely else []
-                    these = f": it has {', '.join(names)}" if names else ""
-                    message = f"{name} is not a request of this claim{these}"
-                    yield finding("request-unknown", message, claim.manifest, path, *edits)
+                    if likely := slip_of(objects.text(name), names):
+                        message = f"{name} is not a request of this claim: the nearest is {likely}"
+                        yield finding("request-unknown", message, claim.manifest, path, SetField(path, likely))

@@ -1,4 +1,4 @@
-"""Rules about device taint rules: what they can select, and which effects there are.
+"""Rules about device taint rules: what they can select.
 
 Owns what is said of selectors that the kind once had. Source: KEP-5055.
 """
@@ -9,7 +9,6 @@ from typing import Final
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.linting.model import Finding, Json, Manifest, TreePath, finding
 from draco.linting.objects import listed, mapping, of_kind, text
-from draco.resources.api.taints import EFFECTS
 from draco.selectors.corrections import corrected
 from draco.selectors.known_names import CLASSES
 
@@ -28,7 +27,7 @@ def _search(selector: Json) -> str:
 
 
 def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Check the device selector and the effect of each rule."""
+    """Check the device selector of each rule."""
     for index, manifest in of_kind(manifests, "DeviceTaintRule"):
         spec = mapping(manifest.tree.get("spec"))
         path: TreePath = ("spec", "deviceSelector")
@@ -47,8 +46,3 @@ def check_taint_rules(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
             elif "deviceSelector" not in spec:
                 message = "a rule without deviceSelector taints no device: name driver, pool and device"
                 yield finding("taint-rule-everything", message, index, ("spec",))
-        taint = mapping(spec.get("taint"))
-        effect = taint.get("effect")
-        if "taint" in spec and effect not in EFFECTS:
-            message = f"there is no effect {effect}: a device taint has NoSchedule, NoExecute or None"
-            yield finding("taint-effect", message, index, ("spec", "taint", "effect"))
