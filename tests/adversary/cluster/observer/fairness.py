@@ -85,6 +85,8 @@ class Pace:
 class Starvation:
     """How long programs were ready to run and got no processor, as the kernel counts it; nothing where it does not say.
 
+    One thread samples, and another asks.
+
     A twin that does next to nothing is served at once where a program that has work to do waits for its share.
     """
 
@@ -109,4 +111,4 @@ class Starvation:
 
     def waited_s(self, pid: int, since: float) -> float:
         """All that a program is known to have waited since then."""
-        return sum(waited_s for until, of, waited_s in self._waits if of == pid and until >= since)
+        return sum(waited_s for until, of, waited_s in self._waits.copy() if of == pid and until >= since)
