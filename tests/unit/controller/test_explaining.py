@@ -130,6 +130,27 @@ async def test_a_burst_of_changes_is_one_change_and_is_told_within_a_second() ->
         assert lab.urgencies[-1] is QueuePriority.AGAIN
 
 
+@pytest.mark.parametrize("names", [("slow",), ("slow", "another")])
+async def test_what_changes_while_a_first_question_is_answered_is_told_though_nothing_changes_any_more(
+    names: tuple[str, ...],
+) -> None:
+    """Others have been explained again by then, and there is nothing left to do for them."""
+    lab = Lab()
+    lab.add("fast")
+    async with lab.kept_young():
+        await lab.explained()
+        lab.takes_s = 3.0
+        lab.add(*names)
+        lab.known()
+        await lab.clock.advance(0.1)
+        lab.takes_s = 0.0
+        lab.change()
+        await lab.clock.advance(2.0)
+        assert lab.known() == {"fast": "changed 1 times"}
+        await lab.clock.advance(3.0)
+        assert lab.known() == dict.fromkeys({"fast", *names}, "changed 1 times")
+
+
 async def test_nobody_is_woken_when_the_same_is_to_be_said() -> None:
     lab = Lab()
     lab.text = lambda _: "as ever"

@@ -264,8 +264,7 @@ class Explanations:
             known = self._answered[topic.namespace] = _Namespace()
             self._unkept.add(topic.namespace)
             self._work.set()
-        known.topics[topic.key] = topic
-        known.topics.move_to_end(topic.key)
+        self._put(topic, known)
         if topic.key != _question(pod, claims):
             return
         text, gang = topic.explanation.text, gang_of(pod)
@@ -273,6 +272,14 @@ class Explanations:
             self._divide(topic, pod, is_by_pod=True)
         elif gang is not None and str(gang) in text:
             self._divide(topic, pod, is_by_pod=False)
+
+    def _put(self, topic: _Topic, answered: _Namespace) -> None:
+        """In the order of versions. A first answer may be of an older one than those that were given again meanwhile."""
+        is_behind = topic.key not in answered.topics and topic.version < self._followed.version
+        answered.topics[topic.key] = topic
+        answered.topics.move_to_end(topic.key, last=not is_behind)
+        if is_behind:
+            answered.wake.set()  # nothing else need happen any more
 
     def _divide(self, topic: _Topic, pod: Pod, *, is_by_pod: bool) -> None:
         """What was answered is true of that pod only, or of its group: the others are to be asked about for themselves."""
@@ -283,7 +290,8 @@ class Explanations:
         )
         own.of_all = topic.key
         division.topics.add(own.key)
-        self._topics[own.key] = self._answered[own.namespace].topics[own.key] = own
+        self._topics[own.key] = own
+        self._put(own, self._answered[own.namespace])
         self._drop(topic)  # its pods stay named in it, to be told: the others ask for themselves then
         self._topic_of[key] = own
 
