@@ -62,7 +62,8 @@ def note(explanation: Explanation) -> str:
         asked = _decisive_request(explanation)
         counts = _counts(asked) if asked else ""
     else:
-        text, counts = cause_and_fix(explanation), _said(explanation).counts
+        said = _said(explanation)
+        text, counts = _sentences(explanation, said), said.counts
     if counts and len(text) + len(counts) < _ROOM:
         text = f"{text} ({counts})"
     return text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1].rstrip()}…"
@@ -70,7 +71,10 @@ def note(explanation: Explanation) -> str:
 
 def cause_and_fix(explanation: Explanation) -> str:
     """The same without counts."""
-    said = _said(explanation)
+    return _sentences(explanation, _said(explanation))
+
+
+def _sentences(explanation: Explanation, said: _Said) -> str:
     return " ".join(sentence(capital(each)) for each in (said.cause, said.fix, _counted(explanation)) if each)
 
 

@@ -258,10 +258,10 @@ def unheeded(devices: Sequence[DeviceKey], number: int) -> str:
     )
 
 
-def giving_back(number: int, rules: int, informed: Sequence[str], *, unseen: int = 0) -> str:
+def giving_back(number: int, rules: int, informed: Sequence[str], *, unseen: int) -> str:
     """The request is finished, and so many rules are left, or these agents are still to drop the taint.
 
-    `unseen` are rules of which nobody knows, because the API server does not serve them now.
+    `unseen` rules may be left: the API server does not serve them now.
     """
     if rules:
         left = f"{counted(rules, 'taint rule')} left to delete"

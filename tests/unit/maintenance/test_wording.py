@@ -98,7 +98,7 @@ def test_a_sentence_ends_once(text: str, is_: str) -> None:
             wording.obtainable(a_maintenance(), CLAIMS, 1),
             "but claims default/a, default/b wait for devices and tolerate",
         ),
-        (wording.giving_back(1, 0, ["node-0"]), "waiting for Draco's agent on node-0 to remove the taint."),
+        (wording.giving_back(1, 0, ["node-0"], unseen=0), "waiting for Draco's agent on node-0 to remove the taint."),
         (budget_says(1, paused=True), "and 1 GPU stays out of service."),
         (budget_says(2, paused=True), "and 2 GPUs stay out of service."),
         (budget_says(1), "1 of 1 GPU is out of service."),

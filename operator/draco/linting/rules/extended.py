@@ -91,7 +91,7 @@ def _claim_of(
 
 
 def _classes(claim: WrittenClaim | None) -> set[str]:
-    """The classes of which a claim asks for devices that it takes."""
+    """The classes whose devices a claim takes."""
     if claim is None:
         return set()
     every = (one.fields for request in requests(claim) for one in wanted(request))

@@ -89,7 +89,7 @@ def _amount(claim: objects.WrittenClaim, asked: objects.WrittenRequest) -> Itera
 
 
 def check_admin_access(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Administrative access is for namespaces whose label permits it. Of one that is not among the manifests nothing is said."""
+    """Administrative access is for namespaces whose label permits it, as far as the manifests have the Namespace."""
     labels = {
         objects.name_of(each.tree): objects.mapping(objects.mapping(each.tree.get("metadata")).get("labels"))
         for each in manifests
