@@ -91,8 +91,15 @@ class Kubectl:
 
     def running(self, *pods: str, within_s: float = 60.0) -> None:
         """Wait until the pods run."""
+
+        def runs(pod: str) -> bool:
+            status = self.get("pod", pod)["status"]
+            unmet = [each for each in status.get("conditions", []) if each["status"] != "True"]
+            assert status.get("phase") == "Running", [(each["type"], each.get("message")) for each in unmet]
+            return True
+
         for pod in pods:
-            eventually(lambda pod=pod: self.phase(pod) == "Running", within_s=within_s, what=f"pod {pod} is Running")
+            eventually(lambda pod=pod: runs(pod), within_s=within_s, what=f"pod {pod} is Running")
 
     def devices(self, claim: str) -> list[tuple[str, str]]:
         """Pool and device of each result of a claim's allocation; empty while there is none."""

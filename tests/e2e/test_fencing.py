@@ -18,8 +18,8 @@ pytestmark = pytest.mark.simulated_nodes
 
 Json = dict[str, Any]
 NODE: Final = "fenced-node"
-LEASE_S: Final = 3
-LATE_S: Final = 5.0
+LEASE_S: Final = 6
+LATE_S: Final = 10.0
 """How much later than the lease a fence may be where tests keep the machine busy; the benchmark measures what it takes alone."""
 PROJECT: Final = Path(__file__).parents[2]
 
@@ -41,6 +41,7 @@ class LoneNode:
                 yield
             finally:
                 self.kill_agent()
+                self.say_logs()
         self._kube.run("delete", "node", NODE)
         self._kube.run("delete", "gpunode", NODE, "--ignore-not-found")
         self._kube.run("delete", "resourceslices", f"--field-selector=spec.nodeName={NODE}")
@@ -56,6 +57,12 @@ class LoneNode:
     def kill_agent(self) -> None:
         """SIGKILL to its agent."""
         self._agent.close()
+
+    def say_logs(self) -> None:
+        """Write the last lines of agent and stand-in: pytest shows them where the test fails."""
+        for log in sorted(self._root.glob("*.log")):
+            last = log.read_text(errors="replace").splitlines()[-40:]
+            sys.stdout.write("\n".join([log.name, *last, ""]))
 
     @property
     def _folder(self) -> Path:
