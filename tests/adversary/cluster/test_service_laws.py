@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.adversary.cluster.observer import service
-from tests.adversary.cluster.observer.tainted import IN_FLIGHT_S, GivenWhileTainted
+from tests.adversary.cluster.observer.tainted import IN_FLIGHT_S, GivenWhileTainted, withdrawn_for_ever
 from tests.adversary.cluster.observer.taking import WEIGHED_AFTER_S, Bystanders
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.observer.world import World
@@ -149,6 +149,28 @@ def test_no_claim_is_given_what_its_slice_has_tainted_for_a_while() -> None:
     assert cluster.given(a_claim(1, "gpu-0"), LATE)
     cluster.slice(a_slice(whole(), generation=3), 20.0)
     assert not cluster.given(a_claim(2, "gpu-0"), 40.0)
+
+
+def test_no_claim_is_given_what_is_not_published_any_more() -> None:
+    cluster = Allocates()
+    cluster.slice(a_slice(whole(), generation=2), 0.0)
+    cluster.slice(a_slice(whole("gpu-1", OTHER), generation=3), 10.0)
+    assert not cluster.given(a_claim(1, "gpu-0"), 10.0 + IN_FLIGHT_S - 1.0), "it was on its way"
+    assert cluster.given(a_claim(2, "gpu-0"), 10.0 + LATE)
+    assert cluster.given(a_claim(3, "gpu-0", tolerations=[{"operator": "Exists"}]), 10.0 + LATE)
+    assert not cluster.given(a_claim(4, "gpu-1"), 10.0 + LATE)
+    cluster.slice(a_slice(whole(), generation=4), 30.0)
+    assert not cluster.given(a_claim(5, "gpu-0"), 40.0)
+
+
+def test_a_device_that_is_withdrawn_is_none_from_its_notice_on_and_is_gone_at_rest() -> None:
+    cluster = Allocates()
+    notice = {"key": "draco.dev/unsettled", "value": "Withdrawn", "effect": "NoSchedule"}
+    cluster.slice(a_slice(whole() | {"taints": [notice]}, generation=2), 0.0)
+    assert [each.key for each in withdrawn_for_ever(cluster.world)]
+    cluster.slice(a_slice(whole("gpu-1", OTHER), generation=3), 3.0)
+    assert cluster.given(a_claim(1, "gpu-0"), LATE)
+    assert not list(withdrawn_for_ever(cluster.world))
 
 
 def test_a_taint_that_announces_keeps_nobody_off() -> None:

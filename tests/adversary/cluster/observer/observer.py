@@ -41,7 +41,7 @@ from tests.adversary.cluster.observer.service import (
 )
 from tests.adversary.cluster.observer.story import clock, told
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.tainted import GivenWhileTainted
+from tests.adversary.cluster.observer.tainted import GivenWhileTainted, withdrawn_for_ever
 from tests.adversary.cluster.observer.taking import Bystanders
 from tests.adversary.cluster.observer.upgrades import UpgradeLaw
 from tests.adversary.cluster.observer.watching import KINDS, Watching, fresh
@@ -214,7 +214,7 @@ class Observer:
             states = {node: hardware.read_state(files.state) for node, files in self._nodes.items()}
             left = [*not_restored(self.world), *stuck(self.world), *fenced_without_cause(self.world)]
             left += [*disagreements(self.world), *kept_for_nobody(self.world), *miscounted(self.world)]
-            left += [*made_in_vain(self.world), *beside_free(self.world)]
+            left += [*made_in_vain(self.world), *beside_free(self.world), *withdrawn_for_ever(self.world)]
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
             return [*unexplained(self.world, states), *misreported(self.world), *left]
 

@@ -1,7 +1,8 @@
-"""The law of taints: no claim is newly given a device that has had a taint which keeps it away for a while.
+"""The law of taints: no claim is newly given a device that was tainted or not published any more for a while already.
 
 Told of each change of rules, slices and claims as it is seen. They come on different watches, so what seems wrong is weighed a
-moment later, by what was tainted at the claim's own revision: one etcd keeps all of them. Does no I/O.
+moment later, by what was tainted at the claim's own revision: one etcd keeps all of them. A device that is withdrawn is one from
+its notice on, and at rest none is. Does no I/O.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,17 @@ BLOCKING = frozenset({"NoSchedule", "NoExecute"})
 IN_FLIGHT_S = 5.0
 """How long the scheduler may take to write an allocation that it decided before it knew of the taint."""
 WEIGHED_AFTER_S = 1.5
+GONE = "not published"
+"""In place of a taint where there is none, as there is no device. No claim tolerates that."""
+UNSETTLED, WITHDRAWN = "draco.dev/unsettled", "Withdrawn"
+"""The taint of a device, and its value, that gives notice of its withdrawal."""
+
+
+def withdrawn_for_ever(world: World) -> Iterator[Suspicion]:
+    """At rest no device is about to go: it is gone, or stays."""
+    for device, published in world.published():
+        if any(map(_is_notice, world.taints(device, published))):
+            yield Suspicion("withdrawn for ever", str(device), f"{device} is about to be published no more, and stays")
 
 
 class Source(NamedTuple):
@@ -76,15 +88,20 @@ class GivenWhileTainted:
             return
         here = {DeviceName(*pool, each["name"]): each for each in (after or {"spec": {}})["spec"].get("devices") or []}
         there = {DeviceName(*pool, each["name"]) for each in (before or {"spec": {}})["spec"].get("devices") or []}
+        published = {each for each, _ in self._world.published()}
         for device in there | here.keys():
             taints = [each for each in here.get(device, {}).get("taints") or [] if each["effect"] in BLOCKING]
             wanted = {Source(str(device), f"{each['key']}:{each['effect']}"): each for each in taints}
             known = self._slices.setdefault(device, {})
+            notice = min((each.at for each in known.values() if _is_notice(each.taint)), default=now)
+            if device not in published:
+                wanted[Source(str(device), GONE)] = {}
             for source in known.keys() - wanted.keys():
                 del known[source]
                 self._ended[source] = revision(one)
             for source in wanted.keys() - known.keys():
-                known[source] = Since(now, revision(one), wanted[source])
+                at = notice if source.taint == GONE else now
+                known[source] = Since(at, revision(one), wanted[source])
                 self._ended.pop(source, None)
 
     def allocated(self, claim: Object, now: float, *, grace_s: float) -> None:
@@ -98,11 +115,14 @@ class GivenWhileTainted:
                 for each in result.get("tolerations") or []
             )
             for source, since in self._taints(device):
-                if now - since.at < IN_FLIGHT_S + grace_s or tolerates(tolerations, since.taint):
+                if now - since.at < IN_FLIGHT_S + grace_s:
                     continue
-                if since.taint["key"] == TAINT and allocator(claim) == DRACO:
+                if source.taint != GONE and tolerates(tolerations, since.taint):
+                    continue
+                if since.taint.get("key") == TAINT and allocator(claim) == DRACO:
                     continue  # it is published for Draco to give out; to which claims is for `allocators`
-                text = f"claim {name(claim)} was given {device}, which had the taint {source.taint} for {now - since.at:.1f} s"
+                what = "had not been published" if source.taint == GONE else f"had the taint {source.taint}"
+                text = f"claim {name(claim)} was given {device}, which {what} for {now - since.at:.1f} s"
                 key = f"{claim['metadata']['uid']} {stamp(claim)} {source}"
                 self._doubted.append(Given(now, revision(claim), source, Suspicion("given while tainted", key, text)))
 
@@ -119,3 +139,8 @@ class GivenWhileTainted:
             wanted = (selector.get("driver"), selector.get("pool"), selector.get("device"))
             if all(want in {None, "", have} for want, have in zip(wanted, device, strict=True)):
                 yield source, since
+
+
+def _is_notice(taint: Mapping[str, Any]) -> bool:
+    """Whether it says that its device is about to be withdrawn."""
+    return (taint.get("key"), taint.get("value")) == (UNSETTLED, WITHDRAWN)
