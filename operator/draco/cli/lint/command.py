@@ -66,6 +66,7 @@ class _Part:
         self.value = self.read.value if self.read is not None else None
         self.moves: list[MoveField] = []
         self._round: EditRound | None = None
+        self._is_read = True
 
     @property
     def is_changed(self) -> bool:
@@ -79,16 +80,16 @@ class _Part:
             edits = EditRound(lint_text.editable(self.piece))
         outcome = "gone" if edits is None else edits.apply(edit)
         if outcome == "changed":
-            self._round = edits
+            self._round, self._is_read = edits, False
             if isinstance(edit, MoveField):
                 self.moves.append(edit)
         return outcome
 
     def read_again(self) -> None:
         """What the corrected text says, as Kubernetes reads it. Raises TextError where it came out broken, and gives it up."""
-        if self._round is None:
+        if self._round is None or self._is_read:
             return
-        self._round = EditRound(self._round.tree)
+        self._round, self._is_read = EditRound(self._round.tree), True
         self.text = lint_text.dump(deepcopy(self._round.tree), self.piece)  # printing moves comments about
         try:
             read = lint_text.read(self.piece._replace(text=self.text))
@@ -180,8 +181,7 @@ def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[ReportedFinding
         if is_last:
             break
         for part in parts:
-            if part.is_changed:
-                part.read_again()
+            part.read_again()
     yield from findings
 
 
