@@ -163,9 +163,9 @@ def printed(kube: Kubectl, case: Case) -> None:
     """Keep what the command prints for people, where the page shows it."""
     block = f"explain:{case.name}"
     if block in howto.blocks(howto.PAGE.read_text(encoding="utf-8")):
-        done = draco("explain", "pod", POD, "-n", case.namespace, kubeconfig=kube.kubeconfig)
+        done = draco("explain", "pod", POD, "-v", "-n", case.namespace, kubeconfig=kube.kubeconfig)
         assert done.returncode == 0, done.stderr
-        SEEN[block] = howto.printed_block(f"draco explain pod {POD}", case.translated(done.stdout))
+        SEEN[block] = howto.printed_block(f"draco explain pod {POD} -v", case.translated(done.stdout))
 
 
 def told(kube: Kubectl, case: Case, said: dict[str, Any]) -> None:

@@ -42,6 +42,11 @@ def output_option(*formats: str, text: str = "Output format.") -> Callable[[Comm
     return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help=text)
 
 
+def verbose_option() -> Callable[[Command], Command]:
+    """The option that asks for all that is known, where five lines are said of each otherwise."""
+    return click.option("-v", "--verbose", is_flag=True, help="Say all: each request, each node, all that would help.")
+
+
 def with_cluster(command: Command) -> Command:
     """Add the options that say which cluster is meant: `kubeconfig` and `context`."""
     return _with(CLUSTER_OPTIONS, command)

@@ -13,14 +13,19 @@ from draco.explanation.model import (
     CauseCount,
     Explanation,
     Holder,
+    NearestMiss,
     NodeCause,
     Problem,
     RequestExplanation,
     SeenValue,
     SelectorRef,
 )
-from draco.resources.texts import NAMED, are, listed, sentence, shown
+from draco.resources.texts import NAMED, are, counted, listed, sentence, shown
 
+BRIEF: Final = 5
+"""Lines that are said of a pod or a claim where nobody asks for more."""
+MORE: Final = "Each request and each node with -v."
+"""The last line on a screen of these."""
 _QUOTED: Final = 100
 
 
@@ -144,6 +149,22 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def brief(explanation: Explanation) -> Iterator[str]:
+    """What to read first, in BRIEF lines at most: why it waits and what to do, what else is in the way, what else would do."""
+    lines = [explanation.summary]
+    if explanation.preemption:
+        lines.append(sentence(capital(explanation.preemption)))
+    lines += [f"Also in the way: {text}" for text in _others(explanation)]
+    lines += _problems(explanation)
+    lines += [f"A bug of the scheduler may matter: {bug}" for bug in explanation.upstream_bugs]
+    lines += [f"Or: {sentence(_change(each))}" for each in _changes(explanation)]
+    if len(lines) <= BRIEF:
+        yield from lines
+        return
+    yield from lines[: BRIEF - 1]
+    yield f"{counted(len(lines) - BRIEF + 1, 'more thing')} to know with -v."
+
+
 def report(explanation: Explanation) -> Iterator[str]:
     """The whole explanation, line by line; indented by two blanks for each level."""
     yield explanation.summary
@@ -151,11 +172,9 @@ def report(explanation: Explanation) -> Iterator[str]:
         yield sentence(capital(explanation.preemption))
     for claim in explanation.allocated:
         yield from _allocated(claim)
-    if explanation.obstacles[1:]:
+    if others := list(_others(explanation)):
         yield from ("", "Also in the way")
-        yield from (
-            f"  {sentence(capital(each.text))} {sentence(capital(each.remedy))}" for each in explanation.obstacles[1:]
-        )
+        yield from (f"  {text}" for text in others)
     for request in explanation.requests:
         yield from _request(request)
     if explanation.nodes:
@@ -163,21 +182,44 @@ def report(explanation: Explanation) -> Iterator[str]:
         if explanation.fits_on:
             yield f"  would do: {listed(explanation.fits_on, total=explanation.fits_on_total)}"
         yield from (f"  {node_text(cause)}" for cause in explanation.nodes)
-    problems = [text for each in explanation.problems if (text := problem_text(each)) not in explanation.summary]
-    if problems:
+    if problems := _problems(explanation):
         yield from ("", "Problems" if len(problems) == len(explanation.problems) else "Further problems")
         yield from (f"  {text}" for text in problems)
-    changes = [each for each in explanation.nearest if sentence(capital(each.text)) not in explanation.summary]
-    if changes:
+    if changes := _changes(explanation):
         all_of_them = len(changes) == len(explanation.nearest)
         yield from ("", "Any one of these would do" if all_of_them else "Any one of these would do as well")
-        yield from (f"  {miss.text}" + (f" (on node {miss.node})" if miss.node else "") for miss in changes)
+        yield from (f"  {_change(miss)}" for miss in changes)
     if explanation.upstream_bugs:
         yield from ("", "Known bugs of the scheduler that may matter")
         yield from (f"  {bug}" for bug in explanation.upstream_bugs)
+    yield from device_lines(explanation)
+
+
+def device_lines(explanation: Explanation) -> Iterator[str]:
+    """What stands in the way of each device, where that was asked for."""
     if explanation.devices:
         yield from ("", "Devices")
         yield from (f"  {each.device} for request {each.request}: {each.text}" for each in explanation.devices)
+
+
+def _others(explanation: Explanation) -> Iterator[str]:
+    """What is in the way beside what the summary says."""
+    for each in explanation.obstacles[1:]:
+        yield f"{sentence(capital(each.text))} {sentence(capital(each.remedy))}"
+
+
+def _problems(explanation: Explanation) -> list[str]:
+    """Those that the summary does not say."""
+    return [text for each in explanation.problems if (text := problem_text(each)) not in explanation.summary]
+
+
+def _changes(explanation: Explanation) -> list[NearestMiss]:
+    """Those that the summary does not say."""
+    return [each for each in explanation.nearest if sentence(capital(each.text)) not in explanation.summary]
+
+
+def _change(miss: NearestMiss) -> str:
+    return miss.text + (f" (on node {miss.node})" if miss.node else "")
 
 
 def _request(request: RequestExplanation) -> Iterator[str]:

@@ -100,6 +100,17 @@ def test_each_device_is_shown_where_it_is_asked_for(files: str) -> None:
     assert "node-0/gpu-1" in explain(files, "claim/big", "--devices").stdout
 
 
+def test_requests_and_nodes_are_shown_where_more_is_asked_for(files: str) -> None:
+    short, full = explain(files, "claim/big").stdout, explain(files, "claim/big", "-v").stdout
+    summary = document(files, "claim/big")["summary"]
+    assert short.splitlines()[:2] == full.splitlines()[:2] == ["claim default/big:", summary]
+    assert short.splitlines()[-1] == "Each request and each node with -v."
+    assert "Nodes, 2 in all" in full
+    assert "Nodes, " not in short
+    assert "with -v" not in full
+    assert len(short.splitlines()) <= 8 < len(full.splitlines())
+
+
 def test_json_and_yaml_say_the_same(files: str) -> None:
     assert yaml.safe_load(explain(files, "claim/big", "-o", "yaml").stdout) == document(files, "claim/big")
 

@@ -146,6 +146,20 @@ def test_a_claim_that_does_not_fit_has_its_explanation(tmp_path: Path) -> None:
     assert entry["explanation"]["claims"] == ["default/big"]
 
 
+@pytest.mark.parametrize("copies", ["1", "4"])
+def test_five_lines_say_why_something_does_not_fit_and_all_is_said_where_it_is_asked_for(
+    tmp_path: Path, copies: str
+) -> None:
+    short, full = (
+        simulate(tmp_path, [*CLUSTER, a_claim("big", 3)], "--copies", copies, *options) for options in ([], ["-v"])
+    )
+    assert short.exit_code == full.exit_code == 0
+    assert short.stdout.endswith("\n\nEach request and each node with -v.\n")
+    assert "with -v" not in full.stdout
+    assert "Nodes, 2 in all" in full.stdout
+    assert "Nodes, " not in short.stdout
+
+
 def test_a_selector_that_fails_on_one_device_fails_the_claim_although_another_would_do(tmp_path: Path) -> None:
     claim = a_claim("one")
     expression = f"device.attributes['{DRIVER}'].model == 'A'"
@@ -218,7 +232,7 @@ def test_copies_count_how_many_more_fit(tmp_path: Path) -> None:
     assert told["copies"] == {"asked": 10, "fit": 3, "each": {"default/one": 3}}
     assert [entry["copy"] for entry in told["claims"]] == [1, 2, 3, 4]
     text = simulate(tmp_path, [*CLUSTER, a_claim("one")], "--copies", "10").stdout
-    assert "default/one: 3 of 10 copies fit\n  node-0: 2\n  node-1: 1\n" in text
+    assert "default/one: 3 of 10 copies fit\n  node-0: 2\n  node-1: 1\n  Copy 4 does not fit:\n" in text
 
 
 def test_what_was_just_placed_is_not_told_to_be_idle(tmp_path: Path) -> None:
@@ -313,7 +327,7 @@ def test_command_lines_that_make_no_sense_are_told(
 @pytest.mark.parametrize(("nodes", "said"), [(21, "  1 more node: 1"), (22, "  2 more nodes: 2")])
 def test_nodes_beyond_the_first_are_counted_together(nodes: int, said: str) -> None:
     attempts = [TrialResult(name="one", copy=each, node=f"node-{each}") for each in range(nodes)]
-    assert list(lines(TrialRun(attempts=attempts, copies=nodes, fitting=nodes), []))[-1] == said
+    assert list(lines(TrialRun(attempts=attempts, copies=nodes, fitting=nodes), [], verbose=False))[-1] == said
 
 
 def test_an_object_that_stands_twice_is_told_with_both_places(tmp_path: Path) -> None:

@@ -8,10 +8,19 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.paths import AttributePath
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import selector_text, tolerates
-from draco.explanation.model import AllocatedClaim, Cause, CauseCount, Explanation, Holder, PendingReason
+from draco.explanation.model import (
+    AllocatedClaim,
+    Cause,
+    CauseCount,
+    ChangeKind,
+    Explanation,
+    Holder,
+    NearestMiss,
+    PendingReason,
+)
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.problems.published import closest_value
-from draco.explanation.wording import cause_text, report
+from draco.explanation.wording import BRIEF, brief, cause_text, report
 from draco.resources.api.claims import CapacityRequirements, DeviceConstraint
 from draco.resources.api.core import NodeTaint, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
@@ -174,3 +183,17 @@ def test_the_report_of_an_allocated_claim_tells_conditions_only_where_there_are_
     assert "waits for" not in lines()
     assert "failed: x: broken" in lines(failed=["x: broken"])
     assert "waits for: x: attached" in lines(waiting_for=["x: attached"])
+
+
+def _nearest(*texts: str) -> Explanation:
+    misses = [NearestMiss(kind=ChangeKind.LIFT_TAINT, text=text) for text in texts]
+    return Explanation(reason=PendingReason.IN_USE, summary="The cause. Lift a.", nearest=misses)
+
+
+def test_five_lines_say_the_cause_and_what_else_would_do_and_how_much_more_there_is() -> None:
+    assert list(brief(_nearest("lift a", "lift b"))) == ["The cause. Lift a.", "Or: lift b."]
+    assert len(list(brief(_nearest("lift a", *"bcde")))) == BRIEF
+    *_, fourth, last = brief(_nearest("lift a", *"bcdefg"))
+    assert (fourth, last) == ("Or: d.", "3 more things to know with -v.")
+    assert len(list(brief(_nearest("lift a", *"bcdefg")))) == BRIEF
+    assert "  g" in report(_nearest("lift a", *"bcdefg"))

@@ -4,7 +4,7 @@ Owns the options, what is asked about, and the choice of output. Who it is about
 `sources`; what is said is `draco.explanation`'s.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 import msgspec
@@ -13,12 +13,12 @@ from draco.cli.explain.preempting import PossibleVictims, with_preemption
 from draco.cli.explain.refusals import with_refusals
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
 from draco.cli.input.sources import Sources, read_world, with_sources
-from draco.cli.options import output_option
+from draco.cli.options import output_option, verbose_option
 from draco.cli.output import echo, print_as, warn
 from draco.explanation.explain import explain
 from draco.explanation.findings.devices import device_verdicts
 from draco.explanation.model import Explanation
-from draco.explanation.wording import report
+from draco.explanation.wording import MORE, brief, device_lines, report
 from draco.placing.wording import placement_lines
 from draco.whatif.world import World
 
@@ -34,8 +34,9 @@ _KINDS = {
 @click.argument("what", nargs=-1, metavar="[claim|pod NAME]")
 @with_sources
 @click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
+@verbose_option()
 @output_option("text", "json", "yaml")
-def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str) -> None:
+def command(*, what: Sequence[str], sources: Sources, devices: bool, verbose: bool, output: str) -> None:
     """Say why a claim or a pod waits for devices.
 
     Every device is accounted for, and what single change would do is tried out. A claim is looked at together with the other
@@ -45,7 +46,7 @@ def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str
     \b
     draco explain                        what waits, a line each
     draco explain claim train-gpus       or claim/train-gpus
-    draco explain pod train -n ml -o json
+    draco explain pod train -n ml -v     each request and each node, too
     """  # noqa: D301 - click keeps the lines below a backspace as they are
     asked = _asked(what)
     made, namespace = read_world(sources)
@@ -56,7 +57,13 @@ def command(*, what: Sequence[str], sources: Sources, devices: bool, output: str
     explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
     if devices:
         explained = [(subject, _with_devices(made, subject, explanation)) for subject, explanation in explained]
-    _print(explained, made, _surprises(made, sources), output)
+    if output != "text":
+        print_as(output, explained[0][1] if len(explained) == 1 else _document(explained))
+        return
+    warn(_surprises(made, sources))
+    _print(explained, made, report if verbose else _brief)
+    if not verbose and any(explanation.requests for _, explanation in explained):
+        echo(f"\n{MORE}")
 
 
 def _asked(what: Sequence[str]) -> list[tuple[str, str]]:
@@ -96,19 +103,20 @@ def _surprises(made: World, sources: Sources) -> list[str]:
 
 
 def _print(
-    explained: Sequence[tuple[ExplainSubject, Explanation]], made: World, notes: Sequence[str], output: str
+    explained: Sequence[tuple[ExplainSubject, Explanation]], made: World, told: Callable[[Explanation], Iterator[str]]
 ) -> None:
-    if output != "text":
-        print_as(output, explained[0][1] if len(explained) == 1 else _document(explained))
-        return
-    warn(notes)
     for number, (subject, explanation) in enumerate(explained):
         if number:
             echo()
         echo(f"{subject}:")
         places = placement_lines(made.fleet, subject.claims, subject.pod, spread=made.spread)
-        for line in [*report(explanation), *places]:
+        for line in [*told(explanation), *places]:
             echo(line.rstrip())
+
+
+def _brief(explanation: Explanation) -> Iterator[str]:
+    yield from brief(explanation)
+    yield from device_lines(explanation)
 
 
 def _print_list(explained: Iterator[tuple[ExplainSubject, Explanation]], made: World, output: str, kind: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from draco.cli.input.sources import Sources, read_world, with_sources
-from draco.cli.options import output_option
+from draco.cli.options import output_option, verbose_option
 from draco.cli.output import answer_lines, echo, print_as
 from draco.cli.simulate import mig as simulate_mig
 from draco.cli.simulate import report as simulate_report
@@ -87,6 +87,7 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
     help="As if these devices were tainted: DRIVER/POOL/DEVICE with * for any, or pool=NAME,device=NAME; all devices if none "
     "are named. Repeatable.",
 )
+@verbose_option()
 @output_option("text", "json", "yaml")
 @click.option(
     "--scenarios",
@@ -104,6 +105,7 @@ def command(
     copies: int,
     without: Sequence[str],
     taints: Sequence[DeviceTaintRule],
+    verbose: bool,
     output: str,
     scenarios: Path | None,
 ) -> None:
@@ -135,7 +137,7 @@ def command(
     if output != "text":
         print_as(output, simulate_report.document(run, made.notes))
         return
-    for line in simulate_report.lines(run, made.notes):
+    for line in simulate_report.lines(run, made.notes, verbose=verbose):
         echo(line)
 
 

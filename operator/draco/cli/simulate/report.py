@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from draco.explanation.model import PendingReason
-from draco.explanation.wording import report
+from draco.explanation.wording import MORE, brief, report
 from draco.resources.api.claims import AllocationResult
 from draco.resources.texts import counted
 from draco.resources.written.json import written
@@ -56,27 +56,32 @@ def _entries(attempt: TrialResult) -> Iterator[dict[str, Any]]:
         }
 
 
-def lines(run: TrialRun, notes: Sequence[str]) -> Iterator[str]:
-    """The same for people."""
+def lines(run: TrialRun, notes: Sequence[str], *, verbose: bool) -> Iterator[str]:
+    """The same for people. `verbose` says all that is known of what does not fit."""
     yield from notes
     if notes:
         yield ""
     if run.copies == 1:
         for attempt in run.attempts:
-            yield from _attempt(attempt)
-        return
-    for name in _each(run):
-        yield from _copies(name, [attempt for attempt in run.attempts if attempt.name == name], run.copies)
-    if len(_each(run)) > 1:
-        yield f"All of it together: {run.fitting} of {run.copies} copies fit"
+            yield from _attempt(attempt, verbose=verbose)
+    else:
+        names = _each(run)
+        for name in names:
+            yield from _copies(
+                name, [attempt for attempt in run.attempts if attempt.name == name], run.copies, verbose=verbose
+            )
+        if len(names) > 1:
+            yield f"All of it together: {run.fitting} of {run.copies} copies fit"
+    if not verbose and any(attempt.explanation is not None for attempt in run.attempts):
+        yield from ("", MORE)
 
 
-def _attempt(attempt: TrialResult) -> Iterator[str]:
+def _attempt(attempt: TrialResult, *, verbose: bool) -> Iterator[str]:
     if not attempt.fits:
         explanation = attempt.explanation
         bypasses = explanation is not None and explanation.reason is PendingReason.BYPASSES_SCHEDULER
         yield f"{attempt.name}: {'bypasses the scheduler' if bypasses else 'does not fit'}"
-        yield from _why(attempt)
+        yield from _why(attempt, verbose=verbose)
         return
     yield f"{attempt.name}: fits on {attempt.node}"
     for name, allocation in attempt.claims:
@@ -93,18 +98,18 @@ def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:
         yield f"  {name}: {result.request}: {result.driver}/{result.pool}/{result.device}{extra}"
 
 
-def _why(attempt: TrialResult) -> Iterator[str]:
+def _why(attempt: TrialResult, *, verbose: bool) -> Iterator[str]:
     explanation = attempt.explanation
     if attempt.error and (
         explanation is None or explanation.error != attempt.error
     ):  # otherwise the explanation begins with it
         yield f"  {attempt.error[:1].upper()}{attempt.error[1:]}{'' if attempt.error.endswith(('.', '?')) else '.'}"
     if explanation is not None:
-        for line in report(explanation):
+        for line in (report if verbose else brief)(explanation):
             yield f"  {line}".rstrip()
 
 
-def _copies(name: str, attempts: Sequence[TrialResult], copies: int) -> Iterator[str]:
+def _copies(name: str, attempts: Sequence[TrialResult], copies: int, *, verbose: bool) -> Iterator[str]:
     fitting = [attempt for attempt in attempts if attempt.fits]
     yield f"{name}: {len(fitting)} of {copies} copies fit"
     nodes = Counter(attempt.node for attempt in fitting)
@@ -116,4 +121,4 @@ def _copies(name: str, attempts: Sequence[TrialResult], copies: int) -> Iterator
     for attempt in attempts:
         if not attempt.fits:
             yield f"  Copy {attempt.copy} does not fit:"
-            yield from (f"  {line}".rstrip() for line in _why(attempt))
+            yield from (f"  {line}".rstrip() for line in _why(attempt, verbose=verbose))
