@@ -372,6 +372,8 @@ class ObstacleKind(StrEnum):
     """Nothing is published for its pool."""
     NOT_PUBLISHED = "NotPublished"
     """Its pool is published without it."""
+    OTHER_BOARD = "OtherBoard"
+    """Its name is that of another board now, or of another machine's: not of the one on which the claim was prepared."""
     GIVEN_TWICE = "GivenTwice"
     """Another claim has it too, or a device of the same hardware."""
     TAINTED = "Tainted"

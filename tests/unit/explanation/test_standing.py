@@ -10,10 +10,16 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation, ObstacleKind, PendingReason
 from draco.explanation.wording import report
-from draco.resources.api.claims import DeviceAllocationConfiguration, OpaqueConfiguration, ResourceClaim
+from draco.resources.api.claims import (
+    AllocatedDeviceStatus,
+    DeviceAllocationConfiguration,
+    OpaqueConfiguration,
+    ResourceClaim,
+)
 from draco.resources.api.core import Pod
+from draco.resources.api.slices import Device, DeviceAttribute
 from draco.resources.api.taints import DeviceTaintRule, DeviceToleration
-from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule
+from tests.builders import a_claim, a_device_class, a_node, a_pod, a_rule, a_slice
 from tests.mig_claims import MIG_CLASS, a_mig_pool, a_partition
 from tests.unit.explanation.clusters import GPU, a_fleet
 
@@ -35,6 +41,10 @@ def told(*claims: ResourceClaim, fleet: Fleet | None = None, pod: Pod | None = N
 
 def a_divided_fleet() -> Fleet:
     return Fleet.of(slices=a_mig_pool("node-0", 1), nodes=[a_node()], classes=[a_device_class(), MIG_CLASS])
+
+
+def a_board(name: str, uuid: str) -> Device:
+    return Device(name=name, attributes={"uuid": DeviceAttribute(string=uuid)})
 
 
 def configured(claim: ResourceClaim, **sharing: Any) -> ResourceClaim:
@@ -65,6 +75,24 @@ def test_a_driver_that_has_gone_is_named_with_where_there_is_room() -> None:
         f"Claim default/claim is allocated {HERE}, but driver {GPU} publishes nothing on n1 now. Start the driver there, or "
         "delete the pod, so that its claim is allocated again (there is room on n2)."
     )
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+def test_a_device_whose_name_another_board_has_now_is_told_with_both(phase: str) -> None:
+    """As where a node comes under the name of one that was deleted: its pod is there, and knows the old GPU."""
+    fleet = Fleet.of(slices=[a_slice("n1", [a_board("gpu-0", "GPU-new")])], nodes=[a_node("n1")])
+    claim = a_claim(on=[HERE])
+
+    def prepared_on(board: str) -> Explanation:
+        said = AllocatedDeviceStatus(driver=GPU, pool="n1", device="gpu-0", data={"uuid": board})
+        status = msgspec.structs.replace(claim.status, devices=[said])
+        return told(msgspec.structs.replace(claim, status=status), fleet=fleet, pod=a_pod_on(phase=phase))
+
+    assert prepared_on("GPU-new").obstacles == []
+    [found] = prepared_on("GPU-old").obstacles
+    assert found.kind is ObstacleKind.OTHER_BOARD
+    assert found.text == "that is the board GPU-new now, and the claim was prepared on GPU-old"
+    assert "by force if its machine is gone" in found.remedy
 
 
 def test_a_device_that_is_not_published_any_more_is_named_with_those_that_are() -> None:

@@ -1,6 +1,6 @@
 """Allocations held against what is there now: what keeps a device that a claim has already from being used.
 
-Owns what is looked for: the node, the driver, the device, whether another claim has it too, its taints, its configuration.
+Owns what is looked for: the node, the driver, the device, its board, whether another claim has it too, taints, configuration.
 Kubernetes takes an allocation back for none of these, so a pod that has its node waits for ever. Decides nothing.
 """
 
@@ -15,10 +15,11 @@ from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceCl
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.taints import BLOCKING_EFFECTS, taint_text
-from draco.resources.names import NVIDIA_DRIVER, DeviceKey, PoolKey
+from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, NVIDIA_DRIVER, DeviceKey, PoolKey
 from draco.resources.texts import listed
 
 _DELETE_POD: Final = "delete the pod, so that its claim is allocated again"
+_BY_FORCE: Final = "delete the pod, by force if its machine is gone, so that its claim is allocated again"
 _ONE_GOES: Final = "delete the pod of one of them, so that its claim is allocated again"
 
 
@@ -61,6 +62,8 @@ def _of_device(
         text = f"driver {result.driver} does not publish {result.device} in pool {result.pool} any more{there}"
         yield is_obstacle(ObstacleKind.NOT_PUBLISHED, text, _DELETE_POD)
     else:
+        if text := _other_board(fleet, claim, result.key, rows[0]):
+            yield is_obstacle(ObstacleKind.OTHER_BOARD, text, _BY_FORCE)
         if not result.admin_access and (others := _others(fleet, claim, result)):
             text = f"{device} is allocated to {listed(others)} as well"
             yield is_obstacle(ObstacleKind.GIVEN_TWICE, text, _ONE_GOES)
@@ -68,6 +71,19 @@ def _of_device(
         if starts and taints:
             text = f"{device} has been tainted with {' and '.join(taints)}"
             yield is_obstacle(ObstacleKind.TAINTED, text, f"lift the taint, or {_DELETE_POD}")
+
+
+def _other_board(fleet: Fleet, claim: ResourceClaim, key: DeviceKey, row: int) -> str:
+    """That the claim was prepared on another board than the one that has the device's name now; "" where it was not.
+
+    A node that comes under the name of one that was deleted has devices of the same names, too.
+    """
+    then = next((each.board for each in claim.status.devices if (each.driver, each.pool, each.device) == key), "")
+    [device] = (each for each in fleet.inventory.entry(row).spec.devices if each.name == key.device)
+    now = device.text(ATTRIBUTE_PARENT_UUID, key.driver) or device.text(ATTRIBUTE_UUID, key.driver)
+    if not then or not now or then == now:
+        return ""
+    return f"that is the board {now} now, and the claim was prepared on {then}"
 
 
 def _node_of(claim: ResourceClaim, pod: Pod | None) -> str:
