@@ -20,7 +20,8 @@ from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from,
 from draco.allocation.search.allocate import first_fitting
 from draco.explanation.explain import explain
 from draco.explanation.findings.placement import PodRules
-from draco.explanation.model import Explanation
+from draco.explanation.findings.standing import refused_configuration
+from draco.explanation.model import Explanation, UseObstacle
 from draco.resources.api.claims import (
     AllocationResult,
     ResourceClaim,
@@ -67,6 +68,8 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     """What ended it; "" where it fits or simply does not."""
     explanation: Explanation | None = None
+    obstacles: list[UseObstacle] = []
+    """Where it fits: what keeps it from being used there all the same."""
 
     @property
     def fits(self) -> bool:
@@ -169,6 +172,10 @@ def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> TrialResult:
         return TrialResult(name=pod, pod=pod, copy=copy.number, error=trial.missing)
     claims = [copy.taken(claim) for claim in trial.claims]
     placed = placing.place(None if trial.pod is None else using(trial.pod, claims), claims)
+    given = [
+        msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
+        for claim, allocation in zip(claims, placed.allocations, strict=True)
+    ]
     return TrialResult(
         name=pod or names[0],
         pod=pod,
@@ -177,6 +184,7 @@ def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> TrialResult:
         claims=list(zip(names, placed.allocations, strict=True)),
         error=placed.error,
         explanation=placed.explanation,
+        obstacles=[each for claim in given if (each := refused_configuration(claim)) is not None],
     )
 
 

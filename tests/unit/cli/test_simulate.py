@@ -146,6 +146,20 @@ def test_a_claim_that_does_not_fit_has_its_explanation(tmp_path: Path) -> None:
     assert entry["explanation"]["claims"] == ["default/big"]
 
 
+def test_a_claim_that_fits_and_that_the_agent_refuses_to_prepare_is_told_so(tmp_path: Path) -> None:
+    asks = a_claim("shares")
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    asks["spec"]["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
+    objects: list[Json] = json.loads(json.dumps([*CLUSTER, asks]).replace(DRIVER, "gpu.nvidia.com"))
+    text = simulate(tmp_path, objects).stdout
+    assert "default/shares: fits on node-0\n" in text
+    assert (
+        "  default/shares cannot start there: the claim's configuration for request gpu cannot be carried out" in text
+    )
+    [entry] = document(tmp_path, objects)["claims"]
+    assert [each["kind"] for each in entry["obstacles"]] == ["ConfigurationRefused"]
+
+
 @pytest.mark.parametrize("copies", ["1", "4"])
 def test_five_lines_say_why_something_does_not_fit_and_all_is_said_where_it_is_asked_for(
     tmp_path: Path, copies: str

@@ -503,6 +503,7 @@ def test_random_selectors_are_explained_without_fail_and_never_wrongly() -> None
                 "on its node"
             ),
         ),
+        ("Withdrawn", ": within seconds its agent publishes what its MigPolicy, or none, wants instead"),
     ],
 )
 def test_a_gpu_that_is_not_settled_says_how_that_ends(value: str, remedy: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from draco.explanation.model import PendingReason
-from draco.explanation.wording import MORE, brief, report
+from draco.explanation.wording import MORE, brief, capital, report
 from draco.resources.api.claims import AllocationResult
 from draco.resources.texts import counted
 from draco.resources.written.json import written
@@ -53,6 +53,7 @@ def _entries(attempt: TrialResult) -> Iterator[dict[str, Any]]:
             "allocation": None if allocation is None else written(allocation),
             "error": attempt.error or None,
             "explanation": explanation,
+            "obstacles": msgspec.to_builtins(attempt.obstacles),
         }
 
 
@@ -86,6 +87,8 @@ def _attempt(attempt: TrialResult, *, verbose: bool) -> Iterator[str]:
     yield f"{attempt.name}: fits on {attempt.node}"
     for name, allocation in attempt.claims:
         yield from _devices(name, allocation)
+    for each in attempt.obstacles:
+        yield f"  {attempt.name} cannot start there: {each.text}. {capital(each.remedy)}."
 
 
 def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:

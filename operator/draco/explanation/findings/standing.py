@@ -36,7 +36,7 @@ def obstacles(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
         if (obstacle := next(_of_device(fleet, claim, result, pod, starts=starts), None)) is not None
     ]
     if starts:
-        found += (each for claim in claims if (each := _configuration(claim)) is not None)
+        found += (each for claim in claims if (each := refused_configuration(claim)) is not None)
     return found
 
 
@@ -134,7 +134,8 @@ def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> li
     ]
 
 
-def _configuration(claim: ResourceClaim) -> UseObstacle | None:
+def refused_configuration(claim: ResourceClaim) -> UseObstacle | None:
+    """The configuration of an allocated claim that Draco's agent refuses to prepare; None if there is none."""
     found = refused(claim, NVIDIA_DRIVER)
     if found is None:
         return None
