@@ -227,16 +227,17 @@ class _Request:
             return  # that is the problem, and is in the list
         of_class = among is self.selection.start
         who = "no device" if of_class else f"no device of class {self._class}"
-        found = False
-        for end in dead_ends(self._fleet, self._published, steps, among, who=who):
-            found = True
+        ends = list(dead_ends(self._fleet, self._published, steps, among, who=who))
+        for end in ends:
             yield self._problem(
                 end.kind, f"{_whose(end.ref)}: {end.text}", end.ref, remedy=end.remedy, fatal=self._only
             )
+        if ends:
+            return  # that it selects nothing follows
         if of_class:
             text = f"DeviceClass {self._class} selects none of the {count(among)} published devices"
             yield self._problem(ProblemKind.CLASS_SELECTS_NOTHING, text, fatal=self._only)
-        elif not found:
+        else:
             text = f"no device of class {self._class} meets all selectors of request {self._name} at once"
             yield self._problem(
                 ProblemKind.SELECTOR_NEVER_TRUE, text, steps[-1].ref if steps else None, fatal=self._only
