@@ -5,6 +5,7 @@ reported by the rule that looks at it.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -28,6 +29,8 @@ OF_A_REQUEST: Final = (
     "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
 )  # fmt: skip
 """What a request asks for: under `exactly` in v1, beside its name in v1beta1."""
+NAMING: Final[Mapping[str, bool]] = MappingProxyType({"resourceClaimName": False, "resourceClaimTemplateName": True})
+"""The fields of an entry of a pod's resourceClaims that name a claim, and whether it is a template."""
 CONTAINERS: Final = ("initContainers", "containers")
 _DRIVER: Final = re.compile(r"""device\.driver\s*==\s*(["'])([^"'\\]+)\1""")
 
@@ -41,6 +44,34 @@ class WrittenClaim(NamedTuple):
     name: str
     namespace: str
     is_template: bool
+
+
+class WrittenClaims:
+    """The claims and templates of manifests, as pods name them. Of several with one name the first counts."""
+
+    def __init__(self, manifests: Sequence[Manifest]) -> None:
+        self.all = list(claims(manifests))
+        self._by_name: dict[tuple[str, bool, str], WrittenClaim] = {}
+        self._by_namespace: dict[str, list[WrittenClaim]] = defaultdict(list)
+        for claim in self.all:
+            self._by_name.setdefault((claim.namespace, claim.is_template, claim.name), claim)
+            self._by_namespace[claim.namespace].append(claim)
+
+    def within(self, namespace: str) -> Sequence[WrittenClaim]:
+        """Those of a namespace."""
+        return self._by_namespace.get(namespace, ())
+
+    def find(self, namespace: str, name: str, *, is_template: bool) -> WrittenClaim | None:
+        """The claim, or the template, of that name."""
+        return self._by_name.get((namespace, is_template, name))
+
+    def named_by(self, entry: "WrittenRequest", namespace: str) -> WrittenClaim | None:
+        """The one that an entry of a pod's resourceClaims names."""
+        found = (
+            self.find(namespace, text(entry.fields.get(field)), is_template=is_template)
+            for field, is_template in NAMING.items()
+        )
+        return next((claim for claim in found if claim is not None), None)
 
 
 class WrittenRequest(NamedTuple):

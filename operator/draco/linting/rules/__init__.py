@@ -3,7 +3,8 @@
 Owns the order: places first, then old forms, then what the manifests say together, and what remains of values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -66,17 +67,31 @@ def lint(manifests: Sequence[Manifest], *, kubernetes: int = NEWEST) -> list[Fin
     found = _findings(_OF_PLACE, manifests, kubernetes)
     if not any(finding.edits for finding in found):
         found += _findings(_OF_MEANING, manifests, kubernetes)
-        found += [each for each in check_values(manifests, kubernetes) if not any(map(partial(_is_same, each), found))]
+        known = _by_manifest(found)
+        found += [
+            each
+            for each in check_values(manifests, kubernetes)
+            if not any(map(partial(_is_same, each), known[each.manifest]))
+        ]
     return sorted(found, key=lambda finding: finding.manifest)
 
 
 def _is_same(value: Finding, other: Finding) -> bool:
-    """Whether a rule that knows more has said of the place, or of what is around or in it, what is wrong."""
-    return value.manifest == other.manifest and other.severity == "error" and is_near(value.path, other.path)
+    """Whether a rule that knows more has said of the place, or of what is around or in it, what is wrong; both of a manifest."""
+    return other.severity == "error" and is_near(value.path, other.path)
 
 
 def _findings(rules: Sequence[ManifestRule], manifests: Sequence[Manifest], kubernetes: int) -> list[Finding]:
+    """What the rules find, each once."""
     found: list[Finding] = []
     for rule in rules:
-        found += [finding for finding in rule(manifests, kubernetes) if finding not in found]
+        known = _by_manifest(found)
+        found += [each for each in rule(manifests, kubernetes) if each not in known[each.manifest]]
     return found
+
+
+def _by_manifest(found: Sequence[Finding]) -> Mapping[int, Sequence[Finding]]:
+    known: dict[int, list[Finding]] = defaultdict(list)
+    for each in found:
+        known[each.manifest].append(each)
+    return known

@@ -11,9 +11,9 @@ from draco.allocation.extended_resources import BY_CLASS
 from draco.linting.model import Finding, Manifest, finding
 from draco.linting.objects import (
     WrittenClaim,
+    WrittenClaims,
     WrittenRequest,
     at,
-    claims,
     container_claims,
     containers,
     drivers_of_classes,
@@ -26,7 +26,6 @@ from draco.linting.objects import (
     text,
     wanted,
 )
-from draco.linting.rules.references import NAMES
 from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.texts import listed
 
@@ -52,10 +51,10 @@ def check_extended_resources(manifests: Sequence[Manifest], _kubernetes: int) ->
 
 def _asked_twice(manifests: Sequence[Manifest], standing: Mapping[str, set[str]]) -> Iterator[Finding]:
     drivers = drivers_of_classes(manifests)
-    known = {(claim.namespace, claim.is_template, claim.name): claim for claim in claims(manifests)}
+    known = WrittenClaims(manifests)
     for pod in pods(manifests):
         entries = {text(entry.fields.get("name")): entry for entry in pod_claims(pod)}
-        targets = {name: _claim_of(entry, pod.namespace, known) for name, entry in entries.items()}
+        targets = {name: known.named_by(entry, pod.namespace) for name, entry in entries.items()}
         for container in containers(pod):
             for resource, path in _extended(container):
                 for use in container_claims(container):
@@ -80,14 +79,6 @@ def _extended(container: WrittenRequest) -> Iterator[tuple[str, tuple[str | int,
             if "/" in str(resource) and resource not in told:
                 told.add(resource)
                 yield str(resource), (*container.path, "resources", field, resource)
-
-
-def _claim_of(
-    entry: WrittenRequest, namespace: str, known: Mapping[tuple[str, bool, str], WrittenClaim]
-) -> WrittenClaim | None:
-    """The claim or template that an entry names, if it is among the manifests."""
-    found = (known.get((namespace, NAMES[field], text(entry.fields.get(field)))) for field in NAMES)
-    return next((claim for claim in found if claim is not None), None)
 
 
 def _classes(claim: WrittenClaim | None) -> set[str]:

@@ -10,8 +10,6 @@ from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Manifest, SetField, TreePath, finding
 from draco.resources.texts import ALIKE, most_like, slip_of
 
-NAMES = {"resourceClaimName": False, "resourceClaimTemplateName": True}
-"""The fields of an entry that name a claim, and whether it is a template."""
 _KINDS = {False: "ResourceClaim", True: "ResourceClaimTemplate"}
 
 
@@ -21,7 +19,7 @@ def _field_for(claim: objects.WrittenClaim) -> str:
 
 def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Every entry names one claim or one template, and some container uses it."""
-    known = list(objects.claims(manifests))
+    known = objects.WrittenClaims(manifests)
     for pod in objects.pods(manifests):
         entries = list(objects.pod_claims(pod))
         used = {
@@ -41,10 +39,10 @@ def check_pod_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterato
 
 
 def _target(
-    pod: objects.WrittenPodSpec, entry: objects.WrittenRequest, known: Sequence[objects.WrittenClaim]
+    pod: objects.WrittenPodSpec, entry: objects.WrittenRequest, known: objects.WrittenClaims
 ) -> Iterator[Finding]:
     name = objects.text(entry.fields.get("name"))
-    given = [field for field in NAMES if entry.fields.get(field)]
+    given = [field for field in objects.NAMING if entry.fields.get(field)]
     if len(given) > 1:
         message = (
             f"{name} has resourceClaimName and resourceClaimTemplateName: name the claim that pods share, or the template that "
@@ -52,7 +50,7 @@ def _target(
         )
         yield finding("claim-or-template", message, pod.manifest, entry.path)
         return
-    mine = [claim for claim in known if claim.namespace == pod.namespace]
+    mine = known.within(pod.namespace)
     if not given:
         if any(field in entry.fields for field in ("resourceClaim", "resourceClaimTemplate")):
             return  # an unknown field, reported with its right name
@@ -61,11 +59,11 @@ def _target(
         yield finding("claim-or-template", message, pod.manifest, entry.path, *edits)
         return
     target = objects.text(entry.fields[given[0]])
-    wants_template = NAMES[given[0]]
-    if any(claim.name == target and claim.is_template == wants_template for claim in mine):
+    wants_template = objects.NAMING[given[0]]
+    if known.find(pod.namespace, target, is_template=wants_template) is not None:
         return
     path = (*entry.path, given[0])
-    other = next((claim for claim in mine if claim.name == target), None)
+    other = known.find(pod.namespace, target, is_template=not wants_template)
     if other is not None:
         right = _field_for(other)
         kind, wrong = _KINDS[other.is_template], _KINDS[wants_template]
@@ -74,7 +72,7 @@ def _target(
             "claim-or-template", message, pod.manifest, path, SetField((*entry.path, right), target), DropField(path)
         )
         return
-    elsewhere = next((claim for claim in known if claim.name == target), None)
+    elsewhere = next((claim for claim in known.all if claim.name == target), None)
     if elsewhere is not None:
         message = (
             f"{target} is in namespace {elsewhere.namespace}, but this {pod.kind} is in {pod.namespace}: a pod uses only claims "
@@ -99,7 +97,7 @@ def _unused(pod: objects.WrittenPodSpec, entry: objects.WrittenRequest, name: st
 
 def check_container_claims(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Every claim of a container is an entry of its pod, and every request it names is one of that claim."""
-    known = list(objects.claims(manifests))
+    known = objects.WrittenClaims(manifests)
     for pod in objects.pods(manifests):
         entries = {objects.text(entry.fields.get("name")): entry for entry in objects.pod_claims(pod)}
         reported: set[str] = set()
@@ -120,7 +118,7 @@ def _without_entry(
     use: objects.WrittenRequest,
     name: str,
     entries: Sequence[str],
-    known: Sequence[objects.WrittenClaim],
+    known: objects.WrittenClaims,
 ) -> Finding:
     path = (*use.path, "name")
     if not name:
@@ -129,7 +127,7 @@ def _without_entry(
     if likely := slip or most_like(name, entries, at_least=ALIKE):
         message = f"{name} is not an entry of the pod's resourceClaims; the nearest is {likely}"
         return finding("container-claim", message, pod.manifest, path, *([SetField(path, slip)] if slip else []))
-    mine = [claim for claim in known if claim.namespace == pod.namespace]
+    mine = known.within(pod.namespace)
     meant = [claim for claim in mine if claim.name == name] or mine
     edits: list[Edit] = []
     if len(meant) == 1:
@@ -147,24 +145,13 @@ def _request(
     pod: objects.WrittenPodSpec,
     use: objects.WrittenRequest,
     entry: objects.WrittenRequest,
-    known: Sequence[objects.WrittenClaim],
+    known: objects.WrittenClaims,
 ) -> Iterator[Finding]:
-    field = next((field for field in NAMES if entry.fields.get(field)), None)
-    if field is None:
-        return
-    target = objects.text(entry.fields[field])
-    claim = next(
-        (
-            claim
-            for claim in known
-            if claim.name == target and claim.namespace == pod.namespace and claim.is_template == NAMES[field]
-        ),
-        None,
-    )
+    claim = known.named_by(entry, pod.namespace)
     request = objects.text(use.fields["request"])
     if claim is None or not (names := objects.request_names(claim)) or request in names:
         return
     path = (*use.path, "request")
     slip = slip_of(request, names)
-    message = f"{target} has no request {request}: it has {', '.join(names)}"
+    message = f"{claim.name} has no request {request}: it has {', '.join(names)}"
     yield finding("request-unknown", message, pod.manifest, path, *([SetField(path, slip)] if slip else []))

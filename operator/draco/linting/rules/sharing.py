@@ -9,7 +9,17 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField
-from draco.linting.objects import WrittenClaim, WrittenPodSpec, claims, listed, mapping, pod_claims, pods, text, wanted
+from draco.linting.objects import (
+    WrittenClaim,
+    WrittenClaims,
+    WrittenPodSpec,
+    listed,
+    mapping,
+    pod_claims,
+    pods,
+    text,
+    wanted,
+)
 from draco.linting.objects import requests as requests_of
 
 _SHARED: Final = re.compile(
@@ -20,7 +30,7 @@ _NOT_SHARED: Final = re.compile(r"\b(own|each|not shared?|exclusive|separate|ded
 
 def check_sharing(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
     """Several pods with one template that is called shared; several replicas with one claim for one device."""
-    known = {(claim.namespace, claim.is_template, claim.name): claim for claim in claims(manifests)}
+    known = WrittenClaims(manifests)
     uses: dict[tuple[str, str], list[tuple[WrittenPodSpec, int, str]]] = defaultdict(list)
     for pod in pods(manifests):
         for number, entry in enumerate(pod_claims(pod)):
@@ -28,12 +38,12 @@ def check_sharing(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[F
             if template:
                 uses[pod.namespace, template].append((pod, number, text(entry.fields.get("name"))))
             if target := text(entry.fields.get("resourceClaimName")):
-                claim = known.get((pod.namespace, False, target))
+                claim = known.find(pod.namespace, target, is_template=False)
                 yield from _replicas(manifests, pod, number, target, claim)
     for (namespace, template), users in uses.items():
         if sum(pod.replicas for pod, _, _ in users) < 2:
             continue
-        claim = known.get((namespace, True, template))
+        claim = known.find(namespace, template, is_template=True)
         if _meant_to_share(manifests, template, users, claim):
             yield _template(template, users, claim)
 
