@@ -372,6 +372,19 @@ def test_what_waiting_mends_is_told_as_it_is() -> None:
     assert (large_and_busy.reason, large_and_busy.stays) == (PendingReason.IN_USE, "")
 
 
+def test_one_node_of_many_on_which_waiting_helps_is_enough() -> None:
+    fleet = a_fleet(held(*ALL_HELD))
+    for number in range(3, 13):
+        fleet.put_node(a_node(f"n{number}"))
+        fleet.put_slice(a_slice(f"n{number}", [a_gpu("gpu-0", H100, "80Gi"), a_gpu("gpu-1", H100, "80Gi")]))
+    asks = asking(count=2, constraints=[DeviceConstraint(match_attribute=f"{GPU}/index")])
+    assert explain(fleet, [asks]).stays != ""
+    fleet.put_node(a_node("n13"))
+    fleet.put_slice(a_slice("n13", [a_gpu("gpu-0", H100, "80Gi"), a_gpu("other-0", H100, "80Gi")]))
+    fleet.put_claim(held("n13/gpu-0", by="other"))
+    assert explain(fleet, [asks]).stays == ""
+
+
 def test_a_gpu_of_which_a_part_would_do_is_said_to_be_for_one_claim_at_a_time() -> None:
     asks = asking(capacity=CapacityRequirements(requests={"memory": "4Gi"}))
     told = explain(a_fleet(held(*ALL_HELD)), [asks])

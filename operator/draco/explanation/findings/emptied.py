@@ -1,7 +1,7 @@
 """What stays in the way when everybody else has left: what others hold hides a cause that no waiting mends.
 
-Owns the question to the allocator, with nothing in use, and the small cluster of the nodes that have what is selected, for
-whoever explains it. Where there are too many nodes to ask about, nothing is said.
+Owns the small cluster of the nodes that have what is selected, with nothing in use, for whoever explains it. Where there are too
+many of them, nothing is said.
 """
 
 from collections import Counter
@@ -23,18 +23,20 @@ MAX_NODES: Final = 200
 """Nodes that are asked about; an answer about some of more would be a guess."""
 _MAX_ROWS: Final = MAX_NODES * 128
 _MAX_STEPS: Final = 10_000
+_ASKED: Final = 4
+"""Nodes that are asked about one by one before: mostly the claims fit on the first, and there is nothing to explain."""
 
 
 def emptied(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Fleet | None:
-    """The nodes that have what claims select, with nothing in use, where these fit on no node even so.
+    """The nodes that have what claims select, with nothing in use.
 
-    None where they would fit on one of the nodes once others have left, and where that is not known.
+    None where the claims would fit on one of those that have most of it, and where there are too many nodes.
     """
     worth = _worth(fleet, claims, nodes)
     if not worth or len(worth) > MAX_NODES or not any(True for _ in fleet.state.devices()):
         return None
     names = [name for name, _ in worth.most_common()]
-    if any(_fits(fleet, claims, nodes[name]) for name in names):
+    if any(_fits(fleet, claims, nodes[name]) for name in names[:_ASKED]):
         return None
     return _only(fleet, names)
 
