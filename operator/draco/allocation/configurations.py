@@ -132,7 +132,7 @@ def _troubles(parameters: Any, is_partition: bool | None) -> Iterator[str]:
     elif kind in _OF_OTHERS:
         yield _OF_OTHERS[kind]
     elif kind not in _FIELDS:
-        yield f"there is no kind {_said(kind)}{nearest(kind, _FIELDS)}"
+        yield f"there is no kind {_said(kind)}{nearest(kind, _FIELDS).rstrip('.')}"
     else:
         if version != VERSION:
             yield f"its apiVersion is {_said(version)}: write {VERSION}"
@@ -149,7 +149,7 @@ def _unknown(value: Mapping[str, Any], fields: _Fields, path: str = "") -> Itera
     for name, inner in value.items():
         below = fields.get(name)
         if name not in fields:
-            yield f"there is no field {path}{_said(name)}{nearest(str(name), fields)}"
+            yield f"there is no field {path}{_said(name)}{nearest(str(name), fields).rstrip('.')}"
         elif below is not None and isinstance(inner, dict):
             yield from _unknown(inner, below, f"{path}{name}.")
         elif below is not None and inner is not None:

@@ -112,11 +112,20 @@ def _said(explanation: Explanation) -> _Said:
     return _unfit(explanation)
 
 
+_UNTRIED: Final[Mapping[PendingReason, str]] = MappingProxyType(
+    {
+        PendingReason.POOL_BROKEN: "check the DRA driver that publishes it",
+        PendingReason.NO_NODE: "start the node; if it does not come back, delete its ResourceSlices",
+    }
+)
+"""What to do where no change can be tried."""
+
+
 def _fix(explanation: Explanation) -> str:
     """The change with which it would fit, "" where none was found."""
     if explanation.nearest:
         return explanation.nearest[0].text
-    return "check the DRA driver that publishes it" if explanation.reason is PendingReason.POOL_BROKEN else ""
+    return _UNTRIED.get(explanation.reason, "")
 
 
 def _or_added(explanation: Explanation, fix: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from draco.allocation.configurations import RefusedConfiguration
 from tests.adversary.cluster.machine import ONE_AFTER_ANOTHER_S, REST_WITHIN_S, lasting
 from tests.adversary.cluster.manifests import Member
 from tests.adversary.cluster.observer.rest import is_said_to_fit, unexplained
@@ -70,8 +71,10 @@ THEIRS = (
 )
 TOGETHER = "as many pods of PodGroup default/g as start together have their devices"
 SICK = {"node": {"gpus": [{"error": 15}]}}
+REFUSED_BY_ITS_DRIVER = str(RefusedConfiguration("gpu", "the claim", "there is no kind Nothing"))
 REST = {
     "nobody says why": (True, a_pod(), []),
+    "its driver cannot do what it asks for": (False, a_pod(node="node", waiting=REFUSED_BY_ITS_DRIVER), []),
     "it is said why": (False, a_pod(), [told("All 4 devices that request gpu selects are in use by other claims.")]),
     "it is said to fit": (True, a_pod(), [told("All claims can be allocated on node.")]),
     "a taint that is nowhere": (

@@ -243,6 +243,11 @@ def configured(parameters: Any) -> ResourceClaim:
     return msgspec.structs.replace(ONE, status=status)
 
 
+def test_a_configuration_of_a_kind_that_there_is_not_is_refused_in_two_sentences(desk: Desk) -> None:
+    with pytest.raises(PrepareError, match=r"there is GpuConfig, MigDeviceConfig\. Remove that configuration, or "):
+        desk.prepare(configured({"apiVersion": VERSION, "kind": "Nothing"}))
+
+
 def test_a_configuration_that_draco_does_not_do_is_refused_before_anything_is_done(desk: Desk) -> None:
     config = {"apiVersion": VERSION, "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
     with pytest.raises(PrepareError) as refused:

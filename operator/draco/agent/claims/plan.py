@@ -19,7 +19,7 @@ from draco.allocation import configurations
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.names import ClaimUid, PartitionName, read_partition_name
-from draco.resources.texts import are
+from draco.resources.texts import are, sentence
 
 
 class FirstPrepare(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ def intent_of(claim: ResourceClaim, *, driver: str, pool: str, gpus: Mapping[str
         raise PrepareError(f"Claim {name} has no device of driver {driver}; another driver has to prepare it.")
     if (refusal := configurations.refused(claim, driver)) is not None:
         raise PrepareError(
-            f"Claim {name} cannot be prepared: {refusal}. Remove that configuration, or override it in a new claim."
+            f"Claim {name} cannot be prepared: {sentence(str(refusal))} Remove that configuration, or override it in a new claim."
         )
     return PreparedClaim(
         uid=ClaimUid(claim.metadata.uid),

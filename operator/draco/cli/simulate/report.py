@@ -12,7 +12,7 @@ import msgspec
 from draco.explanation.model import PendingReason
 from draco.explanation.wording import MORE, brief, capital, report
 from draco.resources.api.claims import AllocationResult
-from draco.resources.texts import counted
+from draco.resources.texts import counted, sentence
 from draco.resources.written.json import written
 from draco.whatif.trials import TrialResult, TrialRun
 
@@ -88,7 +88,7 @@ def _attempt(attempt: TrialResult, *, verbose: bool) -> Iterator[str]:
     for name, allocation in attempt.claims:
         yield from _devices(name, allocation)
     for each in attempt.obstacles:
-        yield f"  {attempt.name} cannot start there: {each.text}. {capital(each.remedy)}."
+        yield f"  {attempt.name} cannot start there: {sentence(each.text)} {sentence(capital(each.remedy))}"
 
 
 def _devices(name: str, allocation: AllocationResult | None) -> Iterator[str]:

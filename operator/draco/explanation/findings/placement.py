@@ -55,7 +55,7 @@ class PlacementObstacle(msgspec.Struct, frozen=True):
             case NodeReason.NOT_READY:
                 return f"{_CONDITIONS[_KEY_OF_TAINT.split(self.what, maxsplit=1)[0]]} (taint {self.what})"
             case NodeReason.TAINTED:
-                return f"with the taint {self.what}, which the pod does not tolerate"
+                return f"tainted with {self.what}, which the pod does not tolerate"
             case NodeReason.NODE_SELECTOR:
                 return f"without the label {self.what}, which the pod's nodeSelector asks for"
         return f"outside the pod's node affinity ({self.what})"

@@ -29,7 +29,9 @@ _GROUP = re.compile(
 )
 _XID = 8
 """NVML's type of the event that tells of an XID; what became of the board nobody but the driver knows."""
-_OWN_FAULT = re.compile("configures? its devices with|was allocated a device that takes no new work")
+_OWN_FAULT = re.compile(
+    "configuration for request .* cannot be carried out|was allocated a device that takes no new work"
+)
 """What kubelet is told of a claim that asks for what no driver here has, or was allocated a GPU with a fault, which is named:
 whoever tolerates that taint has it so."""
 _NOT_HERE = re.compile(r"was allocated (\S+), which this node does not have")
