@@ -433,6 +433,7 @@ def test_devices_of_a_node_that_is_gone_are_counted_still() -> None:
     told = explain(Fleet.of(slices=[a_slice("gone")], classes=[a_device_class()]), [asking()])
     assert told.reason is PendingReason.NO_NODE
     assert count_of(told, Cause.NO_NODE).devices == 2
+    assert told.summary.endswith("Start the node; if it does not come back, delete its ResourceSlices.")
 
 
 def test_a_class_that_is_missing_and_a_cluster_without_devices_are_told() -> None:
