@@ -111,7 +111,7 @@ def isolates_as(rule: DeviceTaintRule, wanted: DeviceTaintRule) -> bool:
     owners = {owner.uid for owner in rule.metadata.owner_references}
     return (
         rule.spec.device_selector == wanted.spec.device_selector
-        and (seen.key, seen.value, seen.effect) == (want.key, want.value, want.effect)
+        and seen.identity == want.identity
         and all(rule.metadata.labels.get(key) == value for key, value in wanted.metadata.labels.items())
         and all(rule.metadata.annotations.get(key) == text for key, text in wanted.metadata.annotations.items())
         and all(owner.uid in owners for owner in wanted.metadata.owner_references)

@@ -22,7 +22,7 @@ from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
 from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.slices import Device, DeviceAttribute, Publication, publications
-from draco.resources.api.taints import DeviceTaint, taint_text
+from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import CONDITION_READY, DeviceKey, PoolKey
 
 
@@ -83,7 +83,7 @@ def claim_state(claim: ResourceClaim) -> schema.ClaimState:
 
 
 def _taint(taint: DeviceTaint) -> str:
-    return taint_text(taint.key, taint.value, taint.effect)
+    return str(taint.identity)
 
 
 def _product(attributes: Mapping[str, DeviceAttribute]) -> str:

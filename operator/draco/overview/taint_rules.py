@@ -16,7 +16,7 @@ from draco.overview.status_schema import RuleView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance
-from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector, taint_text
+from draco.resources.api.taints import DeviceTaintRule, DeviceTaintSelector
 from draco.resources.names import DeviceKey
 
 
@@ -115,7 +115,7 @@ def view_of(rule: DeviceTaintRule, impact: TaintImpact, *, extended: str = "", m
     taint = rule.spec.taint
     return RuleView(
         name=rule.metadata.name,
-        taint=taint_text(taint.key, taint.value, taint.effect),
+        taint=str(taint.identity),
         selector=selector_text(rule.spec.device_selector),
         devices=list(map(str, impact.devices)),
         claims=list(map(str, impact.claims)),

@@ -21,7 +21,7 @@ from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.meta import ObjectKey, ObjectMeta
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import ResourceSlice, ResourceSliceSpec
-from draco.resources.api.taints import DeviceTaintRule, taint_text
+from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.errors import DracoError
 from draco.resources.kinds import TAINT_RULES
 from draco.resources.names import DeviceKey, PoolKey
@@ -226,7 +226,7 @@ def put_taints(world: World, rules: Sequence[DeviceTaintRule]) -> None:
         )
         more = _extend(world, rule)
         taint = rule.spec.taint
-        text = taint_text(taint.key, taint.value, taint.effect)
+        text = str(taint.identity)
         sentence = f"The taint {text} is put on {counted(hit, 'device')}"
         extended = f", and on {more} more that {are(more)} the same hardware" if more else ""
         world.notes.append(f"{sentence}{extended}.")

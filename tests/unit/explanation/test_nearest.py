@@ -35,7 +35,7 @@ from draco.resources.api.slices import (
     DeviceCounterConsumption,
     ResourceSlice,
 )
-from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, taint_text
+from draco.resources.api.taints import DeviceTaint, DeviceTaintRule, TaintIdentity
 from tests.builders import a_claim, a_node, a_pod, a_rule, a_slice
 from tests.differential.cel_cases import an_expression
 from tests.differential.scenarios import a_scenario
@@ -403,7 +403,9 @@ def may_go_after(change: SuggestedChange, node: Node, pod: Pod) -> bool:
         spec = msgspec.structs.replace(spec, tolerations=[*spec.tolerations, Toleration(key=UNSCHEDULABLE.key)])
         node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, unschedulable=False))
     elif obstacle is not None and obstacle.reason in {NodeReason.TAINTED, NodeReason.NOT_READY}:
-        [taint] = [each for each in node.spec.taints if taint_text(each.key, each.value, each.effect) == obstacle.what]
+        [taint] = [
+            each for each in node.spec.taints if str(TaintIdentity(each.key, each.value, each.effect)) == obstacle.what
+        ]
         tolerated = Toleration(key=taint.key, value=taint.value, effect=taint.effect)
         spec = msgspec.structs.replace(spec, tolerations=[*spec.tolerations, tolerated])
     elif obstacle is not None:

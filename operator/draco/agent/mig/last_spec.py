@@ -22,7 +22,7 @@ from draco.kube.connect.retry import persistently
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu, MigMode, WantedGpu, WantedInstance
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.slices import Device, ResourceSlice, own_slices
-from draco.resources.api.taints import BLOCKING_EFFECTS
+from draco.resources.api.taints import BLOCKING_EFFECTS, TaintIdentity
 from draco.resources.kinds import NODES, SLICES
 from draco.resources.names import (
     ATTRIBUTE_PARENT_UUID,
@@ -201,11 +201,11 @@ def _isolated(uuid: str, devices: Mapping[str, Device]) -> list[IsolatedGpu]:
 
     The whole has the taint of each of its parts as well.
     """
-    having: dict[tuple[str, str, str], list[str]] = {}
+    having: dict[TaintIdentity, list[str]] = {}
     for name, device in devices.items():
         for taint in device.taints:
             if taint.effect in BLOCKING_EFFECTS and _of_maintenance(taint.key):
-                having.setdefault((taint.key, taint.value, taint.effect), []).append(name)
+                having.setdefault(taint.identity, []).append(name)
     return [
         IsolatedGpu(request="", uuid=uuid, device=name, key=key, value=value, effect=effect)
         for (key, value, effect), names in having.items()

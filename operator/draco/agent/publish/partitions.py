@@ -29,7 +29,7 @@ from draco.resources.api.slices import (
     DeviceCapacity,
     DeviceCounterConsumption,
 )
-from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaint
+from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaint, TaintIdentity
 from draco.resources.names import (
     TAINT_FOREIGN_INSTANCE,
     TAINT_UNSETTLED,
@@ -293,7 +293,7 @@ def isolation_taints(
     Under maintenance as a part of the GPU are that part and all that cannot be had together with it. A part that the board does
     not know stands for the whole.
     """
-    found: dict[tuple[str, str, str], DeviceTaint] = {}
+    found: dict[TaintIdentity, DeviceTaint] = {}
     for each in isolated:
         part = read_partition_name(each.device)
         profile = board.by_id(part.profile_id) if board is not None and part is not None else None
@@ -302,7 +302,7 @@ def isolation_taints(
         else:
             concerned = _compete(board, Placement(profile, part.start), placement)
         if concerned:
-            found.setdefault((each.key, each.value, each.effect), each.taint)
+            found.setdefault(each.taint.identity, each.taint)
     return list(found.values())
 
 

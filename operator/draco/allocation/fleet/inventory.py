@@ -20,7 +20,7 @@ from draco.allocation.fleet.state import amount
 from draco.cel import compile_selector, device_view
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, ResourceSlice, ResourceSliceSpec
-from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceTaintRule, TaintIdentity
 from draco.resources.names import DeviceKey, PoolKey
 
 _ANY_NODE: Final = Node()
@@ -360,8 +360,8 @@ def _only_pool(rule: DeviceTaintRule) -> PoolKey | None:
     return PoolKey(selector.driver, selector.pool)
 
 
-def _meaning(taints: Sequence[DeviceTaint]) -> tuple[tuple[str, str, str], ...]:
-    return tuple((taint.key, taint.value, taint.effect) for taint in taints)
+def _meaning(taints: Sequence[DeviceTaint]) -> tuple[TaintIdentity, ...]:
+    return tuple(taint.identity for taint in taints)
 
 
 def _check_amounts(spec: ResourceSliceSpec) -> None:

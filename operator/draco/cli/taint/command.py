@@ -237,7 +237,7 @@ def _meant(what: Sequence[str], cluster: _Cluster) -> list[DeviceTaintRule]:
 async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, DeviceTaintRule], dry_run: bool) -> str:
     """Create the rule or change its taint. Returns the word for what was done, as kubectl has it."""
     before = there.get(rule.metadata.name)
-    if before and targets.same_taint(before.spec.taint, rule.spec.taint):
+    if before and before.spec.taint.identity == rule.spec.taint.identity:
         return "unchanged"
     said = "configured" if before else "created"
     if dry_run:

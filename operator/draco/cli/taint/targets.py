@@ -10,14 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from draco.maintenance.rules import extends, is_draco_own, maintenance_uid
 from draco.overview.taint_rules import selector_text
 from draco.resources.api.meta import ObjectMeta
-from draco.resources.api.taints import (
-    EFFECTS,
-    DeviceTaint,
-    DeviceTaintRule,
-    DeviceTaintRuleSpec,
-    DeviceTaintSelector,
-    taint_text,
-)
+from draco.resources.api.taints import EFFECTS, DeviceTaint, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintSelector
 from draco.resources.errors import DracoError
 from draco.resources.names import LONGEST_NAME, DeviceKey
 from draco.resources.texts import listed, nearest
@@ -75,11 +68,6 @@ def rule_on(device: DeviceKey, taint: DeviceTaint) -> DeviceTaintRule:
     )
 
 
-def same_taint(one: DeviceTaint, other: DeviceTaint) -> bool:
-    """Whether they say the same, whenever they were added."""
-    return (one.key, one.value, one.effect) == (other.key, other.value, other.effect)
-
-
 def check_overwriting(before: DeviceTaintRule | None, wanted: DeviceTaintRule, *, overwrite: bool) -> None:
     """Raise TaintTargetError if the rule that has this name says something else, and is not to be changed."""
     if before is None:
@@ -87,7 +75,7 @@ def check_overwriting(before: DeviceTaintRule | None, wanted: DeviceTaintRule, *
     name = before.metadata.name
     if before.spec.device_selector != wanted.spec.device_selector:
         raise TaintTargetError(f"rule {name} is there already, for other devices: rename or delete it.")
-    if not overwrite and not same_taint(before.spec.taint, wanted.spec.taint):
+    if not overwrite and before.spec.taint.identity != wanted.spec.taint.identity:
         raise TaintTargetError(f"rule {name} taints this device with {described(before)}: change it with --overwrite.")
 
 
@@ -144,8 +132,7 @@ def target_text(rule: DeviceTaintRule) -> str:
 
 def described(rule: DeviceTaintRule) -> str:
     """A rule's taint, as kubectl writes it."""
-    taint = rule.spec.taint
-    return taint_text(taint.key, taint.value, taint.effect)
+    return str(rule.spec.taint.identity)
 
 
 def _effects() -> str:

@@ -15,7 +15,7 @@ from draco.explanation.findings.verdicts import ConstrainedRequest, Judge, count
 from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, TaintSeen
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device
-from draco.resources.api.taints import DeviceTaintRule, taint_text
+from draco.resources.api.taints import DeviceTaintRule, TaintIdentity
 from draco.resources.names import LABEL_EXTENDS
 from draco.resources.quantity import Quantity
 from draco.selectors.accesses import path_text
@@ -97,20 +97,20 @@ def holder(claim: ResourceClaim, devices: int = 1) -> Holder:
     return Holder(claim=str(claim.metadata.key), consumers=consumers[:MAX_LISTED], idle=not consumers, devices=devices)
 
 
-def taint_seen(fleet: Fleet, candidate: Candidate, taint: tuple[str, str, str]) -> TaintSeen:
+def taint_seen(fleet: Fleet, candidate: Candidate, taint: TaintIdentity) -> TaintSeen:
     """A taint of a device, and the rule that says it, if one does."""
     # The device's own slice may say it as well: what is under maintenance is published with the taint that its rule has.
     rule = next(
         (
             _name_of(each)
             for each in fleet.inventory.rules_for(candidate.key.pool_key)
-            if (each.spec.taint.key, each.spec.taint.value, each.spec.taint.effect) == taint
+            if each.spec.taint.identity == taint
             and each.spec.device_selector is not None
             and each.spec.device_selector.matches(candidate.key)
         ),
         "",
     )
-    return TaintSeen(taint=taint_text(*taint), rule=rule)
+    return TaintSeen(taint=str(taint), rule=rule)
 
 
 def _name_of(rule: DeviceTaintRule) -> str:

@@ -17,7 +17,7 @@ from draco.allocation.fleet.node_selection import selects
 from draco.explanation.model import NodeCause, NodeReason
 from draco.resources.api.core import Node, NodeTaint, Pod, PodSpec, Toleration
 from draco.resources.api.meta import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm
-from draco.resources.api.taints import BLOCKING_EFFECTS, taint_text
+from draco.resources.api.taints import BLOCKING_EFFECTS, TaintIdentity
 
 UNSCHEDULABLE: Final = NodeTaint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 """What a pod tolerates that may go to a cordoned node."""
@@ -144,7 +144,7 @@ class PodRules:
                 if taint.key == UNSCHEDULABLE.key and node.spec.unschedulable:
                     continue  # cordoning puts it there, and it goes with it
                 reason = NodeReason.NOT_READY if taint.key in _CONDITIONS else NodeReason.TAINTED
-                yield PlacementObstacle(reason, taint_text(taint.key, taint.value, taint.effect))
+                yield PlacementObstacle(reason, str(TaintIdentity(taint.key, taint.value, taint.effect)))
         for key, value in self._selector:
             if node.metadata.labels.get(key) != value:
                 yield PlacementObstacle(NodeReason.NODE_SELECTOR, f"{key}={value}")

@@ -14,7 +14,7 @@ from draco.explanation.model import ObstacleKind, UseObstacle
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey, ObjectMeta
-from draco.resources.api.taints import BLOCKING_EFFECTS, taint_text
+from draco.resources.api.taints import BLOCKING_EFFECTS
 from draco.resources.names import ATTRIBUTE_PARENT_UUID, ATTRIBUTE_UUID, NVIDIA_DRIVER, DeviceKey, PoolKey
 from draco.resources.texts import listed
 
@@ -128,7 +128,7 @@ def _of_same_hardware(fleet: Fleet, device: DeviceKey) -> Iterator[ObjectKey]:
 
 def _taints(fleet: Fleet, result: DeviceRequestAllocationResult, row: int) -> list[str]:
     return [
-        taint_text(taint.key, taint.value, taint.effect)
+        str(taint.identity)
         for taint in fleet.inventory.taints_of(row)
         if taint.effect in BLOCKING_EFFECTS and not any(each.tolerates(taint) for each in result.tolerations)
     ]

@@ -136,9 +136,7 @@ class Judge:
             return None
         tolerations = constrained.request.asked.tolerations
         untolerated = [
-            (taint.key, taint.value, taint.effect)
-            for taint in candidate.taints
-            if not any(each.tolerates(taint) for each in tolerations)
+            taint.identity for taint in candidate.taints if not any(each.tolerates(taint) for each in tolerations)
         ]
         return DeviceFinding(Cause.TAINTED, tuple(sorted(set(untolerated))))
 

@@ -5,7 +5,7 @@ Owns the changes that somebody other than the author of the claims has to make.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -23,7 +23,7 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.health import is_of_fact, is_of_fault
 from draco.resources.api.meta import ObjectKey
-from draco.resources.api.taints import DeviceTaint, taint_text
+from draco.resources.api.taints import DeviceTaint, TaintIdentity
 from draco.resources.names import (
     TAINT_AGENT_LOST,
     TAINT_DEVICE_PLUGIN,
@@ -38,7 +38,6 @@ from draco.resources.names import (
 )
 from draco.resources.texts import agreeing, listed, them
 
-_TaintKey: TypeAlias = tuple[str, str, str]
 """Key, value and effect: two taints that are alike in these are one."""
 _NOT: Final = bytes(each == 0 for each in range(256))
 _LOOKED_AT: Final = 2000
@@ -74,17 +73,17 @@ def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
     Where no single one helps: all that a device has.
     """
     inventory = trials.fleet.inventory
-    single: dict[_TaintKey, DeviceTaint] = {}
-    together: dict[tuple[_TaintKey, ...], Sequence[DeviceTaint]] = {}
+    single: dict[TaintIdentity, DeviceTaint] = {}
+    together: dict[tuple[TaintIdentity, ...], Sequence[DeviceTaint]] = {}
     for request in trials.requests:
         tainted = trials.free(request, request.selection.end, request.tolerated.translate(_NOT))
         kinds = {inventory.taints.codes[row]: row for row in first_rows(tainted, _ROWS)}
         for row in kinds.values():
             tolerations = request.asked.tolerations
             found = [one for one in inventory.taints_of(row) if not any(each.tolerates(one) for each in tolerations)]
-            single.update({_key(taint): taint for taint in reversed(found) if _key(taint) not in single})
+            single.update({taint.identity: taint for taint in reversed(found) if taint.identity not in single})
             if len(found) > 1:
-                together.setdefault(tuple(map(_key, found)), found)
+                together.setdefault(tuple(taint.identity for taint in found), found)
     lifted = [change for taint in list(single.values())[:_TAINTS] for change in _lifted(trials, [taint])]
     yield from lifted
     for taints in list(together.values())[:_TAINTS] if not lifted else ():
@@ -92,12 +91,12 @@ def lifted_taints(trials: Trials) -> Iterator[SuggestedChange]:
 
 
 def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[SuggestedChange]:
-    keys = set(map(_key, taints))
+    keys = {taint.identity for taint in taints}
     marks = [
         (
             request,
             trials.free(
-                request, request.selection.end, trials.tolerated(request.asked, lambda each: _key(each) in keys)
+                request, request.selection.end, trials.tolerated(request.asked, lambda each: each.identity in keys)
             ),
         )
         for request in trials.requests
@@ -112,7 +111,7 @@ def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[Suggested
             candidate.key: candidate
             for view in trials.fleet.inventory.views(node)
             for candidate in view.candidates
-            if candidate.key in taken and any(_key(each) in keys for each in candidate.taints)
+            if candidate.key in taken and any(each.identity in keys for each in candidate.taints)
         }
         named = " and ".join(_named(trials, taint, tainted.values()) for taint in taints)
         what = agreeing(len(taints), "the taint", "the taints")
@@ -123,9 +122,8 @@ def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[Suggested
 
 def _named(trials: Trials, taint: DeviceTaint, tainted: Iterable[Candidate]) -> str:
     """A taint of devices, with the rules that say it."""
-    named = _key(taint)
-    rules = {taint_seen(trials.fleet, each, named).rule for each in tainted} - {""}
-    return taint_text(*named) + (f" (rule {listed(sorted(rules))})" if rules else "")
+    rules = {taint_seen(trials.fleet, each, taint.identity).rule for each in tainted} - {""}
+    return str(taint.identity) + (f" (rule {listed(sorted(rules))})" if rules else "")
 
 
 def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
@@ -319,18 +317,14 @@ def _with_pool(views: Sequence[PoolView], pool: Pool, node: Node) -> list[PoolVi
     return sorted(changed, key=lambda each: (each.has_binding_conditions, each.key))
 
 
-def _without_taints(view: PoolView, keys: Collection[_TaintKey]) -> PoolView:
-    if not any(_key(each) in keys for candidate in view.candidates for each in candidate.taints):
+def _without_taints(view: PoolView, keys: Collection[TaintIdentity]) -> PoolView:
+    if not any(each.identity in keys for candidate in view.candidates for each in candidate.taints):
         return view
     candidates = [
-        msgspec.structs.replace(candidate, taints=tuple(each for each in candidate.taints if _key(each) not in keys))
+        msgspec.structs.replace(candidate, taints=tuple(each for each in candidate.taints if each.identity not in keys))
         for candidate in view.candidates
     ]
     return msgspec.structs.replace(view, candidates=candidates)
-
-
-def _key(taint: DeviceTaint) -> _TaintKey:
-    return taint.key, taint.value, taint.effect
 
 
 def _released(claim: ResourceClaim) -> str:

@@ -13,7 +13,7 @@ from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.selecting.matching import MaintenanceScope, fixed_selection, has_begun, is_exact, isolated_boards
 from draco.resources.api.draco import GpuNode, IsolatedGpu
 from draco.resources.api.maintenance import CONDITION_READY_FOR_WORK, DeviceMaintenance
-from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule
+from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaintRule, TaintIdentity
 from draco.resources.names import DeviceKey, PoolKey
 
 
@@ -133,7 +133,7 @@ def _has_taint(request: DeviceMaintenance, hardware: PoolHardware, key: DeviceKe
     """Whether the device is published with the request's taint in its own slice, which is an agent's doing."""
     taint, device = request.spec.taint, hardware.published_as(key.device)
     taints = device.taints if device is not None else []
-    return (taint.key, taint.value, taint.effect) in {(each.key, each.value, each.effect) for each in taints}
+    return TaintIdentity(taint.key, taint.value, taint.effect) in {each.identity for each in taints}
 
 
 def _can_isolate(node: GpuNode, board: str) -> bool:

@@ -15,7 +15,7 @@ from draco.allocation.ownership.claims import is_operators
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.health import FaultFamily, is_of_fault
 from draco.resources.api.slices import Device
-from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceToleration, taint_text
+from draco.resources.api.taints import BLOCKING_EFFECTS, DeviceTaint, DeviceToleration
 from draco.resources.names import (
     ALLOCATED_BY_OPERATOR,
     ATTRIBUTE_ALLOCATOR,
@@ -108,7 +108,7 @@ def obstacle(gpu: ProbedGpu) -> str:
     first = next(iter(hindered), None)
     if first is None or not all(hindered):
         return ""
-    has = f"{_named(gpu)} has the taint {taint_text(first.key, first.value, first.effect)}"
+    has = f"{_named(gpu)} has the taint {first.identity}"
     if first.key.startswith(f"{DRACO_DOMAIN}/"):
         return f"{has}, so no Job can use it yet; this goes on when that is over."
     return (

@@ -5,6 +5,7 @@ device. Does not know which devices a rule hits: that needs an inventory.
 """
 
 from datetime import datetime
+from typing import NamedTuple
 
 from draco.resources.api.base import ApiStruct
 from draco.resources.api.meta import Condition, ObjectMeta
@@ -19,6 +20,17 @@ TAINTS_PER_DEVICE = 4
 """A slice has no more of them for a device: older API servers take no more."""
 
 
+class TaintIdentity(NamedTuple):
+    """What makes two taints of a device or a node the same, whenever they were added. `str` writes it as kubectl does."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
 class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
     """A taint on one device. Effects: None, NoSchedule, NoExecute; an unknown effect acts like None."""
 
@@ -28,14 +40,14 @@ class DeviceTaint(ApiStruct, frozen=True, kw_only=True):
     time_added: datetime | None = None
 
     @property
+    def identity(self) -> TaintIdentity:
+        """All of it but when it was added."""
+        return TaintIdentity(self.key, self.value, self.effect)
+
+    @property
     def sets_aside(self) -> bool:
         """Whether it keeps new claims off. That a device is Draco's to allocate, which a taint says as well, keeps none off."""
         return self.effect in BLOCKING_EFFECTS and self.key != TAINT_OPERATOR_ALLOCATED
-
-
-def taint_text(key: str, value: str, effect: str) -> str:
-    """Write a taint of a device or a node as kubectl writes it."""
-    return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
 
 
 class DeviceToleration(ApiStruct, frozen=True, kw_only=True):
