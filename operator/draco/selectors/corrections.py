@@ -97,31 +97,23 @@ def _functions_of_others(expression: str, found: list[Token], _driver: str | Non
             yield Complaint("function", f"there is no function {token.text}: write `{wanted}(…)`", text)
 
 
-def _full_name_as_domain(expression: str, found: list[Token], _driver: str | None) -> Iterator[Complaint]:
+def _name_as_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
+    """A name where its domain should be, alone or behind it."""
     for access in accesses(found):
-        domain, slash, name = access.domain.name.rpartition("/")
-        if access.name is not None or not slash or not name.isidentifier() or _is_asked_for_presence(found, access):
+        written = access.domain.name
+        domain, slash, name = written.rpartition("/")
+        if not slash or not name.isidentifier():
+            domain, name = driver or "", written
+            if "." in written:
+                continue
+        if access.name is not None or _is_asked_for_presence(found, access):
             continue
-        wanted = f'device.{access.kind.text}["{domain}"]{spelled(name, like=access.domain)}'
+        wanted = f'device.{access.kind.text}["{domain or "DRIVER"}"]{spelled(name, like=access.domain)}'
         yield Complaint(
             "attribute-domain",
-            f"`{access.domain.name}` is in the place of a domain, so it names nothing: write `{wanted}`",
-            _replaced(expression, found, access, wanted),
-        )
-
-
-def _without_domain(expression: str, found: list[Token], driver: str | None) -> Iterator[Complaint]:
-    for access in accesses(found):
-        name = access.domain.name
-        if access.name is not None or "." in name or _is_asked_for_presence(found, access):
-            continue
-        wanted = f'device.{access.kind.text}["{driver or "DRIVER"}"]{spelled(name, like=access.domain)}'
-        text = None if driver is None else _replaced(expression, found, access, wanted)
-        yield Complaint(
-            "attribute-domain",
-            f"`{name}` is in the place of a domain, so it names nothing: write `{wanted}`"
-            + ("" if driver else " with the name of the driver that publishes it"),
-            text,
+            f"`{written}` is in the place of a domain, so it names nothing: write `{wanted}`"
+            + ("" if domain else " with the name of the driver that publishes it"),
+            _replaced(expression, found, access, wanted) if domain else None,
         )
 
 
@@ -321,8 +313,7 @@ def _replaced(expression: str, found: list[Token], access: Access, text: str) ->
 _RULES: Final[tuple[ExpressionRule, ...]] = (
     _words_for_operators,
     _functions_of_others,
-    _full_name_as_domain,
-    _without_domain,
+    _name_as_domain,
     _class_as_domain,
     _attribute_or_capacity,
     _names_of_nvidia,
