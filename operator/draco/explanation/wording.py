@@ -4,13 +4,15 @@ Owns the wording, how much is named, and the layout of the report; wraps and col
 of the parts is `note`'s.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from draco.explanation.model import (
     AllocatedClaim,
     Cause,
     CauseCount,
+    ChangeKind,
     Explanation,
     Holder,
     NearestMiss,
@@ -27,6 +29,14 @@ BRIEF: Final = 5
 MORE: Final = "Each request and each node with -v."
 """The last line on a screen of these."""
 _QUOTED: Final = 100
+_OWNER, _ADMINISTRATOR = 1, 2
+_BY_OTHERS: Final[Mapping[ChangeKind, int]] = MappingProxyType(
+    {
+        **dict.fromkeys((ChangeKind.FREE_IDLE_CLAIM, ChangeKind.FREE_CLAIM, ChangeKind.LOWER_OTHERS), _OWNER),
+        **dict.fromkeys((ChangeKind.LIFT_TAINT, ChangeKind.UNCORDON, ChangeKind.REPAIR_POOL), _ADMINISTRATOR),
+    }
+)
+"""Changes that take the owner of another claim, or an administrator."""
 
 
 def shortened(text: str, limit: int = _QUOTED) -> str:
@@ -214,8 +224,9 @@ def _problems(explanation: Explanation) -> list[str]:
 
 
 def _changes(explanation: Explanation) -> list[NearestMiss]:
-    """Those that the summary does not say."""
-    return [each for each in explanation.nearest if sentence(capital(each.text)) not in explanation.summary]
+    """Those that the summary does not say: first what the author of the claim can do, last what takes an administrator."""
+    left = [each for each in explanation.nearest if sentence(capital(each.text)) not in explanation.summary]
+    return sorted(left, key=lambda each: _BY_OTHERS.get(each.kind, 0))
 
 
 def _change(miss: NearestMiss) -> str:

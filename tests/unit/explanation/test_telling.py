@@ -197,3 +197,10 @@ def test_five_lines_say_the_cause_and_what_else_would_do_and_how_much_more_there
     assert (fourth, last) == ("Or: d.", "3 more things to know with -v.")
     assert len(list(brief(_nearest("lift a", *"bcdefg")))) == BRIEF
     assert "  g" in report(_nearest("lift a", *"bcdefg"))
+
+
+def test_what_would_help_is_sorted_by_who_can_do_it() -> None:
+    kinds = [ChangeKind.LIFT_TAINT, ChangeKind.FREE_CLAIM, ChangeKind.LOWER_COUNT, ChangeKind.UNCORDON]
+    misses = [NearestMiss(kind=each, text=each.value) for each in kinds]
+    told = Explanation(reason=PendingReason.IN_USE, summary="The cause.", nearest=misses)
+    assert list(brief(told))[1:] == ["Or: LowerCount.", "Or: FreeClaim.", "Or: LiftTaint.", "Or: Uncordon."]
