@@ -22,6 +22,7 @@ def test_two_classes_for_one_extended_resource_are_told_which_counts() -> None:
         "DeviceClasses a, b stand for example.com/gpu: of several, Kubernetes takes the newest"
     )
     assert rules(two[0], CLASS.format(name="b", driver="gpu.example.com", resource="example.com/tpu")) == set()
+    assert rules(two[0], two[0]) == set(), "one class that is in two files is no second one"
 
 
 @pytest.mark.parametrize(

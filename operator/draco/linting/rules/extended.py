@@ -37,13 +37,14 @@ def check_extended_resources(manifests: Sequence[Manifest], _kubernetes: int) ->
         if resource := text(mapping(manifest.tree.get("spec")).get("extendedResourceName")):
             standing[resource].append((name_of(manifest.tree), index))
     for resource, classes in standing.items():
-        if len(classes) > 1:
-            names = listed(sorted(name for name, _ in classes))
+        names = {name for name, _ in classes}
+        if len(names) > 1:
             message = (
-                f"DeviceClasses {names} stand for {resource}: of several, Kubernetes takes the newest, and of equally old ones "
-                "the first by name; leave extendedResourceName out of all but one"
+                f"DeviceClasses {listed(sorted(names))} stand for {resource}: of several, Kubernetes takes the newest, and of "
+                "equally old ones the first by name; leave extendedResourceName out of all but one"
             )
-            for _, index in classes[1:]:
+            first = classes[0][0]
+            for index in (index for name, index in classes if name != first):
                 path = ("spec", "extendedResourceName")
                 yield finding("extended-resource-twice", message, index, path, severity="warning")
     yield from _asked_twice(manifests, {resource: {name for name, _ in each} for resource, each in standing.items()})
