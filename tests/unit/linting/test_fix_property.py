@@ -54,7 +54,8 @@ def corrected(*trees: Json) -> list[Any]:
     found = [as_tree(copy.deepcopy(tree)) for tree in trees]
     for _ in range(8):
         changed, rounds = False, [EditRound(tree) for tree in found]
-        for finding in lint([Manifest(tree) for tree in found], kubernetes=36):
+        read = [Manifest(json.loads(json.dumps(tree))) for tree in found]  # as the command reads them
+        for finding in lint(read, kubernetes=36):
             for number, edit in finding.edits:
                 changed |= rounds[number].apply(edit) == "changed"
         if not changed:
