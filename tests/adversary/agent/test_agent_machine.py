@@ -16,6 +16,7 @@ from draco.agent.mig import last_spec
 from draco.agent.mig.last_spec import SpecMemory
 from draco.agent.mig.users import DeviceUsers
 from draco.resources.api.draco import GpuNodeSpec
+from tests.adversary.agent import run
 from tests.adversary.agent.decisions import HANDED_OVER, KEYS, MAINTENANCE
 from tests.adversary.agent.machine import AgentMachine
 from tests.adversary.agent.run import Finding, OutOfTurn, hunt, play, shrunk
@@ -170,7 +171,8 @@ def test_a_hunt_ends_when_its_time_is_over_also_within_a_sequence() -> None:
     assert done.summary.endswith(": no finding")
 
 
-def test_a_finding_says_how_long_it_took() -> None:
+def test_a_finding_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "shrunk", lambda steps, *_: list(steps))  # which takes minutes, and has tests of its own
     with pytest.raises(Finding) as found:
         hunt(sequences=10, seed=SEED, machine=Nervous)
     assert found.value.done.findings == 1
