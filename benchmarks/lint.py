@@ -17,21 +17,21 @@ TARGET_S: Final = 5.0
 TIMES: Final = 3
 KUBERNETES: Final = 36
 RIGHT: Final = """\
-      exactly:
-        deviceClassName: gpu.nvidia.com
-        selectors:
-        - cel:
-            expression: device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("{number}Gi")) >= 0
+        exactly:
+          deviceClassName: gpu.nvidia.com
+          selectors:
+          - cel:
+              expression: device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("{number}Gi")) >= 0
 """
 WRONG: Final = (
     RIGHT.replace('.compareTo(quantity("{number}Gi")) >= 0', ' >= "{number}Gi"'),
-    "      deviceClassName: gpu.nvidia.com\n      count: 1\n",
-    '      exactly:\n        deviceClassName: gpu.nvidia.com\n        count: "2"\n',
+    "        deviceClassName: gpu.nvidia.com\n        count: 1\n",
+    '        exactly:\n          deviceClassName: gpu.nvidia.com\n          count: "2"\n',
 )
 
 
 def manifests(wrong_each: int) -> dict[str, str]:
-    """Files by name; of the templates one in so many is wrong, none for 0."""
+    """Files by name. The first of each `wrong_each` templates is wrong; none for 0."""
     texts = {}
     for number in range(MANIFESTS // 2):
         is_wrong = wrong_each and number % wrong_each == 0
@@ -39,17 +39,13 @@ def manifests(wrong_each: int) -> dict[str, str]:
         texts[f"{number}.yaml"] = (
             "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\n"
             f"metadata:\n  name: gpu-{number}\n  namespace: team\n"
-            f"spec:\n  spec:\n    devices:\n      requests:\n      - name: gpu\n{_deeper(request)}"
+            f"spec:\n  spec:\n    devices:\n      requests:\n      - name: gpu\n{request}"
             "---\n"
             f"apiVersion: v1\nkind: Pod\nmetadata:\n  name: train-{number}\n  namespace: team\n"
             "spec:\n  containers:\n  - name: main\n    image: busybox\n    resources:\n      claims:\n      - name: gpu\n"
             f"  resourceClaims:\n  - name: gpu\n    resourceClaimTemplateName: gpu-{number}\n"
         )
     return texts
-
-
-def _deeper(text: str) -> str:
-    return "".join(f"  {line}\n" for line in text.splitlines())
 
 
 def checked(texts: dict[str, str]) -> tuple[float, LintResult]:

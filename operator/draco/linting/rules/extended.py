@@ -43,10 +43,10 @@ def check_extended_resources(manifests: Sequence[Manifest], _kubernetes: int) ->
                 f"DeviceClasses {listed(sorted(names))} stand for {resource}: of several, Kubernetes takes the newest, and of "
                 "equally old ones the first by name; leave extendedResourceName out of all but one"
             )
-            first = classes[0][0]
-            for index in (index for name, index in classes if name != first):
-                path = ("spec", "extendedResourceName")
-                yield finding("extended-resource-twice", message, index, path, severity="warning")
+            for name, index in classes:
+                if name != classes[0][0]:
+                    path = ("spec", "extendedResourceName")
+                    yield finding("extended-resource-twice", message, index, path, severity="warning")
     yield from _asked_twice(manifests, {resource: {name for name, _ in each} for resource, each in standing.items()})
 
 
