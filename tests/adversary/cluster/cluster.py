@@ -344,15 +344,13 @@ class Cluster:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """Start a program of ours that does not run."""
-        if name in self.running:
+        """Start a program of ours that does not run, and an agent only where no other serves its node or is about to."""
+        if name in self.running or _other_agent(name) in self.running:
             return
         if name in OPERATORS:
             self.start_operator(name)
         elif name.startswith("kubelet-"):
             self.start_kubelet(name.removeprefix("kubelet-"))
-        elif _other_agent(name) in self.running:
-            self._start_agent(node_of(name), name)
         else:
             self.agents[node_of(name)] = name
             self.start_agent(node_of(name))

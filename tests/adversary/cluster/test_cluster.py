@@ -64,3 +64,12 @@ def test_a_replica_goes_on_once_and_only_if_it_is_still_the_same(cluster: Cluste
     assert not cluster.let_go_on(leader, os.getpid()), "another one runs in its place"
     assert cluster.let_go_on(leader, process)
     assert not cluster.let_go_on(leader, process)
+
+
+def test_an_agent_that_is_killed_in_an_upgrade_does_not_come_back_to_stand_by_for_ever(cluster: Cluster) -> None:
+    serving, following = "agent-adv-1", "agent-adv-1-next"
+    cluster.running |= {serving, following}
+    cluster.kill(serving)
+    cluster.start(serving)
+    assert serving not in cluster.running
+    assert cluster.agents["adv-1"] == following
