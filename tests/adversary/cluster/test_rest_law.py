@@ -208,13 +208,14 @@ def test_at_rest_each_pod_runs_or_is_told_why_not(case: str) -> None:
     assert bool(list(unexplained(world, {}))) is wrong
 
 
-def test_a_scheduler_is_doubted_only_where_draco_says_that_it_fits() -> None:
+def test_a_scheduler_is_doubted_only_where_no_device_is_in_its_way() -> None:
     def doubted(case: str) -> bool:
         _, pod, objects = REST[case]
         [wrong] = unexplained(a_world(("pod", pod), *objects), {})
         return is_said_to_fit(wrong)
 
     assert doubted("it is said to fit")
+    assert doubted("it has its devices, and something else is wrong")
     assert not doubted("nobody says why")
     assert not doubted("a taint that is nowhere")
 

@@ -18,6 +18,7 @@ from tests.adversary.cluster.observer.world import Object, World, condition, nam
 _REASON = "ClaimPending"
 _DRACO_SAYS = "Draco says: "
 _NOT_LOOKED_AT = "the scheduler has not looked at it since its last gate went"
+_NOT_LOOKED_AT_SINCE = "all its claims have devices, and no Event says why it waits; the scheduler says: "
 _FITS = "All claims can be allocated"
 _TAINT = re.compile(r"tainted with ([A-Za-z0-9./_-]+?)(?:=[^:\s]*)?:(NoSchedule|NoExecute)")
 _HOLDER = re.compile(r"in use by ((?:[a-z0-9.-]+/[a-z0-9.-]+)) ")
@@ -59,7 +60,7 @@ def unexplained(world: World, states: Mapping[str, Mapping[str, Any]]) -> Iterat
 
 def is_said_to_fit(wrong: Suspicion) -> bool:
     """Whether the scheduler refuses the pod, or has forgotten it, and Draco sees nothing in its way."""
-    return f"{_DRACO_SAYS}{_FITS}" in wrong.text or _NOT_LOOKED_AT in wrong.text
+    return any(each in wrong.text for each in (f"{_DRACO_SAYS}{_FITS}", _NOT_LOOKED_AT, _NOT_LOOKED_AT_SINCE))
 
 
 def _wrong(
@@ -94,9 +95,10 @@ def _refused(
     if "untolerated taint" in said and "cannot allocate" not in said and "claim" not in said:
         return ""  # no matter of devices
     if not note:
+        if not _has_all(pod, claims):
+            return f"no Event says why; the scheduler says: {said}"
         # Short of pods that are not over, a PodGroup does not start: no matter of devices.
-        is_told = _SHORT_OF_PODS in said and _has_all(pod, claims)
-        return "" if is_told else f"no Event says why; the scheduler says: {said}"
+        return "" if _SHORT_OF_PODS in said else f"{_NOT_LOOKED_AT_SINCE}{said}"
     if (group := _GROUP.search(note)) and group[1] != key_of(pod):
         return f"it is in {key_of(pod) or 'no group'}, but Draco says: {note}"
     return _contradicts(said, note, claims, tainted)
