@@ -23,9 +23,10 @@ def upgraded(cluster: Kubectl, *arguments: str) -> None:
 
 @pytest.fixture
 def impatient(cluster: Kubectl) -> Iterator[None]:
-    """The release, whose check does not wait; afterwards all of it is there again."""
+    """The release, whose check does not wait; afterwards all of it is there again, and the pod that failed is gone."""
     upgraded(cluster, "--set", "check.waitSeconds=0")
     yield
+    cluster.run("delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=check")
     upgraded(cluster, "--set", "check.waitSeconds=60")
 
 

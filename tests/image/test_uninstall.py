@@ -62,7 +62,7 @@ def test_an_uninstallation_waits_for_maintenance_and_leaves_a_pod_its_gpu(
     cluster.run("delete", "devicemaintenance", "swap")
     done = helm(cluster, "uninstall")
     assert done.returncode == 0, done.stderr
-    eventually(lambda: not cluster.objects("pods", namespace=SYSTEM), what="no pod of Draco's")
+    eventually(lambda: has_no_pods(cluster), what="no pod of Draco's")
     assert cluster.objects("resourceslices") == []
     assert cluster.objects("devicetaintrules") == []
     assert cluster.objects("leases", namespace=SYSTEM) == []
@@ -80,6 +80,15 @@ def test_an_uninstallation_waits_for_maintenance_and_leaves_a_pod_its_gpu(
 
 def is_in_maintenance(cluster: Kubectl) -> bool:
     return bool(cluster.get("devicemaintenance", "swap").get("status", {}).get("phase") == "InMaintenance")
+
+
+def has_no_pods(cluster: Kubectl) -> bool:
+    left = {
+        each["metadata"]["name"]: (each["status"]["phase"], each["metadata"].get("deletionTimestamp"))
+        for each in cluster.objects("pods", namespace=SYSTEM)
+    }
+    assert not left, left
+    return True
 
 
 def containers(pod: dict[str, Any]) -> list[tuple[str, int]]:
