@@ -85,7 +85,12 @@ HANDED_OVER = {
 @pytest.mark.parametrize("case", HANDED_OVER)
 def test_what_was_handed_over_is_published_so_until_it_is_decided_otherwise(case: str) -> None:
     changes, bare = HANDED_OVER[case]
-    assert judged(*changes) == [f"node/{device} {OPERATOR_ALLOCATED}" for device in bare]
+    assert judged(*changes, made_anew(10)) == [f"node/{device} {OPERATOR_ALLOCATED}" for device in bare]
+
+
+def test_nothing_is_wrong_as_long_as_the_watch_of_gpu_nodes_is_behind() -> None:
+    assert judged(OVER, published(2, handed()), published(4, whole())) == []
+    assert judged(OVER, published(2, handed()), published(4, whole()), report(3), made_anew(5)) == []
 
 
 BY_POLICY = [report(1, ANNOUNCED | {"effect": "Evict", "policy": "p"}, health=[override("Evict", "Xid74")])]

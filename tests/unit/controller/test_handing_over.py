@@ -13,15 +13,24 @@ from draco.mig.known_boards import BOARDS
 from draco.mig_policy.decide import NodeDecision
 from draco.resources.api.allocation import RegisteredLeader
 from draco.resources.api.draco import Allocator, GpuNode, MigMode, PlacementStrategy
-from draco.resources.api.meta import Condition
+from draco.resources.api.meta import Condition, ObjectMeta
+from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaint
-from draco.resources.names import NVIDIA_DRIVER, TAINT_OPERATOR_ALLOCATED
-from tests.builders import a_device, a_mig_node, a_mig_policy, a_node, a_slice
+from draco.resources.names import ALLOCATED_BY_OPERATOR, LABEL_ALLOCATOR, NVIDIA_DRIVER, TAINT_OPERATOR_ALLOCATED
+from tests.builders import a_claim, a_device, a_device_class, a_mig_node, a_mig_policy, a_node, a_slice
 from tests.unit.controller.test_mig_decisions import World
 
 SETTLE_S = 0.5
 ME = RegisteredLeader(identity="me", pod_uid="")
 ALL = frozenset({GpuPlace(NVIDIA_DRIVER, "node-0", "gpu-0"), GpuPlace(NVIDIA_DRIVER, "node-0", "gpu-1")})
+
+
+GPU = GpuPlace(NVIDIA_DRIVER, "node-0", "gpu-0")
+OF_DRACO = [DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")]
+DRACOS = msgspec.structs.replace(
+    a_device_class("gpu.draco.dev"),
+    metadata=ObjectMeta(name="gpu.draco.dev", labels={LABEL_ALLOCATOR: ALLOCATED_BY_OPERATOR}),
+)
 
 
 class Lab(World):
@@ -51,8 +60,14 @@ class Lab(World):
         self.publish(tainted=True)
 
     def publish(self, *, tainted: bool) -> None:
-        taints = [DeviceTaint(key=TAINT_OPERATOR_ALLOCATED, effect="NoSchedule")] if tainted else []
+        taints = OF_DRACO if tainted else []
         self.put(a_slice("node-0", [a_device(each.gpu, taints=taints) for each in sorted(ALL)]))
+
+    def replace_slices(self, *slices: ResourceSlice) -> None:
+        """As if the watch had told that all others are gone."""
+        for each in list(self.view.slices.store.values()):
+            self.view.slices.store.remove(each.metadata.key)
+        self.put(*slices)
 
     def _tell(self) -> None:
         self.told += 1
@@ -152,3 +167,45 @@ async def test_an_agent_that_reads_its_gpus_again_is_a_reason_to_look() -> None:
         readable = [Condition(type="Readable", status=status)]
         lab.put(msgspec.structs.replace(gpu_node, status=msgspec.structs.replace(gpu_node.status, conditions=readable)))
     assert len(woken) == 2
+
+
+def of_two(generation: int, name: str, *devices: str, tainted: bool) -> ResourceSlice:
+    """One of two slices of the node's pool."""
+    made = [a_device(each, taints=OF_DRACO if tainted else []) for each in devices]
+    return a_slice("node-0", made, name=name, generation=generation, of=2)
+
+
+async def test_a_gpu_that_an_agent_is_publishing_again_does_not_come_to_draco_for_a_moment() -> None:
+    """A claim of Draco's holds it, and no policy gives it to Draco. Its agent would publish it once more, with the taint."""
+    lab = Lab()
+    excluded = a_mig_node(board=BOARDS["H100-80GB"]).status.gpus[0].uuid
+    lab.put(a_mig_policy(mode=MigMode.DISABLED, allocator=Allocator.OPERATOR, exclude=[excluded]))
+    lab.put(DRACOS, a_claim("held", device_class=DRACOS.metadata.name, on=["node-0/gpu-0"]))
+    last = of_two(1, "second", "gpu-1", tainted=True)
+    lab.replace_slices(of_two(1, "first", "gpu-0", tainted=False), last)
+    await lab.until_still()
+    assert lab.register.places == ALL - {GPU}
+    lab.replace_slices(of_two(2, "third", tainted=False))
+    await lab.until_still()
+    assert GPU not in lab.register.places
+
+
+async def test_a_gpu_that_left_stays_in_the_register_as_long_as_a_claim_of_dracos_has_it() -> None:
+    lab = Lab()
+    await lab.until_still()
+    lab.put(DRACOS, a_claim("held", device_class=DRACOS.metadata.name, on=["node-0/gpu-0"]))
+    lab.replace_slices(a_slice("node-0", [a_device("gpu-1", taints=OF_DRACO)]))
+    await lab.until_still()
+    assert (lab.register.places, lab.handover.owned) == (ALL, ALL - {GPU})
+
+
+async def test_a_gpu_of_dracos_stays_so_while_its_agent_publishes_it_again() -> None:
+    lab = Lab()
+    lab.replace_slices(of_two(1, "first", "gpu-0", tainted=True), of_two(1, "second", "gpu-1", tainted=True))
+    await lab.until_still()
+    lab.put(of_two(2, "first", "gpu-0", tainted=True))
+    await lab.handover.reconcile(KEY)
+    assert (lab.register.places, lab.handover.owned) == (ALL, ALL)
+    lab.put(of_two(2, "second", "gpu-1", tainted=False))
+    await lab.handover.reconcile(KEY)
+    assert lab.handover.owned == frozenset({GPU})

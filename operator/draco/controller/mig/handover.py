@@ -173,7 +173,7 @@ class HandoverReconciler:
         wanted |= unsaid & tainted
         self._tainted = frozenset(place for place, taints in published.items() if True in taints)
         self._own(self.owned)
-        left = self._left(places, published)
+        left = self._left(registered, published)
         leads = register is not None and self._is_entered and register.leader == self._entered
         seen = HandoverInput(wanted=wanted, tainted=tainted, registered=registered, leads=leads, left=left)
         plan = self._handovers.plan(seen, self._clock.monotonic())
@@ -310,18 +310,26 @@ class HandoverReconciler:
             await cooperative.pause()
         return by_gpu
 
-    def _left(self, places: Collection[GpuPlace], published: Collection[GpuPlace]) -> frozenset[GpuPlace]:
-        """GPUs in the pools of these that are not published, though a claim of Draco's has devices of them."""
-        pools = {each.pool_key for each in places if each not in published}
-        classes = self._view.classes_by_name
-        own = [claim for pool in pools for claim in self._view.claims_in(pool) if is_for_operator(claim, classes)]
-        held = {GpuPlace.of(key) for claim in own for key in claim.devices_held}
-        return frozenset(each for each in held if each not in published and each.pool_key in pools)
+    def _left(self, registered: Collection[GpuPlace], published: Collection[GpuPlace]) -> frozenset[GpuPlace]:
+        """Those of these GPUs that are not published, though a claim of Draco's has devices of them.
+
+        No other GPU: one that the agent is about to publish again would come to Draco, and go back once it is published.
+        """
+        gone = {each for each in registered if each not in published}
+        classes = self._view.classes_by_name if gone else {}
+        claims = [claim for pool in {each.pool_key for each in gone} for claim in self._view.claims_in(pool)]
+        own = [claim for claim in claims if is_for_operator(claim, classes)]
+        return frozenset(gone & {GpuPlace.of(key) for claim in own for key in claim.devices_held})
 
     def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
-        for each in self._view.current_slices_of(pool):
-            for device in each.spec.devices:
-                yield DeviceKey(pool.driver, pool.pool, device.name), device
+        """What is published. What its agent has not replaced yet stands as it was: nobody allocates from the pool meanwhile."""
+        if len({each.spec.pool.generation for each in self._view.slices_of(pool)}) > 1:
+            hardware = self._view.hardware(pool)
+            known = [device for name in hardware.expected if (device := hardware.published_as(name)) is not None]
+        else:
+            known = [device for each in self._view.current_slices_of(pool) for device in each.spec.devices]
+        for device in known:
+            yield DeviceKey(pool.driver, pool.pool, device.name), device
 
     async def _has_seen_all(self, places: Collection[GpuPlace]) -> bool:
         """Whether the watch has brought all that was allocated of these GPUs while others still might."""

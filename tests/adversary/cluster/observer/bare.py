@@ -113,17 +113,16 @@ class Bare:
                 self._had.setdefault((gpu, key), revision(after))
 
     def weighed(self, now: float) -> Iterator[Suspicion]:
-        """Those that were right. What is published without a fault's taint waits until the agent says how the GPU is."""
+        """Those that were right. Each waits until the agent's report of what it published is seen: so are earlier decisions."""
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
+            report = self._reported.get(one.gpu)
+            if report is None or report.revision < one.revision or report.generation < one.generation:
+                continue
+            self._doubted.remove(one)
             if not one.faults:
-                self._doubted.remove(one)
                 if not self._was_decided(one, lambda said: said.handed_over):
                     yield one.suspicion
                 continue
-            report = self._reported[one.gpu]
-            if report.revision < one.revision or report.generation < one.generation:
-                continue
-            self._doubted.remove(one)
             still = one.faults & report.faults.keys()
             if any(not self._was_decided(one, partial(self._keeps_away, fault.name)) for fault in still):
                 yield one.suspicion

@@ -39,6 +39,7 @@ from tests.adversary.cluster.observer.service import (
     stuck,
     verified_by_job,
 )
+from tests.adversary.cluster.observer.still import Still
 from tests.adversary.cluster.observer.story import clock, told
 from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.tainted import GivenWhileTainted, withdrawn_for_ever
@@ -123,6 +124,7 @@ class Observer:
         self._told: set[tuple[str, str]] = set()
         self._late = Latecomers()
         self._tainted = GivenWhileTainted(self.world)
+        self._still = Still()
         self._dracos = DracosLaws(self.world)
         self.bystanders = Bystanders(self.world, tenants, self._dracos.evictions.why_not)
         self._admins: set[str] = set()  # remembered: a spec may outlive its claim for a moment
@@ -216,6 +218,7 @@ class Observer:
             left += [*disagreements(self.world), *kept_for_nobody(self.world), *miscounted(self.world)]
             left += [*made_in_vain(self.world), *beside_free(self.world), *withdrawn_for_ever(self.world)]
             left += still_tainted(self.world) if self.expects_nothing_tainted else ()
+            left += self._still.restless(time.monotonic())
             return [*unexplained(self.world, states), *misreported(self.world), *left]
 
     def traded(self) -> list[Traded]:
@@ -463,6 +466,7 @@ class Observer:
                 self.counts["GPUs out of service, at most"] = self.budgets.out.most
             if kind == "slice":
                 self._tainted.slice_changed(before, after, now)
+                self._still.slice_changed(after, now)
                 self.bystanders.slice_changed(one, now)
                 self.budgets.slices_changed(now)
             self.counts["GPUs that agents were told are repaired"] += _repaired(kind, after) > _repaired(kind, before)

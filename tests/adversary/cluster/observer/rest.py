@@ -95,13 +95,18 @@ def _refused(
     if "untolerated taint" in said and "cannot allocate" not in said and "claim" not in said:
         return ""  # no matter of devices
     if not note:
-        if not _has_all(pod, claims):
-            return f"no Event says why; the scheduler says: {said}"
-        # Short of pods that are not over, a PodGroup does not start: no matter of devices.
-        return "" if _SHORT_OF_PODS in said else f"{_NOT_LOOKED_AT_SINCE}{said}"
+        return _untold(pod, said, claims)
     if (group := _GROUP.search(note)) and group[1] != key_of(pod):
         return f"it is in {key_of(pod) or 'no group'}, but Draco says: {note}"
     return _contradicts(said, note, claims, tainted)
+
+
+def _untold(pod: Object, said: str, claims: Mapping[str, Object]) -> str:
+    """The same of a pod that the scheduler refuses with these words, and of which no Event tells."""
+    if not _has_all(pod, claims):
+        return f"no Event says why; the scheduler says: {said}"
+    # Short of pods that are not over, a PodGroup does not start: no matter of devices.
+    return "" if _SHORT_OF_PODS in said else f"{_NOT_LOOKED_AT_SINCE}{said}"
 
 
 def _gated(world: World, pod: Object, note: str, claims: Mapping[str, Object], tainted: frozenset[str]) -> str:

@@ -1,0 +1,27 @@
+"""The law of still pools: a pool that two parts of Draco push to and fro is found, one that changes a few times is not."""
+
+from tests.adversary.cluster.observer.still import OFTEN, WITHIN_S, Still
+from tests.adversary.cluster.test_observer import a_slice
+
+
+def published(times: int, every_s: float) -> tuple[Still, float]:
+    law, now = Still(), 0.0
+    for number in range(times):
+        now = number * every_s
+        law.slice_changed(a_slice(generation=number), now)
+    return law, now
+
+
+def test_a_pool_that_is_published_over_and_over_is_not_still() -> None:
+    law, now = published(3 * OFTEN, every_s=6.0)
+    assert [each.key for each in law.restless(now)] == ["node"]
+    assert not list(law.restless(now + WITHIN_S))
+
+
+def test_a_pool_may_change_a_few_times_and_a_generation_may_have_many_slices() -> None:
+    law, now = published(OFTEN - 1, every_s=1.0)
+    for _ in range(OFTEN):
+        law.slice_changed(a_slice(generation=OFTEN - 2), now)
+    assert not list(law.restless(now))
+    law, now = published(3 * OFTEN, every_s=WITHIN_S / (OFTEN - 1))
+    assert not list(law.restless(now))
