@@ -76,7 +76,7 @@ def test_every_unit_is_drawn_and_every_instance_explained() -> None:
         "         C 3g.40gb at 4  foreign: made by others; in use by pid 4711",
         "             (dcgm-exporter)",
         "         fits 2 x 1g.10gb or 1 x 1g.10gb+me or 1 x 1g.20gb or 1 x 2g.20gb;",
-        "           3 x 1g.10gb once warm instances give way",
+        "           3 x 1g.10gb when idle warm instances are destroyed",
     ]
 
 
@@ -145,7 +145,7 @@ def test_a_gpu_that_is_not_divided_takes_one_line(mig: GpuMig | None, line: str)
 
 
 def test_a_gpu_that_a_policy_has_and_that_cannot_be_read_says_so() -> None:
-    assert screen(seen(None, wanted=[DYNAMIC]))[1] == "  gpu-0  its agent does not report its instances now"
+    assert screen(seen(None, wanted=[DYNAMIC]))[1] == "  gpu-0  the agent does not report the instances of this GPU"
 
 
 def test_a_gpu_without_mig_in_use_by_a_claim_says_so() -> None:

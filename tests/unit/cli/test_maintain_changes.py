@@ -145,7 +145,7 @@ def test_a_preview_counts_pods_and_says_what_remains() -> None:
     assert "60 more" in evicting
     assert "ns/web." in evicting
     assert "DeviceClass h100: 2 of 8 stay free for new claims (now 3)." in evicting
-    assert "whatever their disruption budgets say" in "\n".join(numbers(found, DrainPolicy.NO_EXECUTE))
+    assert "regardless of disruption budgets" in "\n".join(numbers(found, DrainPolicy.NO_EXECUTE))
 
 
 def a_paused_budget(name: str, *, paused: bool = True) -> MaintenanceBudget:

@@ -113,9 +113,8 @@ def test_rules_that_draco_would_write_again_are_not_removed() -> None:
     requests = [(request.metadata.uid, "swap-fan")]
     of_request = rule_for(request, GPU)
     extension = extension_for(exact(), a_device_key("node-0/gpu-0-mig-1g.10gb-19-0"), kind=TAINT_RULES[0])
-    assert "finished" in kept_by(of_request, [of_request], requests)
-    assert "swap-fan" in kept_by(of_request, [of_request], requests)
-    assert "remove that one" in kept_by(extension, [exact(), extension], requests)
+    assert "draco maintain finish swap-fan" in kept_by(of_request, [of_request], requests)
+    assert "remove rule mine" in kept_by(extension, [exact(), extension], requests)
     assert not kept_by(extension, [extension], requests)  # what it extended is gone
     assert not kept_by(of_request, [of_request], [])
     assert not kept_by(exact(), [exact()], requests)

@@ -82,7 +82,7 @@ def verdict(view: PlanView) -> str:
     cannot = sum(each.outcome is LayoutOutcome.CANNOT for each in view.gpus)
     problems = [each.name for each in view.policies if each.problem]
     if problems:
-        return f"Policy {', '.join(problems)} cannot be applied as it is."
+        return f"Policy {', '.join(problems)} cannot be applied."
     done = "deleted" if all(each.deleted for each in view.policies) else "applied"
     if cannot:
         nearly = f"It can be deleted, but the next policy cannot be applied on {counted(cannot, 'GPU')}."

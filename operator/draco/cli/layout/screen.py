@@ -134,7 +134,7 @@ def one_line(gpu: GpuView) -> str:
     held = f"; {whole_line(gpu)}" if gpu.claims else ""
     match gpu.division:
         case Division.UNREPORTED:
-            return f"its agent does not report its instances now{held}"
+            return f"the agent does not report the instances of this GPU{held}"
         case Division.INCAPABLE:
             return f"cannot be divided: no MIG{held}"
         case _:
@@ -196,7 +196,7 @@ def fits_line(gpu: GpuView) -> str:
     said = f"fits {_counts(gpu.fits)}"
     counts = {each.profile: each.count for each in gpu.fits}
     if more := [each for each in gpu.fits_without_warm if each.count != counts.get(each.profile)]:
-        said += f"; {_counts(more)} once warm instances give way"
+        said += f"; {_counts(more)} when idle warm instances are destroyed"
     return said if gpu.fits or gpu.fits_without_warm else "full"
 
 

@@ -47,8 +47,8 @@ def finish(request: DeviceMaintenance) -> Changes:
         )
     if phase is MaintenancePhase.FAILED:
         raise MaintainError(
-            f"{name} has failed: {request.status.message or 'its conditions say why.'} Repair that and it resumes by itself, or "
-            f"give the devices back as they are: {cancel}."
+            f"{name} has failed: {request.status.message or 'its conditions say why.'} Repair that, and it resumes; or "
+            f"give the devices back unrepaired: {cancel}."
         )
     return {"finished": True}
 

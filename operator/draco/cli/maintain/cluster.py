@@ -116,7 +116,7 @@ async def _with_cluster(
 
 async def create(client: Client, kind: Kind[T], name: str, spec: Mapping[str, Any], *, dry_run: bool = False) -> T:
     """Create an object of ours, whose name nobody had when that was looked at. Raises WriteError."""
-    taken = "somebody was faster, try again."
+    taken = "another client created it first; try again."
     return await writing.create(client, kind, ObjectKey("", name), spec, roles=_ROLE, taken=taken, dry_run=dry_run)
 
 
@@ -145,5 +145,5 @@ async def change(client: Client, kind: Kind[Any], key: ObjectKey, spec: Mapping[
             raise writing.refused(client, error, kind, "change", _ROLE) from error
         return
     raise MaintainError(
-        f"{kind.kind} {key.name} was changed by somebody else meanwhile: look at it again, and repeat the command."
+        f"{kind.kind} {key.name} was changed by another client meanwhile: look at it again, and repeat the command."
     )

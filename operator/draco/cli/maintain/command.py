@@ -41,9 +41,9 @@ _START_OPTIONS = (
     click.option("--device", default="", metavar="DEVICE", help="Devices of this name."),
     click.option("--class", "device_class", default="", metavar="CLASS", help="Devices of this DeviceClass."),
     click.option(
-        "--selector", multiple=True, metavar="CEL", help="Devices that this expression is true of; repeatable."
+        "--selector", multiple=True, metavar="CEL", help="Devices for which this CEL expression is true; repeatable."
     ),
-    click.option("--reason", default="", metavar="TEXT", help="Why, for people who find the taint."),
+    click.option("--reason", default="", metavar="TEXT", help="The reason, for people who find the taint."),
     click.option(
         "--wait",
         "drain",
@@ -64,13 +64,13 @@ _START_OPTIONS = (
         "drain",
         flag_value=DrainPolicy.NO_EXECUTE,
         type=DrainPolicy,
-        help="Evict them, and delete those that are left after half an hour, whatever their budgets say.",
+        help="Evict them, and after half an hour delete those that are left, regardless of disruption budgets.",
     ),
     click.option(
         "--drain-wait",
         default="",
         metavar="DURATION",
-        help=f"Let pods end by themselves so long first: {DURATION_HELP}.",
+        help=f"Grace period before pods are evicted: {DURATION_HELP}.",
     ),
     click.option("--require-approval", is_flag=True, help="Start only after `draco maintain approve`."),
     click.option("--start-at", default="", metavar="TIME", help="Not before this time, such as 2026-12-24T22:00."),
@@ -81,7 +81,7 @@ _START_OPTIONS = (
         help="Start only in this time of the week: '[DAYS] HH:MM DURATION [TIMEZONE]'; repeatable.",
     ),
     click.option(
-        "--deadline", default="", metavar="DURATION", help="The devices have to be free so long after isolation."
+        "--deadline", default="", metavar="DURATION", help="How long after isolation the devices have to be free."
     ),
     click.option(
         "--give-up",
@@ -89,7 +89,7 @@ _START_OPTIONS = (
         flag_value=DeadlineAction.CANCEL,
         type=DeadlineAction,
         default=DeadlineAction.FAIL,
-        help="Give the devices back when the deadline is missed, instead of keeping them and failing.",
+        help="Cancel when the deadline is missed, and give the devices back, instead of failing with them isolated.",
     ),
     click.option(
         "--work",
@@ -101,9 +101,13 @@ _START_OPTIONS = (
         "--verify",
         default="",
         metavar="HOW",
-        help="Who says that all is well: agent (default), person, or job:CRONJOB.",
+        help="Who verifies the devices after the work: agent (default), person, or job:CRONJOB.",
     ),
-    click.option("--allow-most-of-class", is_flag=True, help="Even if this is more than half of a DeviceClass."),
+    click.option(
+        "--allow-most-of-class",
+        is_flag=True,
+        help="Start even if this takes more than half of a DeviceClass out of service.",
+    ),
 )
 
 
@@ -164,13 +168,15 @@ def start(
         if output == "json":
             print_document(_preview(request, found, cluster))
             return
+        if found.problem:
+            _warn(cluster)
+            raise MaintainError(
+                f"the request would not start, so it was not created: {found.problem} To create it all the same, "
+                "apply what `-o yaml` prints."
+            )
         for line in screen.preview(request, found, await cluster.budgets()):
             echo(line)
         _warn(cluster)
-        if found.problem:
-            raise MaintainError(
-                f"nothing was created. To create it all the same, apply what `-o yaml` prints: {found.problem}"
-            )
         if not (dry_run or sources.require_approval):
             _ask(request.spec.drain.policy, found.summary.pods, yes=yes)
         name = request.metadata.name
@@ -242,13 +248,16 @@ def cancel(name: str, kubeconfig: Path | None, context: str | None) -> None:
 @command.command()
 @click.argument("name", default="")
 @click.option(
-    "-w", "--watch", is_flag=True, help="Say each change of NAME until it is over; fails unless it completes."
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Print each change of NAME until it ends; the command fails unless NAME completes.",
 )
 @click.option(
     "--timeout",
     default=NO_LIMIT,
     metavar="DURATION",
-    help="With --watch: give up after so long, such as 30m; 0s is no limit.",
+    help="With --watch: stop after this time, such as 30m; 0s is no limit.",
 )
 @with_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")

@@ -57,7 +57,7 @@ async def _versions(client: Client, request: DeviceMaintenance) -> AsyncIterator
             return
         except TRANSIENT as error:
             if not away:
-                warn([f"{error}; it is asked again until it answers."])
+                warn([f"{error}; retrying until the server answers."])
             away = True
             await asyncio.sleep(_AGAIN_S)
             continue

@@ -190,16 +190,14 @@ def _drain(options: StartOptions) -> MaintenanceDrain:
     if not options.drain_wait:
         return MaintenanceDrain(policy=options.drain)
     if options.drain is DrainPolicy.WAIT:
-        raise MaintainError(
-            "--drain-wait is how long pods may take before they are evicted, and nothing evicts them here: add --evict."
-        )
+        raise MaintainError("--drain-wait has no meaning where no pod is evicted: add --evict.")
     return MaintenanceDrain(policy=options.drain, wait=duration(options.drain_wait, "--drain-wait"))
 
 
 def _deadline(options: StartOptions) -> MaintenanceDeadline | None:
     if not options.deadline:
         if options.deadline_action is DeadlineAction.CANCEL:
-            raise MaintainError("--give-up is what happens at the deadline: add --deadline, such as --deadline 4h.")
+            raise MaintainError("--give-up has no meaning without a deadline: add --deadline, such as --deadline 4h.")
         return None
     return MaintenanceDeadline(after=duration(options.deadline, "--deadline"), action=options.deadline_action)
 

@@ -56,9 +56,7 @@ def numbers(summary: MaintenanceRehearsal, policy: DrainPolicy) -> list[str]:
             case DrainPolicy.EVICT:
                 fate = f"evicts {pods}, as their disruption budgets allow"
             case _:
-                fate = (
-                    f"evicts {pods}, and in the end deletes those that are left whatever their disruption budgets say"
-                )
+                fate = f"evicts {pods}, and after half an hour deletes those that are left, regardless of disruption budgets"
         lines.append(f"{claims}: {fate}{names}.")
     if summary.blocking_budgets and policy is not DrainPolicy.WAIT:
         lines.append(
@@ -77,7 +75,7 @@ def _waits(request: DeviceMaintenance, budgets: Sequence[MaintenanceBudget]) -> 
     if spec.approval is Approval.REQUIRED:
         lines.append(f"Starts after `draco maintain approve {request.metadata.name}`.")
     if spec.schedule.start:
-        lines.append(f"Starts not before {spec.schedule.start.isoformat(timespec='minutes')}.")
+        lines.append(f"Starts no earlier than {spec.schedule.start.isoformat(timespec='minutes')}.")
     for window in spec.schedule.windows:
         days = ", ".join(window.days) or "every day"
         lines.append(f"Starts only in a window: {days} {window.start} for {window.duration} ({window.time_zone}).")

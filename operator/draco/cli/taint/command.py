@@ -75,7 +75,9 @@ def list_(kubeconfig: Path | None, context: str | None, output: str) -> None:
     """List the DeviceTaintRules, and what each of them hits."""
 
     async def read(cluster: _Cluster) -> RuleList:
-        requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "whose rules are which is not shown") or []
+        requests = (
+            await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "which rules are Draco's own is not shown") or []
+        )
         views = rule_views(cluster.rules, requests, await cluster.with_users(cluster.rules))
         return RuleList(taint_rules=views, unread=cluster.reader.unread)
 
@@ -182,7 +184,9 @@ def remove(*, what: Sequence[str], dry_run: bool, kubeconfig: Path | None, conte
             rules = [rule for device in found for rule in targets.rules_to_remove(device, key, cluster.rules)]
         else:
             rules = targets.rules_named(what, cluster.rules)
-        requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "whose rules are which is not known") or []
+        requests = (
+            await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "which rules are Draco's own is not known") or []
+        )
         names = [(request.metadata.uid, request.metadata.name) for request in requests]
         for rule in rules:
             if said := targets.kept_by(rule, cluster.rules, names):

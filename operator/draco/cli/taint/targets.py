@@ -101,7 +101,8 @@ def rules_to_remove(device: DeviceKey, text: str, rules: Sequence[DeviceTaintRul
     if found := meant or wide:
         names = listed(rule.metadata.name for rule in found)
         raise TaintTargetError(
-            f"the taint {text} on {device} comes from rule {names}, which is not for this device alone: remove that by its name."
+            f"the taint {text} on {device} comes from rule {names}, which selects more than this device: remove the rule by its "
+            "name."
         )
     raise TaintTargetError(f"no rule puts the taint {text} on {device}: list them with `draco taint list`.")
 
@@ -114,11 +115,14 @@ def kept_by(rule: DeviceTaintRule, rules: Iterable[DeviceTaintRule], requests: I
     name = rule.metadata.name
     names = dict(requests)
     if request := names.get(maintenance_uid(rule)):
-        finish = f'kubectl patch devicemaintenance {request} --type merge -p \'{{"spec":{{"finished":true}}}}\''
-        return f"rule {name} belongs to DeviceMaintenance {request}, which would write it again: finish that with `{finish}`."
+        return (
+            f"rule {name} belongs to DeviceMaintenance {request}, which would write it again: end that with "
+            f"`draco maintain finish {request}` or `draco maintain cancel {request}`."
+        )
     extended = extends(rule)
     if original := next((each for each in rules if extended and each.metadata.uid == extended), None):
-        return f"rule {name} extends rule {original.metadata.name} to the rest of a GPU and would come back: remove that one."
+        first = original.metadata.name
+        return f"rule {name} extends rule {first} to the rest of a GPU, and Draco would create it again: remove rule {first}."
     return ""
 
 
