@@ -91,7 +91,9 @@ class Fleet:
         self._drawn: dict[PoolKey, CounterUse] = {}
         self.of_nodes = AnswerCache(MAX_OF_NODES)
         """What was worked out of `nodes` and nothing else but what it is kept by; forgotten when a node changes."""
-        self._nodeless: list[str] | None = None
+        self._nodeless: set[str] = set()
+        self._moved: set[str] = set()
+        """The names of nodes that came or went since `nodeless` was worked out."""
 
     @classmethod
     def of(
@@ -151,9 +153,14 @@ class Fleet:
     @property
     def nodeless(self) -> Sequence[str]:
         """The names, sorted, for which something is published though there is no such node. Worked out when asked for."""
-        if self._nodeless is None:
-            self._nodeless = sorted(self.inventory.nodes.names - self._nodes.keys() - {OF_NO_NODE})
-        return self._nodeless
+        names = self.inventory.nodes.names
+        for name in self.inventory.nodes.touched() | self._moved:
+            if name in names and name not in self._nodes and name != OF_NO_NODE:
+                self._nodeless.add(name)
+            else:
+                self._nodeless.discard(name)
+        self._moved.clear()
+        return sorted(self._nodeless)
 
     @property
     def free(self) -> int:
@@ -188,7 +195,6 @@ class Fleet:
         name = published.metadata.name
         before = self.inventory.pool_of(name)
         self.inventory.put_slice(published)
-        self._nodeless = None
         self._recount.update(key for key in (before, published.pool) if key is not None)
         entry = self.inventory.slice(name)
         if entry is None:
@@ -202,7 +208,6 @@ class Fleet:
         """Forget a slice; nothing happens if it is not known."""
         key = self.inventory.pool_of(name)
         self.inventory.remove_slice(name)
-        self._nodeless = None
         if key is not None:
             self._recount.add(key)
 
@@ -219,7 +224,7 @@ class Fleet:
         name = node.metadata.name
         if name not in self._nodes:
             insort(self._node_names, name)
-            self._nodeless = None
+            self._moved.add(name)
         self.of_nodes.forget()
         self._nodes[name] = node
 
@@ -227,7 +232,7 @@ class Fleet:
         """Forget a node; nothing happens if it is not known."""
         if self._nodes.pop(name, None) is not None:
             del self._node_names[bisect_left(self._node_names, name)]
-            self._nodeless = None
+            self._moved.add(name)
             self.of_nodes.forget()
 
     def put_class(self, device_class: DeviceClass) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.columns import Columns
-from draco.allocation.fleet.node_rows import SHARED, NodeRows, node_of
+from draco.allocation.fleet.node_rows import NodeRows
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.fleet.pools import Pool, PoolView, SliceEntry
 from draco.allocation.fleet.selectors import Compile, DeviceViewer, Selectors
@@ -149,8 +149,7 @@ class Inventory:
 
     def node_of(self, row: int) -> str:
         """The one node that a row's device is for; "" if there is no such node or there are several."""
-        device = self.columns.devices[row]
-        return SHARED if device is None else node_of(self.entry(row).spec, device)
+        return self.nodes.of_row(row)
 
     def pool(self, key: PoolKey) -> Pool | None:
         """The pool of that name, if anything is published for it."""

@@ -5,7 +5,9 @@ those that a node selector finds) are of no node; their rows stand under the nam
 """
 
 from array import array
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from itertools import compress
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -34,26 +36,46 @@ class NodeRows:
         """By the node, and by driver, pool and name of the slice."""
         self._spans: dict[str, _Span] = {}
         """Of nodes that were read since they changed."""
+        self._of_rows: list[str] = []
+        self._touched: set[str] = set()
 
     def put(self, entry: SliceEntry) -> None:
         """Take the rows of a slice."""
         for node, rows in _split(entry).items():
             self._rows.setdefault(node, {})[_place(entry)] = rows
             self._changed(node)
+            self._of_rows += [SHARED] * (max(rows, default=-1) + 1 - len(self._of_rows))
+            for row in rows:
+                self._of_rows[row] = node
 
     def remove(self, entry: SliceEntry) -> None:
         """Forget the rows of a slice, which must be as it was when put."""
-        for node in _split(entry):
+        for node, rows in _split(entry).items():
             slices = self._rows[node]
             del slices[_place(entry)]
             if not slices:
                 del self._rows[node]
             self._changed(node)
+            for row in rows:
+                self._of_rows[row] = SHARED
 
     @property
     def names(self) -> KeysView[str]:
         """All nodes for which something is published, and SHARED if something is for several."""
         return self._rows.keys()
+
+    def of_row(self, row: int) -> str:
+        """The one node that a row's device is for, or SHARED."""
+        return self._of_rows[row]
+
+    def of(self, marks: bytes) -> Iterator[str]:
+        """The node of each marked row, or SHARED."""
+        return compress(self._of_rows, memoryview(marks))
+
+    def touched(self) -> set[str]:
+        """The names for which something was published or is not any more, since this was last asked."""
+        touched, self._touched = self._touched, set()
+        return touched
 
     def __getitem__(self, node: str) -> list[int]:
         """The rows of a node, pool by pool and slice by slice as they are tried; none, if nothing is published for it alone."""
@@ -72,17 +94,12 @@ class NodeRows:
 
         Few nodes differ in what matters, so what takes long needs to be done once for each profile.
         """
-        found: dict[NodeProfile, list[str]] = {}
+        found: dict[NodeProfile, list[str]] = defaultdict(list)
         cells, spans = (column, self._spans) if isinstance(column, bytes) else (b"", {})
         for node in nodes:
             span = spans.get(node)
-            profile = cells[span] if isinstance(span, slice) else self.read(node, column)
-            known = found.get(profile)
-            if known is None:
-                found[profile] = [node]
-            else:
-                known.append(node)
-        return found
+            found[cells[span] if isinstance(span, slice) else self.read(node, column)].append(node)
+        return dict(found)
 
     def settle(self) -> None:
         """Prepare the reading of every node that was not read since it changed."""
@@ -97,6 +114,7 @@ class NodeRows:
 
     def _changed(self, node: str) -> None:
         self._spans.pop(node, None)
+        self._touched.add(node)
 
 
 def _span(rows: Sequence[int]) -> _Span:

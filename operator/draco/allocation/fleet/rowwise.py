@@ -5,8 +5,9 @@ looking its bytes up in a table and adding both as two huge numbers, which is te
 columns of more than 256 values are combined row by row, some hundred times slower. Knows nothing of devices.
 """
 
+import itertools
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Final, TypeAlias
@@ -116,9 +117,7 @@ def _add(parts: Sequence[Combined], combinations: int) -> Combined:
 
 
 def _zip(columns: Sequence[Codes]) -> Combined:
-    numbers: dict[tuple[int, ...], int] = {}
-    codes = array("i", [numbers.setdefault(each, len(numbers)) for each in zip(*columns, strict=True)])
-    rows = [0] * len(numbers)
-    for row in range(len(codes) - 1, -1, -1):
-        rows[codes[row]] = row
-    return Combined(codes, rows)
+    numbers: dict[tuple[int, ...], int] = defaultdict(itertools.count().__next__)
+    codes = array("i", map(numbers.__getitem__, zip(*columns, strict=True)))
+    first = dict(zip(reversed(codes), range(len(codes) - 1, -1, -1), strict=True))
+    return Combined(codes, [first[code] for code in range(len(numbers))])

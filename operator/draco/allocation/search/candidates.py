@@ -14,7 +14,7 @@ import msgspec
 from draco.allocation.fleet.capacity import Arithmetic
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED
-from draco.allocation.fleet.rowwise import BYTES, combine, packed, places, unpacked
+from draco.allocation.fleet.rowwise import BYTES, combine, packed, unpacked
 from draco.allocation.search.requests import ExpandedClaim, Request, expand, matcher
 from draco.cel.errors import CompileError
 from draco.resources.api.claims import MAX_RESULTS, ExactDeviceRequest, ResourceClaim
@@ -59,7 +59,7 @@ class Candidates:
         start = [scarce.rows] if self._risky is None else [scarce.rows, self._risky]
         if any(rows.count(1) > MANY for rows in start):
             return None
-        names = {fleet.inventory.node_of(row) for rows in start for row in places(rows, 1)}
+        names = {name for rows in start for name in fleet.inventory.nodes.of(rows)}
         return {name for name in names if name != SHARED and self._must_ask(name)}
 
     def _must_ask(self, node: str) -> bool:
