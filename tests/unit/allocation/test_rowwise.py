@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draco.allocation.fleet.rowwise import Codes, combine, number, packed, places, select, unpacked
+from draco.allocation.fleet.rowwise import Codes, combine, nonzero, number, packed, places, select, unpacked
 
 few = st.integers(0, 3)
 any_byte = st.integers(0, 255)
@@ -52,3 +52,10 @@ def test_rows_are_selected_and_found() -> None:
     assert unpacked(packed(bytes([1, 0, 1])) | packed(bytes([0, 0, 1])), 3) == bytes([1, 0, 1])
     assert places(bytes([0, 2, 1, 2]), 2) == [1, 3]
     assert places(b"", 2) == []
+
+
+@given(st.lists(st.sampled_from([0, 1, 255, 256, 1 << 16, 1 << 24, -1]), max_size=20))
+def test_what_is_not_zero_is_marked(values: list[int]) -> None:
+    assert nonzero(array("i", values)) == bytes(map(bool, values))
+    narrow = bytes(value & 255 for value in values)
+    assert nonzero(narrow) == bytes(map(bool, narrow))

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from draco.allocation.fleet.rowwise import BYTES, Combined, Narrow, number, packed, unpacked
+from draco.allocation.fleet.rowwise import BYTES, Combined, Narrow, nonzero, number, packed, unpacked
 from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.semver import SemVer
 
@@ -117,7 +117,7 @@ class Column:
         if self.slots is not None or self._no_strings or len(strings) > MAX_SLOTS - 2:
             return self.numbered()
         if self._present is None:
-            self._present = bytes(map(bool, self.codes))
+            self._present = nonzero(self.codes)
         codes = bytearray(self._present)
         values = range(2 + len(strings))
         for value, string in enumerate(strings, start=2):

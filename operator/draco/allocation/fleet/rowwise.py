@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 BYTES: Final = 256
 Narrow: TypeAlias = bytes | bytearray
 Codes: TypeAlias = "Narrow | array[int]"
+_NONZERO: Final = bytes(map(bool, range(BYTES)))
 
 
 class Combined:
@@ -82,6 +83,14 @@ def combine(columns: "Iterable[Codes | Combined]") -> Combined:
 def select(columns: Sequence[Narrow]) -> bytes:
     """1 for each row that has 1 in all columns of zeros and ones."""
     return unpacked(reduce(int.__and__, map(packed, columns)), len(columns[0]))
+
+
+def nonzero(column: Codes) -> bytes:
+    """1 for each row that has another value than 0."""
+    if isinstance(column, array):
+        cells, size = column.tobytes(), column.itemsize
+        column = unpacked(reduce(int.__or__, (packed(cells[at::size]) for at in range(size))), len(column))
+    return bytes(column).translate(_NONZERO)
 
 
 def packed(column: Narrow) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from draco.allocation.fleet.columns import SHAREABLE, ColumnPath
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate
-from draco.allocation.fleet.rowwise import Combined, combine, number, select
+from draco.allocation.fleet.rowwise import Combined, combine, nonzero, number, select
 from draco.allocation.fleet.selectors import FAILS, YES
 from draco.cel.errors import CompileError
 from draco.explanation.findings.reachability import VisiblePools
@@ -64,7 +64,7 @@ class EquivalenceClasses:
             [_EVERY_BIT if any(_matters(each[row]) for each in self.outcomes) else 0 for row in results.rows]
         )
         drawing, odd = select([bytes(fleet.inventory.drawing), matters]), select([odd, matters])
-        there = [number(select([bytes(map(bool, column)), matters]), (0, 1)) for column in self.compared]
+        there = [number(select([nonzero(column), matters]), (0, 1)) for column in self.compared]
         marks = [number(each, (0, 1, 2)) for each in (select([bytes(fleet.held), matters]), odd, drawing)]
         taints = fleet.inventory.taints.numbered()
         if isinstance(taints, Combined) and not isinstance(taints.codes, array):
