@@ -281,6 +281,13 @@ class ClusterView:
         """The slices of the pool that count, complete or not."""
         return current_slices(self.slices_of(pool)).get(pool, [])
 
+    def devices_of(self, pool: PoolKey) -> list[Device]:
+        """What the pool publishes. What its agent has not replaced yet stands as it was: nobody allocates from it meanwhile."""
+        if len({each.spec.pool.generation for each in self.slices_of(pool)}) > 1:
+            hardware = self.hardware(pool)
+            return [device for name in hardware.expected if (device := hardware.published_as(name)) is not None]
+        return [device for each in self.current_slices_of(pool) for device in each.spec.devices]
+
     def request(self, uid: str) -> DeviceMaintenance | None:
         """The maintenance request with this UID."""
         return next(iter(self.maintenances.store.by_index(BY_UID, uid)), None)

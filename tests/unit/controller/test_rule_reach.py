@@ -87,6 +87,18 @@ async def test_what_reaches_over_two_pools_is_counted_once() -> None:
     assert await rows(reach) == {"all": (0, 1, 1)}
 
 
+async def test_what_an_agent_has_not_replaced_yet_is_still_reached() -> None:
+    view = a_view()
+    reach = RuleReach(view, clock=ManualClock())
+    put(view.slices, *(a_slice(devices=[each], name=each, of=2) for each in ("gpu-0", "gpu-1")))
+    put(view.rules, a_rule("pool", driver=NVIDIA_DRIVER, pool="node-0"), a_rule("all"))
+    assert await rows(reach) == {"pool": (2, 0, 0), "all": (2, 0, 0)}
+    put(view.slices, a_slice(devices=["gpu-0"], name="gpu-0", of=2, generation=2))
+    assert await rows(reach) == {"pool": (2, 0, 0), "all": (2, 0, 0)}
+    put(view.slices, a_slice(devices=[], name="gpu-1", of=2, generation=2))
+    assert await rows(reach) == {"pool": (1, 0, 0), "all": (1, 0, 0)}
+
+
 async def test_a_change_costs_its_own_pool_only(monkeypatch: pytest.MonkeyPatch) -> None:
     view = a_view()
     reach = RuleReach(view, clock=ManualClock())

@@ -322,13 +322,7 @@ class HandoverReconciler:
         return frozenset(gone & {GpuPlace.of(key) for claim in own for key in claim.devices_held})
 
     def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
-        """What is published. What its agent has not replaced yet stands as it was: nobody allocates from the pool meanwhile."""
-        if len({each.spec.pool.generation for each in self._view.slices_of(pool)}) > 1:
-            hardware = self._view.hardware(pool)
-            known = [device for name in hardware.expected if (device := hardware.published_as(name)) is not None]
-        else:
-            known = [device for each in self._view.current_slices_of(pool) for device in each.spec.devices]
-        for device in known:
+        for device in self._view.devices_of(pool):
             yield DeviceKey(pool.driver, pool.pool, device.name), device
 
     async def _has_seen_all(self, places: Collection[GpuPlace]) -> bool:

@@ -166,11 +166,11 @@ class RuleReach:
     def _devices(self, selection: _Selection, pool: PoolKey) -> int:
         if selection.extended and selection.device:
             hardware = self._view.hardware(pool)
-            return len(({selection.device} | hardware.overlapping(selection.device)) & hardware.published)
-        parts = self._view.current_slices_of(pool)
+            return len(({selection.device} | hardware.overlapping(selection.device)) & hardware.expected)
+        devices = self._view.devices_of(pool)
         if selection.device is None:
-            return sum(len(part.spec.devices) for part in parts)
-        return sum(device.name == selection.device for part in parts for device in part.spec.devices)
+            return len(devices)
+        return sum(device.name == selection.device for device in devices)
 
     def _home(self, selection: _Selection, claim: ResourceClaim) -> PoolKey | None:
         """The first of the pools in which the claim holds something that is selected."""

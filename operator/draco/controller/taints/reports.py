@@ -95,7 +95,7 @@ class TaintRuleReports:
         impact = impact_of(
             rule.spec.taint,
             partial(means, rule, hardware),
-            devices=[DeviceKey(*pool, name) for name in hardware.published],
+            devices=[DeviceKey(*pool, name) for name in hardware.expected],
             claims=claims,
             pods=pods.values(),
             spares_extended=spares_extended_resources(self._view.taint_rules),
