@@ -6,6 +6,7 @@ many of them, nothing is said.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from draco.allocation.errors import AllocationError
@@ -13,7 +14,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_rows import SHARED
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import would_get
-from draco.explanation.selection import alternatives, first_rows, selection
+from draco.explanation.selection import alternatives, selection
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectMeta
@@ -50,8 +51,8 @@ def _worth(fleet: Fleet, claims: Sequence[ResourceClaim], nodes: Mapping[str, No
                 device_class = fleet.classes.get(asked.device_class_name)
                 if device_class is None:
                     return Counter()
-                rows = first_rows(selection(fleet, claim, device_class, asked).end, _MAX_ROWS)
-                found.update(map(fleet.inventory.node_of, rows))
+                marks = selection(fleet, claim, device_class, asked).end
+                found.update(islice(fleet.inventory.nodes.of(marks), _MAX_ROWS))
     if SHARED in found:
         return Counter({name: found[name] for name in nodes})
     return Counter({name: number for name, number in found.items() if name in nodes})
