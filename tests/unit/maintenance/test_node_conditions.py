@@ -33,6 +33,12 @@ def test_a_node_with_one_gpu_at_work_says_nothing() -> None:
     assert node_conditions(pools(), [request("one", "node-0/gpu-0")]) == []
 
 
+def test_a_gpu_at_work_counts_while_its_agent_publishes_it_again() -> None:
+    slices = [a_slice(devices=[each], name=each, of=2) for each in ("gpu-0", "gpu-1")]
+    slices[0] = a_slice(devices=["gpu-0"], name="gpu-0", of=2, generation=2)
+    assert node_conditions({NODE: PoolHardware(slices)}, [request("one", "node-0/gpu-0")]) == []
+
+
 def test_devices_of_several_requests_add_up() -> None:
     both = [request("one", "node-0/gpu-0"), request("two", "node-0/gpu-1")]
     assert true(*both) == {"MaintenanceInProgress", "Drained"}

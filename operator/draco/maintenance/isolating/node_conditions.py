@@ -66,9 +66,9 @@ def _standing(pool: PoolKey, hardware: PoolHardware, requests: Iterable[DeviceMa
             if (each.driver, each.pool) != pool or each.overlaps:
                 continue
             concerned.add(request.metadata.name)
-            for device in {each.device, *hardware.overlapping(each.device)} & set(hardware.published):
+            for device in {each.device, *hardware.overlapping(each.device)} & hardware.expected:
                 found[device] = max(found.get(device, PLANNED), at, key=_ORDER.index)
-    if not hardware.published or set(hardware.published) - found.keys():
+    if not hardware.expected or hardware.expected - found.keys():
         return ""
     names |= concerned
     return min(found.values(), key=_ORDER.index)
