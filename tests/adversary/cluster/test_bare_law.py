@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.adversary.cluster.observer.bare import WEIGHED_AFTER_S, Bare
+from tests.adversary.cluster.observer.bare import MOST_TAINTS, WEIGHED_AFTER_S, Bare
 from tests.adversary.cluster.observer.service import OPERATOR_ALLOCATED
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.test_observer import GPU, OTHER, Document, a_slice, a_world, partition, whole
@@ -96,6 +96,7 @@ def test_nothing_is_wrong_as_long_as_the_watch_of_gpu_nodes_is_behind() -> None:
 BY_POLICY = [report(1, ANNOUNCED | {"effect": "Evict", "policy": "p"}, health=[override("Evict", "Xid74")])]
 BY_POLICY.append(published(2, having(XID)))
 BY_TABLE = [report(1, FALLEN), published(2, having(XID))]
+OTHERS = [{"key": f"example.com/{number}", "effect": "NoSchedule"} for number in range(MOST_TAINTS)]
 HARMLESS = ANNOUNCED | {"name": "Xid31"}
 SICK = {
     "its GpuNode is deleted": ([*BY_POLICY, published(3, whole()), made_anew(4, ANNOUNCED)], True),
@@ -114,6 +115,14 @@ SICK = {
     "another fault keeps claims away": (
         [*BY_POLICY, published(3, having("draco.dev/ecc")), made_anew(4, ANNOUNCED)],
         False,
+    ),
+    "four others leave it no room": (
+        [*BY_TABLE, published(3, {**whole(), "taints": OTHERS}), report(4, FALLEN)],
+        False,
+    ),
+    "three others leave it room": (
+        [*BY_TABLE, published(3, {**whole(), "taints": OTHERS[1:]}), report(4, FALLEN)],
+        True,
     ),
     "without any policy": ([*BY_TABLE, published(3, whole()), report(4, FALLEN)], True),
     "a policy makes it harmless": (

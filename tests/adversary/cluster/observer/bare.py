@@ -16,6 +16,10 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import DeviceName, Object, World, part_of, revision
 
 WEIGHED_AFTER_S = 1.5
+MOST_TAINTS = 4
+"""The API server takes no more of a device."""
+_FULL = ""
+"""Among the keys of a device's taints: there is room for no other."""
 
 
 class Fault(NamedTuple):
@@ -101,9 +105,10 @@ class Bare:
         for device in after["spec"].get("devices") or []:
             if part := part_of(device):
                 taints = [each["key"] for each in device.get("taints") or [] if each["effect"] in BLOCKING]
-                by_gpu.setdefault(part.gpu, {})[device["name"]] = frozenset(filter(_is_judged, taints))
+                full = {_FULL} if len(taints) >= MOST_TAINTS else set()
+                by_gpu.setdefault(part.gpu, {})[device["name"]] = frozenset(filter(_is_judged, taints)) | full
         for gpu, devices in by_gpu.items():
-            all_have = frozenset.intersection(*devices.values())
+            all_have = frozenset.intersection(*devices.values()) - {_FULL}
             for key in {key for uuid, key in self._had if uuid == gpu} - all_have:
                 since = self._had.pop((gpu, key))
                 for name in (name for name, keys in devices.items() if _lacks(keys, key)):
@@ -162,8 +167,8 @@ def _is_of_a_fault(key: str) -> bool:
 
 
 def _lacks(keys: frozenset[str], key: str) -> bool:
-    """Whether a device with these taints needs another: a sick one is kept from claims by any of its faults."""
-    return key not in keys and (key == OPERATOR_ALLOCATED or not any(map(_is_of_a_fault, keys)))
+    """Whether a device with these taints needs another: any fault keeps claims away, as do four taints that leave no room."""
+    return key not in keys and (key == OPERATOR_ALLOCATED or not (_FULL in keys or any(map(_is_of_a_fault, keys))))
 
 
 def _keeps_away(effect: str) -> bool:
