@@ -254,8 +254,10 @@ def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str
 def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:
     requests = [request for claim in claims for request in claim.spec.devices.requests]
     asked = [each for request in requests for each in (request.exactly, *request.first_available) if each]
+    draws = _draw_from_counters(fleet, claims)
     concerned = {
-        AffectedArea.SHARED_COUNTERS: _draw_from_counters(fleet, claims),
+        AffectedArea.SHARED_COUNTERS: draws,
+        AffectedArea.SAME_POOL_NAMES: draws and _two_drivers_name_a_pool_alike(fleet),
         AffectedArea.LIST_ATTRIBUTES: fleet.inventory.columns.irregular,  # but for lists, hardly any device is
         AffectedArea.SEVERAL_CLAIMS: len(claims) > 1,
         AffectedArea.NAMES_TWICE: bool(+fleet.inventory.columns.twice),
@@ -265,6 +267,11 @@ def _areas(fleet: Fleet, claims: Sequence[ResourceClaim]) -> set[AffectedArea]:
         AffectedArea.ADMIN_ACCESS: any(each.exactly is not None and each.exactly.admin_access for each in requests),
     }
     return {area for area, is_so in concerned.items() if is_so}
+
+
+def _two_drivers_name_a_pool_alike(fleet: Fleet) -> bool:
+    names = [pool.key.pool for pool in fleet.inventory.pools]
+    return len(set(names)) < len(names)
 
 
 def _draw_from_counters(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:

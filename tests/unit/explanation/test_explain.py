@@ -533,6 +533,17 @@ def test_bugs_with_shared_counters_are_named_only_where_a_device_for_the_claim_d
     assert explain(fleet, [claim], minor=36).upstream_bugs == without
 
 
+def test_a_bug_of_pools_with_one_name_is_named_only_where_two_drivers_have_such() -> None:
+    claim, fleet = asking(), a_fleet()
+    drawn = [DeviceCounterConsumption(counter_set="units", counters={"memory": Counter(value="80Gi")})]
+    fleet.put_slice(a_slice("n3", [a_device("gpu-0", consumes_counters=drawn)]))
+    assert any("same name" in bug for bug in explain(fleet, [claim], minor=36).upstream_bugs)
+    fleet.remove_slice("n1-nic.example.com-1")
+    alone = explain(fleet, [claim], minor=36).upstream_bugs
+    assert alone
+    assert not any("same name" in bug for bug in alone)
+
+
 def test_a_paragraph_is_bounded_and_ends_with_the_nearest_miss() -> None:
     fleet = a_fleet(
         *(held(device, by=f"a-claim-with-a-long-name-{number}" * 4) for number, device in enumerate(ALL_HELD))

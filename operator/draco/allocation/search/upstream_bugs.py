@@ -22,6 +22,7 @@ class AffectedArea(StrEnum):
     ADMIN_ACCESS = "AdminAccess"
     NAMES_TWICE = "NamesTwice"
     SEVERAL_CLAIMS = "SeveralClaims"
+    SAME_POOL_NAMES = "SamePoolNames"
 
 
 class UpstreamBug(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +90,7 @@ UPSTREAM_BUGS: Final = (
     UpstreamBug(
         changes=(140435, 140504),
         issues=(140434,),
-        areas=(_with(AffectedArea.SHARED_COUNTERS),),
+        areas=(_with(AffectedArea.SHARED_COUNTERS, AffectedArea.SAME_POOL_NAMES),),
         what="The scheduler confuses the counters of two drivers whose pools have the same name, such as the node's.",
         refuses=True,
         fixed_in=37,
