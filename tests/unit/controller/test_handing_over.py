@@ -199,6 +199,18 @@ async def test_a_gpu_that_left_stays_in_the_register_as_long_as_a_claim_of_draco
     assert (lab.register.places, lab.handover.owned) == (ALL, ALL - {GPU})
 
 
+async def test_a_gpu_that_left_comes_back_into_the_register_for_a_claim_that_was_being_allocated() -> None:
+    """The register let it go before the allocation was seen, and only Draco can take the claim back."""
+    lab = Lab()
+    await lab.until_still()
+    lab.replace_slices(a_slice("node-0", [a_device("gpu-1", taints=OF_DRACO)]))
+    await lab.until_still()
+    assert lab.register.places == ALL - {GPU}
+    lab.put(DRACOS, a_claim("held", device_class=DRACOS.metadata.name, on=["node-0/gpu-0"]))
+    await lab.until_still()
+    assert lab.register.places == ALL
+
+
 async def test_a_gpu_of_dracos_stays_so_while_its_agent_publishes_it_again() -> None:
     lab = Lab()
     lab.replace_slices(of_two(1, "first", "gpu-0", tainted=True), of_two(1, "second", "gpu-1", tainted=True))

@@ -173,7 +173,7 @@ class HandoverReconciler:
         wanted |= unsaid & tainted
         self._tainted = frozenset(place for place, taints in published.items() if True in taints)
         self._own(self.owned)
-        left = self._left(registered, published)
+        left = self._left(places, registered, published)
         leads = register is not None and self._is_entered and register.leader == self._entered
         seen = HandoverInput(wanted=wanted, tainted=tainted, registered=registered, leads=leads, left=left)
         plan = self._handovers.plan(seen, self._clock.monotonic())
@@ -310,16 +310,20 @@ class HandoverReconciler:
             await cooperative.pause()
         return by_gpu
 
-    def _left(self, registered: Collection[GpuPlace], published: Collection[GpuPlace]) -> frozenset[GpuPlace]:
-        """Those of these GPUs that are not published, though a claim of Draco's has devices of them.
+    def _left(
+        self, places: Collection[GpuPlace], registered: Collection[GpuPlace], published: Collection[GpuPlace]
+    ) -> frozenset[GpuPlace]:
+        """GPUs in the pools of these places that are not published, though a claim of Draco's has devices of them.
 
-        No other GPU: one that the agent is about to publish again would come to Draco, and go back once it is published.
+        Of a pool of which slices are still to come only those that the register has: another GPU that came to Draco because its
+        agent publishes it again would go back as soon as it is published, and be published again for that.
         """
-        gone = {each for each in registered if each not in published}
-        classes = self._view.classes_by_name if gone else {}
-        claims = [claim for pool in {each.pool_key for each in gone} for claim in self._view.claims_in(pool)]
-        own = [claim for claim in claims if is_for_operator(claim, classes)]
-        return frozenset(gone & {GpuPlace.of(key) for claim in own for key in claim.devices_held})
+        pools = {each.pool_key for each in places if each not in published}
+        classes = self._view.classes_by_name if pools else {}
+        own = [claim for pool in pools for claim in self._view.claims_in(pool) if is_for_operator(claim, classes)]
+        held = {GpuPlace.of(key) for claim in own for key in claim.devices_held}
+        gone = [each for each in held if each not in published and each.pool_key in pools]
+        return frozenset(each for each in gone if each in registered or self._view.hardware(each.pool_key).complete)
 
     def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
         for device in self._view.devices_of(pool):
