@@ -5,7 +5,7 @@ device selected, whether it is free or in use, reachable or not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, islice
+from itertools import compress
 from typing import Final
 
 import msgspec
@@ -21,8 +21,6 @@ from draco.resources.api.claims import DeviceClass, DeviceRequest, DeviceSubRequ
 Asked = ExactDeviceRequest | DeviceSubRequest
 _YES: Final = bytes(code == YES for code in range(256))
 _FAILS: Final = bytes(code == FAILS for code in range(256))
-_SPARSE: Final = 16
-"""Where fewer rows than one in so many are marked, looking for each is faster than looking at all."""
 
 
 class SelectorStep(msgspec.Struct, frozen=True, eq=False):
@@ -120,9 +118,14 @@ def count(marks: bytes) -> int:
 
 def first_rows(marks: bytes, most: int) -> list[int]:
     """The first of the marked rows."""
-    if count(marks) * _SPARSE < len(marks):
-        return places(marks, 1)[:most]
-    return list(islice(compress(range(len(marks)), memoryview(marks)), most))
+    if count(marks) <= most:
+        return places(marks, 1)
+    rows: list[int] = []
+    row = -1
+    while len(rows) < most:
+        row = marks.find(1, row + 1)
+        rows.append(row)
+    return rows
 
 
 def drivers_of(columns: Columns, marks: bytes) -> list[str]:

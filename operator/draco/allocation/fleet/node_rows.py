@@ -37,6 +37,7 @@ class NodeRows:
         self._spans: dict[str, _Span] = {}
         """Of nodes that were read since they changed."""
         self._of_rows: list[str] = []
+        """The node of each row, or SHARED."""
         self._touched: set[str] = set()
 
     def put(self, entry: SliceEntry) -> None:
