@@ -133,7 +133,7 @@ async def test_a_request_that_somebody_changed_meanwhile_is_to_be_looked_at_agai
 ) -> None:
     call(api_server, "PATCH", f"{REQUESTS}/{request_name}?fieldManager=tests", _with_reason(request_name))
     async with Client(await connect(api_server.kubeconfig, None)) as client:
-        with pytest.raises(MaintainError, match="changed by somebody else meanwhile: look at it again"):
+        with pytest.raises(MaintainError, match="was changed by another client meanwhile: look at it again"):
             await change(client, DEVICE_MAINTENANCES, ObjectKey("", request_name), {"approved": True}, 1)
     assert not spec_of(api_server, request_name).get("approved")
 
@@ -197,7 +197,7 @@ async def test_a_server_that_is_away_for_a_while_is_waited_for(
         await following.follow(client, request, "1m")
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == "Completed: That is all."
-    assert said.err.count("it is asked again until it answers") == 1
+    assert said.err.count("retrying until the server answers") == 1
 
 
 def _with_reason(name: str) -> Json:
