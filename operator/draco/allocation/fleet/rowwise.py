@@ -16,6 +16,8 @@ BYTES: Final = 256
 Narrow: TypeAlias = bytes | bytearray
 Codes: TypeAlias = "Narrow | array[int]"
 _NONZERO: Final = bytes(map(bool, range(BYTES)))
+_COUNTED_ALONE: Final = 32
+"""Values of a column that are counted one by one: of more, to look at each row once is faster."""
 
 
 class Combined:
@@ -41,10 +43,10 @@ class Combined:
 
     def counts(self) -> list[int]:
         """How many rows have each combination."""
-        if isinstance(self.codes, array):
-            counted = Counter(self.codes)
-            return [counted[code] for code in range(len(self))]
-        return [self.codes.count(code) for code in range(len(self))]
+        if not isinstance(self.codes, array) and len(self) <= _COUNTED_ALONE:
+            return [self.codes.count(code) for code in range(len(self))]
+        counted = Counter(self.codes)
+        return [counted[code] for code in range(len(self))]
 
 
 def number(column: Narrow, values: Iterable[int] = range(BYTES)) -> Combined:
@@ -128,5 +130,8 @@ def _add(parts: Sequence[Combined], combinations: int) -> Combined:
 def _zip(columns: Sequence[Codes]) -> Combined:
     numbers: dict[tuple[int, ...], int] = defaultdict(itertools.count().__next__)
     codes = array("i", map(numbers.__getitem__, zip(*columns, strict=True)))
-    first = dict(zip(reversed(codes), range(len(codes) - 1, -1, -1), strict=True))
-    return Combined(codes, [first[code] for code in range(len(numbers))])
+    rows, row = [], -1
+    for code in range(len(numbers)):  # which were given in the order of their first rows
+        row = codes.index(code, row + 1)
+        rows.append(row)
+    return Combined(codes, rows)
