@@ -82,7 +82,7 @@ class PendingReason(StrEnum):
     SEARCH_TOO_LONG = "SearchTooLong"
     """There are too many combinations to try."""
     FITS = "Fits"
-    """The claims can be allocated now: kube-scheduler has not done so yet, or the pod waits for something other than devices."""
+    """The claims can be allocated now: kube-scheduler has not done so yet, or the pod may wait for something else."""
     RESERVED_BY_OTHERS = "ReservedByOthers"
     """A claim is allocated, and as many pods use it as may."""
     WAITING_FOR_BINDING = "WaitingForBinding"

@@ -281,7 +281,7 @@ def _fits(explanation: Explanation) -> _Said:
         return _Said(f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting")
     if explanation.by_draco:
         return _Said(f"{cause}, and Draco has not allocated those that are its own yet")
-    elsewhere = "the pod waits for something other than devices: see its FailedScheduling Event"
+    elsewhere = "the pod may wait for something other than devices: see its FailedScheduling Event"
     bug = "".join(f"; a bug of this Kubernetes version may matter: {each}" for each in explanation.upstream_bugs[:1])
     if explanation.scheduler:
         return _Said(f"{cause}{bug}", "" if bug else elsewhere)
@@ -305,7 +305,8 @@ def _allocated(explanation: Explanation) -> _Said:
         where = f"all claims are allocated ({devices}), and the pod has its node, {explanation.node}"
         return _Said(where, "if it does not start, see its Events")
     if explanation.pod:
-        return _Said(f"all claims are allocated ({devices}); the pod waits for something other than devices")
+        said = "see the pod's FailedScheduling Event" if explanation.scheduler else ""
+        return _Said(f"all claims are allocated ({devices}), and kube-scheduler has not bound the pod yet", said)
     used = any(claim.consumers for claim in explanation.allocated)
     return _Said(f"the claim is allocated ({devices}), and {'no pod waits for it' if used else 'no pod uses it'}")
 

@@ -101,6 +101,14 @@ def test_a_pod_of_which_the_scheduler_has_said_nothing_is_told_so() -> None:
     assert "kube-scheduler has not decided yet" in str(told)
 
 
+def test_nothing_is_known_of_what_keeps_a_pod_that_has_its_devices_but_what_the_scheduler_says() -> None:
+    has_it = held("n1/gpu-0")
+    before = explain(a_fleet(has_it), [has_it], pod=waiting_pod())
+    assert before.summary.endswith("and kube-scheduler has not bound the pod yet.")
+    refused = explain(a_fleet(has_it), [has_it], pod=waiting_pod(), scheduler="0/2 nodes are available")
+    assert refused.summary.endswith("has not bound the pod yet. See the pod's FailedScheduling Event.")
+
+
 def test_a_pod_that_names_its_node_is_never_allocated_anything() -> None:
     told = explain(a_fleet(), [asking()], pod=a_pod(node="n1"))
     assert (told.reason, told.fits, told.nearest) == (PendingReason.BYPASSES_SCHEDULER, False, [])
