@@ -13,6 +13,7 @@ from tests.adversary.cluster.test_observer import DRIVER, OTHER, a_slice, a_worl
 Document = dict[str, Any]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 THIRD = "GPU-33333333-3333-3333-3333-333333333333"
+FOURTH = "GPU-44444444-4444-4444-4444-444444444444"
 
 
 def a_world_of_three() -> World:
@@ -32,9 +33,10 @@ def a_budget(**spec: Any) -> Document:
     return {"metadata": {"name": "b", "uid": "b", "resourceVersion": "2"}, "spec": spec}
 
 
-def a_request(uid: str, isolated_at: datetime) -> Document:
+def a_request(uid: str, isolated_at: datetime, **selector: str) -> Document:
     status = {"isolatedAt": isolated_at.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    return {"metadata": {"name": uid, "uid": uid, "resourceVersion": "4"}, "spec": {}, "status": status}
+    metadata = {"name": uid, "uid": uid, "resourceVersion": "4"}
+    return {"metadata": metadata, "spec": {"deviceSelector": selector}, "status": status}
 
 
 class Judged:
@@ -43,21 +45,36 @@ class Judged:
     def __init__(self, **spec: Any) -> None:
         self.world = a_world_of_three()
         self.law = BudgetLaw(self.world)
-        self.law.slices_changed(0.0)
+        self.law.slices_changed(0.0, NOW)
         self.set(NOW, **spec)
 
     def set(self, clock: datetime, **spec: Any) -> None:
         budget = a_budget(**spec)
         self.law.budget_changed(learn(self.world, "budget", budget), budget, clock)
 
-    def takes(self, rule: Document, *, at: datetime = NOW + timedelta(seconds=10)) -> list[str]:
+    def takes(self, rule: Document, *, at: datetime = NOW + timedelta(seconds=10), **selector: Any) -> list[str]:
         uid = rule["metadata"]["ownerReferences"][0]["uid"]
-        learn(self.world, "request", a_request(uid, at))
+        learn(self.world, "request", a_request(uid, at, **selector))
         self.law.rule_changed(None, rule, 10.0)
         return [text for _, text in self.law.weighed(10.0 + WEIGHED_AFTER_S)]
 
     def returns(self, rule: Document) -> None:
         self.law.rule_changed(rule, None, 10.0)
+
+
+def test_a_gpu_that_comes_to_a_pool_in_maintenance_is_taken_without_asking() -> None:
+    def taking(late: bool, **selector: Any) -> list[str]:
+        judged = Judged(maxDevices=1)
+        judged.takes(isolates("gpu-0", "a"), **selector)
+        comes = NOW + timedelta(seconds=20 if late else 5)
+        learn(judged.world, "slice", a_slice(whole("gpu-2", FOURTH), number=2))
+        judged.law.slices_changed(20.0, comes)
+        return judged.takes(isolates("gpu-2", "a"), **selector)
+
+    assert taking(late=True, pool="node") == taking(late=True, nodeName="node") == []
+    assert taking(late=False, pool="node"), "it was there when the request began"
+    assert taking(late=True, pool="node", device="gpu-2"), "it was named"
+    assert taking(late=True, pool="node", deviceClassName="gpu")
 
 
 def test_a_gpu_is_out_of_service_until_its_last_rule_is_gone() -> None:

@@ -106,6 +106,7 @@ class BudgetLaw:
         self._started: set[tuple[str, Gpu]] = set()
         self._doubted: list[TooMany] = []
         self._published: deque[tuple[float, frozenset[Gpu]]] = deque()
+        self._came: dict[Gpu, datetime] = {}
 
     def budget_changed(self, before: Object | None, after: Object | None, clock: datetime) -> None:
         """A budget was written or is gone."""
@@ -117,9 +118,11 @@ class BudgetLaw:
         elif before is None or before.get("spec") != after.get("spec"):
             self._since[uid] = clock
 
-    def slices_changed(self, now: float) -> None:
+    def slices_changed(self, now: float, clock: datetime) -> None:
         """What is published has changed."""
         gpus = {Gpu(device.pool, self._board(device)) for device, _ in self._world.published()}
+        for gpu in gpus:
+            self._came.setdefault(gpu, clock)
         self._published.append((now, frozenset(gpus)))
         while len(self._published) > 1 and self._published[1][0] < now - REMEMBERED_S:
             self._published.popleft()
@@ -143,7 +146,9 @@ class BudgetLaw:
             self._doubted.remove(one)
             request = self._world.requests.get(one.request)
             started = moment(((request or {}).get("status") or {}).get("isolatedAt"))
-            if request and started and (started - one.since).total_seconds() > KNOWN_AFTER_S:
+            if request is None or started is None or (started - one.since).total_seconds() <= KNOWN_AFTER_S:
+                continue
+            if not (self._came.get(one.gpu, started) > started and names_pools(request)):
                 yield f"{one.budget} {one.request} {one.gpu}", f"{name(request)} took {one.gpu}, {one.text}"
 
     def _exceeds(self, budget: Object, gpu: Gpu) -> str:
@@ -178,6 +183,12 @@ class BudgetLaw:
     def _board(self, device: DeviceName) -> str:
         seen = self._world.names.history.get(device)
         return seen[-1][1].gpu if seen else device.device
+
+
+def names_pools(request: Object) -> bool:
+    """Whether it is about pools as a whole: a GPU that comes later is isolated with them, and no budget is asked again."""
+    selector = request["spec"].get("deviceSelector") or {}
+    return not any(selector.get(field) for field in ("device", "deviceClassName", "selectors"))
 
 
 def owner_of(rule: Object) -> str:

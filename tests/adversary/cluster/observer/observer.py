@@ -468,7 +468,7 @@ class Observer:
                 self._tainted.slice_changed(before, after, now)
                 self._still.slice_changed(after, now)
                 self.bystanders.slice_changed(one, now)
-                self.budgets.slices_changed(now)
+                self.budgets.slices_changed(now, datetime.now(UTC))
             self.counts["GPUs that agents were told are repaired"] += _repaired(kind, after) > _repaired(kind, before)
             if kind == "budget":
                 self.budgets.budget_changed(before, after, datetime.now(UTC))
