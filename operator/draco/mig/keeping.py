@@ -10,6 +10,7 @@ import msgspec
 
 from draco.mig.board import Board, Placement, PlacementId
 from draco.resources.api.draco import MigMode, PromisedDevice, WantedGpu
+from draco.resources.names import read_partition_name
 
 
 class Promise(NamedTuple):
@@ -38,13 +39,14 @@ def keeping(wanted: WantedGpu | None, board: Board | None, promised: Iterable[Pr
     """
     if board is None:
         return KeptInstances()
-    found = list(promised)
-    places = {
-        PlacementId(profile.id, each.start): Promise(Placement(profile, each.start), each.claim)
-        for each in found
-        if (profile := board.profile(each.profile)) is not None and each.start in profile.starts
-    }
-    whole = next((each.claim for each in found if not each.profile), "")
+    places = {}
+    whole = ""
+    for each in promised:
+        part = read_partition_name(each.device)
+        if part is None:
+            whole = whole or each.claim
+        elif (profile := board.by_id(part.profile_id)) is not None and part.start in profile.starts:
+            places[PlacementId(profile.id, part.start)] = Promise(Placement(profile, part.start), each.claim)
     return msgspec.structs.replace(_by_policy(wanted, board), promised=places, whole=whole)
 
 

@@ -4,12 +4,11 @@ Owns the comparison of what is allocated with what is offered by what is wanted.
 that are published: a device that were dropped while a claim has it would free its units for another claim. The agent knows of a
 claim only once its pod starts, so those places are written for it here.
 
-What is offered anyway is left out: where nothing changes under claims, nothing is promised.
+What is offered anyway is left out: where nothing changes under claims, nothing is promised. Of a GPU whose partitions are not
+reported it is not known what is offered, so what claims have of it is promised, unless the policy that had it has it still.
 """
 
 from collections.abc import Iterable, Mapping
-
-import msgspec
 
 from draco.mig_policy.boards import boards_of
 from draco.mig_policy.gpu_state import switched_by_reset
@@ -20,7 +19,7 @@ from draco.resources.names import read_partition_name
 def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str, str]) -> list[PromisedDevice]:
     """What is to be kept for claims beside what is wanted, by device. `allocated`: the node's devices, and the claim of each.
 
-    What cannot be judged now, because the GPU or its board is not reported, stays as it is.
+    What cannot be judged now, because the GPU is not reported, stays as it is.
     """
     if not allocated:
         return []
@@ -28,16 +27,22 @@ def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str,
     wanted_by_uuid = {each.uuid: each for each in wanted}
     boards = boards_of(node)
     now = {each.device: each for each in node.spec.promised}
+    before = {each.uuid: each for each in node.spec.gpus}
     kept = []
     for device, claim in sorted(allocated.items()):
         part = read_partition_name(device)
         gpu = gpus.get(part.parent if part else device)
-        board = boards.get(gpu.mig.board) if gpu is not None and gpu.mig is not None else None
-        if gpu is None or gpu.mig is None or (part is not None and board is None):
+        if gpu is None:
+            kept += [now[device]] if device in now else []
+            continue
+        board = boards.get(gpu.mig.board) if gpu.mig is not None else None
+        promise, want = PromisedDevice(device=device, uuid=gpu.uuid, claim=claim), wanted_by_uuid.get(gpu.uuid)
+        if gpu.mig is None or (part is not None and board is None):
             if device in now:
                 kept.append(now[device])
+            elif part is not None and (want is None or want != before.get(gpu.uuid)):
+                kept.append(promise)
             continue
-        promise, want = PromisedDevice(device=device, uuid=gpu.uuid, claim=claim), wanted_by_uuid.get(gpu.uuid)
         if part is None:
             kept += [] if offers_whole(gpu, want) else [promise]
             continue
@@ -45,7 +50,7 @@ def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str,
         if profile is None or part.start not in profile.starts:
             continue  # no agent serves a device of that name
         if not offers(gpu, want, profile.name, part.start):
-            kept.append(msgspec.structs.replace(promise, profile=profile.name, start=part.start))
+            kept.append(promise)
     return kept
 
 

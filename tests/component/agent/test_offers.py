@@ -19,15 +19,12 @@ async def gpu_node(node: SimulatedNode) -> GpuNode:
     return await node.client.get(GPU_NODES, ObjectKey("", node.name))
 
 
-async def want(node: SimulatedNode, promised: tuple[str, str, int] | None = None, **gpus: str) -> None:
-    """What the operator writes: gpu_0="Dynamic". Of the first GPU a device may be promised, with its profile and start."""
+async def want(node: SimulatedNode, promised: str = "", **gpus: str) -> None:
+    """What the operator writes: gpu_0="Dynamic". Of the first GPU a device may be promised."""
     reported = (await eventually(lambda: reporting(node))).status.gpus
     uuids = {one.device.replace("-", "_"): one.uuid for one in reported}
     spec: Any = [{"uuid": uuids[device], "policy": "p", "mode": mode} for device, mode in gpus.items()]
-    kept: Any = []
-    if promised is not None:
-        device, profile, start = promised
-        kept = [{"device": device, "uuid": uuids["gpu_0"], "claim": "default/soon", "profile": profile, "start": start}]
+    kept = [{"device": promised, "uuid": uuids["gpu_0"], "claim": "default/soon"}] if promised else []
     wanted = {"spec": {"gpus": spec, "promised": kept, "decided": sorted(uuids.values())}}
     await node.client.apply(GPU_NODES, ObjectKey("", node.name), wanted, manager="operator")
 
@@ -79,7 +76,7 @@ async def test_a_place_that_a_claim_was_allocated_is_never_withdrawn_and_is_serv
         await node.published(2 + PLACEMENTS)
         claim = await node.claim(small)
         sightings = Sightings(node, small)
-        await want(node, promised=(small, "1g.10gb", 2))
+        await want(node, promised=small)
         [counters, offered] = await node.published(3)
         assert [one.name for one in offered.spec.devices] == ["gpu-1", "gpu-0", small]
         assert [one.name for one in counters.spec.shared_counters] == ["gpu-0-counter-set"]
@@ -100,7 +97,7 @@ async def test_a_place_that_was_withdrawn_too_early_is_offered_again(node: Simul
     async with node.running():
         await want(node)
         await node.published(2)
-        await want(node, promised=("gpu-0-mig-3g40gb-9-4", "3g.40gb", 4))
+        await want(node, promised="gpu-0-mig-3g40gb-9-4")
         await node.published(3)
         await eventually(lambda: says(node, "The GPU keeps 3g.40gb at 4 for claim default/soon."))
 
@@ -118,7 +115,7 @@ async def test_a_place_that_is_promised_after_notice_was_given_of_it_never_leave
         sightings = Sightings(node, small)
         await want(node)
         await eventually(noticed)
-        await want(node, promised=(small, "1g.10gb", 2))
+        await want(node, promised=small)
         await node.published(3)
         assert small in await untainted(node)
         assert sightings.end() == {True}

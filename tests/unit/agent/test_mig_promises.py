@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from draco.agent.hardware.gpus import Use
+from draco.agent.publish.partitions import partition_name
+from draco.mig.board import Placement
+from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import MigMode, MigState, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
 from tests.builders import a_claim
 from tests.unit.agent.mig_node import MigNode, a_mig_claim, build, names
 
+H100 = BOARDS["H100-80GB"]
 SOON = a_mig_claim("soon", *names([(19, 2)]))
 
 
@@ -20,8 +24,11 @@ def node(tmp_path: Path) -> MigNode:
 
 
 def promise(node: MigNode, text: str = "1g.10gb@2") -> PromisedDevice:
-    profile, _, start = text.partition("@")
-    return PromisedDevice(device=text, uuid=node.uuid, claim="default/soon", profile=profile, start=int(start or 0))
+    name, _, start = text.partition("@")
+    profile = H100.profile(name)
+    assert profile is not None
+    device = partition_name("gpu-0", Placement(profile, int(start)))
+    return PromisedDevice(device=device, uuid=node.uuid, claim="default/soon")
 
 
 def whole(node: MigNode) -> PromisedDevice:

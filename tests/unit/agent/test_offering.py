@@ -14,7 +14,9 @@ from draco.agent.hardware.faults import with_fault
 from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuMigView, HeldInstance, Instance, LocatedGpu, Use
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
+from draco.agent.publish.partitions import partition_name
 from draco.allocation.fleet.hardware import PoolHardware
+from draco.mig.board import Placement
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu, WantedInstance
 from tests.builders import a_gpu, a_slice
@@ -137,9 +139,10 @@ def test_what_a_claim_holds_stays_published_when_the_policy_changes() -> None:
     assert len(offer(located, mig).counters) == 1
 
 
-def a_promise(located: LocatedGpu, profile: str = "", start: int = 0) -> PromisedDevice:
-    device = f"gpu-0-mig-{profile}-{start}" if profile else "gpu-0"
-    return PromisedDevice(device=device, uuid=located.gpu.uuid, claim="default/soon", profile=profile, start=start)
+def a_promise(located: LocatedGpu, name: str = "", start: int = 0) -> PromisedDevice:
+    profile = H100.profile(name)
+    device = partition_name("gpu-0", Placement(profile, start)) if profile else "gpu-0"
+    return PromisedDevice(device=device, uuid=located.gpu.uuid, claim="default/soon")
 
 
 def test_what_a_claim_was_allocated_stays_published_before_there_is_an_instance() -> None:

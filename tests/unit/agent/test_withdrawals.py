@@ -88,7 +88,7 @@ def test_they_go_when_the_notice_has_been_written_for_long_enough(node: Node) ->
 def test_a_place_that_is_promised_meanwhile_stays_and_the_rest_goes(node: Node) -> None:
     node.offers(MigMode.DYNAMIC)
     node.offers(None)
-    promised = [PromisedDevice(uuid=UUID, device=SMALL, profile="1g.10gb", start=5, claim="a/late")]
+    promised = [PromisedDevice(uuid=UUID, device=SMALL, claim="a/late")]
     assert SMALL not in withdrawn(node.offers(None, promised=promised))
     node.now_s += NOTICE_S
     assert names(node.offers(None, promised=promised)) == {"gpu-0", SMALL}

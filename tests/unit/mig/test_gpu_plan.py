@@ -11,6 +11,7 @@ from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import GpuPlan, InstanceShortage, LayoutProgress, plan_gpu
 from draco.mig.observed import ObservedGpu, Part
 from draco.resources.api.draco import InstanceUse, MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
+from draco.resources.names import read_partition_name
 from tests.unit.mig.gpus import H100, UUID, foreign, gpu, part, texts, warm
 
 
@@ -33,7 +34,9 @@ OFF = WantedGpu(uuid=UUID, policy="pool", mode=MigMode.DISABLED)
 def promise(text: str = "1g.10gb@2", claim: str = "default/soon") -> PromisedDevice:
     """A place that a claim has been allocated, "" for the whole GPU."""
     profile, _, start = text.partition("@")
-    return PromisedDevice(device="any", uuid=UUID, claim=claim, profile=profile, start=int(start or 0))
+    known = H100.profile(profile)
+    device = f"gpu-0-mig-any-{known.id if known else 99}-{start}" if text else "gpu-0"
+    return PromisedDevice(device=device, uuid=UUID, claim=claim)
 
 
 # What goes and what stays
@@ -371,12 +374,12 @@ def test_a_plan_is_safe_and_leads_to_a_gpu_on_which_nothing_is_left_to_do_now(se
 def is_safe_and_done_at_once(seen: ObservedGpu, wanted: WantedGpu | None, promised: list[PromisedDevice]) -> None:
     plan = plan_gpu(seen, wanted, promised)
     said = str(plan)
-    places = {(each.profile, each.start) for each in promised}
+    places = {(there.profile_id, there.start) for each in promised if (there := read_partition_name(each.device))}
 
     # Only what is idle and nobody's goes, and what was going.
     for each in plan.destroys:
         assert each.use not in {InstanceUse.CLAIM, InstanceUse.FOREIGN}, said
-        assert each.use is InstanceUse.ORPHAN or (each.profile, each.start) not in places, said
+        assert each.use is InstanceUse.ORPHAN or (each.profile_id, each.start) not in places, said
     # Every instance either goes, stays, or is in the way.
     fates = sorted([*texts(plan.destroys), *texts(plan.keeps), *texts(each for each in plan.in_the_way if each.use)])
     assert fates == sorted(texts(seen.parts)), said
@@ -386,8 +389,8 @@ def is_safe_and_done_at_once(seen: ObservedGpu, wanted: WantedGpu | None, promis
     ids = {each.id for each in seen.parts if each.use is InstanceUse.CLAIM} | {each.id for each in plan.layout}
     stay |= {
         place
-        for each in promised
-        if (profile := H100.profile(each.profile)) and (place := Placement(profile, each.start)).id not in ids
+        for profile_id, start in places
+        if (profile := H100.by_id(profile_id)) and (place := Placement(profile, start)).id not in ids
     }
     state = space.state_of(stay)
     for place in plan.makes:

@@ -17,7 +17,7 @@ H100 = BOARDS["H100-80GB"]
 FIRST = a_gpu_uuid("node-0", 0)
 ON = GpuMig(capable=True, enabled=True)
 SMALL = "gpu-0-mig-1g10gb-19-2"
-PROMISED = PromisedDevice(device=SMALL, uuid=FIRST, claim="default/soon", profile="1g.10gb", start=2)
+PROMISED = PromisedDevice(device=SMALL, uuid=FIRST, claim="default/soon")
 WHOLE = PromisedDevice(device="gpu-0", uuid=FIRST, claim="default/soon")
 
 
@@ -84,7 +84,7 @@ def test_a_promise_outlives_the_device_and_a_restart_and_ends_with_the_allocatio
     node = promising(a_node_of(), PROMISED)
     assert kept(node) == [PROMISED]
     assert promises(node, [], {}) == []
-    assert promises(node, [], {"gpu-0-mig-3g40gb-9-4": "default/other"})[0].start == 4
+    assert [each.claim for each in promises(node, [], {"gpu-0-mig-3g40gb-9-4": "default/other"})] == ["default/other"]
 
 
 def test_what_its_agent_does_not_report_now_stays_promised_as_long_as_it_is_allocated() -> None:
@@ -96,7 +96,19 @@ def test_what_its_agent_does_not_report_now_stays_promised_as_long_as_it_is_allo
     ):
         assert kept(promising(node, PROMISED)) == [PROMISED]
         assert promises(promising(node, PROMISED), [], {"gpu-1": "default/other"}) == []
-        assert kept(node) == []
+
+
+@pytest.mark.parametrize("mig", [None, GpuMig(capable=True, enabled=True, board="")], ids=["partitions", "board"])
+def test_a_part_of_a_gpu_is_promised_while_its_agent_does_not_report_its(mig: GpuMig | None) -> None:
+    """It may have been away, and no policy has it any more: nothing else would keep what a claim has of it published."""
+    node = a_mig_node(gpus=[mig])
+    assert kept(node) == [PROMISED]
+    assert kept(node, device="gpu-0") == []
+    wanted = WantedGpu(uuid=FIRST, policy="pool", mode=MigMode.DYNAMIC)
+    by_policy = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, gpus=[wanted]))
+    assert promises(by_policy, [wanted], {SMALL: "default/soon"}) == [], "it stays offered as it is"
+    other = msgspec.structs.replace(wanted, mode=MigMode.STATIC)
+    assert promises(by_policy, [other], {SMALL: "default/soon"}) == [PROMISED]
 
 
 @pytest.mark.parametrize("device", ["gpu-0-mig-9g90gb-99-0", "gpu-0-mig-1g10gb-19-7", "gpu-7-mig-1g10gb-19-2", "nic-0"])

@@ -160,14 +160,12 @@ class WantedGpu(ApiStruct, frozen=True, kw_only=True):
 class PromisedDevice(ApiStruct, frozen=True, kw_only=True):
     """A device that a claim has been allocated, and that its GPU would not offer by what is wanted of it.
 
-    `uuid` is the GPU's, `claim` "namespace/name". A GPU that is promised as a whole has no profile.
+    `uuid` is the GPU's, `claim` "namespace/name". The name of a partition says where it is (see `read_partition_name`).
     """
 
     device: str
     uuid: str
     claim: str = ""
-    profile: str = ""
-    start: int = 0
 
 
 class IsolatedGpu(ApiStruct, frozen=True, kw_only=True):
