@@ -139,6 +139,15 @@ def test_what_a_claim_holds_stays_published_when_the_policy_changes() -> None:
     assert len(offer(located, mig).counters) == 1
 
 
+def test_a_gpu_whose_board_is_not_known_takes_nothing_new_while_a_claim_has_a_part_of_it() -> None:
+    located = LocatedGpu(a_gpu(0))
+    unknown = GpuMigView(gpu=located.gpu.uuid)
+    for mig in (None, unknown):
+        offered = offer(located, mig, promised=[a_promise(located, "1g.10gb", 2)])
+        assert (names(offered), taints(offered)) == (["gpu-0"], {("draco.dev/unsettled", "Dirty")})
+        assert taints(offer(located, mig, promised=[a_promise(located)])) == set()
+
+
 def a_promise(located: LocatedGpu, name: str = "", start: int = 0) -> PromisedDevice:
     profile = H100.profile(name)
     device = partition_name("gpu-0", Placement(profile, start)) if profile else "gpu-0"

@@ -99,7 +99,8 @@ class Offering:
         for located in sorted(gpus, key=lambda each: position(each.gpu)):
             uuid = located.gpu.uuid
             mig = migs.get(uuid) or GpuMigView(gpu=uuid)
-            asked = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, promised.get(uuid, ())))
+            of_claims = promised.get(uuid, ())
+            asked = self._divisible(located, mig, wanted.get(uuid), keeping(None, mig.board, of_claims))
             offered = self._withdrawals.offer(located, mig, asked, written=written, now_s=now_s)
             made = offered.divided
             going |= offered.going
@@ -107,7 +108,8 @@ class Offering:
             concerned = tuple(one for one in isolated if one.uuid in {"", uuid})
             resets = _is_to_be_reset(located, mig, wanted.get(uuid))
             if made is None:
-                plain.append(_whole(located, mig, driver, concerned, resets=resets))
+                parted = any(gpu_name(each.device) != each.device for each in of_claims)
+                plain.append(_whole(located, mig, driver, concerned, resets=resets, parted=parted))
             else:
                 divisible.append(msgspec.structs.replace(made, isolated=concerned, resets=resets))
         again += [pause_s] if (pause_s := self._reorder(divisible, now_s)) is not None else []
@@ -204,14 +206,20 @@ def _tainted(device: Device, key: str, value: str = "") -> Device:
 
 
 def _whole(
-    located: LocatedGpu, mig: GpuMigView, driver: DriverInfo, isolated: Sequence[IsolatedGpu], *, resets: bool
+    located: LocatedGpu,
+    mig: GpuMigView,
+    driver: DriverInfo,
+    isolated: Sequence[IsolatedGpu],
+    *,
+    resets: bool,
+    parted: bool,
 ) -> Device:
-    """A GPU that is offered undivided, tainted where it cannot be had so now."""
+    """A GPU that is offered undivided, tainted where it cannot be had so now. `parted`: claims have parts of it."""
     taints = isolation_taints(isolated) + judgement.taints(located.gpu.faults)
     if mig.foreign:
         taints.append(DeviceTaint(key=TAINT_FOREIGN_INSTANCE, effect="NoSchedule"))
-    if mig.board is None and mig.state is MigState.DIRTY:  # nobody knows what there is of it
-        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=mig.state.value, effect="NoSchedule"))
+    if mig.board is None and (mig.state is MigState.DIRTY or parted):  # nobody knows what there is of it
+        taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=MigState.DIRTY.value, effect="NoSchedule"))
     taints += joining_taints(located)
     if mig.enabled and located.gpu.mig_needs_reset:
         taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_MIG_MODE, effect="NoSchedule"))
