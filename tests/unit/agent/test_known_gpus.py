@@ -95,11 +95,17 @@ def test_a_gpu_that_is_no_longer_listed_is_told_of_as_absent_under_its_name() ->
 
 
 def test_a_board_in_whose_place_another_sits_is_no_longer_told_of_unless_a_claim_has_it() -> None:
-    known = after([A, B])
-    new = at(C, 0, pci_bus_id=A.pci_bus_id)
-    known = remembered(known, read(new, B))
-    assert [one.gpu.device for one in shown(known, read(new, B))] == ["gpu-2", "gpu-1"]
-    assert [one.gpu.device for one in shown(known, read(new, B), needed=[A.uuid])] == ["gpu-2", "gpu-1", "gpu-0"]
+    def told(known: dict[GpuUuid, KnownGpu], *gpus: Gpu, **more: Any) -> list[str]:
+        return [one.gpu.device for one in shown(remembered(known, read(*gpus), **more), read(*gpus), **more)]
+
+    known, new = after([A, B]), at(C, 0, pci_bus_id=A.pci_bus_id)
+    assert told(known, new, B, needed=[A.uuid]) == ["gpu-2", "gpu-1", "gpu-0"]
+    assert told(known, new, B) == ["gpu-2", "gpu-1"]
+    exchanged = remembered(known, read(new, B))
+    assert told(exchanged, B) == ["gpu-1", "gpu-2"], "the one that was there last is away"
+    back = remembered(exchanged, read(A, B))
+    assert told(back, A, B) == ["gpu-0", "gpu-1"], "its name was kept for it"
+    assert told(back, B) == ["gpu-1", "gpu-0"]
 
 
 def test_an_absent_gpu_may_be_one_that_does_not_tell_its_uuid() -> None:

@@ -139,7 +139,11 @@ def remembered(
     needed: Collection[GpuUuid] = (),
     forget: Collection[GpuUuid] = (),
 ) -> dict[GpuUuid, KnownGpu]:
-    """The known GPUs after a reading: newcomers have names, and those in `forget` are gone if nothing of them is `needed`."""
+    """The known GPUs after a reading: newcomers have names, and those in `forget` are gone if nothing of them is `needed`.
+
+    Of a board in whose place another one was read nothing but the name stays, until it is read again: else it were told of as
+    absent as soon as the other one cannot be read.
+    """
     here = {located.gpu.uuid: located for located in present}
     gone = {uuid for uuid in forget if uuid not in here and uuid not in needed}
     found = {uuid: one for uuid, one in known.items() if uuid not in gone}
@@ -155,7 +159,13 @@ def remembered(
             free = next(name for number in range(len(taken) + 1) if (name := f"gpu-{number}") not in taken)
             found[located.gpu.uuid] = KnownGpu(uuid=located.gpu.uuid, device=free)
             taken.add(free)
-    return {uuid: _as_read(one, here[uuid]) if uuid in here else one for uuid, one in found.items()}
+    places = {located.gpu.pci_bus_id for located in present}
+    for uuid, one in list(found.items()):
+        if uuid in here:
+            found[uuid] = _as_read(one, here[uuid])
+        elif uuid not in needed and one.last is not None and one.last.pci_bus_id in places:
+            found[uuid] = KnownGpu(uuid=uuid, device=one.device)
+    return found
 
 
 def _as_read(known: KnownGpu, located: LocatedGpu) -> KnownGpu:
