@@ -10,6 +10,7 @@ Pure.
 import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
+from functools import lru_cache
 from typing import Final
 
 
@@ -117,9 +118,16 @@ _SHORTEST: Final = 3
 
 def most_like(name: str, names: Iterable[str], *, at_least: float) -> str:
     """Return the name that is most like another, letters' case aside; "" if none is so much alike (1 is equal)."""
-    alike = [(SequenceMatcher(None, name.lower(), each.lower()).ratio(), each) for each in sorted(names)]
-    likeness, best = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
+    best, likeness = _most_like(name, tuple(sorted(names)))
     return best if likeness >= at_least else ""
+
+
+@lru_cache(maxsize=32)
+def _most_like(name: str, names: tuple[str, ...]) -> tuple[str, float]:
+    """The name that is most like another, and how much: remembered, as the same is asked for several remedies."""
+    alike = [(SequenceMatcher(None, name.lower(), each.lower()).ratio(), each) for each in names]
+    likeness, best = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
+    return best, likeness
 
 
 def slip_of(written: str, names: Iterable[str]) -> str:

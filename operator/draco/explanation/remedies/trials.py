@@ -5,7 +5,7 @@ devices it has that would do; that only decides what is tried first, never what 
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Final, TypeAlias
@@ -14,7 +14,7 @@ import msgspec
 
 from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet.fleet import HELD, Fleet
-from draco.allocation.fleet.node_rows import SHARED
+from draco.allocation.fleet.node_rows import SHARED, NodeProfile
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.fleet.pools import PoolView, SliceState
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
@@ -40,6 +40,8 @@ _SHARING: Final = 2_000
 """Nodes that are known to have nothing but devices that several share."""
 _FEW: Final = 200
 """Devices of which the nodes are looked up one by one."""
+_AT_ONCE: Final = 500
+"""Nodes that are looked at before it is known whether more need to be."""
 _NOT_HELD: Final = bytes(code != HELD for code in range(256))
 _CURRENT: Final = bytes(code == SliceState.CURRENT for code in range(256))
 _Asked: TypeAlias = tuple[tuple[tuple[ObjectKey, str], int, bytes], ...]
@@ -70,6 +72,20 @@ class RequestCandidates(msgspec.Struct, frozen=True, eq=False):
         return bool(getattr(self.asked, "admin_access", False))
 
 
+class _Remembered:
+    """What an iterator gives, as often as it is asked for."""
+
+    def __init__(self, names: Iterator[str]) -> None:
+        self._names = names
+        self._known: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._known
+        for name in self._names:
+            self._known.append(name)
+            yield name
+
+
 class Trials:
     """Tries, for the claims of one pod that are not allocated yet."""
 
@@ -80,7 +96,7 @@ class Trials:
         self._nodes = nodes_for(fleet, pod)
         self.published: Final = PublishedNames(fleet.inventory.columns)
         self.tries = 0
-        self._ranked: dict[_Asked, Mapping[int, Sequence[str]]] = {}
+        self._ranked: dict[_Asked, _Remembered] = {}
         self._usable: dict[int, bytes] = {}
         selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
         self._bound = [selector for selector in selectors if selector is not None]
@@ -164,30 +180,38 @@ class Trials:
         asked = tuple(
             [((request.claim.metadata.key, request.request), request.wanted, rows) for request, rows in marks]
         )
-        by_worth = self._ranked.get(asked)
-        if by_worth is None:
-            by_worth = self._ranked[asked] = self._rank(asked)
-        names = (name for worth in sorted(by_worth, reverse=True) for name in by_worth[worth])
+        names = self._ranked.get(asked)
+        if names is None:
+            names = self._ranked[asked] = _Remembered(self._rank(asked))
         nodes = (self.fleet.nodes[name] for name in names if name in self.fleet.nodes)
         return list(islice(filter(where, nodes), most))
 
-    def _rank(self, asked: _Asked) -> Mapping[int, Sequence[str]]:
-        """The names of nodes by how many of the rows that are wanted they have; at 0 those that only share devices."""
+    def _rank(self, asked: _Asked) -> Iterator[str]:
+        """The names of nodes by how many of the rows that are wanted they have; last those that only share devices.
+
+        Nodes that have all that is wanted need not be compared with others: mostly the first of them are enough.
+        """
         nodes = self.fleet.inventory.nodes
         marked = combine([number(rows, (0, 1)) for _, _, rows in asked])
+        most: dict[tuple[ObjectKey, str], int] = {}
+        for request, wanted, _ in asked:
+            most[request] = max(most.get(request, 0), wanted)
+        all_of_it = sum(most.values())
         by_worth: dict[int, list[str]] = {}
-        for profile, names in nodes.profiles(marked.codes, self._nodes_with(asked)).items():
-            codes = Counter(profile)
-            worth_of: dict[tuple[ObjectKey, str], int] = {}
-            for request, wanted, rows in asked:
-                there = sum(codes[code] for code, row in enumerate(marked.rows) if rows[row])
-                worth_of[request] = max(worth_of.get(request, 0), min(wanted, there))
-            by_worth.setdefault(sum(worth_of.values()), []).extend(names)
+        candidates = iter(sorted(self._nodes_with(asked)))
+        while some := list(islice(candidates, _AT_ONCE)):
+            have_all: list[str] = []
+            for profile, names in nodes.profiles(marked.codes, some).items():
+                worth = _worth(asked, marked, profile)
+                by_worth.setdefault(worth, []).extend(names)
+                have_all += names if worth == all_of_it else []
+            yield from sorted(have_all)
         by_worth.pop(0, None)
+        for worth in sorted(by_worth.keys() - {all_of_it}, reverse=True):
+            yield from sorted(by_worth[worth])
         if any(any(nodes.read(SHARED, rows)) for _, _, rows in asked):
             worthy = {name for names in by_worth.values() for name in names}
-            by_worth[0] = [name for name in islice(self.fleet.node_names, _SHARING) if name not in worthy]
-        return {worth: sorted(names) for worth, names in by_worth.items()}
+            yield from (name for name in islice(self.fleet.node_names, _SHARING) if name not in worthy)
 
     def _nodes_with(self, asked: _Asked) -> Collection[str]:
         """The nodes that may have some of the rows that are wanted."""
@@ -240,3 +264,13 @@ class Trials:
         keys += [key for view in views for key, _ in view.others]
         holders = {holder for key in keys for holder in self.fleet.state.holders(key)}
         return AllocatedState.of(self.fleet.claims[holder] for holder in sorted(holders - {without}))
+
+
+def _worth(asked: _Asked, marked: Combined, profile: NodeProfile) -> int:
+    """How many of the devices that are wanted a node of this profile has."""
+    codes = Counter(profile)
+    worth_of: dict[tuple[ObjectKey, str], int] = {}
+    for request, wanted, rows in asked:
+        there = sum(codes[code] for code, row in enumerate(marked.rows) if rows[row])
+        worth_of[request] = max(worth_of.get(request, 0), min(wanted, there))
+    return sum(worth_of.values())
