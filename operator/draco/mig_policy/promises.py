@@ -38,10 +38,8 @@ def promises(node: GpuNode, wanted: Iterable[WantedGpu], allocated: Mapping[str,
         board = boards.get(gpu.mig.board) if gpu.mig is not None else None
         promise, want = PromisedDevice(device=device, uuid=gpu.uuid, claim=claim), wanted_by_uuid.get(gpu.uuid)
         if gpu.mig is None or (part is not None and board is None):
-            if device in now:
-                kept.append(now[device])
-            elif part is not None and (want is None or want != before.get(gpu.uuid)):
-                kept.append(promise)
+            stays_offered = part is None or (want is not None and want == before.get(gpu.uuid))
+            kept += [promise] if device in now or not stays_offered else []
             continue
         if part is None:
             kept += [] if offers_whole(gpu, want) else [promise]
