@@ -62,6 +62,16 @@ class Judged:
         self.law.rule_changed(rule, None, 10.0)
 
 
+@pytest.mark.parametrize("changes", [True, False])
+def test_a_budget_that_is_seen_to_change_just_then_may_have_permitted_it(changes: bool) -> None:
+    judged = Judged(paused=True)
+    learn(judged.world, "request", a_request("a", NOW + timedelta(seconds=10)))
+    judged.law.rule_changed(None, isolates("gpu-0", "a"), 10.0)
+    if changes:
+        judged.set(NOW + timedelta(seconds=11), paused=False)
+    assert bool(list(judged.law.weighed(10.0 + WEIGHED_AFTER_S))) is not changes
+
+
 def test_a_gpu_that_comes_to_a_pool_in_maintenance_is_taken_without_asking() -> None:
     def taking(late: bool, **selector: Any) -> list[str]:
         judged = Judged(maxDevices=1)

@@ -18,7 +18,7 @@ CLIQUE_LABEL = "nvidia.com/gpu.clique"
 KNOWN_AFTER_S = 2.0
 """A budget counts for what is decided so long after it was seen here: the operator has to see it first, too."""
 WEIGHED_AFTER_S = 2.0
-"""A request's status is seen on another watch than its rules, which may be behind."""
+"""Requests and budgets are seen on other watches than rules, which may be behind."""
 REMEMBERED_S = 60.0
 """The GPUs that a share is of are those published in the last minute: a node that reboots does not make others too many."""
 
@@ -144,6 +144,8 @@ class BudgetLaw:
         """The excesses that were real, each with a key and a text."""
         for one in [each for each in self._doubted if now - each.at >= WEIGHED_AFTER_S]:
             self._doubted.remove(one)
+            if self._since.get(one.budget) != one.since:
+                continue  # changed in these seconds: nobody knows whether before the rule was written
             request = self._world.requests.get(one.request)
             started = moment(((request or {}).get("status") or {}).get("isolatedAt"))
             if request is None or started is None or (started - one.since).total_seconds() <= KNOWN_AFTER_S:
