@@ -48,9 +48,14 @@ def of_priority(priority: int, **status: Any) -> Document:
 
 
 def judged(
-    claim: Document, *, before: Document | None = None, said: tuple[Document, ...] = (), pods: tuple[Document, ...] = ()
+    claim: Document,
+    *,
+    before: Document | None = None,
+    said: tuple[Document, ...] = (),
+    pods: tuple[Document, ...] = (),
+    there: tuple[Document, ...] = (whole(),),
 ) -> list[str]:
-    world = World()
+    world = a_world(("slice", a_slice(*there)))
     world.reservations["r"] = of_priority(5)
     law = Reservations(world)
     for one in said:
@@ -73,6 +78,7 @@ def test_what_is_about_to_be_taken_over_goes_to_nobody_else() -> None:
 def test_a_reserved_claim_keeps_its_devices_unless_a_pod_could_not_use_them() -> None:
     before, after = a_claim(), a_claim(waits=True, revision=6)
     assert judged(after, before=before) == ["reservation lost"]
+    assert judged(after, before=before, there=()) == [], "its device has left the pool"
     assert judged(after, before=before, pods=(pod("default", "p", ["r-0"]),)) == []
     assert judged(a_claim(own=False, waits=True), before=a_claim(own=False)) == []
     used = a_claim()
