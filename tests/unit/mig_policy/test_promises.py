@@ -84,7 +84,10 @@ def test_a_promise_outlives_the_device_and_a_restart_and_ends_with_the_allocatio
     node = promising(a_node_of(), PROMISED)
     assert kept(node) == [PROMISED]
     assert promises(node, [], {}) == []
-    assert [each.claim for each in promises(node, [], {"gpu-0-mig-3g40gb-9-4": "default/other"})] == ["default/other"]
+    other = "gpu-0-mig-3g40gb-9-4"
+    assert promises(node, [], {other: "default/other"}) == [
+        PromisedDevice(device=other, uuid=FIRST, claim="default/other")
+    ]
 
 
 def test_what_its_agent_does_not_report_now_stays_promised_as_long_as_it_is_allocated() -> None:
@@ -96,6 +99,7 @@ def test_what_its_agent_does_not_report_now_stays_promised_as_long_as_it_is_allo
     ):
         assert kept(promising(node, PROMISED)) == [PROMISED]
         assert promises(promising(node, PROMISED), [], {"gpu-1": "default/other"}) == []
+    assert kept(a_mig_node(gpus=[], conditions=silent)) == [], "of which board it is, nobody knows"
 
 
 @pytest.mark.parametrize("mig", [None, GpuMig(capable=True, enabled=True, board="")], ids=["partitions", "board"])

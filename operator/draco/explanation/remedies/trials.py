@@ -7,7 +7,7 @@ devices it has that would do; that only decides what is tried first, never what 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, tee
 from typing import Final, TypeAlias
 
 import msgspec
@@ -72,20 +72,6 @@ class RequestCandidates(msgspec.Struct, frozen=True, eq=False):
         return bool(getattr(self.asked, "admin_access", False))
 
 
-class _Remembered:
-    """What an iterator gives, as often as it is asked for."""
-
-    def __init__(self, names: Iterator[str]) -> None:
-        self._names = names
-        self._known: list[str] = []
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._known
-        for name in self._names:
-            self._known.append(name)
-            yield name
-
-
 class Trials:
     """Tries, for the claims of one pod that are not allocated yet."""
 
@@ -96,7 +82,7 @@ class Trials:
         self._nodes = nodes_for(fleet, pod)
         self.published: Final = PublishedNames(fleet.inventory.columns)
         self.tries = 0
-        self._ranked: dict[_Asked, _Remembered] = {}
+        self._ranked: dict[_Asked, Iterator[str]] = {}
         self._usable: dict[int, bytes] = {}
         selectors = [claim.status.allocation.node_selector for claim in claims if claim.status.allocation is not None]
         self._bound = [selector for selector in selectors if selector is not None]
@@ -180,9 +166,8 @@ class Trials:
         asked = tuple(
             [((request.claim.metadata.key, request.request), request.wanted, rows) for request, rows in marks]
         )
-        names = self._ranked.get(asked)
-        if names is None:
-            names = self._ranked[asked] = _Remembered(self._rank(asked))
+        # The one that is kept stays at the beginning, and what is taken of the other is not worked out again.
+        names, self._ranked[asked] = tee(self._ranked.get(asked) or self._rank(asked))
         nodes = (self.fleet.nodes[name] for name in names if name in self.fleet.nodes)
         return list(islice(filter(where, nodes), most))
 

@@ -89,10 +89,9 @@ class Reservations:
                     if then.get(device, uid) != uid:
                         text = f"claim {name(one.claim)} was given {device}, which another claim is about to take over"
                         yield Suspicion("given while promised", f"{uid} {revision(one.claim)} {device}", text)
-        published = {device for device, _ in self._world.published()}
         for one in [each for each in self._lost if now - each.at >= WEIGHED_AFTER_S]:
             self._lost.remove(one)
-            if not one.devices <= published:
+            if not one.devices <= {device for device, _ in self._world.published()}:
                 continue  # it has left its pool: no pod could use the claim
             if name(one.claim) not in self._named and not self._may_lose(one):
                 held = ", ".join(sorted(map(str, one.devices)))
