@@ -38,6 +38,8 @@ from draco.resources.names import ANNOTATION_TROUBLES, FIELD_MANAGER_OPERATOR
 
 log = structlog.get_logger(__name__)
 
+_LAST_EVENTS_S: Final = 5.0
+"""So long the Events of a replica that ends are posted yet: a few of the 30 s that a pod has to end."""
 _ADVICE_BY: Final = 0.75
 """Of the time that the API server waits for advice, the rest is for the way."""
 
@@ -204,7 +206,10 @@ class Operator:
         # What was just read lives for long: a full collection would walk it each time, 18 ms for 8,000 devices.
         gc.collect()
         gc.freeze()
-        await self.election.run(self._lead)
+        try:
+            await self.election.run(self._lead)
+        finally:  # the lease is released: nobody waits for this
+            await self.reconcilers.events.flush(_LAST_EVENTS_S)
 
     async def _all_synced(self) -> None:
         for each in self.view.collections.values():

@@ -6,7 +6,7 @@ that was made first acts first, and so allocation is: pods wait for it, and for 
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Final
+from typing import Any
 
 from draco.controller.allocation.parts import AllocationParts
 from draco.controller.allocation.writing.gates import GATES_AT_ONCE
@@ -55,9 +55,6 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.names import FIELD_MANAGER_OPERATOR
-
-_LAST_EVENTS_S: Final = 1.0
-"""So long a leader that is to end posts what it has to say yet; others wait to lead."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 
@@ -110,19 +107,15 @@ class Reconcilers:
 
     async def lead(self) -> None:
         """Run them until cancelled; on one replica at a time."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for each in self.all:
-                    group.create_task(each.run(), name=each.name)
-                pending, tainting = self["pending-claims"], self["taint-reports"]
-                following = self.pending.follow(pending.wake, lambda: pending.queue.depth)
-                group.create_task(following, name="explaining")
-                group.create_task(self._reports.adopt(tainting.wake), name="adopting taint reports")
-                group.create_task(self.events.run(), name="events")
-                group.create_task(self._reasons.run(), name="explaining reservations")
-        except asyncio.CancelledError:
-            await self.events.flush(_LAST_EVENTS_S)
-            raise
+        async with asyncio.TaskGroup() as group:
+            for each in self.all:
+                group.create_task(each.run(), name=each.name)
+            pending, tainting = self["pending-claims"], self["taint-reports"]
+            following = self.pending.follow(pending.wake, lambda: pending.queue.depth)
+            group.create_task(following, name="explaining")
+            group.create_task(self._reports.adopt(tainting.wake), name="adopting taint reports")
+            group.create_task(self.events.run(), name="events")
+            group.create_task(self._reasons.run(), name="explaining reservations")
 
     @property
     def everywhere(self) -> Mapping[str, Run]:

@@ -1,16 +1,27 @@
-"""What an operator has recorded when it is told to stop is posted all the same."""
+"""What an operator has recorded when it is told to stop is posted all the same, and the next leader does not wait for it."""
 
 from draco.kube.connect.client import Client
 from draco.resources.api.core import ObjectReference
-from draco.resources.kinds import EVENTS
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import EVENTS, LEASES
 from draco_local.cluster.controlplane import ControlPlane
-from tests.component.controller.replicas import an_operator, until
+from tests.component.controller.replicas import an_operator, settings_for_test, until
 
 
-async def test_a_leader_that_ends_posts_its_last_events(
+async def test_a_leader_that_ends_gives_up_its_lease_and_posts_its_last_events(
     served: ControlPlane, crds: None, client: Client, namespace: str
 ) -> None:
-    async with an_operator(served) as (operator, _):
+    settings = settings_for_test()
+    lease = ObjectKey(settings.namespace, settings.lease_name)
+
+    async def free() -> bool:
+        return not (await client.get(LEASES, lease)).spec.holder_identity
+
+    async def no_event_before(_: str, path: str) -> None:
+        if f"/namespaces/{namespace}/events" in path:
+            await until(free, what="another's turn to lead")
+
+    async with an_operator(served, settings, before_requests=no_event_before) as (operator, _):
 
         async def leads() -> bool:
             return operator.election.leading
