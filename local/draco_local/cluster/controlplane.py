@@ -53,7 +53,7 @@ class Settings:
     enter: Sequence[str] = ()
     hosts: Sequence[str] = ()
     client_qps: int = 2000
-    extra_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    extra_flags: Mapping[str, Sequence[str | Path]] = field(default_factory=dict)
     name: str = "draco"
 
 
@@ -300,7 +300,7 @@ class ControlPlane:
             ]
         self.processes.start(component, [*argv, *self._extra(component)])
 
-    def _extra(self, component: str) -> Sequence[str]:
+    def _extra(self, component: str) -> Sequence[str | Path]:
         return self.settings.extra_flags.get(component, ())
 
     def _write_scheduler_config(self, access: Path) -> Path:

@@ -27,6 +27,7 @@ from draco_local.cluster.programs import binaries, versions
 from draco_local.simulator.accidents import faults
 from draco_local.simulator.gpus import state
 from tests.adversary.cluster import drivers
+from tests.adversary.cluster.audit import audited
 from tests.adversary.cluster.drivers import DriverFiles
 from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS, WORKS
 from tests.adversary.cluster.observer.api import Access
@@ -108,7 +109,11 @@ class Cluster:
         """Start everything and return when all nodes have published their GPUs and an operator is ready."""
         version = binaries.kubernetes_version()
         programs = binaries.find(*ALL, kubernetes=version)
-        settings = Settings(programs, kubernetes=version, features=_features(version), enter=DIES_WITH_US)
+        # The log of kube-scheduler says for which pod it takes an allocation back at this level only.
+        told = {APISERVER: audited(folder), SCHEDULER: ("--vmodule", "dynamicresources=5")}
+        settings = Settings(
+            programs, kubernetes=version, features=_features(version), enter=DIES_WITH_US, extra_flags=told
+        )
         plane = ControlPlane(folder / "plane", settings)
         sockets = Path(tempfile.mkdtemp(prefix="adv-"))
         plane.start()

@@ -1,4 +1,4 @@
-"""The law of still pools: a pool that two parts of Draco push to and fro is found, one that changes a few times is not."""
+"""The law of still pools and claims: what two push to and fro is found, what changes a few times is not."""
 
 from tests.adversary.cluster.observer.still import OFTEN, WITHIN_S, Still
 from tests.adversary.cluster.test_observer import a_slice
@@ -25,3 +25,13 @@ def test_a_pool_may_change_a_few_times_and_a_generation_may_have_many_slices() -
     assert not list(law.restless(now))
     law, now = published(3 * OFTEN, every_s=WITHIN_S / (OFTEN - 1))
     assert not list(law.restless(now))
+
+
+def test_a_claim_that_is_allocated_over_and_over_is_not_still() -> None:
+    law = Still()
+    for number in range(OFTEN):
+        assert not list(law.restless(number * 2.0))
+        law.allocated("tenant/claim", number * 2.0)
+        law.allocated(f"tenant/another-{number}", number * 2.0)
+    assert [(each.law, each.key) for each in law.restless(OFTEN * 2.0)] == [("not still", "tenant/claim")]
+    assert not list(law.restless(OFTEN * 2.0 + WITHIN_S))

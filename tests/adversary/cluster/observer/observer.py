@@ -46,7 +46,7 @@ from tests.adversary.cluster.observer.tainted import GivenWhileTainted, withdraw
 from tests.adversary.cluster.observer.taking import Bystanders
 from tests.adversary.cluster.observer.upgrades import UpgradeLaw
 from tests.adversary.cluster.observer.watching import KINDS, Watching, fresh
-from tests.adversary.cluster.observer.world import Object, World, phase, results, stamp
+from tests.adversary.cluster.observer.world import Object, World, name, phase, results, stamp
 
 LOOK_EVERY_S = 0.25
 FILES_EVERY_S = 0.5
@@ -488,6 +488,7 @@ class Observer:
                 and (before is None or stamp(before) != stamp(after))
             ):
                 self.counts["claims allocated"] += 1
+                self._still.allocated(name(after), now)
                 if any(each.get("adminAccess") for each in results(after)):
                     self._admins.add(after["metadata"]["uid"])
                 grace_s = self._grace_s(now) if allocator(after) == DRACO else self._schedulers_grace_s(now)

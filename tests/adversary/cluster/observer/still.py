@@ -1,7 +1,8 @@
-"""The law of still pools: when nothing happens, no agent publishes its pool over and over.
+"""The law of still pools and claims: when nothing happens, no pool is published and no claim is allocated over and over.
 
-Each time every pod that waits is tried again by kube-scheduler, and everybody who follows the pool has to look again. Owns when
-each pool was published; whether anything happens is for the caller to say. Does no I/O.
+Each time every pod that waits is tried again by kube-scheduler, and everybody who follows the pool has to look again; what one
+allocates and another takes back is used by nobody. Owns when each was; whether anything happens is for the caller to say. Does no
+I/O.
 """
 
 from collections import defaultdict
@@ -11,15 +12,16 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 from tests.adversary.cluster.observer.world import Object
 
 OFTEN, WITHIN_S = 5, 40.0
-"""So many generations in so long are more than what one change after another takes to come to an end."""
+"""So many times in so long are more than what one change after another takes to come to an end."""
 
 
 class Still:
-    """Told of each slice."""
+    """Told of each slice, and of each claim that is allocated."""
 
     def __init__(self) -> None:
         self._generations: dict[str, int] = {}
         self._published: dict[str, list[float]] = defaultdict(list)
+        self._allocated: dict[str, list[float]] = defaultdict(list)
 
     def slice_changed(self, after: Object | None, now: float) -> None:
         """A slice was written or is gone."""
@@ -30,10 +32,24 @@ class Still:
             self._generations[pool] = generation
             self._published[pool].append(now)
 
+    def allocated(self, claim: str, now: float) -> None:
+        """A claim was allocated that was not."""
+        self._allocated[claim].append(now)
+
     def restless(self, now: float) -> Iterator[Suspicion]:
-        """The pools that are not still."""
-        for pool, times in self._published.items():
-            times[:] = [each for each in times if now - each < WITHIN_S]
-            if len(times) >= OFTEN:
-                text = f"nothing happens, and pool {pool} is published {OFTEN} times and more within {WITHIN_S:g} s"
-                yield Suspicion("not still", pool, text)
+        """The pools and claims that are not still."""
+        for pool in _often(self._published, now):
+            text = f"nothing happens, and pool {pool} is published {OFTEN} times and more within {WITHIN_S:g} s"
+            yield Suspicion("not still", pool, text)
+        for claim in _often(self._allocated, now):
+            text = f"nothing happens, and claim {claim} is allocated {OFTEN} times and more within {WITHIN_S:g} s"
+            yield Suspicion("not still", claim, text)
+
+
+def _often(happened: dict[str, list[float]], now: float) -> list[str]:
+    """What happened often lately; what did not happen lately is forgotten."""
+    for key, times in list(happened.items()):
+        times[:] = [each for each in times if now - each < WITHIN_S]
+        if not times:
+            del happened[key]
+    return [key for key, times in happened.items() if len(times) >= OFTEN]
