@@ -7,6 +7,7 @@ those that a node selector finds) are of no node; their rows stand under the nam
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from functools import cache
 from itertools import compress
 from operator import itemgetter
 from typing import TypeAlias
@@ -20,6 +21,8 @@ SHARED = ""
 _NOWHERE = slice(0, 0)
 NodeProfile: TypeAlias = bytes | tuple[int, ...]
 """What a column has for the devices of one node: bytes of a column of bytes."""
+Likeness: TypeAlias = tuple[int, ...]
+"""Numbers that are equal where the values are, in the order of their first places; 0 where there is none."""
 _Span: TypeAlias = slice | Callable[[Codes], Sequence[int]]
 """Where the rows of a node are: nearly always one after the other.
 
@@ -102,6 +105,19 @@ class NodeRows:
             found[cells[span] if isinstance(span, slice) else self.read(node, column)].append(node)
         return dict(found)
 
+    def likenesses(self, column: Codes, nodes: Iterable[str]) -> dict[Likeness, list[str]]:
+        """The nodes by which of their devices have equal values in a column, and which have none.
+
+        As for `profiles`: one pass over ten thousand nodes, of which each may have values that no other has.
+        """
+        found: dict[Likeness, list[str]] = defaultdict(list)
+        spans = self._spans
+        for node in nodes:
+            span = spans.get(node)
+            cells = column[span] if isinstance(span, slice) else self.read(node, column)
+            found[likeness(cells)].append(node)
+        return dict(found)
+
     def settle(self) -> None:
         """Prepare the reading of every node that was not read since it changed."""
         for node in self._rows.keys() - self._spans.keys():
@@ -142,3 +158,17 @@ def _split(entry: SliceEntry) -> Mapping[str, Sequence[int]]:
     for row, device in zip(entry.rows, spec.devices, strict=True):
         split.setdefault(node_of(spec, device), []).append(row)
     return split
+
+
+def likeness(values: Sequence[int]) -> Likeness:
+    """Which of these values are equal. 0 is no value."""
+    size, different = len(values), set(values)
+    if len(different) == size and 0 not in different:
+        return _all_different(size)
+    numbers = {0: 0}
+    return tuple([numbers.setdefault(value, len(numbers)) for value in values])
+
+
+@cache
+def _all_different(size: int) -> Likeness:
+    return tuple(range(1, size + 1))

@@ -4,12 +4,14 @@ Owns what makes two nodes the same to the allocator, and when it need not be ask
 request wants does not fit. Devices that would do for no request are nothing to it, unless one makes a selector fail.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final
 
 from draco.allocation.errors import AllocationError, NodeError, SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
+from draco.allocation.fleet.node_rows import likeness
+from draco.allocation.fleet.rowwise import Codes
 from draco.allocation.search.allocate import would_get
 from draco.explanation.findings.equivalence import EquivalenceClasses
 from draco.explanation.findings.reachability import Reachability, VisiblePools
@@ -86,10 +88,8 @@ class AllocatorRuns:
         draws = any(own[place].candidate.charges for place in matter)
         kind = (id(pools), may_fail and names[0], findings, odd, (drawn, tuple(matter)) if draws else None)
         is_free = not shared and not may_fail and not self._fleet.inventory.columns.irregular
-        alike: dict[Hashable, list[str]] = {}
-        for name in names:
-            alike.setdefault((kind, self._compared(name, matter, by_place=is_free)), []).append(name)
-        for key, same in alike.items():
+        for compared, same in self._compared(names, matter, by_place=is_free):
+            key = kind, compared
             known = self._known.get(key)
             if known is None:
                 known = self._known[key] = self._ask(same[0])
@@ -107,16 +107,34 @@ class AllocatorRuns:
             seen.findings[number].cause is not Cause.NOT_SELECTED for number in self._all
         )
 
-    def _compared(self, name: str, matter: Sequence[int], *, by_place: bool) -> Hashable:
-        """What constraints compare of a node's devices: the values, or which of them are equal."""
+    def _compared(
+        self, names: Sequence[str], matter: Sequence[int], *, by_place: bool
+    ) -> Iterable[tuple[Hashable, Sequence[str]]]:
+        """The nodes by what constraints compare of their devices that matter: the values, or which of them are equal."""
         if not self._classes.compared or not matter:
-            return None
-        compared = []
+            return [(None, names)]
+        alike: list[tuple[tuple[Hashable, ...], Sequence[str]]] = [((), names)]
         for column in self._classes.compared:
-            read = self._reachability.read(name, column)
-            values = tuple(read if len(matter) == len(read) else [read[place] for place in matter])
-            compared.append(_renumbered(values) if by_place else values)
-        return tuple(compared)
+            alike = [
+                ((*before, compared), group)
+                for before, same in alike
+                for compared, group in self._of_column(same, column, matter, by_place=by_place)
+            ]
+        return alike
+
+    def _of_column(
+        self, names: Sequence[str], column: Codes, matter: Sequence[int], *, by_place: bool
+    ) -> Iterable[tuple[Hashable, Sequence[str]]]:
+        found: dict[Hashable, list[str]] = {}
+        if not by_place:
+            for name in names:
+                read = self._reachability.read(name, column)
+                found.setdefault(tuple([read[place] for place in matter]), []).append(name)
+            return found.items()
+        for whole, same in self._reachability.likenesses(names, column).items():
+            compared = whole if len(matter) == len(whole) else likeness([whole[place] for place in matter])
+            found.setdefault(compared, []).extend(same)
+        return found.items()
 
     def _ask(self, name: str) -> tuple[AllocatorVerdict, str]:
         try:
@@ -128,15 +146,6 @@ class AllocatorRuns:
         except AllocationError as error:
             return AllocatorVerdict.ERROR, str(error)
         return (AllocatorVerdict.NONE if results is None else AllocatorVerdict.FITS), ""
-
-
-def _renumbered(values: tuple[int, ...]) -> tuple[int, ...]:
-    """Numbers that are equal where the values are, in the order of their first places; 0 stays."""
-    different = len(set(values))
-    if different == len(values) and 0 not in values:
-        return tuple(range(1, different + 1))
-    numbers = {0: 0}
-    return tuple([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _fails(finding: DeviceFinding) -> bool:

@@ -95,7 +95,7 @@ def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
         )
         closed.update(dict.fromkeys(names, cause))
         causes.append(cause)
-    is_open = {name: node for name, node in fleet.nodes.items() if name not in closed}
+    is_open = {name: node for name, node in fleet.nodes.items() if name not in closed} if closed else dict(fleet.nodes)
     return PodNodes(is_open, closed, sorted(causes, key=lambda cause: -cause.nodes))
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.fleet.node_rows import NodeProfile
+from draco.allocation.fleet.node_rows import Likeness, NodeProfile, likeness
 from draco.allocation.fleet.pools import Candidate, Charges, Pool, PoolView, SliceEntry, is_device_for
 from draco.allocation.fleet.rowwise import Codes
 from draco.resources.api.core import Node
@@ -64,6 +64,15 @@ class Reachability:
     def profiles(self, nodes: Iterable[str], column: Codes) -> Mapping[NodeProfile, list[str]]:
         """The nodes by what a column has for these devices; to be asked where all pools are plain."""
         return self._fleet.inventory.nodes.profiles(column, nodes)
+
+    def likenesses(self, nodes: Iterable[str], column: Codes) -> Mapping[Likeness, list[str]]:
+        """The nodes by which of these devices have equal values in a column, the nodes of each in the same order."""
+        if not self._mixed:
+            return self._fleet.inventory.nodes.likenesses(column, nodes)
+        found: dict[Likeness, list[str]] = {}
+        for node in nodes:
+            found.setdefault(likeness(self.read(node, column)), []).append(node)
+        return found
 
     def rows(self, node: str) -> Sequence[int]:
         """The rows of the devices in a node's plain pools."""
