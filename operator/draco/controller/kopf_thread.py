@@ -53,6 +53,7 @@ class KopfThread:
         ended: asyncio.Future[None] = self._here.create_future()
 
         def live() -> None:
+            self._loop.set_exception_handler(self._hear)
             try:
                 with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                     runner.run(self._main())
@@ -97,6 +98,13 @@ class KopfThread:
         assert self._here is not None  # noqa: S101 - the thread starts after it is set
         with contextlib.suppress(RuntimeError):  # the operator's loop is closed: nobody is left to hear it
             self._here.call_soon_threadsafe(callback, *args)
+
+    def _hear(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What went wrong on Kopf's loop. At the end it closes watches that Kopf leaves open, and some refuse that."""
+        if self._ending and "asyncgen" in context:
+            log.debug("kopf.watch_not_closed", error=str(context.get("exception")))
+        else:
+            loop.default_exception_handler(context)
 
     async def _main(self) -> None:
         pause_s, known = _FIRST_PAUSE_S, ""

@@ -339,6 +339,33 @@ async def test_stopping_ends_kopfs_thread(served: ControlPlane, client: Client) 
     await client.delete(DEVICE_MAINTENANCES, key)
 
 
+async def test_a_watch_that_kopf_leaves_open_is_no_error_of_the_operators(
+    served: ControlPlane, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never() -> Connection:
+        raise AssertionError("Kopf does not run here")
+
+    lab = Lab(client, never)
+    open_still: list[AsyncIterator[int]] = []
+
+    async def watch() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            raise RuntimeError("generator didn't stop after athrow()")
+
+    async def watch_until_the_end() -> None:
+        open_still.append(watch())
+        await anext(open_still[0])
+        await lab.kopf._stop.wait()
+
+    lab.kopf._run_kopf = watch_until_the_end  # type: ignore[method-assign]
+    async with running(lab):
+        await eventually(lambda: bool(open_still), "it watches")
+    await eventually(lab.kopf._loop.is_closed, "its loop is closed")
+    assert not [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_the_operator_reconciles_what_kopf_sees(served: ControlPlane, client: Client) -> None:
     async with an_operator(served) as (operator, _):
         await eventually(lambda: operator.view.maintenances.counts.watches > 0, "Kopf's watch")
