@@ -60,12 +60,14 @@ def explain(
     *,
     pod: Pod | None = None,
     scheduler: str = "",
+    ended: Pod | None = None,
     minor: int | None = None,
 ) -> Explanation:
     """Why the claims (all of a pod, or one) are not allocated, or that they can be, or are.
 
     Without a pod the claims are looked at as those of one that asks nothing of its node. `scheduler` is what kube-scheduler says
-    of the pod. With `minor`, as in Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
+    of the pod. `ended` is one that has used the claim to its end and is still there, where none waits for it. With `minor`, as in
+    Kubernetes 1.`minor`, bugs of that scheduler are named that concern such claims.
     """
     explanation = _explain(fleet, [as_judged(claim, fleet.classes) for claim in claims], pod)
     waiting = [claim for claim in claims if claim.status.allocation is None] or claims
@@ -79,6 +81,7 @@ def explain(
         pod="" if pod is None else str(pod.metadata.key),
         node="" if pod is None else pod.spec.node_name,
         scheduler=scheduler,
+        ended=str(ended.metadata.key) if ended is not None and by_draco else "",
         upstream_bugs=_bugs(fleet, claims, minor) if minor is not None else [],
         nodes_total=len(fleet.nodes),
         devices_total=len(fleet.inventory),

@@ -450,6 +450,8 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     """What kube-scheduler last said of the pod."""
     by_draco: bool = False
     """Whether one of those that wait is Draco's to allocate: kube-scheduler allocates none of a pod's before."""
+    ended: str = ""
+    """A pod that has used the claims to its end and is not deleted: for it Kubernetes takes back what Draco allocates."""
     group: str = ""
     """The group of pods that the pod starts together with, where Draco allocates; "PodGroup default/train"."""
     preemption: str = ""

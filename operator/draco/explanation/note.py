@@ -280,7 +280,7 @@ def _fits(explanation: Explanation) -> _Said:
         together = f"Draco allocates {explanation.group} all at once or not at all"
         return _Said(f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting")
     if explanation.by_draco:
-        return _Said(f"{cause}, and Draco has not allocated those that are its own yet")
+        return _fits_for_draco(explanation, cause)
     elsewhere = "the pod may wait for something other than devices: see its FailedScheduling Event"
     bug = "".join(f"; a bug of this Kubernetes version may matter: {each}" for each in explanation.upstream_bugs[:1])
     if explanation.scheduler:
@@ -288,6 +288,15 @@ def _fits(explanation: Explanation) -> _Said:
     if explanation.pod:
         return _Said(f"{cause}, and kube-scheduler has not decided yet{bug}")
     return _Said(f"{cause} as soon as a pod uses them{bug}")
+
+
+def _fits_for_draco(explanation: Explanation, cause: str) -> _Said:
+    if not explanation.ended:
+        return _Said(f"{cause}, and Draco has not allocated those that are its own yet")
+    return _Said(
+        f"{cause}, but pod {explanation.ended} has ended, and as long as it is there Kubernetes takes back what the claim gets",
+        "delete the pod, or have another one use the claim",
+    )
 
 
 def _unusable(explanation: Explanation) -> _Said:

@@ -15,6 +15,8 @@ from draco.reservations.ending import expires_at, is_expired, is_past_from_the_s
 from draco.reservations.idle import UnusedClaims, as_written
 from draco.reservations.plan import ReservationPlan, ReservedClaims
 from draco.reservations.priority import ReservationPriority
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Pod
 from draco.resources.api.meta import Condition, timed
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationStatus, Takeover, UnusedClaim
 from draco.resources.texts import agreeing, are, counted, listed, reason_of, sentence, shown, them
@@ -114,6 +116,14 @@ def _obstacle(
             "Unused", f"{lost_text(counts.lost)} To reserve again, change spec.count or make another reservation."
         )
     return None
+
+
+def used_up(claim: ResourceClaim, user: Pod) -> str:
+    """What is said of a claim that has no devices because a pod has used it to its end."""
+    return (
+        f"pod {user.metadata.name} has ended, and as long as it is there Kubernetes takes back what claim {claim.metadata.name} "
+        "gets: delete the pod."
+    )
 
 
 def lost_text(claims: int) -> str:

@@ -10,6 +10,7 @@ from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS, DEVICE_RESERVATIONS, PODS
 from draco.resources.names import LABEL_RESERVATION
+from draco_local.simulator.kubelet.pods import ANNOTATION_RUN_SECONDS
 from tests.component.allocation.lab import ALLOCATING, CLASS, Guarded, make_claim, until_allocated
 from tests.component.controller.replicas import an_operator, until
 from tests.component.simulator.test_nodes import make_pod, running, until_gone, until_running
@@ -143,3 +144,27 @@ async def test_a_pod_with_the_label_takes_over_a_reserved_gpu_and_gives_it_back(
         await handed_over.delete(CLAIMS, ObjectKey(namespace, "waits-for-long"))
         await handed_over.delete(PODS, ObjectKey(namespace, "pod"))
         await until(lambda: in_use(0), what="both are reserved again")
+
+
+async def test_a_claim_that_a_pod_has_used_to_its_end_waits_until_that_pod_is_deleted(
+    guarded: Guarded, handed_over: Client, namespace: str, folder: Path
+) -> None:
+    """For a pod that has ended and names the claim, kube-controller-manager would take its devices back, again and again."""
+    writes: list[str] = []
+
+    async def noting(method: str, path: str) -> None:
+        if method == "PATCH" and path.endswith(f"/{namespace}/resourceclaims/train-0/status"):
+            writes.append(path)
+
+    async with running(handed_over, folder), an_operator(guarded, ALLOCATING, before_requests=noting):
+        key = await reserve(handed_over, namespace, "train", count=2)
+        await until_reserved(handed_over, key, 2)
+        await make_pod(handed_over, namespace, "pod", "train-0", annotations={ANNOTATION_RUN_SECONDS: "0"})
+
+        async def says_why() -> bool:
+            return "delete the pod" in (await handed_over.get(DEVICE_RESERVATIONS, key)).status.message
+
+        await until(says_why, what="why the claim has no devices")
+        assert len(writes) == 1, "allocated when it was made, and not again"
+        await handed_over.delete(PODS, ObjectKey(namespace, "pod"))
+        await until_reserved(handed_over, key, 2)

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -80,14 +81,22 @@ async def make_claim(client: Client, namespace: str, name: str) -> ResourceClaim
     return await client.create(CLAIMS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 
 
-async def make_pod(client: Client, namespace: str, name: str, claim: str, **spec_of_its_own: Any) -> None:
+async def make_pod(
+    client: Client,
+    namespace: str,
+    name: str,
+    claim: str,
+    annotations: Mapping[str, str] = MappingProxyType({}),
+    **spec_of_its_own: Any,
+) -> None:
     spec = {
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
         "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
         "terminationGracePeriodSeconds": 1,
         **spec_of_its_own,
     }
-    await client.create(PODS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+    metadata = {"name": name, "namespace": namespace, "annotations": dict(annotations)}
+    await client.create(PODS, {"metadata": metadata, "spec": spec})
 
 
 async def until_running(client: Client, namespace: str, *pods: str) -> None:

@@ -230,6 +230,21 @@ def test_a_pod_that_cannot_start_with_what_its_claim_has_waits(tmp_path: Path, a
     assert len(explain(str(file)).stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", [("claim", "one"), ()])
+def test_a_claim_that_a_pod_has_used_to_its_end_waits_for_the_pod_to_go(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    dracos = a_class()
+    dracos["metadata"]["labels"] = {"draco.dev/allocator": "operator"}
+    done = a_pod("done", {"name": "a", "resourceClaimName": "one"}, nodeName="node-0")
+    done["status"] = {"phase": "Succeeded"}
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([dracos, *CLUSTER[1:], a_claim("one"), done]))
+    assert (
+        "pod default/done has ended, and as long as it is there Kubernetes takes back what the claim gets. Delete the pod"
+    ) in explain(str(file), *arguments).stdout
+    file.write_text(yaml.safe_dump_all([*CLUSTER, a_claim("one"), done]))
+    assert "has ended" not in explain(str(file), *arguments).stdout, "kube-scheduler allocates it when a pod wants it"
+
+
 def test_who_waits_for_which_claim_is_found_out_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Pod] = []
     may_wait = subjects._may_wait

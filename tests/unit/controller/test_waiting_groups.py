@@ -9,7 +9,7 @@ from draco.controller.allocation.queue.refusals import NodeRefusals
 from draco.controller.allocation.queue.waiting import WaitingGroup, WaitingGroups
 from draco.controller.view import ClusterView
 from draco.kube.connect.client import Client
-from draco.resources.api.claims import DeviceClass
+from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import PodStatus
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.kinds import DEVICE_RESERVATIONS
@@ -52,6 +52,13 @@ class World:
     def group(self) -> WaitingGroup:
         (found,) = self.waiting.groups()
         return found
+
+
+def a_reserved_claim(name: str, **claim: Any) -> ResourceClaim:
+    reservation = name.partition("-")[0]
+    owner = DEVICE_RESERVATIONS.owner(ObjectMeta(name=reservation, namespace="default", uid=reservation))
+    made = a_claim(name, device_class="plain", **claim)
+    return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, owner_references=[owner]))
 
 
 def a_class(name: str, topology: str = "", allocator: str = "operator") -> DeviceClass:
@@ -109,6 +116,16 @@ def test_a_claim_whose_pod_has_ended_gets_devices_again_when_that_is_deleted_or_
     assert [each.group.members[0].pods[0].metadata.name for each in world.waiting.groups()] == ["next"]
 
 
+def test_a_reserved_claim_that_a_pod_has_used_to_its_end_waits_alone_and_the_others_go_on() -> None:
+    world = World(PLAIN)
+    world.put(*(a_reserved_claim(f"train-{number}") for number in range(2)))
+    assert {each.metadata.name for each in world.group().group.claims} == {"train-0", "train-1"}
+    world.put(a_pod("ended", claims=["train-0"], node="node-0", status=PodStatus(phase="Succeeded")))
+    assert [each.metadata.name for each in world.group().group.claims] == ["train-1"]
+    world.put(a_pod("also", claims=["train-1"], node="node-0", status=PodStatus(phase="Failed")))
+    assert world.waiting.groups() == []
+
+
 def test_a_claim_that_was_made_for_a_pod_is_asked_about_with_it_before_the_pods_status_names_it() -> None:
     world = World(PLAIN)
     pod = a_pod("pod", templates=["gpu"])
@@ -148,10 +165,6 @@ def test_a_group_that_needs_a_pod_whose_claim_is_being_deleted_waits_and_says_so
 
 def test_the_claims_of_a_reservation_need_not_be_near_one_that_is_being_deleted() -> None:
     world = World(PLAIN)
-    owner = DEVICE_RESERVATIONS.owner(ObjectMeta(name="evening", namespace="default", uid="evening"))
     for name, on, deleting in (("0", ["node-0/gpu-0"], True), ("1", ["node-0/gpu-1"], False), ("2", [], False)):
-        claim = a_claim(f"evening-{name}", device_class="plain", on=on, deleting=deleting)
-        world.put(
-            msgspec.structs.replace(claim, metadata=msgspec.structs.replace(claim.metadata, owner_references=[owner]))
-        )
+        world.put(a_reserved_claim(f"evening-{name}", on=on, deleting=deleting))
     assert [each.metadata.name for each in world.group().group.placed] == ["evening-1"]

@@ -88,7 +88,12 @@ def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tupl
     victims = PossibleVictims(made)
     for subject in subjects:
         explanation = explain(
-            made.fleet, subject.claims, pod=subject.pod, scheduler=subject.scheduler, minor=made.kubernetes_minor
+            made.fleet,
+            subject.claims,
+            pod=subject.pod,
+            scheduler=subject.scheduler,
+            ended=subject.ended,
+            minor=made.kubernetes_minor,
         )
         yield subject, with_preemption(victims, subject, with_refusals(made, subject, explanation))
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from draco.allocation.ownership.leaks import ended_users
 from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
 from draco.explanation.findings.standing import obstacles
 from draco.resources.api.claims import ResourceClaim
@@ -23,12 +24,16 @@ class ExplainError(DracoError):
 
 
 class ExplainSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims that are allocated together. `pod` is the one that waits for them, if there is one."""
+    """Claims that are allocated together. `pod` is the one that waits for them, if there is one.
+
+    `ended` is one that has used them to its end and is still there, where none waits.
+    """
 
     kind: str
     key: ObjectKey
     claims: list[ResourceClaim]
     pod: Pod | None = None
+    ended: Pod | None = None
     scheduler: str = ""
     """What kube-scheduler last said of the pod."""
 
@@ -109,9 +114,9 @@ def _of_pod(world: World, pod: Pod) -> ExplainSubject:
 
 
 def _users(world: World) -> Mapping[ObjectKey, Sequence[Pod]]:
-    """The pods that may wait, by the claims that they use: first those that do, by name."""
+    """The pods by the claims that they use: first those that wait, by name."""
     found: dict[ObjectKey, list[Pod]] = defaultdict(list)
-    pods = [pod for _, pod in sorted(_pods(world).items()) if _may_wait(pod)]
+    pods = [pod for _, pod in sorted(_pods(world).items())]
     for pod in sorted(pods, key=lambda pod: not pod.waits):
         for key in pod.claims:
             found[key].append(pod)
@@ -125,11 +130,13 @@ def _of_claim(world: World, claim: ResourceClaim, users: Mapping[ObjectKey, Sequ
     without the scheduler.
     """
     key = claim.metadata.key
-    for pod in users.get(key, ()):
+    known = users.get(key, ())
+    for pod in filter(_may_wait, known):
         if pod.waits or claim.status.allocation is None or obstacles(world.fleet, [claim], pod):
             pod, claims = _with_claims(world, pod)  # noqa: PLW2901 - the pod as it is with them
             return ExplainSubject(kind="claim", key=key, claims=claims, pod=pod, scheduler=_scheduler(pod))
-    return ExplainSubject(kind="claim", key=key, claims=[claim])
+    ended = ended_users(claim, known) if claim.status.allocation is None else []
+    return ExplainSubject(kind="claim", key=key, claims=[claim], ended=next(iter(ended), None))
 
 
 def _with_claims(world: World, pod: Pod) -> tuple[Pod, list[ResourceClaim]]:

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from draco.allocation.ownership.leaks import ended_users
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.gpu_policies import policies_of
 from draco.controller.own_status import OwnStatus
@@ -40,6 +41,7 @@ from draco.reservations.status import (
     no_template,
     refused,
     status_of,
+    used_up,
     warning_text,
 )
 from draco.reservations.takeover import LONGEST, kept_up
@@ -321,7 +323,11 @@ class ReservationReconciler:
             bereft = [each.claim for each in claims.takeovers if each.uid in claims.bereft]
             wait = agreeing(len(bereft), "waits", "wait")
             return f"{listed(bereft)} lost what was taken over, and now {wait} like any other claim." if bereft else ""
-        return self._waiting.of(reservation.metadata.key, min(waiting, key=lambda each: each.metadata.key))
+        ended = {each.metadata.key: ended_users(each, self._view.pods_of(each.metadata.key)) for each in waiting}
+        first = min(waiting, key=lambda each: (bool(ended[each.metadata.key]), each.metadata.key))
+        if users := ended[first.metadata.key]:
+            return used_up(first, users[0])
+        return self._waiting.of(reservation.metadata.key, first)
 
     async def _say(
         self, reservation: DeviceReservation, claims: ReservedClaims, planned: ReservationPlan, facts: ReservationFacts

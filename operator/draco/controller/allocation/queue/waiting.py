@@ -103,6 +103,8 @@ class WaitingGroups:
                 continue
             pods = self._pods_of(key)
             if not pods:
+                if self._is_used_up(claim):
+                    continue
                 if uid := reserved_by(claim):
                     if (group := self._reserved(uid, mine)) is not None:
                         done |= {each.metadata.key for each in group.group.claims}
@@ -129,15 +131,17 @@ class WaitingGroups:
                     since=self._since([found], 1),
                 )
 
+    def _is_used_up(self, claim: ResourceClaim) -> bool:
+        """Whether kube-controller-manager would take its devices back at once: for a pod that has ended and is still there."""
+        return bool(ended_users(claim, self._view.pods_of(claim.metadata.key)))
+
     def _is_for_later(self, claim: ResourceClaim) -> bool:
         """Whether a claim that no pod waits for is to have devices all the same.
 
-        For a pod that has ended, kube-controller-manager would take them back at once, as long as it is there; and pods that
-        others hold back by their scheduling gates are not to have anything yet.
+        Pods that others hold back by their scheduling gates are not to have anything yet.
         """
         is_made_for_others = any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references)
-        pods = self._view.pods_of(claim.metadata.key)
-        return not is_made_for_others and not ended_users(claim, pods) and not held_back(pods)
+        return not is_made_for_others and not held_back(self._view.pods_of(claim.metadata.key))
 
     def _alone(self, claim: ResourceClaim) -> WaitingGroup:
         meta, since = claim.metadata, self._view.waiting_times.of_claim(claim)
@@ -149,7 +153,8 @@ class WaitingGroups:
         own = self._view.claims.store.by_index(BY_RESERVATION, uid)
         if any(self._in_flight(each.metadata.key) for each in own):
             return None
-        waiting = [each for each in own if each.metadata.key in mine and not self._pods_of(each.metadata.key)]
+        mine_alone = [each for each in own if each.metadata.key in mine and not self._pods_of(each.metadata.key)]
+        waiting = [each for each in mine_alone if not self._is_used_up(each)]
         times = self._view.waiting_times.of_claim
         oldest = min(waiting, key=lambda each: (str(times(each)), each.metadata.key))
         placed = [each for each in own if each.status.allocation and is_there_to_stay(each)]
