@@ -20,8 +20,8 @@ GONE = answer(404, "NotFound", message="the server could not find the requested 
 @pytest.fixture
 async def operator(api_server: ControlPlane, proxied: Path, namespace: str, tmp_path: Path) -> AsyncIterator[Process]:
     """A process that reaches the API server through the proxy, and looks three times a second what it can do."""
-    options = ("--kubeconfig", str(proxied), "--namespace", namespace, "--rediscover", "0.3", "--log-level", "debug")
-    timing = ("--lease-duration", "3", "--renew-deadline", "2", "--retry-period", "0.3")
+    options = ("--kubeconfig", str(proxied), "--namespace", namespace, "--log-level", "debug")
+    timing = ("--rediscover", "0.3", "--retry-period", "0.3")
     process = await Process.start(api_server, tmp_path, *options, *timing)
     try:
         await until(process.leads, within_s=60, what="leading")

@@ -120,8 +120,7 @@ async def test_everything_the_operator_does_it_may_do(
         served,
         tmp_path,
         *("--kubeconfig", str(tmp_path / "kubeconfig"), "--namespace", namespace),
-        *("--lease-duration", "3", "--renew-deadline", "2", "--retry-period", "0.3"),
-        *("--settle", "0.1", "--pending-after", "0"),
+        *("--retry-period", "0.3", "--settle", "0.1", "--pending-after", "0"),
     )
     try:
         await until(lambda: phase_is(MaintenancePhase.IN_MAINTENANCE), what="InMaintenance")

@@ -231,7 +231,9 @@ def test_a_pod_that_cannot_start_with_what_its_claim_has_waits(tmp_path: Path, a
 
 
 @pytest.mark.parametrize("arguments", [("claim", "one"), ()])
-def test_a_claim_that_a_pod_has_used_to_its_end_waits_for_the_pod_to_go(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_claim_that_a_pod_has_used_to_its_end_waits_for_the_pod_to_go(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     dracos = a_class()
     dracos["metadata"]["labels"] = {"draco.dev/allocator": "operator"}
     done = a_pod("done", {"name": "a", "resourceClaimName": "one"}, nodeName="node-0")
