@@ -330,7 +330,7 @@ async def test_only_the_pod_that_the_register_names_may_allocate_or_those_in_non
         async def as_expected(expected: set[str] = expected) -> bool:
             return await writers.who_may() == expected
 
-        await until(as_expected, within_s=15, what=f"the API server goes by {named}")
+        await until(as_expected, within_s=30, what=f"the API server goes by {named}")
         for name in expected:
             await writers.take_back(name)
 

@@ -79,7 +79,7 @@ class Rival:
         async def as_wanted() -> bool:
             return {each.gpu for each in GPUS if await self.gets(each.gpu)} == set(wanted)
 
-        await until(as_wanted, within_s=15, what=f"the API server permits {wanted}")
+        await until(as_wanted, within_s=30, what=f"the API server permits {wanted}")
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ async def test_the_register_names_nobody_where_the_operator_may_not_ask_which_po
             async def unknown() -> bool:
                 return await entry() is None
 
-            await until(unknown, within_s=15, what="the API server goes by the deletion")
+            await until(unknown, within_s=30, what="the API server goes by the deletion")
             assert (await store.write(named, GPUS, await entry())).leader is None
     finally:
         call(api_server, "POST", BASIC.rpartition("/")[0], again)
@@ -206,7 +206,7 @@ async def test_the_register_names_nobody_where_the_operator_may_not_ask_which_po
         async def known() -> bool:
             return await own.entry() == RegisteredLeader(identity="operator")
 
-        await until(known, within_s=15, what="the API server goes by the binding")
+        await until(known, within_s=30, what="the API server goes by the binding")
 
 
 async def test_gpus_of_a_register_that_is_deleted_are_handed_over_from_the_beginning(

@@ -233,7 +233,7 @@ async def test_without_rules_an_operator_that_dies_after_any_write_leaves_nothin
         if writes > 2:  # the agent follows as soon as it is told
             await agents.told(key)
             await agents.publish(divided=False)
-        await asyncio.wait({operating}, timeout=10)
+        await asyncio.wait({operating}, timeout=60)
         assert operating.done(), f"there are less than {writes} writes on the way"
     async with an_operator(served, without_taint_rules=True):
         await agents.told(key)
@@ -343,7 +343,7 @@ async def test_an_operator_that_dies_after_any_write_leaves_no_part_out(
 ) -> None:
     key = await lab.request(device="gpu-0")
     async with an_operator(served, dies_after_writes=writes) as (_, operating):
-        await asyncio.wait({operating}, timeout=10)
+        await asyncio.wait({operating}, timeout=60)
         assert operating.done(), f"there are less than {writes} writes on the way"
     async with an_operator(served):
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
@@ -397,12 +397,12 @@ async def test_a_second_operator_extends_what_a_first_that_died_left_out(
 ) -> None:
     rule = await admins_rule(lab)
     async with an_operator(served, dies_after_writes=writes) as (_, operating):
-        await asyncio.wait({operating}, timeout=10)
+        await asyncio.wait({operating}, timeout=60)
         assert operating.done(), f"there are less than {writes} writes on the way"
     async with an_operator(served), an_operator(served):
         await lab.is_tainted({"gpu-0", *PARTS})
     await lab.client.delete(RULES, rule)
     async with an_operator(served, dies_after_writes=writes) as (_, operating):
-        await asyncio.wait({operating}, timeout=10)
+        await asyncio.wait({operating}, timeout=60)
     async with an_operator(served):
         await lab.no_rules()
