@@ -101,15 +101,16 @@ class WaitingGroups:
         for key, claim in mine.items():
             if key in done:
                 continue
-            pods = self._pods_of(key)
+            users = self._view.pods_of(key)
+            pods = self._waiting(users)
             if not pods:
-                if self._is_used_up(claim):
-                    continue
+                if ended_users(claim, users):
+                    continue  # kube-controller-manager would take its devices back at once, as long as they are there
                 if uid := reserved_by(claim):
                     if (group := self._reserved(uid, mine)) is not None:
                         done |= {each.metadata.key for each in group.group.claims}
                         yield group
-                elif self._is_for_later(claim):
+                elif _is_for_later(claim, users):
                     yield self._alone(claim)
                 continue  # otherwise it was made for pods that are not known yet, or need it no more
             gang = gang_of(pods[0])
@@ -131,18 +132,6 @@ class WaitingGroups:
                     since=self._since([found], 1),
                 )
 
-    def _is_used_up(self, claim: ResourceClaim) -> bool:
-        """Whether kube-controller-manager would take its devices back at once: for a pod that has ended and is still there."""
-        return bool(ended_users(claim, self._view.pods_of(claim.metadata.key)))
-
-    def _is_for_later(self, claim: ResourceClaim) -> bool:
-        """Whether a claim that no pod waits for is to have devices all the same.
-
-        Pods that others hold back by their scheduling gates are not to have anything yet.
-        """
-        is_made_for_others = any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references)
-        return not is_made_for_others and not held_back(self._view.pods_of(claim.metadata.key))
-
     def _alone(self, claim: ResourceClaim) -> WaitingGroup:
         meta, since = claim.metadata, self._view.waiting_times.of_claim(claim)
         order = (0, str(since), str(meta.key))
@@ -153,8 +142,7 @@ class WaitingGroups:
         own = self._view.claims.store.by_index(BY_RESERVATION, uid)
         if any(self._in_flight(each.metadata.key) for each in own):
             return None
-        mine_alone = [each for each in own if each.metadata.key in mine and not self._pods_of(each.metadata.key)]
-        waiting = [each for each in mine_alone if not self._is_used_up(each)]
+        waiting = [each for each in own if each.metadata.key in mine and self._is_unused(each)]
         times = self._view.waiting_times.of_claim
         oldest = min(waiting, key=lambda each: (str(times(each)), each.metadata.key))
         placed = [each for each in own if each.status.allocation and is_there_to_stay(each)]
@@ -173,9 +161,14 @@ class WaitingGroups:
             since=_latest([*map(times, waiting), *(each.metadata.creation_timestamp for each in own)]),
         )
 
-    def _pods_of(self, claim: ObjectKey) -> list[Pod]:
-        """The pods that wait for the claim, oldest first: that one decides where it goes."""
-        pods = [each for each in self._view.pods_of(claim) if each.waits and not each.is_gated_by_others]
+    def _is_unused(self, claim: ResourceClaim) -> bool:
+        """Whether no pod waits for the claim, and none is there that has ended with it."""
+        users = self._view.pods_of(claim.metadata.key)
+        return not self._waiting(users) and not ended_users(claim, users)
+
+    def _waiting(self, users: Iterable[Pod]) -> list[Pod]:
+        """Those of a claim's pods that wait for it, oldest first: that one decides where it goes."""
+        pods = [each for each in users if each.waits and not each.is_gated_by_others]
         return sorted(pods, key=self._age) if len(pods) > 1 else pods
 
     def _of_pod(self, pod: Pod, mine: Mapping[ObjectKey, ResourceClaim]) -> GroupMember | str:
@@ -309,6 +302,15 @@ class WaitingGroups:
     def _age(self, pod: Pod) -> tuple[str, str]:
         """For as long as others hold it back it does not grow older."""
         return str(self._view.waiting_times.of_pod(pod)), str(pod.metadata.key)
+
+
+def _is_for_later(claim: ResourceClaim, users: Sequence[Pod]) -> bool:
+    """Whether a claim that no pod waits for is to have devices all the same.
+
+    Pods that others hold back by their scheduling gates are not to have anything yet.
+    """
+    is_made_for_others = any(owner.kind in {"Pod", "PodGroup"} for owner in claim.metadata.owner_references)
+    return not is_made_for_others and not held_back(users)
 
 
 def _latest(times: Iterable[datetime | None]) -> datetime | None:
