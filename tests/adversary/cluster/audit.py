@@ -33,4 +33,5 @@ def audited(folder: Path) -> Sequence[str | Path]:
     return (
         *("--audit-policy-file", policy, "--audit-log-path", folder / "audit.log"),
         *("--audit-log-maxsize", str(_MOST_MB), "--audit-log-maxbackup", str(_KEPT)),
+        *("--audit-log-mode", "batch"),  # no request waits for the disk
     )
