@@ -285,7 +285,7 @@ async def test_a_fence_that_somebody_deletes_or_edits_is_written_again(
             rule = await nodes.fence(lost)
             return rule is not None and isolates_as(rule, fence_for(gpu_node, PoolKey(NVIDIA_DRIVER, lost.name)))
 
-        await until(as_it_was, within_s=30, what="the repair")
+        await until(as_it_was, within_s=5, what="the repair")
 
 
 async def test_a_node_whose_agent_is_lost_and_whose_slices_are_gone_is_ready_to_nobody(
@@ -396,7 +396,7 @@ async def test_a_node_that_is_gone_takes_its_fence_along(
         await nodes.kill(lost)
         await soon(lambda: nodes.fence(lost), "the fence")
         await nodes.client.delete(NODES, ObjectKey("", lost.name))
-        await until(lambda: nodes.is_open(lost), within_s=30, what="the lift")
+        await until(lambda: nodes.is_open(lost), within_s=5, what="the lift")
 
 
 async def test_a_node_that_another_driver_of_that_name_has_now_is_open_once_its_gpunode_is_deleted(
@@ -413,7 +413,7 @@ async def test_a_node_that_another_driver_of_that_name_has_now_is_open_once_its_
         await nodes.client.create(SLICES, theirs)
         await until(lambda: nodes.fence(given), what="the fence")
         await nodes.client.delete(GPU_NODES, ObjectKey("", given.name))
-        await until(lambda: nodes.is_open(given), within_s=30, what="the lift")
+        await until(lambda: nodes.is_open(given), within_s=5, what="the lift")
         await nodes.never_fenced(given, *others, for_s=2 * LEASE_S)
         await nodes.client.delete(SLICES, theirs.metadata.key)
 
