@@ -53,6 +53,7 @@ LEASE = LEASES.path(ObjectKey(NAMESPACE, OPERATOR_LEASE))
 NAMED = ALLOCATION_REGISTERS.path(REGISTER)
 ALLOCATION = {"devices": {"results": [{"request": "gpu", "driver": GPU.driver, "pool": GPU.pool, "device": GPU.gpu}]}}
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/allocationregisters.draco.dev"
+NOT_HANDED_OVER = "Draco allocates only GPUs that were handed over to it"
 DOES_NOT_LEAD = "this operator does not lead: second allocates for Draco now"
 
 
@@ -273,12 +274,17 @@ class Writers:
         self._key = key
 
     async def who_may(self) -> set[str]:
-        """Those whose allocation the API server takes. Each takes back what it wrote."""
-        found = set()
+        """Those whose allocation the API server takes. Each takes back what it wrote.
+
+        Nobody's as long as it has not seen in the register that the GPU was handed over.
+        """
+        found: set[str] = set()
         for name, client in self.clients.items():
             try:
                 await self._write(client, ALLOCATION)
             except Invalid as error:
+                if NOT_HANDED_OVER in str(error):
+                    return set()
                 assert "this operator does not lead: " in str(error)  # noqa: PT017 - one of several answers
                 continue
             found.add(name)
