@@ -16,7 +16,7 @@ from draco.cel.evaluation.charges import Meter, Metered, Unmetered
 from draco.cel.evaluation.code import Run, Slots
 from draco.cel.evaluation.compile import Compiler
 from draco.cel.paths import AttributePath, reads
-from draco.cel.syntax.parse import parse
+from draco.cel.syntax.parse import REMEMBERED, parse
 from draco.cel.values.device import DeviceVariable
 from draco.cel.values.texts import native_complaint
 from draco.cel.values.values import Value, type_name
@@ -78,6 +78,7 @@ def _evaluated(run: Run, device: DeviceVariable, slots: Slots) -> Value:
         raise EvaluationAborted("the expression is nested too deeply to be evaluated") from None
 
 
+@lru_cache(maxsize=REMEMBERED)
 def compile_selector(expression: str, *, environment: Environment = STORED_EXPRESSIONS) -> Selector:
     """Compile a selector as Kubernetes does in this environment. Raises CompileError with Kubernetes' words."""
     checked = check(parse(expression), environment)

@@ -48,8 +48,12 @@ def arithmetic(device: Device) -> Arithmetic:
     worst = Arithmetic.SAFE
     for capacity in device.capacity.values():
         policy = capacity.request_policy
-        allowed = policy.valid_range if policy is not None else None
-        amounts = (capacity.value, policy.default if policy else None, allowed.min if allowed else None)
+        if policy is None:
+            if capacity.value.startswith("-"):
+                return Arithmetic.NEGATIVE
+            continue
+        allowed = policy.valid_range
+        amounts = (capacity.value, policy.default, allowed.min if allowed else None)
         if any(text is not None and text.startswith("-") for text in amounts):
             return Arithmetic.NEGATIVE
         if allowed is not None and allowed.step is not None:

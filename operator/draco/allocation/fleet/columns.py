@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator
 from functools import lru_cache
 from itertools import compress, islice
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -82,7 +82,7 @@ class Column:
         self._numbered = self._present = None
         if self.slots is not None:
             self.slots[row] = known.slot
-        return cast("Value", known.value)
+        return known.value  # type: ignore[return-value] # the key's
 
     def clear(self, row: int, key: Hashable) -> None:
         """Empty a cell that holds the value of this key."""
@@ -261,8 +261,8 @@ class Columns:
     def _fill(self, row: int, driver: str, device: Device) -> Device:
         attributes = {}
         for name, attribute in device.attributes.items():
-            path = _path("attributes", driver, name)
-            if full := _shadowed_by(path, name, device.attributes):
+            path, full = _path("attributes", driver, name)
+            if full and full in device.attributes:
                 attributes[name] = attribute
                 self.twice[path] += attribute != device.attributes[full]
                 continue
@@ -277,9 +277,9 @@ class Columns:
                 attributes[name] = column.put(row, key, attribute)
         capacity = {}
         for name, amount in device.capacity.items():
-            path = _path("capacity", driver, name)
+            path, full = _path("capacity", driver, name)
             kept = amount
-            if full := _shadowed_by(path, name, device.capacity):
+            if full and full in device.capacity:
                 self.twice[path] += amount.value != device.capacity[full].value
             else:
                 column = self._column(path)
@@ -297,14 +297,14 @@ class Columns:
     def remove(self, row: int, driver: str, device: Device) -> None:
         """Give back the row of a device."""
         for name, attribute in device.attributes.items():
-            path = _path("attributes", driver, name)
-            if full := _shadowed_by(path, name, device.attributes):
+            path, full = _path("attributes", driver, name)
+            if full and full in device.attributes:
                 self.twice[path] -= attribute != device.attributes[full]
             else:
                 self._clear(path, row, _attribute_key(attribute)[0])
         for name, amount in device.capacity.items():
-            path = _path("capacity", driver, name)
-            if full := _shadowed_by(path, name, device.capacity):
+            path, full = _path("capacity", driver, name)
+            if full and full in device.capacity:
                 self.twice[path] -= amount.value != device.capacity[full].value
             else:
                 self._clear(path, row, amount.value)
@@ -352,17 +352,10 @@ class Columns:
 
 
 @lru_cache(maxsize=8192)
-def _path(kind: str, driver: str, name: str) -> ColumnPath:
+def _path(kind: str, driver: str, name: str) -> tuple[ColumnPath, str]:
+    """The path of what a driver publishes by a name, and its full name, which counts if it is there too; "" if this is it."""
     domain, slash, identifier = name.partition("/")
-    return ColumnPath(kind, domain, identifier) if slash else ColumnPath(kind, driver, name)
-
-
-def _shadowed_by(path: ColumnPath, name: str, names: Collection[str]) -> str:
-    """The full name of the same path, if it is there too: that counts then; "" if it is not."""
-    if "/" in name:
-        return ""
-    full = f"{path.domain}/{path.id}"
-    return full if full in names else ""
+    return (ColumnPath(kind, domain, identifier), "") if slash else (ColumnPath(kind, driver, name), f"{driver}/{name}")
 
 
 def attribute_key(attribute: DeviceAttribute) -> Hashable | None:

@@ -202,7 +202,7 @@ class Fleet:
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.arithmetic[row] = arithmetic(device)
             self.limited[row] = any(each.request_policy is not None for each in device.capacity.values())
-            self._mark(DeviceKey(*published.pool, device.name))
+            self.held[row] = self._use_of(DeviceKey(*published.pool, device.name))
 
     def remove_slice(self, name: str) -> None:
         """Forget a slice; nothing happens if it is not known."""
@@ -268,8 +268,11 @@ class Fleet:
             self._mark(device)
             self._recount.add(device.pool_key)
 
+    def _use_of(self, device: DeviceKey) -> int:
+        return HELD if self.state.holds(device) else SHARED if self.state.shares(device) else FREE
+
     def _mark(self, device: DeviceKey) -> None:
-        mark = HELD if self.state.holds(device) else SHARED if self.state.shares(device) else FREE
+        mark = self._use_of(device)
         self._uses += 1
         for row in self.inventory.rows(device):
             self.held[row] = mark

@@ -4,7 +4,7 @@ Owns the limits that keep hostile text harmless (length, nesting, size after mac
 itself is in `cel.lark`, macros in `macros`. No step recurses over the tree, so no text can exhaust the stack.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias, cast
 
 from lark import Lark, Token
@@ -66,10 +66,13 @@ _OPERANDS: Final = (
     "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}"
 )
 _LONGEST_QUOTED: Final = 40
+REMEMBERED: Final = 16
+"""So many expressions stay as they were made ready last: who explains a claim asks for the same few several times each."""
 _Parts: TypeAlias = list[Any]
 """What lark hands over for a rule: tokens, what the rules below returned, None for what is absent."""
 
 
+@lru_cache(maxsize=REMEMBERED)
 def parse(expression: str) -> Ast:
     """Parse an expression to its tree; raises CompileError with Kubernetes' words where there is none."""
     if len(expression.encode("utf-8", "surrogatepass")) > MAX_LENGTH:
