@@ -1,42 +1,71 @@
-"""The event loop: how long it was held, and long work on it with room for others in between.
+"""The event loop: how long it was held and by what, and long work on it with room for others in between.
 
 Owns the measurement: a task that sleeps and notes how much later than it should it goes on. Nothing else can tell that a lease, a
-probe or a watch had to wait, since work that holds the loop holds those too. Owns also how long others may have to wait for long
-work; what has changed in between is the caller's concern.
+probe or a watch had to wait, since work that holds the loop holds those too. A long hold is logged with its cause: a replica that
+loses its lease to one ends. Owns also how long others may have to wait for long work; what has changed in between is the caller's
+concern.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn
+from pathlib import Path
+from typing import Final, NoReturn
+
+import structlog
 
 from draco.controller.metrics import OperatorMetrics
 from draco.kube.clock import Clock
 
+log = structlog.get_logger(__name__)
+
 _EVERY_S = 0.02
 _REMEMBERED_S = 60.0
+_LONG_S: Final = 1.0
+"""A hold of so long is logged: of a few such in a row a lease is lost."""
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
+
+
+def starved_s() -> float | None:
+    """Seconds that this thread has been ready and without a processor since it began; None where the kernel does not say."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 class LoopWatch:
     """The longest hold of the last minute: by the clock, and by the processor time of this thread in it.
 
-    The second is what the operator's own work did. The first is more where the machine had no time for it.
+    The second is what the operator's own work did. The first is more where the machine had no time for it. What is the longest of
+    the last minute, and long, is logged with the seconds for which the thread was ready and without a processor.
     """
 
-    def __init__(self, clock: Clock, *, processor_s: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        processor_s: Callable[[], float] = time.thread_time,
+        starved_s: Callable[[], float | None] = starved_s,
+    ) -> None:
         self._clock = clock
         self._processor_s = processor_s
+        self._starved_s = starved_s
         self._holds: deque[tuple[float, float, float]] = deque()
 
     async def run(self) -> NoReturn:
         """Measure until cancelled."""
         while True:
-            began_s, began_cpu_s = self._clock.monotonic(), self._processor_s()
+            began_s, began_cpu_s, began_starved_s = self._clock.monotonic(), self._processor_s(), self._starved_s()
             await self._clock.sleep(_EVERY_S)
             now_s = self._clock.monotonic()
             late_s = max(0.0, now_s - began_s - _EVERY_S)
-            self._holds.append((now_s, late_s, min(late_s, self._processor_s() - began_cpu_s)))
+            cpu_s = min(late_s, self._processor_s() - began_cpu_s)
+            if late_s >= _LONG_S and late_s >= self.longest_s:
+                starved_s = _between(began_starved_s, self._starved_s())
+                log.warning("loop.held", seconds=round(late_s, 2), processor_s=round(cpu_s, 2), starved_s=starved_s)
+            self._holds.append((now_s, late_s, cpu_s))
             while self._holds[0][0] < now_s - _REMEMBERED_S:
                 self._holds.popleft()
 
@@ -49,6 +78,10 @@ class LoopWatch:
     def longest_work_s(self) -> float:
         """By the processor."""
         return max((cpu_s for _, _, cpu_s in self._holds), default=0.0)
+
+
+def _between(began_s: float | None, ended_s: float | None) -> float | None:
+    return None if began_s is None or ended_s is None else round(ended_s - began_s, 2)
 
 
 def register_loop(metrics: OperatorMetrics, watch: LoopWatch) -> None:

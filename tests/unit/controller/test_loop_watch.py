@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from draco.controller.loop_watch import LoopWatch
+from draco.controller.loop_watch import LoopWatch, starved_s
 from tests.doubles.clock import ManualClock
 
 
@@ -27,3 +28,32 @@ async def test_the_longest_hold_of_the_last_minute_is_told(worked_s: float, told
     assert watch.longest_work_s < 1e-9
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_long_hold_is_logged_with_its_cause_unless_a_longer_one_was_just_told(known: bool) -> None:
+    clock, worked, starved = ManualClock(), [0.0], [3.0]
+    watch = LoopWatch(clock, processor_s=lambda: worked[0], starved_s=lambda: starved[0] if known else None)
+    with capture_logs() as logs:
+        task = asyncio.create_task(watch.run())
+        await clock.advance(1.0)
+        for hold_s in (0.9, 3.0, 2.0):
+            worked[0] += 0.5
+            starved[0] += hold_s - 0.5
+            clock.pass_without_a_turn(hold_s)
+            await clock.advance(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    (told,) = logs
+    assert told["event"] == "loop.held"
+    assert told["seconds"] == pytest.approx(3.0, abs=0.05)
+    assert told["processor_s"] == pytest.approx(0.5)
+    assert told["starved_s"] == (pytest.approx(2.5) if known else None)
+
+
+def test_the_kernel_says_how_long_a_thread_was_without_a_processor() -> None:
+    before = starved_s()
+    assert before is not None
+    after = starved_s()
+    assert after is not None
+    assert after >= before
