@@ -200,7 +200,7 @@ def test_at_rest_nobody_waits_for_what_is_free_and_would_do(case: str) -> None:
 @pytest.mark.parametrize("event", ["allocation.late", "allocation.not_woken"])
 def test_an_operator_is_never_late_because_nothing_woke_it(event: str, tmp_path: Path) -> None:
     log = tmp_path / "operator.log"
-    programs = Programs(lambda: True)
+    programs = Programs(lambda _: True)
     programs.started("operator-0", os.getpid(), log)
     log.write_text(json.dumps({"event": event, "level": "warning"}) + "\n")
     assert [each.law for each in programs.look()] == ["error logged"]

@@ -105,6 +105,18 @@ def test_a_lease_may_be_as_late_as_its_holder_waited_for_a_processor(tmp_path: P
         assert lease.looked(6.2) == late
 
 
+@pytest.mark.parametrize(("starved_s", "stands_still_s", "may"), [(7.5, 0, True), (6.0, 0, False), (0.0, 4.5, True)])
+def test_a_lease_may_be_lost_where_the_machine_kept_its_holder_from_it(
+    starved_s: float, stands_still_s: float, may: bool
+) -> None:
+    lease = LeaseHistory(lambda _who, _since: starved_s)
+    lease.renewed("a", 0.0)
+    beats(lease.pace, (2.0, stands_still_s), until=18.0)
+    assert lease.law.may_be_lost(0.0, 18.0, starved_s) is may
+    lease.renewed("b", 18.0)
+    assert lease.looked(18.5) == ([] if may else ["lease lost"])
+
+
 def test_a_lease_that_nobody_renews_is_told() -> None:
     lease = LeaseHistory()
     lease.renewed("a", 0.0)

@@ -275,7 +275,7 @@ def test_a_program_that_ends_or_logs_an_error_is_told(tmp_path: Path) -> None:
     )
     program = subprocess.Popen([sys.executable, "-c", "pass"])
     program.wait()
-    programs = Programs(lambda: False)
+    programs = Programs(lambda _: False)
     programs.started("agent", program.pid, tmp_path / "later.log")
     (tmp_path / "later.log").write_text(log.read_text())
     found = sorted(each.law for each in programs.look())
@@ -287,16 +287,34 @@ def test_a_program_that_ends_or_logs_an_error_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_agent_says_that_its_driver_hangs_only_where_calls_wait(tmp_path: Path, waits: bool) -> None:
     log = tmp_path / "agent.log"
-    programs = Programs(lambda: False, lambda name: waits and name == "agent-one")
+    programs = Programs(lambda _: False, lambda name: waits and name == "agent-one")
     programs.started("agent-one", os.getpid(), log)
     log.write_text(json.dumps({"level": "error", "event": "nvml.hangs"}) + "\n")
     assert bool(list(programs.look())) is not waits
 
 
+@pytest.mark.parametrize("excused", [True, False])
+def test_an_operator_may_lose_its_lease_and_end_only_where_it_could_do_nothing(tmp_path: Path, excused: bool) -> None:
+    log = tmp_path / "operator-a.log"
+    program = subprocess.Popen([sys.executable, "-c", "pass"])
+    program.wait()
+    could_do_nothing = excused
+    programs = Programs(lambda name: name == "operator-a" and could_do_nothing)
+    programs.started("operator-a", program.pid, log)
+    said = [{"level": "warning", "event": "loop.held", "seconds": 9.1}, {"level": "error", "event": "election.lost"}]
+    log.write_text("".join(json.dumps(each) + "\n" for each in said))
+    found = list(programs.look())
+    could_do_nothing = False
+    found += programs.look()
+    assert [each.law for each in found] == ([] if excused else ["error logged", "program ended"])
+    assert excused or '"seconds": 9.1' in found[0].text, "with what held its loop"
+    assert programs.ended() == ["operator-a"], "it is started again"
+
+
 def test_a_program_that_was_killed_on_purpose_is_not_told(tmp_path: Path) -> None:
     program = subprocess.Popen([sys.executable, "-c", "pass"])
     program.wait()
-    programs = Programs(lambda: False)
+    programs = Programs(lambda _: False)
     programs.started("agent", program.pid, tmp_path / "agent.log")
     programs.killed("agent")
     assert not list(programs.look())

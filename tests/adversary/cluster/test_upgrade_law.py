@@ -101,7 +101,7 @@ def test_a_leader_that_is_told_to_end_gives_its_lease_up() -> None:
 
 
 def test_a_program_that_was_told_to_end_may_end_and_is_not_started_again(tmp_path: Path) -> None:
-    programs = Programs(lambda: False)
+    programs = Programs(lambda _: False)
     gone = 2**22 + 1
     for name in ("agent-adv-0", "agent-adv-1"):
         programs.started(name, gone, tmp_path / name)

@@ -22,6 +22,10 @@ GIVEN_UP_WITHIN_S = 5.0
 LEADING_FOR_S = 3.0
 """A new leader first reads what the one before has left."""
 WITHOUT_WHOM_S = 60.0
+LOSES_LEASE_AFTER_S = 10.0
+"""So long without a renewal, and a leader ends."""
+SEEN_WITHIN_S = 5.0
+"""So much later it is seen at the latest."""
 
 
 class LeaseLaw:
@@ -104,9 +108,17 @@ class LeaseLaw:
             return
         since = now - float(new.get("leaseDurationSeconds") or 0) - TAKEOVER_GRACE_S
         down = self._fairness.was_down("api", since, now) + self._fairness.was_down("replicas", since, now)
-        if old.get("holderIdentity") and not down:
-            text = f"{new['holderIdentity']} took the lease over from {old['holderIdentity']}, which nobody had killed"
-            yield Suspicion("lease lost", f"{old['holderIdentity']} {new['holderIdentity']}", text)
+        who = str(old.get("holderIdentity") or "")
+        if who and not down and not self.may_be_lost(since, now, self._starved_s(who, since)):
+            text = f"{new['holderIdentity']} took the lease over from {who}, which nobody had killed"
+            yield Suspicion("lease lost", f"{who} {new['holderIdentity']}", text)
+
+    def may_be_lost(self, since: float, now: float, starved_s: float) -> bool:
+        """Whether the machine may have kept a leader from renewing the lease at all, by the measure of being late with it.
+
+        `starved_s` is how long the leader was without a processor.
+        """
+        return QUICK_S + 2 * self._pace.lost_s(since, now) + starved_s >= LOSES_LEASE_AFTER_S
 
     def look(self, world: World, now: float, clock: datetime) -> Iterator[Suspicion]:
         """Whether the lease has not been renewed for longer than it lasts."""

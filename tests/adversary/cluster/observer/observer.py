@@ -25,7 +25,7 @@ from tests.adversary.cluster.observer.fences import FenceLaw
 from tests.adversary.cluster.observer.files import FilesLaw
 from tests.adversary.cluster.observer.idle import beside_free
 from tests.adversary.cluster.observer.laws import LAWS, Latecomers
-from tests.adversary.cluster.observer.lease import LeaseLaw
+from tests.adversary.cluster.observer.lease import LOSES_LEASE_AFTER_S, SEEN_WITHIN_S, LeaseLaw
 from tests.adversary.cluster.observer.ledger import Accidents, disagreements, still_tainted
 from tests.adversary.cluster.observer.limited import miscounted
 from tests.adversary.cluster.observer.made import made_in_vain
@@ -109,7 +109,7 @@ class Observer:
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
         self.longest: Counter[str] = Counter()
-        self.programs = Programs(self._api_was_down, self._driver_waited)
+        self.programs = Programs(self._could_do_nothing, self._driver_waited)
         self.pace = Pace(TWIN_EVERY_S)
         self.starvation = Starvation()
         self.lease = LeaseLaw(self.fairness, self.pace, self._starved_s)
@@ -421,7 +421,10 @@ class Observer:
 
     def _starved_s(self, holder: str, since: float) -> float:
         """How long an operator has waited for a processor since then."""
-        pid = self.programs.pid(holder.rpartition("_")[0])
+        return self._programs_starved_s(holder.rpartition("_")[0], since)
+
+    def _programs_starved_s(self, program: str, since: float) -> float:
+        pid = self.programs.pid(program)
         if pid is None:
             return 0.0
         self.starvation.sample(pid, time.monotonic())
@@ -433,9 +436,13 @@ class Observer:
         steady = self.lease.led(self.world, now) and self.lease.steady_since < since - 1.0
         return steady and not self.fairness.was_down("api", since - 1.0, now)
 
-    def _api_was_down(self) -> bool:
+    def _could_do_nothing(self, program: str) -> bool:
+        """Whether the API server was down lately, or a lease may have been lost for want of a processor."""
         now = time.monotonic()
-        return self.fairness.was_down("api", now - 30.0, now) > 0
+        if self.fairness.was_down("api", now - 30.0, now) > 0:
+            return True
+        since = now - LOSES_LEASE_AFTER_S - SEEN_WITHIN_S
+        return self.lease.may_be_lost(since, now, self._programs_starved_s(program, since))
 
     def _driver_waited(self, program: str) -> bool:
         node = program.removeprefix("agent-").removesuffix("-next")

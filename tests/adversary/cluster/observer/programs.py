@@ -7,14 +7,18 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.adversary.cluster.observer.suspicion import Suspicion
 
 EXPECTED_ERRORS = frozenset(
     {"election.lost", "election.body_did_not_end", "operator.leadership_lost", "reconcile.failed"}
 )
-"""Errors that are right to log after an outage of the API server, or after a sleep: a leader cannot know that it still leads, and
-nothing can be written."""
+"""Errors that are right to log after an outage of the API server, after a sleep, or where there was no processor for the program:
+a leader cannot know that it still leads, and nothing can be written."""
+LOST = "election.lost"
+HELD = "loop.held"
+"""Why a program was late: told with the error that came of it."""
 OWN_FAULTS = frozenset({"allocation.late", "allocation.not_woken"})
 """What an operator tells of that it should have done a minute ago: nothing woke it. Right for nobody, at whatever level."""
 FACTS = frozenset({"driver.mismatch", "gpu.fault"})
@@ -36,15 +40,17 @@ class Program:
     ended: bool = False
     may_end: bool = False
     leaves: bool = False
+    held: str = ""
 
 
 class Programs:
     """The programs of the product.
 
-    `excused` says whether the API server was down lately, `waits` whether a program's calls of its driver waited lately.
+    `excused` says whether a program lately got no answer of the API server, or no processor, `waits` whether its calls of its
+    driver waited lately.
     """
 
-    def __init__(self, excused: Callable[[], bool], waits: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(self, excused: Callable[[str], bool], waits: Callable[[str], bool] = lambda _: False) -> None:
         self._excused = excused
         self._waits = waits
         self._programs: dict[str, Program] = {}
@@ -78,7 +84,7 @@ class Programs:
             yield from self._said(program)
             if not program.leaves and not program.ended and not _runs(program.pid):
                 program.ended = True
-                if program.name.startswith("operator") and (program.may_end or self._excused()):
+                if program.name.startswith("operator") and self._is_excused(program):
                     continue  # it could not renew its lease: it must end, and whoever runs it starts it again
                 text = f"{program.name} (pid {program.pid}) ended by itself: see {program.log}"
                 yield Suspicion("program ended", f"{program.name} {program.pid}", text)
@@ -86,6 +92,9 @@ class Programs:
     def ended(self) -> list[str]:
         """Those that ended by themselves."""
         return [each.name for each in self._programs.values() if each.ended]
+
+    def _is_excused(self, program: Program) -> bool:
+        return program.may_end or self._excused(program.name)
 
     def _said(self, program: Program) -> Iterator[Suspicion]:
         try:
@@ -97,29 +106,47 @@ class Programs:
         whole = text[: text.rfind(b"\n") + 1]
         program.read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            wrong = _wrong(line, excused=program.may_end or self._excused())
+            said = _parsed(line)
+            if said.get("event") == HELD:
+                program.held = f"; before that: {line[:300]}"
+            wrong = _wrong(said, line)
+            if wrong and _may_be_excused(said) and self._is_excused(program):
+                program.may_end = program.may_end or wrong == LOST  # which takes it a few seconds yet
+                continue
             if wrong and not (wrong in OF_SLOW_DRIVERS and self._waits(program.name)):
-                yield Suspicion("error logged", f"{program.name} {wrong}", f"{program.name} logged: {line[:2000]}")
+                yield Suspicion(
+                    "error logged", f"{program.name} {wrong}", f"{program.name} logged: {line[:2000]}{program.held}"
+                )
 
 
-def _wrong(line: str, *, excused: bool) -> str:
-    """What makes a line wrong; empty when nothing does."""
+def _parsed(line: str) -> dict[str, Any]:
+    """What a line of a log says; nothing where it is none of ours."""
     try:
         said = json.loads(line)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _wrong(said: dict[str, Any], line: str) -> str:
+    """What makes a line wrong; empty when nothing does."""
+    if not said:
         return "a traceback" if line.startswith("Traceback (most recent call last)") else ""
     event = str(said.get("event", ""))
     if event in OWN_FAULTS:
         return event
     if event in FACTS and "exception" not in said:
         return ""
-    if excused and (event in EXPECTED_ERRORS or str(said.get("logger", "")).startswith(EXPECTED_LOGGERS)):
-        return ""
     if "exception" in said or said.get("level") in {"error", "critical"}:
         return event
     return ""
+
+
+def _may_be_excused(said: dict[str, Any]) -> bool:
+    event = said.get("event", "")
+    return event not in OWN_FAULTS and (
+        event in EXPECTED_ERRORS or str(said.get("logger", "")).startswith(EXPECTED_LOGGERS)
+    )
 
 
 def _runs(pid: int) -> bool:
