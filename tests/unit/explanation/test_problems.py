@@ -302,6 +302,18 @@ def test_constraints_on_what_no_selected_device_has_are_told() -> None:
     ]
 
 
+def test_a_constraint_on_what_some_selected_device_has_is_fine_whatever_the_first_has() -> None:
+    for second, told in ((DeviceAttribute(string="a"), 0), (DeviceAttribute(strings=["b"]), 1)):
+        fleet = a_fleet()
+        linked = [
+            Device(name="gpu-0", attributes={"links": DeviceAttribute(strings=["a"])}),
+            Device(name="gpu-1", attributes={"links": second}),
+        ]
+        fleet.put_slice(a_slice("n3", linked))
+        claim = asking(constraints=[DeviceConstraint(match_attribute=f"{GPU}/links")])
+        assert len(the_problems(claim, fleet)) == told
+
+
 def test_an_amount_of_a_capacity_that_no_selected_device_has_is_told() -> None:
     problem = the_problem(asking(capacity=CapacityRequirements(requests={"memori": "1Gi"})))
     assert (problem.kind, problem.remedy) == (ProblemKind.UNKNOWN_CAPACITY, "ask for memory")

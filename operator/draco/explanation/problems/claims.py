@@ -336,7 +336,7 @@ def _of_constraints(
             if not constraint.requests or {full_name, full_name.partition("/")[0]} & set(constraint.requests)
         }
         for full_name, marks in about.items():
-            if count(marks) and (not slash or not published.values(path, marks)):
+            if count(marks) and (not slash or not published.is_on(path, marks)):
                 yield _problem(
                     ProblemKind.UNKNOWN_ATTRIBUTE,
                     f"{which} compares the attribute {attribute}, and no device that request {full_name} selects has it",

@@ -92,7 +92,7 @@ def unknown_names(
             text += f"; {_meant(path, meant)}"
             if works:
                 remedy = f"write {better}"
-            elif published.values(meant, among):
+            elif published.is_on(meant, among):
                 remedy = f"ask for {path_text(meant)}"
         yield DeadEnd(kind, ref, text, remedy)
 

@@ -83,13 +83,17 @@ class PublishedNames:
                     return _path(each, near, near_name)
         return None
 
-    def values(self, path: AttributePath, rows: bytes) -> dict[Plain, int]:
+    def is_on(self, path: AttributePath, rows: bytes) -> bool:
+        """Whether one of the marked rows has a value there, lists aside. Mostly the first does, however many there are."""
+        return bool(self.values(path, rows, most=1) or self.values(path, rows))
+
+    def values(self, path: AttributePath, rows: bytes, *, most: int = _MANY) -> dict[Plain, int]:
         """The distinct values that the marked rows have, with one of the rows; of very many only some, and no lists."""
         column = self._columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
         if column is None:
             return {}
         found: dict[Plain, int] = {}
-        for row in column.examples(rows, _MANY):
+        for row in column.examples(rows, most):
             device = self._columns.devices[row]
             value = None if device is None else value_of(device, self._columns.drivers[row], path)
             if value is not None:
