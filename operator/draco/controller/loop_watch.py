@@ -1,9 +1,9 @@
-"""The event loop: how long it was held and by what, and long work on it with room for others in between.
+"""The event loop: how long it was held, and long work on it with room for others in between.
 
 Owns the measurement: a task that sleeps and notes how much later than it should it goes on. Nothing else can tell that a lease, a
-probe or a watch had to wait, since work that holds the loop holds those too. A long hold is logged with its cause: a replica that
-loses its lease to one ends. Owns also how long others may have to wait for long work; what has changed in between is the caller's
-concern.
+probe or a watch had to wait, since what holds the loop holds those too. A long hold is logged: a replica that loses its lease
+to one ends, and its metrics with it. Owns also how long others may have to wait for long work; what has changed in between is the
+caller's concern.
 """
 
 import asyncio
@@ -63,8 +63,12 @@ class LoopWatch:
             late_s = max(0.0, now_s - began_s - _EVERY_S)
             cpu_s = min(late_s, self._processor_s() - began_cpu_s)
             if late_s >= _LONG_S and late_s >= self.longest_s:
-                starved_s = _between(began_starved_s, self._starved_s())
-                log.warning("loop.held", seconds=round(late_s, 2), processor_s=round(cpu_s, 2), starved_s=starved_s)
+                log.warning(
+                    "loop.held",
+                    seconds=round(late_s, 2),
+                    processor_s=round(cpu_s, 2),
+                    starved_s=_between(began_starved_s, self._starved_s()),
+                )
             self._holds.append((now_s, late_s, cpu_s))
             while self._holds[0][0] < now_s - _REMEMBERED_S:
                 self._holds.popleft()

@@ -47,14 +47,15 @@ def arithmetic(device: Device) -> Arithmetic:
     """What may go wrong with the device, said too often rather than too seldom."""
     worst = Arithmetic.SAFE
     for capacity in device.capacity.values():
+        if capacity.value.startswith("-"):
+            return Arithmetic.NEGATIVE
         policy = capacity.request_policy
         if policy is None:
-            if capacity.value.startswith("-"):
-                return Arithmetic.NEGATIVE
             continue
         allowed = policy.valid_range
-        amounts = (capacity.value, policy.default, allowed.min if allowed else None)
-        if any(text is not None and text.startswith("-") for text in amounts):
+        if any(
+            text is not None and text.startswith("-") for text in (policy.default, allowed.min if allowed else None)
+        ):
             return Arithmetic.NEGATIVE
         if allowed is not None and allowed.step is not None:
             worst = Arithmetic.STEPS

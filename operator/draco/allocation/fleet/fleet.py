@@ -202,6 +202,7 @@ class Fleet:
         for row, device in zip(entry.rows, entry.spec.devices, strict=True):
             self.arithmetic[row] = arithmetic(device)
             self.limited[row] = any(each.request_policy is not None for each in device.capacity.values())
+            # What is in use has not changed, so the device's rows in other slices have their mark already.
             self.held[row] = self._use_of(DeviceKey(*published.pool, device.name))
 
     def remove_slice(self, name: str) -> None:

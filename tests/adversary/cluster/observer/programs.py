@@ -143,10 +143,7 @@ def _wrong(said: dict[str, Any], line: str) -> str:
 
 
 def _may_be_excused(said: dict[str, Any]) -> bool:
-    event = said.get("event", "")
-    return event not in OWN_FAULTS and (
-        event in EXPECTED_ERRORS or str(said.get("logger", "")).startswith(EXPECTED_LOGGERS)
-    )
+    return said.get("event") in EXPECTED_ERRORS or str(said.get("logger", "")).startswith(EXPECTED_LOGGERS)
 
 
 def _runs(pid: int) -> bool:
