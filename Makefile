@@ -33,6 +33,10 @@ demo: setup ## Show what Draco does, on a local Kubernetes with simulated GPUs
 test: lint type ## Everything: lint, types, and all tests up to whole clusters (PYTEST_ARGS=... for pytest)
 	@scripts/test $(PYTEST_ARGS)
 
+.PHONY: test-versions
+test-versions: setup ## The tests on the other versions of Kubernetes alone; the first time their API servers are built
+	@DRACO_TEST_VERSIONS=others scripts/test $(PYTEST_ARGS)
+
 .PHONY: unit
 unit: setup ## Only the fast tests, in a minute
 	@$(BIN)/python -m tests.oracle.programs

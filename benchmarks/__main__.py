@@ -13,7 +13,7 @@ from benchmarks import table
 
 FOLDER = Path(__file__).parent
 SIZES = {"operator_scale": ["", "--nodes 10000 --claims 200", "--mig"]}
-"""What the README tells of more than one size is measured at each."""
+"""What docs/performance.md tells of more than one size is measured at each."""
 NOT_BENCHMARKS = {"__init__", "__main__", "allocating_cluster", "gpu_fleet", "mig_streams", "table"}
 ALONE = {"installation", "upgrade"}
 """Need an image and root: run by their names only."""

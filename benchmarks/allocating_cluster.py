@@ -39,12 +39,12 @@ from draco.resources.names import (
     ATTRIBUTE_ALLOCATOR,
     NVIDIA_DEVICE_CLASS,
     NVIDIA_DRIVER,
-    SCHEDULING_GATE,
     TAINT_OPERATOR_ALLOCATED,
 )
 from draco_local.cluster.controlplane import ControlPlane
 from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
 from tests.component.chart.rendering import NAMESPACE
+from tests.component.chart.webhook import GATING, LocalWebhook
 
 AT_ONCE = 32
 """Requests of the benchmark."""
@@ -61,6 +61,18 @@ async def publish_for_the_scheduler(
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
     await in_parallel([add_node(client, each, gpus) for each in range(nodes)], AT_ONCE)
     await until(lambda: claims_are_admitted(client), 60, pause_s=0.2)
+
+
+async def gate_pods(client: Client, webhook: LocalWebhook, port: int) -> None:
+    """From now on new pods get Draco's scheduling gate, as the chart has it."""
+    await client.create(GATING, webhook.gating("draco", [port]))
+
+    async def gives_it() -> bool:
+        probe = await add_pod(client, "probe", OPERATORS_CLASS)
+        await clear(client)
+        return bool(probe.spec.scheduling_gates)
+
+    await until(gives_it, 60, pause_s=0.2)
 
 
 @contextlib.asynccontextmanager
@@ -177,16 +189,15 @@ async def add_template(client: Client, device_class: str) -> None:
     await client.create(CLAIM_TEMPLATES, {"metadata": {"name": device_class, "namespace": "default"}, "spec": spec})
 
 
-async def add_pod(client: Client, name: str, template: str = "", *, gated: bool = False) -> None:
-    """A pod with a claim from the template, or with the one of its name; and with Draco's scheduling gate or not."""
+async def add_pod(client: Client, name: str, template: str = "") -> Pod:
+    """A pod with a claim from the template, or with the one of its name, as it is stored at first."""
     claim = {"resourceClaimTemplateName": template} if template else {"resourceClaimName": name}
     spec = {
         "automountServiceAccountToken": False,
         "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
         "resourceClaims": [{"name": "gpu", **claim}],
-        "schedulingGates": [{"name": SCHEDULING_GATE}] if gated else [],
     }
-    await client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+    return await client.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
 
 
 async def end(client: Client, key: ObjectKey) -> None:

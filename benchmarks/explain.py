@@ -47,7 +47,7 @@ from draco.resources.api.slices import (
 DRIVER: Final = "gpu.example.com"
 GPUS: Final = 8
 SIZES: Final = (100, 1_000, 10_000)
-TARGET_MS: Final = 100.0
+TARGET_MS: Final = 50.0
 TIMES: Final = 7
 MODELS: Final = ("A100", "H100", "H200", "B200")
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import click
 import msgspec
 import structlog
-import uvloop
 
 from benchmarks.table import Row, tell
 from draco.kube.clock import SystemClock
@@ -181,7 +180,7 @@ def measure_here(kubeconfig: Path, side: Side, count: int) -> Sample:
     gc.freeze()  # as the operator does when it starts, for both sides: what was imported is not looked at again and again
 
     memory, cpu, began = _memory_mib("VmRSS"), time.process_time(), time.monotonic()
-    found = uvloop.run(know(kubeconfig, side))  # the operator's loop, for both sides
+    found = asyncio.run(know(kubeconfig, side))
     result = Sample(time.monotonic() - began, time.process_time() - cpu, _memory_mib("VmHWM") - memory)
     if found != count:
         raise click.ClickException(f"{found} claims were found where there are {count}")

@@ -58,7 +58,6 @@ NOT_LISTED = {
     "operator/draco/allocation/fleet": "the errors of the allocator are Kubernetes' own words",
     "operator/draco/allocation/search": "the errors of the allocator are Kubernetes' own words",
     "operator/draco/allocation/errors.py": "the errors of the allocator are Kubernetes' own words",
-    "operator/draco/maintenance/phases.py": "the table of phases is a page of its own",
 }
 """What is left out, and why; a module below it that stands in a part is listed all the same."""
 

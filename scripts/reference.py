@@ -17,9 +17,9 @@ import yaml
 
 from draco import cli
 from draco.health.table import KINDS, FaultEnd, FaultKind
-from draco.maintenance.phases import PHASES
 from draco.resources.api.health import HealthEffect
 from scripts import messages
+from scripts.maintenance_phases import PHASES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (ROOT / "operator" / "draco", ROOT / "local" / "draco_local")

@@ -50,8 +50,8 @@ from draco.resources.api.draco import (
     GpuNodeSpec,
     GpuNodeStatus,
     GpuStatus,
+    InstanceStatus,
     LayoutInstances,
-    MigInstance,
     MigLayout,
     MigMode,
     MigPolicy,
@@ -370,10 +370,10 @@ def a_board_table(board: Board, name: str = "H100-80") -> BoardTable:
     return BoardTable(name=name, profiles=profiles)
 
 
-def a_mig_instance(text: str, *, size: int = 1, **fields: Any) -> MigInstance:
+def a_mig_instance(text: str, *, size: int = 1, **fields: Any) -> InstanceStatus:
     """From "1g.10gb@4"."""
     profile, start = text.split("@")
-    return MigInstance(profile=profile, start=int(start), size=size, **fields)
+    return InstanceStatus(profile=profile, start=int(start), size=size, **fields)
 
 
 def a_mig_node(

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -73,23 +73,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-OPERATORS = tuple(Path(__file__).parent / "component" / each for each in ("allocation", "controller", "gangs"))
-"""Tests of the operator on an API server."""
-ON_BOTH_LOOPS = ("test_connections.py", "test_workers.py")
-"""What both kinds of loop serve, or what they do differently."""
-
-
-def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loops that a test runs on: the operator has uvloop's, the agent and the command line have asyncio's."""
-    both = item.path.name in ON_BOTH_LOOPS
-    if not both and not any(item.path.is_relative_to(folder) for folder in OPERATORS):
-        return {"asyncio": asyncio.new_event_loop}
-    import uvloop  # noqa: PLC0415 - most unit tests need none
-
-    usual = {"asyncio": asyncio.new_event_loop} if both else {}
-    return {**usual, "uvloop": uvloop.new_event_loop}
-
-
 @pytest.fixture
 def no_collection() -> Iterator[None]:
     """No search for garbage meanwhile: among all that a run of tests loads it takes longer than most of what is measured."""
@@ -140,13 +123,15 @@ def served(request: pytest.FixtureRequest) -> ControlPlane:
 
 @pytest.fixture
 async def client(served: ControlPlane) -> AsyncIterator["Client"]:
-    """An administrator's client of `served`."""
-    from draco.kube.connect.client import Client  # noqa: PLC0415 - unit tests do not load the network stack
-    from draco.kube.connect.kubeconfig import connect  # noqa: PLC0415 - the same
+    """An administrator's client of `served`. What it creates outside of namespaces goes with the test."""
+    from draco.kube.connect.kubeconfig import connect  # noqa: PLC0415 - unit tests do not load the network stack
+    from tests.tidy import TidyClient  # noqa: PLC0415 - the same
 
     connection = await connect(served.kubeconfig)
+    made = TidyClient(connection)
     try:
-        yield Client(connection)
+        yield made
+        await made.tidy()
     finally:
         await connection.close()
 

@@ -61,7 +61,7 @@ SECONDS: dict[str, float] = {
     "tests/component/kube/test_informer.py": 20,
     "tests/component/chart/test_profiles.py": 15,
     "tests/component/chart/test_chart.py": 15,
-    "tests/unit/agent/test_mig_crash.py": 15,
+    "tests/unit/agent/mig/test_mig_crash.py": 15,
     "tests/unit/explanation/test_kept.py": 10,
 }
 """How long a group takes where the number of its tests does not tell. The longest begin first, so that workers end together."""

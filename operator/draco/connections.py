@@ -153,7 +153,7 @@ class Connections:
             try:
                 await ended
             except asyncio.CancelledError:
-                # A TLS transport of Python 3.11 that was closed twice has forgotten what to abort, and ends by itself.
+                # A TLS transport of Python 3.11 that was closed twice has forgotten what to abort, and ends on its own.
                 with suppress(AttributeError):
                     transport.abort()
                 raise

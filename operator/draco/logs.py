@@ -4,10 +4,9 @@ Owns the set-up, for our own events and for what libraries say through the stand
 everything else gets JSON.
 """
 
-import asyncio
 import logging
 import sys
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor
@@ -15,11 +14,6 @@ from structlog.typing import EventDict, Processor
 from draco.resources.texts import shown
 
 LEVELS = ("debug", "info", "warning", "error")
-
-log = structlog.get_logger(__name__)
-
-_OF_CLOSED: Final = "; the handler is closed"
-"""How uvloop ends its error where something is written to a connection that is lost."""
 
 
 def configure_log(level: str, *, stream: TextIO | None = None) -> None:
@@ -50,19 +44,6 @@ def configure_log(level: str, *, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))  # libraries speak only when something is wrong
-
-
-def log_loop_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what goes wrong where nobody waits for it, as a loop does by itself; an event loop's exception handler.
-
-    But for the loss of a connection: uvloop calls it a fault if something is to be written at that moment. Who uses the
-    connection hears of the loss anyway.
-    """
-    error = context.get("exception")
-    if isinstance(error, RuntimeError) and str(error).endswith(_OF_CLOSED):
-        log.debug("connection.lost", error=str(error))
-    else:
-        loop.default_exception_handler(context)
 
 
 def _printable(_logger: Any, _method: str, event: EventDict) -> EventDict:

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.allocations import ClaimAllocations
 from draco.controller.view import ClusterView
-from draco.controller.workers.pool import WorkerPool
+from draco.controller.workers.contract import WorkerPool
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.listeners import Listeners
@@ -42,6 +42,9 @@ class Permissive:
 
     def within(self, _: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
         return placement
+
+    def tell(self) -> None:
+        """There is nothing to say."""
 
 
 def permissive_allocations(

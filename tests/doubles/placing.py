@@ -3,7 +3,7 @@
 from itertools import count
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.placing.search.as_if import PlacedFleet
+from draco.placing.search.what_if import PlacedFleet
 
 
 def a_placed_fleet(fleet: Fleet) -> PlacedFleet:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from draco.allocation.fleet.fleet import Fleet
 from draco.controller.view import ClusterView
 from draco.controller.workers.answering import answer
+from draco.controller.workers.contract import Answered, ReadQuestion
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.fleet_process import FleetFeed
 from draco.controller.workers.messages import Answer, Question, SkippedObject
-from draco.controller.workers.pool import Answered, ReadQuestion
 from tests.doubles.placing import a_placed_fleet
 
 
@@ -22,7 +22,7 @@ def told_fleet(followed: FollowedFleet, left_out: Callable[[SkippedObject], None
 
 def hand_on(followed: FollowedFleet, feed: FleetFeed) -> None:
     """Tell it what it has not been told."""
-    while followed.is_unsaid:
+    while followed.is_dirty:
         feed.take(followed.next_changes(7))
 
 

@@ -209,7 +209,7 @@ def test_a_cron_job_that_runs_by_itself_is_not_used(clean: Kubectl) -> None:
     kube = clean
     kube.apply_objects(a_cron_job("reset-gpu", suspend=False))
     maintain(kube, "reset", "gpu-2", work={"fromCronJob": "reset-gpu"})
-    says(kube, "reset", "is not suspended, so it runs by itself: set its spec.suspend to true")
+    says(kube, "reset", "is not suspended, so it runs automatically: set its spec.suspend to true")
     kube.apply_objects(a_cron_job("reset-gpu"))
     eventually(lambda: kube.objects("jobs", namespace=JOBS), what="the Job is made")
 

@@ -304,10 +304,10 @@ spec:
     assert kube.phase("steady") == "Running"
 
 
-Standing = tuple[str, list[tuple[str, int]]]
+IsolationState = tuple[str, list[tuple[str, int]]]
 
 
-def foreseen(kube: Kubectl, policy: str) -> dict[str, Standing]:
+def foreseen(kube: Kubectl, policy: str) -> dict[str, IsolationState]:
     """What is said of deleting a policy: of each GPU that it concerns, who has it then and what is there."""
     said = draco("layout", "plan", "--delete", policy, "-o", "json", kubeconfig=kube.kubeconfig)
     assert said.returncode == 0, said.stderr
@@ -323,7 +323,7 @@ def foreseen(kube: Kubectl, policy: str) -> dict[str, Standing]:
     }
 
 
-def standing(kube: Kubectl, devices: Iterable[str]) -> dict[str, Standing]:
+def standing(kube: Kubectl, devices: Iterable[str]) -> dict[str, IsolationState]:
     """The same, as the operator has written it and the agent reports it."""
     node = kube.get("gpunode", NODE)
     owners = {each["uuid"]: each["policy"] for each in node.get("spec", {}).get("gpus", [])}

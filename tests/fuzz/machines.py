@@ -37,10 +37,11 @@ from draco.agent.publish import slices
 from draco.agent.record import checkpoint
 from draco.cli.agent import command as agent_command
 from draco.cli.operator import command as operator_command
-from draco.controller.own_advice import OwnAdvice
-from draco.controller.reviews import NotAReview
+from draco.controller.webhook.admission_review import NotAReview
+from draco.controller.webhook.own_kind_advice import OwnKindAdvice
+from draco.controller.workers.contract import Answered
 from draco.controller.workers.messages import (
-    AskQuestion,
+    AskQuestions,
     Changes,
     CheckClaim,
     ClaimProblems,
@@ -55,7 +56,6 @@ from draco.controller.workers.messages import (
     inward,
     outward,
 )
-from draco.controller.workers.pool import Answered
 from draco.endpoints import http_app, serving
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import decode_page, token_of
@@ -69,8 +69,8 @@ from draco_local.simulator.gpus import state
 from draco_local.simulator.nvml.library import SimulatedNvml
 from tests.builders import a_claim, a_gpu, a_slice
 from tests.fuzz.run import Target
-from tests.unit.agent.test_journal import a_prepared_claim, a_record
-from tests.unit.controller.test_admission import Lab, a_request
+from tests.unit.agent.record.test_journal import a_prepared_claim, a_record
+from tests.unit.controller.webhook.test_admission import Lab, a_request
 
 DEEP = ["[" * 900, '{"a":' * 900, "[" * 20_000]
 JSON = ["null", "true", "[]", "{}", '""', "0", "-1", "1e400", ",", ":", "\\ud800", "\xff", "\xc3", "\0", *DEEP]
@@ -164,7 +164,7 @@ def review(text: str) -> str:
     try:
         with capture_logs():
             answer, outcome = asyncio.run(_Reviews().admission.review(raw(text)))
-            asyncio.run(OwnAdvice(dict, clock=SystemClock()).review(raw(text)))
+            asyncio.run(OwnKindAdvice(dict, clock=SystemClock()).review(raw(text)))
     except NotAReview as error:
         return sentence(error)
     assert isinstance(json.loads(answer)["response"]["allowed"], bool)
@@ -410,7 +410,7 @@ def _messages() -> list[str]:
 
 
 def _frames() -> list[str]:
-    asked = AskQuestion(1, CheckClaim(a_claim("a")), 2, 0.5, 5.0, False)
+    asked = AskQuestions([(1, CheckClaim(a_claim("a")))], 2, 0.5, 5.0, False)
     changes = Changes([PutObject("Node", b"\x80"), Remove("Node", ObjectKey("", "n"))], 3)
     replies = [Reply(1, each, 2, 0.1) for each in (ClaimProblems([]), OutOfMemory(), Failed("it ended"))]
     return [text_of(frame(asked)), text_of(frame(changes)), text_of(b"".join(map(frame, replies)))]

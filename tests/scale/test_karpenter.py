@@ -157,7 +157,7 @@ async def test_an_isolated_gpu_counts_as_free_until_a_claim_holds_it_and_the_eve
             what="Karpenter counts on it",
             within_s=PATIENCE_S,
         )
-        counts = f"Karpenter counts on {node}, as it knows no taints of devices: it may add no node."
+        counts = f"Karpenter ignores device taints and treats {node} as free; it may not add a node."
         await until(partial(said, scaled, namespace, "waits", "ClaimPending", counts), what="Draco's Event")
         assert await nodes_of(scaled) == {node}
         await hold(scaled, namespace)

@@ -97,8 +97,8 @@ async def test_an_allocation_counts_from_the_request_that_begins_it_and_is_compa
     slow_pods, quick_pods = claim_allocation.PodFigures(slow, slow), claim_allocation.PodFigures(quick, quick)
     good = claim_allocation.Measured(slow_pods, quick_pods, quick, quick_pods, quick_pods)
     bad = claim_allocation.Measured(quick_pods, slow_pods, slow, slow_pods, slow_pods)
-    assert [row.met for row in claim_allocation.rows(good, "some")] == [True] * 5
-    assert [row.met for row in claim_allocation.rows(bad, "some")] == [False] * 5
+    assert [row.met for row in claim_allocation.rows(good, "some")] == [True] * 6
+    assert [row.met for row in claim_allocation.rows(bad, "some")] == [False] * 6
 
 
 def test_an_allocation_counts_for_the_pod_that_the_claim_was_made_for() -> None:

@@ -15,12 +15,10 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from draco.connections import ConnectionLimits
-from draco.controller.claims.webhook import PATH, webhook_app
-from draco.controller.own_advice import OwnAdvice
+from draco.controller.webhook.server import PATH, webhook_app
 from draco.endpoints import http_app, serving
-from draco.kube.clock import SystemClock
 from draco_local.cluster.pki import Authority
-from tests.unit.controller.test_admission import Lab
+from tests.unit.controller.webhook.test_admission import Lab
 
 SOON = ConnectionLimits(head_s=0.2, body_s=0.2)
 PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -31,8 +29,7 @@ def probes() -> web.Application:
 
 
 def webhook() -> web.Application:
-    advice = OwnAdvice(dict, clock=SystemClock())
-    return webhook_app(Lab().admission, advice, Counter("reviews", "Help.", ["result"], registry=None))
+    return webhook_app({PATH: Lab().admission.review}, Counter("reviews", "Help.", ["result"], registry=None))
 
 
 class Client:

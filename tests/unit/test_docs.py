@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 ODD_WORDS = re.compile(
     r"\b(anew|whoever|whomever|whatsoever|as ever|told of|has it that|divided so|kept no more|(is|not) a matter of|goes on so|"
     r"is no (matter|name|value|key|kind|number|object|manifest|scenario|request|entry|field) of|stays so|can(not)? be had|"
-    r"is told|(?<!there )is no (time|taint|effect|text|event|label)|(write it|are) such as|goes on by itself)\b",
+    r"is told|(?<!there )is no (time|taint|effect|text|event|label)|(write it|are) such as|"
+    r"by (itself|themselves)|what makes (it|them)|as many .* as may|such as it is)\b",
     re.IGNORECASE,
 )
 """Words that no user of kubectl, cert-manager or rustc has ever read there: "again", "anyone" and a verb say the same."""
@@ -60,7 +61,7 @@ def test_the_texts_of_every_package_are_among_the_messages_or_left_out_for_a_rea
 
 
 def test_every_module_that_a_page_for_contributors_names_is_there() -> None:
-    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "design").glob("*.md")]
+    pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "contributing.md", *(ROOT / "docs" / "design").glob("*.md")]
     texts = {page.name: page.read_text("utf-8") for page in pages}
     assert sum(len(MODULE.findall(text)) for text in texts.values()) > 20
     assert [(name, path) for name, text in texts.items() for path in missing_modules(text)] == []
@@ -164,7 +165,12 @@ def test_links_are_found_in_text_and_not_in_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", list(FaultFamily))
 def test_each_family_of_faults_has_a_page_that_leads_to_its_end(family: FaultFamily) -> None:
     page = (ROOT / "docs" / "runbooks" / f"{family}.md").read_text("utf-8")
-    parts = ("What it means", "How to see it", "What Draco has done by itself", "What to do", "How it ends")
+    parts = ("What it means", "How to see it", "What Draco has done automatically", "What to do", "How it ends")
     assert [part for part in parts if f"**{part}.**" not in page] == []
     for index in ("docs/README.md", "docs/runbooks/alerts.md"):
         assert f"{family}.md)" in (ROOT / index).read_text("utf-8"), index
+
+
+@pytest.mark.parametrize(("page", "words"), [("README.md", 900), ("CONTRIBUTING.md", 1200)])
+def test_what_strangers_read_first_is_short(page: str, words: int) -> None:
+    assert len((ROOT / page).read_text("utf-8").split()) <= words

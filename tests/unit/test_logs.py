@@ -1,6 +1,5 @@
 """The log of every program."""
 
-import asyncio
 import io
 import json
 import logging
@@ -8,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-import uvloop
 
-from draco.logs import configure_log, log_loop_fault
+from draco.logs import configure_log
 
 
 class Terminal(io.StringIO):
@@ -49,28 +47,3 @@ def test_logs_are_json_lines_with_fields_for_ours_and_for_libraries() -> None:
     ours, theirs = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert (ours["event"], ours["claim"], ours["level"]) == ("claim.pending", "default/train", "info")
     assert (theirs["event"], theirs["logger"], theirs["level"]) == ("it said this", "some.library", "warning")
-
-
-def test_that_a_connection_is_lost_while_something_is_written_to_it_is_no_error_of_uvloops() -> None:
-    stream = io.StringIO()
-    configure_log("info", stream=stream)
-    uvloop.run(write_to_a_lost_connection())
-    (said,) = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert (said["event"], said["level"]) == ("Fatal error on SSL protocol", "error")
-    assert said["exception"].endswith("RuntimeError: a mistake")
-
-
-async def write_to_a_lost_connection() -> None:
-    """Have the loop handle what uvloop raises then, as its TLS does, and then a mistake."""
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(log_loop_fault)
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    with pytest.raises(RuntimeError) as lost:
-        writer.transport.write(b"x")
-    for error in (lost.value, RuntimeError("a mistake")):
-        loop.call_exception_handler({"message": "Fatal error on SSL protocol", "exception": error})
-    server.close()

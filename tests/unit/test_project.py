@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from draco_local.cluster.programs import toolchain
+from tests.versions import OTHERS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "operator" / "draco", ROOT / "local" / "draco_local")
@@ -165,4 +166,16 @@ def test_continuous_integration_runs_what_a_person_runs() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     called = re.findall(r"^make --no-print-directory (\S+)", script.read_text(encoding="utf-8"), re.MULTILINE)
-    assert called == ["test", "e2e-kind", "image-test"]
+    assert called == ["test", "test-versions", "e2e-kind", "image-test"]
+
+
+def test_what_names_another_kubernetes_is_marked_so() -> None:
+    """Else `make test` builds that before its first test."""
+    names = re.compile("|".join(re.escape(f'"{each}"') for each in OTHERS))
+    unmarked = [
+        str(path.relative_to(ROOT))
+        for layer in ("component", "e2e", "adversary")
+        for path in (ROOT / "tests" / layer).rglob("*.py")
+        if names.search(text := path.read_text("utf-8")) and not re.search(r"\bother_version\b|tests\.versions", text)
+    ]
+    assert unmarked == []

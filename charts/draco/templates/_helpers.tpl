@@ -19,6 +19,39 @@
 {{- if and (eq .Values.profile "full") .Values.deviceClasses.enabled }}true{{ end -}}
 {{- end -}}
 
+{{/* Whether pods get Draco's scheduling gate from the API server. */}}
+{{- define "draco.gatesPods" -}}
+{{- if and .Values.operator.enabled .Values.operator.allocate .Values.operator.gatePods }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether the API server asks the operator about what is written. */}}
+{{- define "draco.webhook" -}}
+{{- if and .Values.operator.enabled (or .Values.webhook.enabled (include "draco.gatesPods" .)) }}true{{ end -}}
+{{- end -}}
+
+{{/* What identifies a configuration of the webhook. Call with a dict of root and name. */}}
+{{- define "draco.webhookMeta" -}}
+name: {{ .name }}
+labels:
+  {{- include "draco.labels" (dict "root" .root "component" "operator") | nindent 2 }}
+{{- if .root.Values.webhook.certManager }}
+annotations:
+  cert-manager.io/inject-ca-from: {{ .root.Release.Namespace }}/{{ .name }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the API server asks, and whose certificate it believes. Call with a dict of root, name, path and authority ("" for cert-manager's). */}}
+{{- define "draco.webhookClient" -}}
+{{- with .authority }}
+caBundle: {{ . }}
+{{- end }}
+service:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  path: {{ .path }}
+  port: 443
+{{- end -}}
+
 {{/* Whether a cluster can be asked: not by `helm template`. */}}
 {{- define "draco.live" -}}
 {{- if lookup "v1" "Namespace" "" "kube-system" }}true{{ end -}}

@@ -73,7 +73,7 @@ command.add_command(cluster_gpus.command)
     type=click.Choice(["all", "default", "gangs"]),
     default="all",
     show_default=True,
-    help="DRA features: all there are, those that Kubernetes has on by itself, or all and PodGroups.",
+    help="DRA features: all there are, those that Kubernetes has on by default, or all and PodGroups.",
 )
 @click.option(
     "--provider", type=click.Choice(["local", "kind"]), default="local", show_default=True, help="Who runs Kubernetes."

@@ -266,7 +266,7 @@ def tell(story: DemoScript) -> None:
     story.show_draco("status")
 
     chapter("The board is back in its slot: the GPU comes back")
-    story.show("patch", "dm", "mend-board", "--type=merge", "-p", '{"spec":{"finished":true}}')
+    story.show_draco("maintain", "finish", "mend-board")
     story.until_phase("mend-board", "Completed")
     story.show("get", "devicemaintenances")
 

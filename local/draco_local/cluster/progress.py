@@ -22,7 +22,7 @@ class Progress(Protocol):
         """A step that lasts as long as the block; the block may call what it is given with details now and then."""
 
     def note(self, text: str) -> None:
-        """A line by itself."""
+        """A line of its own."""
 
 
 class SilentProgress:
@@ -46,7 +46,7 @@ class LineProgress:
         self._monotonic = monotonic
 
     def note(self, text: str) -> None:
-        """A line by itself."""
+        """A line of its own."""
         self._write(f"{text}\n")
 
     @contextlib.contextmanager

@@ -17,12 +17,12 @@ from draco.agent.errors import AnotherPlugin, ClusterUnsuited, SettingsError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.hardware.nvml_library import NodeLibrary
-from draco.agent.lanes import Lane
 from draco.agent.parts import AgentParts
 from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
 from draco.agent.plugin.handover import POLL_S, NextAgent, hand_over
 from draco.agent.plugin.unix_sockets import SocketTaken
 from draco.agent.settings import AgentSettings
+from draco.agent.threads import DaemonExecutor
 from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
@@ -109,7 +109,7 @@ class Agent:
                 await plugin.withdraw()
             finally:
                 # Another agent acts from then on: not while a thread of ours still works on instances or the record.
-                await self.parts.lanes.closed(CLOSING_S, lock.release)
+                await self.parts.threads.closed(CLOSING_S, lock.release)
 
     async def _take_place(self, lock: ProcessLock) -> None:
         """Become the node's agent: at once, or, where that is wanted, when the one that is there ends."""
@@ -185,7 +185,7 @@ class Agent:
 
         In a thread, for it may take seconds, and in one that keeps no process from ending.
         """
-        edits, lane = self.parts.common_edits, Lane("edits", monotonic=self._clock.monotonic)
+        edits, executor = self.parts.common_edits, DaemonExecutor("edits", monotonic=self._clock.monotonic)
         try:
             while True:
                 await self.parts.gpus_read.wait()
@@ -194,11 +194,11 @@ class Agent:
                 with suppress(
                     OSError
                 ):  # files go as they are read while another driver is installed: the next reading tells
-                    if driver is not None and await lane.run(partial(edits.outdated, driver.driver_version)):
-                        await lane.run(partial(edits.refresh, driver.driver_version))
+                    if driver is not None and await executor.run(partial(edits.outdated, driver.driver_version)):
+                        await executor.run(partial(edits.refresh, driver.driver_version))
                         self.parts.report_changed()
         finally:
-            lane.close()
+            executor.close()
 
     @asynccontextmanager
     async def _endpoints(self) -> AsyncIterator[None]:
@@ -206,7 +206,7 @@ class Agent:
         async with AsyncExitStack() as stack:
             if self._settings.listen is not None:
                 plain = self._measured if secure is None else None
-                app = http_app(plain, alive=self.parts.lanes.stuck, ready=self._lacking)
+                app = http_app(plain, alive=self.parts.threads.stuck, ready=self._lacking)
                 await stack.enter_async_context(serving(app, *self._settings.listen))
             if secure is not None:
                 metrics = serving_metrics(

@@ -165,7 +165,7 @@ def _overwrite(path: Path, offset: int, content: bytes, *, sync: Callable[[int],
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Have errors name the file: a write to a full disk and a read from a broken one do not by themselves."""
+    """Have errors name the file: a write to a full disk and a read from a broken one do not on their own."""
     try:
         yield
     except OSError as error:

@@ -22,7 +22,6 @@ from draco.agent.hardware.fault_record import FAULTS, FaultRecord, driver_load
 from draco.agent.hardware.gpus import device_name
 from draco.agent.hardware.monitor import HardwareMonitor, HardwareView, SysfsPcieRoots
 from draco.agent.hardware.nvml import Nvml
-from draco.agent.lanes import Lanes
 from draco.agent.metrics import AgentMetrics
 from draco.agent.mig.holders import HoldingProcess
 from draco.agent.mig.last_spec import LAST_SPEC, SpecMemory
@@ -37,12 +36,13 @@ from draco.agent.publish.offering import Offers
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import PreparedClaim
+from draco.agent.record.contents import PreparedClaim
 from draco.agent.report.claim_status import ClaimReporter
 from draco.agent.report.lease import AgentLease
 from draco.agent.report.node_status import NodeReport, NodeReporter
 from draco.agent.settings import AgentSettings
 from draco.agent.startup import Startup
+from draco.agent.threads import AgentThreads
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import Features
@@ -84,7 +84,7 @@ class AgentParts:
         self.metrics: Final = AgentMetrics()
         # The record, and what is written for containers
         self.checkpoint: Final = Checkpoint(settings.state_folder / CHECKPOINT, files, boot_id="")
-        self.lanes: Final = Lanes(calling=lambda: nvml.calling, nvml=nvml.lock, clock=clock)
+        self.threads: Final = AgentThreads(calling=lambda: nvml.calling, nvml=nvml.lock, clock=clock)
         self.common_edits: Final = CommonEdits(
             settings.installed, hook_folder=settings.state_folder, loaded=lambda: self.hardware.view.driver_version
         )
@@ -156,7 +156,7 @@ class AgentParts:
             driver=self._settings.driver,
             path=self._settings.state_folder / LAST_SPEC,
             files=self._files,
-            in_thread=self.lanes.on_record,
+            in_thread=self.threads.on_record,
             clock=self._clock,
         )
         return NodeDivisions(
@@ -168,7 +168,7 @@ class AgentParts:
             boot_id=self._boot_id,
             proc=self._settings.proc_root,
             device_root=self._settings.device_root,
-            on_gpu=lambda uuid, work: self.lanes.with_driver(work, {uuid}),
+            on_gpu=lambda uuid, work: self.threads.with_driver(work, {uuid}),
             shown=self.divisions_shown,
             changed=self.worked_on,
             report=self.gpunode_changed,
@@ -179,7 +179,7 @@ class AgentParts:
     def _names(self) -> KnownGpus:
         return KnownGpus(
             self.checkpoint,
-            in_thread=self.lanes.on_record,
+            in_thread=self.threads.on_record,
             forgotten=lambda: self.dividing.keeper.forgotten,
             promised=lambda: frozenset(self.dividing.keeper.promised),
         )
@@ -234,8 +234,8 @@ class AgentParts:
             view=lambda: self.hardware.view,
             show_again=self.hardware.show_again,
             kubelet_denies=lambda uid: denies(self._settings.kubelet_dir / KUBELET_RECORD, uid),
-            on_record=self.lanes.on_record,
-            with_driver=self.lanes.with_driver,
+            on_record=self.threads.on_record,
+            with_driver=self.threads.with_driver,
             tell=self.tell,
             rewritten=self.claim_reporter.touch,
             clock=self._clock,
@@ -253,7 +253,7 @@ class AgentParts:
         return ClaimWork(
             preparer,
             self.checkpoint,
-            self.lanes,
+            self.threads,
             driver=self._settings.driver,
             view=lambda: self.hardware.view,
             in_the_way=self.leftovers.in_the_way,
@@ -267,7 +267,7 @@ class AgentParts:
             changed=self.claim_changed,
             opened=self.startup.trusted,
             hindrance=self.giving_way,
-            hanging=lambda: self.lanes.hanging,
+            hanging=lambda: self.threads.hanging,
             metrics=self.metrics,
             clock=self._clock,
             deadline_s=self._settings.prepare_deadline_s,
@@ -319,7 +319,7 @@ class AgentParts:
     async def _running(self, claim: PreparedClaim) -> Sequence[HoldingProcess] | None:
         """The processes that run on a claim's devices; None while NVML does not answer."""
         found: list[HoldingProcess] = []
-        asked = await self.lanes.ask(lambda: found.extend(self.dividing.instances.processes_of(claim)))
+        asked = await self.threads.ask(lambda: found.extend(self.dividing.instances.processes_of(claim)))
         return found if asked else None
 
     async def _give_up(self, claim: PreparedClaim) -> None:

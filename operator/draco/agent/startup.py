@@ -20,7 +20,7 @@ from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.publish import device_names as known_gpus
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import OwnedInstance, PreparedClaim
+from draco.agent.record.contents import OwnedInstance, PreparedClaim
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import persistently

@@ -63,7 +63,9 @@ class RefusedConfiguration(NamedTuple):
 def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
     """The first configuration of an allocated claim that keeps the driver from preparing a device; None if none does."""
     configs = claim.status.allocation.devices.config if claim.status.allocation is not None else []
-    said = [_Said.of(each) for each in configs if each.opaque is not None and each.opaque.driver == driver]
+    said = [
+        _OpaqueConfiguration.of(each) for each in configs if each.opaque is not None and each.opaque.driver == driver
+    ]
     said.sort(key=lambda each: not each.is_of_class)
     results = [each for each in claim.results if each.driver == driver]
     for result in results:
@@ -77,7 +79,7 @@ def refused(claim: ResourceClaim, driver: str) -> RefusedConfiguration | None:
     return None
 
 
-class _Said(NamedTuple):
+class _OpaqueConfiguration(NamedTuple):
     """A configuration of a driver in an allocation."""
 
     is_of_class: bool
@@ -85,7 +87,7 @@ class _Said(NamedTuple):
     parameters: Any
 
     @classmethod
-    def of(cls, config: DeviceAllocationConfiguration) -> "_Said":
+    def of(cls, config: DeviceAllocationConfiguration) -> "_OpaqueConfiguration":
         parameters = config.opaque.parameters if config.opaque is not None else None
         return cls(config.source == FROM_CLASS, config.requests, parameters)
 
@@ -96,7 +98,7 @@ class _Said(NamedTuple):
         return is_for(self.parameters, is_partition=read_partition_name(result.device) is not None)
 
 
-def _source(claim: ResourceClaim, said: _Said, result: DeviceRequestAllocationResult) -> str:
+def _source(claim: ResourceClaim, said: _OpaqueConfiguration, result: DeviceRequestAllocationResult) -> str:
     if not said.is_of_class:
         return CLAIMS_OWN
     name, _, alternative = result.request.partition("/")

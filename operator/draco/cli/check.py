@@ -59,7 +59,7 @@ def _show(report: CheckReport) -> None:
         echo(f"{each.verdict:<8} {each.about:<9} {each.message}")
         if each.remedy and each.verdict is not Verdict.OK:
             echo(f"{'':<8} {'':<9} {each.remedy}")
-    echo("Draco is at work." if report.healthy else "Draco does not do all of its work: see what failed above.")
+    echo("Draco is at work." if report.healthy else "Some checks failed (see above).")
 
 
 async def _until_healthy(kubeconfig: Path | None, context: str | None, namespace: str, wait_s: float) -> CheckReport:

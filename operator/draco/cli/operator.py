@@ -15,17 +15,16 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 import structlog
-import uvloop
 
 from draco.controller.app import ClusterChanged, run_operator
-from draco.controller.claims.admission import AdmissionMode
-from draco.controller.claims.webhook import WebhookSettings
 from draco.controller.kopf_thread import quiet_kopf
 from draco.controller.settings import OperatorSettings
+from draco.controller.webhook.claim_advice import AdmissionMode
+from draco.controller.webhook.server import WebhookSettings
 from draco.kube.connect.connection import Connect, Connection
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.election import LeadershipLost
-from draco.logs import LEVELS, configure_log, log_loop_fault
+from draco.logs import LEVELS, configure_log
 from draco.options import ListenAddress, MetricsSettings, Seconds, both_or_neither, option, with_metrics
 from draco.resources.errors import leaves
 
@@ -61,7 +60,8 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "--pending-after",
     "pending_after_s",
     type=Seconds(min=0),
-    help="Seconds that a pod may wait for its claims before Events say why; at once when the scheduler refuses it.",
+    help="Seconds that a pod may wait for its claims before Events say why; at once when the scheduler refuses it. Also how long "
+    "all of its claims must fit before Events say so.",
 )
 @_setting(
     "--settle",
@@ -94,7 +94,7 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "--handover-settle",
     "handover_settle_s",
     type=Seconds(min=0),
-    help="Seconds after which every API server and scheduler acts by what was written, when a GPU is handed over.",
+    help="Seconds to wait for API servers and schedulers to observe a handover.",
 )
 @_setting(
     "--overdue-after",
@@ -119,7 +119,7 @@ def _setting(name: str, field: str, **more: Any) -> Callable[[Callable[..., Any]
     "rediscover_s",
     type=Seconds(min=0.1),
     metavar="SECONDS",
-    help="How often to find out again what the cluster can do.",
+    help="How often to re-check cluster features.",
 )
 @option(
     "--webhook-listen",
@@ -227,7 +227,7 @@ def command(
         return await connect(kubeconfig, context)
 
     try:
-        uvloop.run(_run(made, connected))
+        asyncio.run(_run(made, connected))
     except ExceptionGroup as group:
         if changed := _within(group, ClusterChanged):
             log.warning("cluster.changed", changes=str(changed))
@@ -249,7 +249,6 @@ def start_anew() -> NoReturn:
 async def _run(settings: OperatorSettings, connected: Connect) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(log_loop_fault)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await run_operator(settings, connect=connected, stop=stop)

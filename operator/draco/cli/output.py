@@ -1,7 +1,7 @@
 """How commands print: texts for people, documents for `-o json` and `-o yaml`, and lines of JSON.
 
 Owns that nothing that others wrote steers a person's terminal, the form of documents, and that no line of JSON, however long, is
-held whole, with one answer a line out as soon as it is known. Says nothing by itself.
+held whole, with one answer a line out as soon as it is known. Prints nothing.
 """
 
 import sys

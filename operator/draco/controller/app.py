@@ -12,17 +12,18 @@ from typing import Final
 
 import structlog
 
-from draco.controller.claims.admission import Admission
-from draco.controller.claims.webhook import serving_webhook, webhook_app
 from draco.controller.kopf_thread import KopfThread
 from draco.controller.loop_watch import LoopWatch
 from draco.controller.metrics import OperatorMetrics
-from draco.controller.own_advice import OwnAdvice
 from draco.controller.reconcilers import Reconcilers
 from draco.controller.self_report import SelfReport
 from draco.controller.settings import OperatorSettings
 from draco.controller.taints.reach import warn_of_wide_rules
 from draco.controller.view import ClusterView
+from draco.controller.webhook.claim_advice import ClaimAdvice
+from draco.controller.webhook.own_kind_advice import OwnKindAdvice
+from draco.controller.webhook.pod_gates import PodGates
+from draco.controller.webhook.server import OWN_PATH, PATH, PODS_PATH, serving_webhook, webhook_app
 from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
@@ -143,17 +144,24 @@ class Operator:
         if settings is None:
             yield
             return
-        admission = Admission(
+        admission = ClaimAdvice(
             self.view.followed,
             self.reconcilers.workers,
             mode=settings.mode,
-            ready=lambda: not self.view.unsynced,
+            ready=self._knows_all,
             within_s=_ADVICE_BY * settings.timeout_s,
         )
-        advice = OwnAdvice(lambda: self.view.classes_by_name, clock=self._clock)
-        app = webhook_app(admission, advice, self.metrics.admission_reviews)
+        advice = OwnKindAdvice(lambda: self.view.classes_by_name, clock=self._clock)
+        gates = PodGates(
+            self._client, self.view, ready=self._knows_all, autoscaled=self._features.autoscaled, clock=self._clock
+        )
+        reviews = {PATH: admission.review, OWN_PATH: advice.review, PODS_PATH: gates.review}
+        app = webhook_app(reviews, self.metrics.admission_reviews)
         async with serving_webhook(settings, app, certificates=self.metrics.certificates, clock=self._clock):
             yield
+
+    def _knows_all(self) -> bool:
+        return not self.view.unsynced
 
     def _secure_metrics(self) -> AbstractAsyncContextManager[object]:
         settings = self._settings.metrics

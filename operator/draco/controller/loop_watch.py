@@ -1,6 +1,6 @@
 """The event loop: how long it was held, and long work on it with room for others in between.
 
-Owns the measurement: a task that sleeps and notes how much later than it should it goes on. Nothing else can tell that a lease, a
+Owns the measurement: a task that sleeps and records how late it wakes up. Nothing else can tell that a lease, a
 probe or a watch had to wait, since what holds the loop holds those too. A long hold is logged: a replica that loses its lease
 to one ends, and its metrics with it. Owns also how long others may have to wait for long work; what has changed in between is the
 caller's concern.

@@ -55,7 +55,8 @@ class OperatorMetrics:
         )
         self.admission_reviews = Counter(
             "draco_admission_reviews_total",
-            "Claims and templates that the webhook was asked about: clean, warned, denied, or unseen (allowed without a look).",
+            "Objects that the webhook was asked about: clean, warned, denied, gated (a pod that got Draco's scheduling gate), "
+            "or unseen (allowed without a look).",
             ["outcome"],
             registry=self.registry,
         )
@@ -76,7 +77,7 @@ class OperatorMetrics:
         )
         self.preemptions = Counter(
             "draco_preemption_evictions_total",
-            "Pods that were to make room for pods of a higher priority: evicted, or refused (and asked again later).",
+            "Preemption evictions by outcome: evicted, or refused (and tried again later).",
             ["outcome"],
             registry=self.registry,
         )

@@ -1,7 +1,7 @@
 """Writes the status of objects of Draco's own kinds, only on top of what was seen.
 
-Owns the write, and the memory of which version it has replaced: until that has come back on the watch the object is not looked at
-again. `PolicyStatuses` adds the pace of what is counted over the whole fleet. What a status says is for others to find.
+Owns the write; until it has come back on the watch the object is not looked at again. `PolicyStatuses` adds the pace of what is
+counted over the whole fleet. What a status says is for others to find.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,11 +11,12 @@ import structlog
 
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.own_kinds import OwnKind
+from draco.controller.superseded import SupersededVersions
 from draco.controller.view import BY_UID
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.kube.watch.store import ApiObject, Change
+from draco.kube.watch.store import ApiObject
 from draco.resources.api.base import ApiStruct
 from draco.resources.names import FIELD_MANAGER_OPERATOR
 
@@ -43,17 +44,16 @@ P = TypeVar("P", bound=CountedPolicy)
 
 
 class OwnStatus(Generic[T]):
-    """The statuses of one kind. Nothing is kept of objects that are deleted, also of one that is while its status is written."""
+    """The statuses of one kind."""
 
     def __init__(self, client: Client, objects: OwnKind[T]) -> None:
         self._client = client
         self._objects = objects
-        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
-        objects.subscribe(self._forget)
+        self._superseded = SupersededVersions(objects)
 
     def is_superseded(self, obj: T) -> bool:
         """Whether our own write is still on its way to us; its arrival wakes those who follow the kind."""
-        return self._superseded.get(obj.metadata.uid) == obj.metadata.resource_version
+        return obj in self._superseded
 
     async def write(self, obj: T, status: ApiStruct) -> T | None:
         """Write the status of an object that is as it was seen; None if it is gone. Raises Conflict and other ApiErrors."""
@@ -72,15 +72,8 @@ class OwnStatus(Generic[T]):
             )
         except NotFound:
             return None
-        known = self._objects.store.get(meta.key)
-        is_there = known is not None and known.metadata.uid == meta.uid
-        if is_there and written.metadata.resource_version != meta.resource_version:
-            self._superseded[meta.uid] = meta.resource_version
+        self._superseded.add(obj, written)
         return written
-
-    def _forget(self, change: Change[T]) -> None:
-        if change.before is not None and change.after is None:
-            self._superseded.pop(change.before.metadata.uid, None)
 
 
 class PolicyStatuses(Generic[P]):

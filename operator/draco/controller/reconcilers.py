@@ -6,23 +6,20 @@ that was made first acts first, and so allocation is: pods wait for it, and for 
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draco.controller.allocation.parts import AllocationParts
-from draco.controller.allocation.writing.gates import GATES_AT_ONCE
-from draco.controller.claims import pending_claims, repair
+from draco.controller.claims import pending_claims
 from draco.controller.claims.pending_claims import PendingClaims
-from draco.controller.claims.release import ClaimReleases
-from draco.controller.claims.repair import RepairReconciler
 from draco.controller.evictions import PodEvictions
 from draco.controller.fencing.fences import FencingReconciler
-from draco.controller.fencing.signs import AgentLeases
+from draco.controller.fencing.observed_leases import AgentLeases
+from draco.controller.gpu_nodes.reconciler import GpuNodeReconciler
 from draco.controller.health.decisions import HealthDecisions
 from draco.controller.health.fault_notices import FaultNoticeReconciler
 from draco.controller.health.policies import HealthPolicyReconciler
 from draco.controller.health.remediation import RemediationReconciler
-from draco.controller.limits.guard import LimitGuard
-from draco.controller.limits.held import HeldDevices
+from draco.controller.limits.enforcement import LimitGuard
+from draco.controller.limits.holdings import HeldDevices
 from draco.controller.limits.statuses import DeviceLimitReconciler
 from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.draining import PodDrains
@@ -32,10 +29,12 @@ from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.nodes import NodeConditionReconciler
 from draco.controller.maintenance.reconciler import MaintenanceReconciler
 from draco.controller.metrics import OperatorMetrics
+from draco.controller.mig import repair
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.movable_claims import MovableClaims
 from draco.controller.mig.policies import MigPolicyReconciler
+from draco.controller.mig.release import ClaimReleases
+from draco.controller.mig.repair import RepairReconciler
 from draco.controller.mig.warm_ahead import WarmAheadReconciler
 from draco.controller.reconciling import Reconciling
 from draco.controller.reservations.reconciler import ReservationReconciler
@@ -55,6 +54,9 @@ from draco.kube.events.events import EventRecorder
 from draco.kube.events.notes import Notes
 from draco.mig_policy.release_policy import ReleaseDelays
 from draco.resources.names import FIELD_MANAGER_OPERATOR
+
+if TYPE_CHECKING:
+    from draco.controller.allocation.parts import AllocationParts
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 
@@ -142,8 +144,11 @@ class Reconcilers:
             action=action,
         )
 
-    def _allocating(self, guard: LimitGuard) -> AllocationParts:
+    def _allocating(self, guard: LimitGuard) -> "AllocationParts":
         """What makes Draco the allocator of the GPUs that policies hand over to it."""
+        from draco.controller.allocation.parts import AllocationParts  # noqa: PLC0415 - others load nothing of it
+        from draco.controller.allocation.writing.gates import GATES_AT_ONCE  # noqa: PLC0415 - the same
+
         parts = AllocationParts(
             self._client,
             self._view,
@@ -153,6 +158,7 @@ class Reconcilers:
             events=self.events,
             notes=self._notes,
             evictions=self._evictions,
+            autoscaled=self._features.autoscaled,
             settings=self._settings,
             metrics=self._metrics,
             clock=self._clock,
@@ -265,7 +271,7 @@ class Reconcilers:
             client, view, health, self.events, clock=clock, opened=self._metrics.remediations_opened
         )
         handover = self.allocation.handover if self.allocation else None
-        self._add("mig-layouts", MigLayoutReconciler(client, view, decisions, health, handover))
+        self._add("gpu-nodes", GpuNodeReconciler(client, view, decisions, health, handover))
         self._add("mig-policies", MigPolicyReconciler(client, view, decisions, clock=clock, adviser=repairs))
         self._add("mig-warm", WarmAheadReconciler(view, decisions, clock=clock))
         self._add("mig-repair", repairs)

@@ -29,7 +29,7 @@ class Reconciler(Protocol[K]):
         ...
 
     async def reconcile(self, key: K) -> float | None:
-        """Make one key so. Returns in how many seconds to look again by itself, or None."""
+        """Reconcile one key; return seconds until the next look, or None."""
         ...
 
 

@@ -5,7 +5,7 @@ Owns the settings struct; reading options and the environment is the command's b
 
 import msgspec
 
-from draco.controller.claims.webhook import WebhookSettings
+from draco.controller.webhook.server import WebhookSettings
 from draco.controller.workers.pool import WorkerSettings
 from draco.options import MetricsSettings
 from draco.resources.names import OPERATOR_LEASE
@@ -42,7 +42,7 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     allocate: bool = False
     """Whether Draco allocates the GPUs that MigPolicies hand over to it (`spec.allocator`). It takes rights and a register."""
     handover_settle_s: float = 5.0
-    """After how long every API server and scheduler acts by what was written when a GPU is handed over."""
+    """How long API servers and schedulers may take to observe a handover."""
     overdue_s: float = 86_400.0
     """How long a group waits before devices that become free are kept for it, so that smaller ones cannot pass it for ever."""
     leak_after_s: float = 600.0

@@ -23,7 +23,14 @@ from draco.kube.watch.collection import Collection
 from draco.kube.watch.informer import Informer
 from draco.kube.watch.store import Store
 from draco.maintenance.isolating.fences import is_fence
-from draco.maintenance.rules import extended_device, extends, is_draco_own, maintained_device, maintenance_uid
+from draco.maintenance.rules import (
+    extended_device,
+    extended_from,
+    extends,
+    is_draco_own,
+    maintained_device,
+    maintenance_uid,
+)
 from draco.reservations.claims import reserved_by
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -84,6 +91,8 @@ BY_GANG = "gang"
 BY_UID = "uid"
 BY_EXTENDED = "extended"
 """Taint rules by the UID of the rule that they extend."""
+BY_EXTENDED_DEVICE = "extended device"
+"""Taint rules that are extensions, by the name of the device from which they extend a rule."""
 BY_EXTENDED_POOL = "extended pool"
 """Taint rules that are to be extended, by the pool of the device that they name."""
 FENCES = "fences"
@@ -225,6 +234,7 @@ class ClusterView:
         self.rule_store.add_index(BY_MAINTENANCE, lambda rule: [uid] if (uid := maintenance_uid(rule)) else [])
         self.rule_store.add_index(BY_UID, lambda rule: [rule.metadata.uid])
         self.rule_store.add_index(BY_EXTENDED, lambda rule: [uid] if (uid := extends(rule)) else [])
+        self.rule_store.add_index(BY_EXTENDED_DEVICE, lambda rule: [name] if (name := extended_from(rule)) else [])
         self.rule_store.add_index(
             BY_EXTENDED_POOL,
             lambda rule: [device.pool_key] if (device := extended_device(rule)) else [],
@@ -272,6 +282,12 @@ class ClusterView:
         if remembered is None or list(map(id, remembered[0])) != list(map(id, slices)):
             remembered = self._hardware[pool] = (slices, PoolHardware(slices))
         return remembered[1]
+
+    def extended_to(self, device: DeviceKey) -> frozenset[DeviceKey]:
+        """The devices on which there are extensions of rules that name this one."""
+        rules = self.rule_store.by_index(BY_EXTENDED_DEVICE, str(device))
+        selectors = (rule.spec.device_selector for rule in rules)
+        return frozenset(named for each in selectors if each is not None and (named := each.named))
 
     def slices_of(self, pool: PoolKey) -> list[ResourceSlice]:
         """All slices of the pool, of whichever generation."""

@@ -1,7 +1,7 @@
 """Explains why the claims of a pod are not allocated: the entry point of the package.
 
 Owns the order of questions: what is allocated already, where the pod may go, what the allocator says of each node, what stands
-in the way of each device. Decides nothing by itself.
+in the way of each device. Decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ from draco.explanation.findings.allocator_runs import AllocatorVerdict
 from draco.explanation.findings.emptied import emptied
 from draco.explanation.findings.fleet_findings import FleetFinder, FleetFindings
 from draco.explanation.findings.folding import folded
+from draco.explanation.findings.held_allocations import obstacles
+from draco.explanation.findings.joint_fit import fits_alone
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
 from draco.explanation.findings.placement import nodes_for
-from draco.explanation.findings.standing import obstacles
-from draco.explanation.findings.together import fits_alone
 from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, ProblemKind, RequestExplanation
 from draco.explanation.note import cause_and_fix, note

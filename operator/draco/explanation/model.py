@@ -106,11 +106,17 @@ class PendingReason(StrEnum):
 
 
 class SelectorRef(OutputStruct, frozen=True, kw_only=True):
-    """A selector: `source` is "class NAME" or "claim NAMESPACE/NAME", `index` its place there."""
+    """A selector: `source` is "class NAME" or "claim NAMESPACE/NAME" (or "claim template …"), `index` its place there."""
 
     source: str
     index: int
     expression: str
+
+    @property
+    def class_name(self) -> str:
+        """The DeviceClass that it is a selector of; "" for one of a claim."""
+        kind, _, name = self.source.partition(" ")
+        return name if kind == "class" else ""
 
 
 class SeenValue(OutputStruct, frozen=True, kw_only=True):

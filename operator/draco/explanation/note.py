@@ -21,7 +21,7 @@ from draco.explanation.model import (
     alternatives,
 )
 from draco.explanation.wording import capital, core_of_error, is_of_no_concern, node_text
-from draco.resources.texts import NAMED, are, counted, listed, sentence
+from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened
 
 MAX_NOTE: Final = 1000
 """Characters of an Event's note, less some; ordinary notes have 300 at most."""
@@ -47,7 +47,7 @@ _COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
 )
 
 
-class _Said(NamedTuple):
+class _NoteParts(NamedTuple):
     """What is said of an explanation; `counts` is left out where the cause has counted already."""
 
     cause: str
@@ -66,7 +66,7 @@ def note(explanation: Explanation) -> str:
         text, counts = _sentences(explanation, said), said.counts
     if counts and len(text) + len(counts) < _ROOM:
         text = f"{text} ({counts})"
-    return text if len(text) <= MAX_NOTE else f"{text[: MAX_NOTE - 1].rstrip()}…"
+    return shortened(text, MAX_NOTE)
 
 
 def cause_and_fix(explanation: Explanation) -> str:
@@ -74,7 +74,7 @@ def cause_and_fix(explanation: Explanation) -> str:
     return _sentences(explanation, _said(explanation))
 
 
-def _sentences(explanation: Explanation, said: _Said) -> str:
+def _sentences(explanation: Explanation, said: _NoteParts) -> str:
     return " ".join(sentence(capital(each)) for each in (said.cause, said.fix, _counted(explanation)) if each)
 
 
@@ -82,10 +82,10 @@ def _counted(explanation: Explanation) -> str:
     """What keeps Karpenter from helping, though it says that it found a place; "" where nothing does."""
     if not explanation.counted_on:
         return ""
-    return f"Karpenter counts on {explanation.counted_on}, as it knows no taints of devices: it may add no node"
+    return f"Karpenter ignores device taints and treats {explanation.counted_on} as free; it may not add a node"
 
 
-def _said(explanation: Explanation) -> _Said:
+def _said(explanation: Explanation) -> _NoteParts:
     allocated = _ALLOCATED.get(explanation.reason)
     if allocated is not None:
         return allocated(explanation)
@@ -96,19 +96,21 @@ def _said(explanation: Explanation) -> _Said:
         PendingReason.BYPASSES_SCHEDULER,
         PendingReason.GATED,
     }:
-        return _Said(explanation.error)
+        return _NoteParts(explanation.error)
     if explanation.fits:
         return _fits(explanation)
     if problem := _decisive_problem(explanation):
         asked = next((_counts(each) for each in explanation.requests if each.request == problem.request), "")
         fix = problem.remedy or _fix(explanation)
-        return _Said(
+        return _NoteParts(
             problem.text,
             _or_added(explanation, fix) if problem.kind is ProblemKind.TOO_MANY_DEVICES else fix,
             asked,
         )
     if explanation.error and explanation.reason is not PendingReason.POOL_BROKEN:
-        return _Said(f"the scheduler gives up on every node: {core_of_error(explanation.error)}", _fix(explanation))
+        return _NoteParts(
+            f"the scheduler gives up on every node: {core_of_error(explanation.error)}", _fix(explanation)
+        )
     return _unfit(explanation)
 
 
@@ -166,12 +168,12 @@ def _decisive_problem(explanation: Explanation) -> Problem | None:
 # What is in the way of the devices
 
 
-def _unfit(explanation: Explanation) -> _Said:
+def _unfit(explanation: Explanation) -> _NoteParts:
     request = _decisive_request(explanation)
     if request is None:
-        return _Said(_nodes(explanation), _fix(explanation))
+        return _NoteParts(_nodes(explanation), _fix(explanation))
     if not request.devices:
-        return _Said(
+        return _NoteParts(
             "no DRA driver publishes any device", _or_added(explanation, "check that a driver runs on the nodes")
         )
     name = _named(request, explanation.requests)
@@ -187,7 +189,7 @@ def _unfit(explanation: Explanation) -> _Said:
     else:
         cause = _nodes(explanation) or _apart(explanation)
         counts = _counts(request)
-    return _Said(cause, _fix(explanation) or _split(explanation), counts)
+    return _NoteParts(cause, _fix(explanation) or _split(explanation), counts)
 
 
 def _split(explanation: Explanation) -> str:
@@ -270,79 +272,83 @@ def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> 
 # What has its devices, or could have them now
 
 
-def _fits(explanation: Explanation) -> _Said:
+def _fits(explanation: Explanation) -> _NoteParts:
     where = listed(explanation.fits_on, total=explanation.fits_on_total)
     cause = f"all claims can be allocated on {where}"
     if explanation.problems:
         problem = explanation.problems[0]
-        return _Said(f"{cause}, and the pod will not start there: {problem.text}", problem.remedy)
+        return _NoteParts(f"{cause}, and the pod will not start there: {problem.text}", problem.remedy)
     if explanation.group:
         together = f"Draco allocates {explanation.group} all at once or not at all"
-        return _Said(f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting")
+        return _NoteParts(
+            f"the pod's own claims can be allocated on {where}, but {together}", "see the Event GroupWaiting"
+        )
     if explanation.by_draco:
         return _fits_for_draco(explanation, cause)
     elsewhere = "the pod may wait for something other than devices: see its FailedScheduling Event"
     bug = "".join(f"; a bug of this Kubernetes version may matter: {each}" for each in explanation.upstream_bugs[:1])
     if explanation.scheduler:
-        return _Said(f"{cause}{bug}", "" if bug else elsewhere)
+        return _NoteParts(f"{cause}{bug}", "" if bug else elsewhere)
     if explanation.pod:
-        return _Said(f"{cause}, and kube-scheduler has not decided yet{bug}")
-    return _Said(f"{cause} as soon as a pod uses them{bug}")
+        return _NoteParts(f"{cause}, and kube-scheduler has not decided yet{bug}")
+    return _NoteParts(f"{cause} as soon as a pod uses them{bug}")
 
 
-def _fits_for_draco(explanation: Explanation, cause: str) -> _Said:
+def _fits_for_draco(explanation: Explanation, cause: str) -> _NoteParts:
     if not explanation.ended:
-        return _Said(f"{cause}, and Draco has not allocated those that are its own yet")
-    return _Said(
+        return _NoteParts(f"{cause}, and Draco has not allocated its claims yet")
+    return _NoteParts(
         f"{cause}, but pod {explanation.ended} has ended, and as long as it is there Kubernetes takes back what the claim gets",
         "delete the pod, or have another one use the claim",
     )
 
 
-def _unusable(explanation: Explanation) -> _Said:
+def _unusable(explanation: Explanation) -> _NoteParts:
     first = explanation.obstacles[0]
     device = f" {first.device}" if first.device and first.device not in first.text else ""
     cause = f"claim {first.claim} is allocated{device}, but {first.text}"
     more = len(explanation.obstacles) - 1
     room = f" (there is room on {listed(explanation.room_on)})" if first.device and explanation.room_on else ""
-    return _Said(cause, f"{first.remedy}{room}", f"{counted(more, 'more obstacle')}" if more else "")
+    return _NoteParts(cause, f"{first.remedy}{room}", f"{counted(more, 'more obstacle')}" if more else "")
 
 
-def _allocated(explanation: Explanation) -> _Said:
+def _allocated(explanation: Explanation) -> _NoteParts:
     devices = listed([device for claim in explanation.allocated for device in claim.devices])
     if explanation.node:  # kubelet may still be preparing the devices there
         where = f"all claims are allocated ({devices}), and the pod has its node, {explanation.node}"
-        return _Said(where, "if it does not start, see its Events")
+        return _NoteParts(where, "if it does not start, see its Events")
     if explanation.pod:
         said = "see the pod's FailedScheduling Event" if explanation.scheduler else ""
-        return _Said(f"all claims are allocated ({devices}), and kube-scheduler has not bound the pod yet", said)
+        return _NoteParts(f"all claims are allocated ({devices}), and kube-scheduler has not bound the pod yet", said)
     used = any(claim.consumers for claim in explanation.allocated)
-    return _Said(f"the claim is allocated ({devices}), and {'no pod waits for it' if used else 'no pod uses it'}")
+    return _NoteParts(f"the claim is allocated ({devices}), and {'no pod waits for it' if used else 'no pod uses it'}")
 
 
-def _binding(explanation: Explanation) -> _Said:
+def _binding(explanation: Explanation) -> _NoteParts:
     failed = [f"{claim.claim} ({', '.join(claim.failed)})" for claim in explanation.allocated if claim.failed]
     if failed:
-        return _Said(f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another")
+        return _NoteParts(f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another")
     waiting = [
         f"{claim.claim} ({', '.join(claim.waiting_for)})" for claim in explanation.allocated if claim.waiting_for
     ]
-    return _Said(f"the driver is making the allocated devices ready: {listed(waiting)}")
+    return _NoteParts(f"the driver is making the allocated devices ready: {listed(waiting)}")
 
 
-def _elsewhere(explanation: Explanation) -> _Said:
+def _elsewhere(explanation: Explanation) -> _NoteParts:
     bound = [f"{claim.claim} ({claim.nodes})" for claim in explanation.allocated if claim.nodes]
     cause = f"the claim's devices are on nodes that the pod cannot use: {listed(bound)}"
     nodes = "; ".join(node_text(each) for each in explanation.nodes[:NAMED])
-    return _Said(cause, nodes)
+    return _NoteParts(cause, nodes)
 
 
-def _full(explanation: Explanation) -> _Said:
+def _full(explanation: Explanation) -> _NoteParts:
     claims = [f"{claim.claim} has {counted(len(claim.consumers), 'user')}" for claim in explanation.allocated]
-    return _Said(f"as many pods use the claim as may: {listed(claims)}", "give the pod a claim of its own")
+    return _NoteParts(
+        f"the claim already has its maximum number of users: {listed(claims)}", "give the pod a claim of its own"
+    )
 
 
-_ALLOCATED: Final[Mapping[PendingReason, Callable[[Explanation], _Said]]] = MappingProxyType(
+_ALLOCATED: Final[Mapping[PendingReason, Callable[[Explanation], _NoteParts]]] = MappingProxyType(
     {
         PendingReason.ALLOCATED: _allocated,
         PendingReason.DEVICE_UNUSABLE: _unusable,

@@ -63,11 +63,14 @@ def alternatives(request: DeviceRequest) -> list[tuple[str, Asked]]:
     return [] if request.exactly is None else [(request.name, request.exactly)]
 
 
-def selection(fleet: Fleet, claim: ResourceClaim, device_class: DeviceClass, asked: Asked) -> Selection:
-    """Run the chain over all devices."""
+def selection(
+    fleet: Fleet, claim: ResourceClaim, device_class: DeviceClass, asked: Asked, *, called: str = ""
+) -> Selection:
+    """Run the chain over all devices. `called` is what its author wrote where that is no claim of this name yet."""
+    claims_own = called or f"claim {claim.metadata.key}"
     sources = [
         *((f"class {device_class.metadata.name}", *each) for each in enumerate(device_class.spec.selectors)),
-        *((f"claim {claim.metadata.key}", *each) for each in enumerate(asked.selectors)),
+        *((claims_own, *each) for each in enumerate(asked.selectors)),
     ]
     start = bytes(fleet.inventory.columns.live)
     marks = start

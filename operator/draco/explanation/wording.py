@@ -22,7 +22,7 @@ from draco.explanation.model import (
     SeenValue,
     SelectorRef,
 )
-from draco.resources.texts import NAMED, are, counted, listed, sentence, shown
+from draco.resources.texts import NAMED, are, counted, listed, sentence, shortened, shown
 
 BRIEF: Final = 5
 """Lines that are said of a pod or a claim where nobody asks for more."""
@@ -39,17 +39,14 @@ _BY_OTHERS: Final[Mapping[ChangeKind, int]] = MappingProxyType(
 """Changes that take the owner of another claim, or an administrator."""
 
 
-def shortened(text: str, limit: int = _QUOTED) -> str:
-    """One line of at most so many characters."""
-    flat = " ".join(shown(text).split())
-    return flat if len(flat) <= limit else f"{flat[: limit - 1].rstrip()}…"
+def _quoted(text: str, most: int = _QUOTED) -> str:
+    return shortened(shown(text), most)
 
 
 def selector_text(selector: SelectorRef) -> str:
     """A selector, named by whose it is."""
-    kind, _, name = selector.source.partition(" ")
-    whose = f"class {name}'s" if kind == "class" else "the claim's"
-    return f"{whose} selector `{shortened(selector.expression)}`"
+    whose = f"class {selector.class_name}'s" if selector.class_name else "the claim's"
+    return f"{whose} selector `{_quoted(selector.expression)}`"
 
 
 def cause_text(count: CauseCount) -> str:
@@ -66,7 +63,7 @@ def cause_text(count: CauseCount) -> str:
         case Cause.NOT_SELECTED:
             text = f"not selected by {selector}{_values(count.values)}"
         case Cause.SELECTOR_FAILED:
-            text = f"rejected with an error by {selector} ({shortened(count.error)})"
+            text = f"rejected with an error by {selector} ({_quoted(count.error)})"
         case Cause.IN_USE:
             text = f"in use by {_holders(count)}" + ", and published for one claim at a time" * count.dedicated
         case Cause.TAINTED:
@@ -89,7 +86,7 @@ def cause_text(count: CauseCount) -> str:
 def _shortage(count: CauseCount) -> str:
     short = count.shortage
     if short is None:
-        return f"unable to give that amount ({shortened(count.error)})" if count.error else "short of counters"
+        return f"unable to give that amount ({_quoted(count.error)})" if count.error else "short of counters"
     if count.cause is Cause.COUNTERS_SHORT:
         takers = f", taken by {listed(short.takers)}" if short.takers else ""
         return f"short of counter {short.name}: {short.needed} needed, {short.left} of {short.total} left{takers}"
@@ -108,9 +105,7 @@ def _values(values: Sequence[SeenValue]) -> str:
     path = values[0].path
     name = path.rpartition(".")[2] if '"]["' not in path else path.rpartition('["')[2].removesuffix('"]')
     seen = [each.value or "missing" for each in values if each.path == path]
-    return (
-        f" ({name} is {' or '.join(shortened(each, 40) for each in seen[:NAMED])}{' or other' * (len(seen) > NAMED)})"
-    )
+    return f" ({name} is {' or '.join(_quoted(each, 40) for each in seen[:NAMED])}{' or other' * (len(seen) > NAMED)})"
 
 
 def _holders(count: CauseCount) -> str:
@@ -130,9 +125,7 @@ def _holder(holder: Holder) -> str:
 
 def is_of_no_concern(count: CauseCount) -> bool:
     """Whether the class tells these devices apart from those that it means, as by their driver."""
-    return (
-        count.cause is Cause.NOT_SELECTED and count.selector is not None and count.selector.source.startswith("class ")
-    )
+    return count.cause is Cause.NOT_SELECTED and count.selector is not None and bool(count.selector.class_name)
 
 
 def node_text(cause: NodeCause) -> str:

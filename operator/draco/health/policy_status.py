@@ -11,7 +11,7 @@ from draco.health.policy import PolicyShare, ReadyPolicy, RuleMatch
 from draco.health.remediation import RemedyNote
 from draco.resources.api.health import HealthPolicyStatus
 from draco.resources.api.meta import Condition, timed
-from draco.resources.texts import counted, reason_of, sentence
+from draco.resources.texts import counted, short_sentence
 
 CONDITION_ACCEPTED = "Accepted"
 LONGEST_MESSAGE = 300
@@ -49,7 +49,7 @@ def status_of(
         type=CONDITION_ACCEPTED,
         status="False" if policy.problem else "True",
         reason=policy.reason,
-        message=_cut(policy.problem) if policy.problem else "Its rules can be evaluated.",
+        message=short_sentence(policy.problem, LONGEST_MESSAGE) if policy.problem else "Its rules can be evaluated.",
     )
     conditions = policy.policy.status.conditions
     return HealthPolicyStatus(
@@ -57,7 +57,7 @@ def status_of(
         gpus=totals.gpus,
         faulty=totals.faulty,
         remediating=remediating,
-        message=_cut(_message(policy, totals, notes)),
+        message=short_sentence(_message(policy, totals, notes), LONGEST_MESSAGE),
         conditions=[timed(accepted, conditions, now.replace(microsecond=0), generation=meta.generation)],
     )
 
@@ -102,7 +102,3 @@ def would(match: RuleMatch) -> str:
         steps.append(f"open a DeviceMaintenance with CronJob {rule.remediation.from_cron_job}")
     done = " and ".join(steps) or f"leave {match.fault.name} as it is"
     return f"Dry run: would {done} on {match.gpu.device or match.gpu.uuid} of {match.node} (rule {rule.name})"
-
-
-def _cut(text: str) -> str:
-    return sentence(reason_of(text, LONGEST_MESSAGE))

@@ -1,4 +1,4 @@
-"""Decides which DeviceMaintenances HealthPolicies open by themselves, and what becomes of them.
+"""Decides which DeviceMaintenances HealthPolicies open automatically, and what becomes of them.
 
 Owns the requests that carry `LABEL_REMEDIATES`: at most one for a GPU at a time, and none while any other DeviceMaintenance
 concerns it. Failures are counted from the requests that are there, so that they survive every restart; after so many in a row

@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     def jitter(self) -> float:
-        """A number from 0 up to 1, by chance."""
+        """A random float in [0, 1)."""
         ...
 
 
@@ -55,7 +55,7 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
     def jitter(self) -> float:
-        """A number from 0 up to 1, by chance."""
+        """A random float in [0, 1)."""
         return random.random()  # noqa: S311 - spreads retries, guards nothing
 
 

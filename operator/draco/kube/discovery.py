@@ -64,6 +64,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """EvictionRequest, where it is served and these credentials may do with it what maintenance needs. Only the operator asks."""
     pod_groups: Kind[PodGroup] | None = None
     """The newest PodGroup that is served and that these credentials may watch. Only an operator that allocates asks."""
+    autoscaled: bool = False
+    """An autoscaler is there, as far as these credentials may see. Only an operator that allocates asks."""
 
     @property
     def missing(self) -> list[MissingFeature]:
@@ -166,12 +168,13 @@ _EVICTION_REQUEST_VERBS = ("create", "delete", "list", "watch")
 
 
 async def discover_for_operator(client: Client, *, allocates: bool = False) -> Features:
-    """The same with what only the operator makes use of; PodGroups where it allocates."""
+    """The same with what only the operator makes use of; PodGroups and autoscalers where it allocates."""
     features = await discover(client)
     if not features.dra:
         return features
     if allocates:
-        features = msgspec.structs.replace(features, pod_groups=await _pod_groups(client))
+        pod_groups, autoscaled = await _pod_groups(client), bool(await autoscalers(client))
+        features = msgspec.structs.replace(features, pod_groups=pod_groups, autoscaled=autoscaled)
     kind = EVICTION_REQUESTS
     if not await serves(client, kind):
         return features

@@ -65,6 +65,8 @@ def differences(known: Features, now: Features) -> list[str]:
     if known.pod_groups != now.pod_groups:
         before, after = (kind.api_version if kind else "no version" for kind in (known.pod_groups, now.pod_groups))
         changes.append(f"PodGroup is now read in {after} instead of {before}")
+    if known.autoscaled != now.autoscaled:
+        changes.append(f"there is {'now' if now.autoscaled else 'no longer'} an autoscaler")
     for field, name in _FIELDS.items():
         before, after = getattr(known, field), getattr(now, field)
         if before is not None and after is not None and before != after:

@@ -1,7 +1,6 @@
-"""What holds a request back from isolating its devices, the first thing first.
+"""What holds a request back from asking the budgets whether it may isolate its devices, the first thing first.
 
-Owns the order of these checks and their reasons. Whether budgets let it begin is `budgets`' to say, whether the selection can
-be meant is `selecting`'s; both are told here.
+Owns the order of these checks and their reasons. Whether the selection can be meant is `selecting`'s to say.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,6 +34,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     look_again: timedelta | None = None
 
 
+COUNTING: Final = Waiting(reason="CountingBudgets", message="Counting what MaintenanceBudgets allow.")
+"""The budgets have not answered yet. No status says so: the answer comes within a moment."""
+
+
 def what_holds_up(
     request: DeviceMaintenance,
     now: datetime,
@@ -42,12 +45,10 @@ def what_holds_up(
     problem: SelectionProblem | None,
     found: Collection[DeviceKey],
     beyond: Sequence[DeviceKey],
-    admission: Waiting | None = None,
     incomplete: Sequence[PoolKey] = (),
 ) -> Waiting | None:
     """What is in the way of isolating the devices; None if nothing is. `found` are the devices that are selected.
 
-    `admission` is what budgets make it wait for, None if they let it begin.
     `incomplete` are pools of which slices are still to come: what would be selected now is not all that is meant.
     """
     if problem is None and incomplete and request.spec.taint.effect in BLOCKING_EFFECTS:
@@ -62,7 +63,7 @@ def what_holds_up(
     if not start.is_open:
         left = start.until - now if start.until else None
         return Waiting(reason="NotYet", message=wording.not_yet(start.until), look_again=left)
-    return admission
+    return None
 
 
 def _what_is_wrong(

@@ -1,10 +1,10 @@
 """The state machine of a maintenance request: Pending → Rehearsed → Isolated → Draining → InMaintenance → Verifying → Completed.
 
-Owns the one function from what is seen to what is to be done; `phases` has the same as a table. Phases are recomputed from what
-is there, not remembered: a claim that still lands on an isolated device (its allocation was on its way when the taint was
-written) brings the request back from InMaintenance to Isolated, and an operator that died between any two writes leaves nothing
-that the next plan does not see. Three things are remembered, in the status: that the devices are to be isolated (`isolatedAt`),
-that the work has been done by Jobs, and that the devices are being given back, which is not called off.
+Owns the one function from a snapshot to what is to be done. Phases are recomputed from what is there, not remembered: a claim
+that still lands on an isolated device (its allocation was on its way when the taint was written) brings the request back from
+InMaintenance to Isolated, and an operator that died between any two writes leaves nothing that the next plan does not see. Three
+things are remembered, in the status: that the devices are to be isolated (`isolatedAt`), that the work has been done by Jobs, and
+that the devices are being given back, which is not called off.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,16 @@ import msgspec
 
 from draco.maintenance import wording
 from draco.maintenance.conditions import condition_of, is_returning, says
-from draco.maintenance.gate import Waiting, what_holds_up
-from draco.maintenance.isolating.standing import held_by, listed_devices, replaced_boards, replaced_by, standing_of
-from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.plan_output import MaintenancePlan
-from draco.maintenance.progress import JobsState
+from draco.maintenance.gate import COUNTING, POOL_INCOMPLETE, Waiting, what_holds_up
+from draco.maintenance.isolating.isolation_state import (
+    held_by,
+    isolation_state_of,
+    listed_devices,
+    replaced_boards,
+    replaced_by,
+)
+from draco.maintenance.plan_output import AdmissionWish, MaintenancePlan
+from draco.maintenance.progress import DrainPlan, JobsState
 from draco.maintenance.readiness import (
     WorkHindrances,
     condition,
@@ -33,6 +38,7 @@ from draco.maintenance.returning import if_changed, plan_return
 from draco.maintenance.rules import maintained_device
 from draco.maintenance.schedule import time_left
 from draco.maintenance.selecting.matching import has_begun, unseen_rules
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.maintenance.working.verification import VerificationVerdict, verdict_of
 from draco.resources.api.maintenance import (
     CONDITION_BLOCKED,
@@ -54,37 +60,55 @@ _LONGEST_WAIT = timedelta(hours=1)
 _SOON = timedelta(seconds=1)
 
 
-def plan_maintenance(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
-    """What the request needs now."""
+def plan_maintenance(
+    request: DeviceMaintenance, snapshot: MaintenanceSnapshot, drain: DrainPlan | None = None
+) -> MaintenancePlan:
+    """What the request needs now. `drain` is how its devices become free, None where nobody is asked to leave."""
     if request.metadata.deletion_timestamp is not None:
-        return plan_abandoned(request.metadata.name, seen.rules)
-    if request.status.phase in OVER or is_returning(request) or request.spec.cancelled:
-        return plan_return(request, seen)
-    begun = has_begun(request) or _isolates_already(request, seen)
-    announces = request.spec.taint.effect not in BLOCKING_EFFECTS
-    if request.spec.finished and not (begun and not announces):
-        return plan_return(request, seen)
+        return plan_abandoned(request.metadata.name, snapshot.rules)
+    begun = has_begun(request) or _isolates_already(request, snapshot)
+    is_over = request.status.phase in OVER or is_returning(request) or request.spec.cancelled
+    if is_over or (request.spec.finished and not (begun and not _announces(request))):
+        return plan_return(request, snapshot)
+    if drain is not None and not snapshot.knows_paused:
+        return MaintenancePlan(
+            request=request.metadata.name, look_again=_SOON
+        )  # who begins to lead has yet to count them
     if not begun:
-        if seen.informed and not seen.rules_served:
-            # Of one that was deleted and had its name. Agents are told by names, so they hear of that one's end first.
-            return MaintenancePlan(request=request.metadata.name, look_again=_SOON)
-        waiting = held_up(request, seen)
-        if waiting is not None and not (announces and waiting.reason == "EffectNone"):
-            return _plan_waiting(request, seen, waiting)
-    return _plan_isolation(request, seen)
+        return _plan_start(request, snapshot, drain)
+    wish = AdmissionWish.WITHDRAW if has_begun(request) else AdmissionWish.ASK
+    return _plan_isolation(request, snapshot, drain, wish)
 
 
-def held_up(request: DeviceMaintenance, seen: PlanInput) -> Waiting | None:
-    """What is in the way of isolating the request's devices; None if nothing is."""
-    return what_holds_up(
+def _plan_start(request: DeviceMaintenance, snapshot: MaintenanceSnapshot, drain: DrainPlan | None) -> MaintenancePlan:
+    """The plan for one that has not begun: what holds it up, then what the budgets say."""
+    if snapshot.informed and not snapshot.rules_served:
+        # Of one that was deleted and had its name. Agents are told by names, so they hear of that one's end first.
+        return MaintenancePlan(request=request.metadata.name, admission=AdmissionWish.KEEP, look_again=_SOON)
+    waiting = what_holds_up(
         request,
-        seen.now,
-        problem=seen.problem,
-        found=seen.scope.named,
-        beyond=seen.beyond,
-        admission=seen.admission,
-        incomplete=seen.incomplete,
+        snapshot.now,
+        problem=snapshot.problem,
+        found=snapshot.scope.named,
+        beyond=snapshot.beyond,
+        incomplete=snapshot.incomplete,
     )
+    if waiting is not None and waiting.reason == "EffectNone" and _announces(request):
+        return _plan_isolation(request, snapshot, drain, AdmissionWish.WITHDRAW)
+    if waiting is not None:
+        # While slices are still to come it keeps its place in the queue.
+        wish = AdmissionWish.KEEP if waiting.reason == POOL_INCOMPLETE else AdmissionWish.WITHDRAW
+        return _plan_waiting(request, snapshot, waiting, wish)
+    if snapshot.admission == COUNTING:
+        return MaintenancePlan(request=request.metadata.name, admission=AdmissionWish.ASK, look_again=_SOON)
+    if snapshot.admission is not None:
+        return _plan_waiting(request, snapshot, snapshot.admission, AdmissionWish.ASK)
+    return _plan_isolation(request, snapshot, drain, AdmissionWish.ASK)
+
+
+def _announces(request: DeviceMaintenance) -> bool:
+    """Whether its taint keeps nobody off."""
+    return request.spec.taint.effect not in BLOCKING_EFFECTS
 
 
 def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> MaintenancePlan:
@@ -92,33 +116,38 @@ def plan_abandoned(request: str, rules: Iterable[DeviceTaintRule]) -> Maintenanc
     return MaintenancePlan(request=request, delete=tuple(rules))
 
 
-def _isolates_already(request: DeviceMaintenance, seen: PlanInput) -> bool:
+def _isolates_already(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> bool:
     """Whether devices are isolated though the status does not say so: an older operator did that, or somebody changed it."""
-    if not seen.rules_served:
-        return bool(seen.informed) and request.status.phase is not None
-    return any(rule.spec.taint.effect in BLOCKING_EFFECTS and maintained_device(rule) for rule in seen.rules)
+    if not snapshot.rules_served:
+        return bool(snapshot.informed) and request.status.phase is not None
+    return any(rule.spec.taint.effect in BLOCKING_EFFECTS and maintained_device(rule) for rule in snapshot.rules)
 
 
-def _plan_waiting(request: DeviceMaintenance, seen: PlanInput, waiting: Waiting) -> MaintenancePlan:
+def _plan_waiting(
+    request: DeviceMaintenance, snapshot: MaintenanceSnapshot, waiting: Waiting, wish: AdmissionWish
+) -> MaintenancePlan:
     """Nothing is tainted. What was, of a request that only announces something, is taken back."""
-    devices = seen.scope.named | seen.scope.overlapping.keys()
+    devices = snapshot.scope.named | snapshot.scope.overlapping.keys()
     message = waiting.message
     status = DeviceMaintenanceStatus(
         phase=MaintenancePhase.REHEARSED if waiting.rehearsed else MaintenancePhase.PENDING,
         observed_generation=request.metadata.generation,
         message=message,
-        rehearsal=seen.rehearsal,
+        rehearsal=snapshot.rehearsal,
         device_count=len(devices),
-        in_use=len(held_by((*devices, *seen.scope.doubtful), seen.claims)),
+        in_use=len(held_by((*devices, *snapshot.scope.doubtful), snapshot.claims)),
         conditions=[
-            condition(request, CONDITION_ISOLATED, "False", waiting.reason, message, now=seen.now),
-            condition(request, CONDITION_READY_FOR_WORK, "False", "NotIsolated", wording.NOT_ISOLATED, now=seen.now),
+            condition(request, CONDITION_ISOLATED, "False", waiting.reason, message, now=snapshot.now),
+            condition(
+                request, CONDITION_READY_FOR_WORK, "False", "NotIsolated", wording.NOT_ISOLATED, now=snapshot.now
+            ),
         ],
     )
     return MaintenancePlan(
         request=request.metadata.name,
+        admission=wish,
         status_first=says(request, CONDITION_ISOLATED),
-        delete=seen.rules,
+        delete=snapshot.rules,
         status=if_changed(request, status),
         look_again=_soonest(waiting.look_again),
     )
@@ -132,87 +161,98 @@ class _Outcome(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
-def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
-    before, scope = request.status, seen.scope
-    announces = request.spec.taint.effect not in BLOCKING_EFFECTS
-    empties = bool(seen.drain and seen.drain.no_execute) and not (announces or replaced_by(request, scope.boards))
+def _plan_isolation(
+    request: DeviceMaintenance, snapshot: MaintenanceSnapshot, drain: DrainPlan | None, wish: AdmissionWish
+) -> MaintenancePlan:
+    before, scope = request.status, snapshot.scope
+    announces = _announces(request)
+    empties = bool(drain and drain.no_execute) and not (announces or replaced_by(request, scope.boards))
     effect = "NoExecute" if empties else ""
-    selection = seen.selected(request)
-    standing = standing_of(
+    selection = snapshot.selected(request)
+    standing = isolation_state_of(
         request,
         selection,
         scope,
-        seen.rules,
-        seen.claims,
-        own_claims=seen.own_claims,
-        rules_served=seen.rules_served,
+        snapshot.rules,
+        snapshot.claims,
+        own_claims=snapshot.own_claims,
+        rules_served=snapshot.rules_served,
         effect=effect,
     )
-    isolated = isolated_condition(request, standing, seen)
-    since = isolated.last_transition_time or seen.now
-    settled_in = max(since + seen.settle - seen.now, timedelta(0)) if isolated.status == "True" else timedelta(0)
-    worked = has_worked(request, seen)
+    isolated = isolated_condition(request, standing, snapshot)
+    since = isolated.last_transition_time or snapshot.now
+    settled_in = (
+        max(since + snapshot.settle - snapshot.now, timedelta(0)) if isolated.status == "True" else timedelta(0)
+    )
+    worked = has_worked(request, snapshot)
     finished = request.spec.finished or worked
     findings = WorkHindrances(
         count=len(standing.concerned),
         held=standing.held,
         watchers=standing.watchers,
         replaced=replaced_boards(standing, scope),
-        taken=taken_by_another(request, standing, seen.others),
+        taken=taken_by_another(request, standing, snapshot.others),
         settled_in=settled_in,
     )
-    ready = finished_condition(request, seen) if finished else ready_condition(request, isolated, findings, seen)
+    ready = (
+        finished_condition(request, snapshot)
+        if finished
+        else ready_condition(request, isolated, findings, snapshot, drain)
+    )
     # What is to be given back is out of service as long as a taint is left, and is taken again as what it was.
     # A time that is yet to come is of a clock that was set back since: wait and deadline would begin only then.
-    begun_at = min(before.isolated_at or seen.now, seen.now)
-    isolated_at = begun_at if not announces or _isolates_already(request, seen) else None
+    begun_at = min(before.isolated_at or snapshot.now, snapshot.now)
+    isolated_at = begun_at if not announces or _isolates_already(request, snapshot) else None
     left = None
     if isolated_at is not None and not (announces or before.started_at or finished):
-        left = time_left(request, isolated_at, seen.now)
+        left = time_left(request, isolated_at, snapshot.now)
     verdict = None
     if finished:
         verified = condition_of(request, CONDITION_VERIFIED)
-        lasted = seen.now - ((verified and verified.last_transition_time) or seen.now)
-        grace = seen.verify_grace - lasted
-        verdict = verdict_of(request, seen.agents, seen.work, seen.verification, grace=grace)
-        unsettled = lasted < seen.verify_settle
+        lasted = snapshot.now - ((verified and verified.last_transition_time) or snapshot.now)
+        grace = snapshot.verify_grace - lasted
+        verdict = verdict_of(request, snapshot.agents, snapshot.work, snapshot.verification, grace=grace)
+        unsettled = lasted < snapshot.verify_settle
         if verdict.passed and not (verdict.settles and unsettled):
-            return plan_return(request, seen)
+            return plan_return(request, snapshot)
     if left is not None and not left and ready.status != "True" and _cancels(request):
-        return plan_return(request, seen)
-    outcome = _judged(verdict) if verdict else _outcome(request, isolated, ready, left=left, seen=seen)
+        return plan_return(request, snapshot)
+    outcome = _judged(verdict) if verdict else _outcome(request, isolated, ready, left=left, snapshot=snapshot)
     started_at = before.started_at
     if outcome.phase is MaintenancePhase.IN_MAINTENANCE and started_at is None:
-        started_at = seen.now
+        started_at = snapshot.now
     draining = outcome.phase is MaintenancePhase.DRAINING
     conditions = [isolated, ready]
     if worked:
-        conditions.append(worked_condition(request, seen))
+        conditions.append(worked_condition(request, snapshot))
     if verdict is not None:
         reason, said = verdict.reason or "Verifying", verdict.message or wording.VERIFYING
-        conditions.append(condition(request, CONDITION_VERIFIED, "False", reason, said, now=seen.now))
-    if blocked := _blocked(outcome, seen):
-        conditions.append(condition(request, CONDITION_BLOCKED, "True", "JobsBlocked", blocked, now=seen.now))
+        conditions.append(condition(request, CONDITION_VERIFIED, "False", reason, said, now=snapshot.now))
+    if blocked := _blocked(outcome, snapshot):
+        conditions.append(condition(request, CONDITION_BLOCKED, "True", "JobsBlocked", blocked, now=snapshot.now))
     if outcome.failed:
-        conditions.append(condition(request, CONDITION_FAILED, "True", outcome.failed, outcome.message, now=seen.now))
+        conditions.append(
+            condition(request, CONDITION_FAILED, "True", outcome.failed, outcome.message, now=snapshot.now)
+        )
     status = DeviceMaintenanceStatus(
         phase=outcome.phase,
         observed_generation=request.metadata.generation,
         message=outcome.message,
-        rehearsal=before.rehearsal if has_begun(request) else seen.rehearsal,
+        rehearsal=before.rehearsal if has_begun(request) else snapshot.rehearsal,
         devices=listed_devices(
-            standing, selection, standing.rule_names if seen.rules_served else unseen_rules(request)
+            standing, selection, standing.rule_names if snapshot.rules_served else unseen_rules(request)
         ),
         device_count=len(standing.devices),
         in_use=len(standing.held),
         isolated_at=isolated_at,
-        draining_at=min(before.draining_at, seen.now) if before.draining_at else seen.now if draining else None,
+        draining_at=min(before.draining_at, snapshot.now) if before.draining_at else snapshot.now if draining else None,
         started_at=started_at,
         conditions=conditions,
     )
     was = before.phase
     return MaintenancePlan(
         request=request.metadata.name,
+        admission=wish,
         status_first=(isolated_at is not None and before.isolated_at is None)
         or (isolated.status != "True" and says(request, CONDITION_ISOLATED))
         or (bool(effect) and not before.draining_at)
@@ -223,15 +263,15 @@ def _plan_isolation(request: DeviceMaintenance, seen: PlanInput) -> MaintenanceP
         look_again=_soonest(
             settled_in if settled_in and not standing.held else None,
             left,
-            seen.verify_settle if verdict is not None and verdict.passed else None,
+            snapshot.verify_settle if verdict is not None and verdict.passed else None,
             verdict.look_again if verdict is not None else None,
-            *(each.look_again for each in (seen.drain, seen.work, seen.verification) if each),
-            seen.drain.waits_for if seen.drain else None,
+            *(each.look_again for each in (drain, snapshot.work, snapshot.verification) if each),
+            drain.waits_for if drain else None,
         ),
         drain=draining and was is MaintenancePhase.DRAINING,
-        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and _is_incomplete(seen.work),
-        verify=outcome.phase is was is MaintenancePhase.VERIFYING and _is_incomplete(seen.verification),
-        stop_jobs=request.spec.finished and bool(seen.work and seen.work.running),
+        work=outcome.phase is was is MaintenancePhase.IN_MAINTENANCE and _is_incomplete(snapshot.work),
+        verify=outcome.phase is was is MaintenancePhase.VERIFYING and _is_incomplete(snapshot.verification),
+        stop_jobs=request.spec.finished and bool(snapshot.work and snapshot.work.running),
     )
 
 
@@ -242,15 +282,20 @@ def _breaks_promise(request: DeviceMaintenance, surplus: Iterable[DeviceTaintRul
 
 
 def _outcome(
-    request: DeviceMaintenance, isolated: Condition, ready: Condition, *, left: timedelta | None, seen: PlanInput
+    request: DeviceMaintenance,
+    isolated: Condition,
+    ready: Condition,
+    *,
+    left: timedelta | None,
+    snapshot: MaintenanceSnapshot,
 ) -> _Outcome:
     """The phase of a request whose devices are isolated, or are being so, and that is not finished."""
     if isolated.reason in {"EffectNone", "DeviceTaintRuleNotServed", "NoDevices"}:
         return _Outcome(MaintenancePhase.PENDING, isolated.message)
-    if seen.work and seen.work.failed:
-        return _Outcome(MaintenancePhase.FAILED, wording.jobs_failed("work", seen.work.failed), "WorkFailed")
+    if snapshot.work and snapshot.work.failed:
+        return _Outcome(MaintenancePhase.FAILED, wording.jobs_failed("work", snapshot.work.failed), "WorkFailed")
     if ready.status == "True":
-        trouble = seen.work.trouble if seen.work else ""
+        trouble = snapshot.work.trouble if snapshot.work else ""
         return _Outcome(MaintenancePhase.IN_MAINTENANCE, trouble or ready.message)
     if left is not None and not left:
         return _Outcome(MaintenancePhase.FAILED, wording.deadline_passed(request, ready.message), "DeadlinePassed")
@@ -268,9 +313,9 @@ def _judged(verdict: VerificationVerdict) -> _Outcome:
     return _Outcome(MaintenancePhase.VERIFYING, verdict.message or wording.VERIFYING)
 
 
-def _blocked(outcome: _Outcome, seen: PlanInput) -> str:
+def _blocked(outcome: _Outcome, snapshot: MaintenanceSnapshot) -> str:
     """Why Jobs that are to be at work in this phase are not; "" if nothing is in their way."""
-    jobs = {MaintenancePhase.IN_MAINTENANCE: seen.work, MaintenancePhase.VERIFYING: seen.verification}.get(
+    jobs = {MaintenancePhase.IN_MAINTENANCE: snapshot.work, MaintenancePhase.VERIFYING: snapshot.verification}.get(
         outcome.phase
     )
     return jobs.trouble if jobs is not None else ""

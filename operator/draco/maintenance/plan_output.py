@@ -5,6 +5,7 @@ Owns the struct and its text. What is in it is `plan`'s to say, and writing it t
 
 from collections.abc import Sequence
 from datetime import timedelta
+from enum import Enum
 
 import msgspec
 
@@ -12,6 +13,14 @@ from draco.maintenance.rules import maintained_device
 from draco.resources.api.maintenance import DeviceMaintenanceStatus
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.texts import listed
+
+
+class AdmissionWish(Enum):
+    """What is wished of the budgets: an answer, that the request leaves the queue, or that all stays as it is."""
+
+    ASK = "ask"
+    WITHDRAW = "withdraw"
+    KEEP = "keep"
 
 
 class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,11 +31,14 @@ class MaintenancePlan(msgspec.Struct, frozen=True, kw_only=True):
     that are given back, or out of service that no budget knows of. `status` is `None` when it is already as it should be.
     `look_again` is when time alone may change the plan.
 
+    `admission` comes before all of it: a request that begins is in the budgets' books until its status says so.
+
     Pods may be evicted while `drain` is set, Jobs made while `work` or `verify` is: each only once the status says so. With
     `stop_jobs` the request's Jobs are to be deleted.
     """
 
     request: str
+    admission: AdmissionWish = AdmissionWish.WITHDRAW
     status_first: bool = False
     apply: tuple[DeviceTaintRule, ...] = ()
     delete: tuple[DeviceTaintRule, ...] = ()

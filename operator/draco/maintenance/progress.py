@@ -18,12 +18,12 @@ class RefusedEviction(msgspec.Struct, frozen=True, order=True):
     reason: str = ""
 
 
-class DrainState(msgspec.Struct, frozen=True, kw_only=True):
+class DrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How emptying the devices goes.
 
     `evict` are pods to be asked to leave now, `request` those that the cluster is to be asked to make leave. `entrusted` are the
     ones that it makes leave, which are `leaving` or `refused`. `leaving` are those that were asked or are ending. While
-    `no_execute` is true the taint is one that deletes pods. `waits_for` is how long pods may still end by themselves.
+    `no_execute` is true the taint is one that deletes pods. `waits_for` is how long pods may still finish.
     """
 
     evict: tuple[ObjectKey, ...] = ()

@@ -11,9 +11,10 @@ import msgspec
 
 from draco.maintenance import wording
 from draco.maintenance.conditions import says
-from draco.maintenance.isolating.standing import Standing
-from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.isolating.isolation_state import IsolationState
+from draco.maintenance.progress import DrainPlan
 from draco.maintenance.rules import overlapped
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -38,13 +39,15 @@ class WorkHindrances(msgspec.Struct, frozen=True, kw_only=True):
     settled_in: timedelta
 
 
-def isolated_condition(request: DeviceMaintenance, standing: Standing, seen: PlanInput) -> Condition:
+def isolated_condition(
+    request: DeviceMaintenance, standing: IsolationState, snapshot: MaintenanceSnapshot
+) -> Condition:
     """Whether each device has its taint."""
     devices = standing.devices
-    unheeded = () if seen.rules_served else seen.unheeded
+    unheeded = () if snapshot.rules_served else snapshot.unheeded
     done = standing.blocking - len(unheeded)
-    if seen.beyond:
-        status, reason, message = "False", "DeviceTaintRuleNotServed", wording.rules_not_served(seen.beyond)
+    if snapshot.beyond:
+        status, reason, message = "False", "DeviceTaintRuleNotServed", wording.rules_not_served(snapshot.beyond)
     elif not devices:
         status, reason, message = "False", "NoDevices", wording.no_devices(request.spec.device_selector)
     elif request.spec.taint.effect not in BLOCKING_EFFECTS:
@@ -54,18 +57,22 @@ def isolated_condition(request: DeviceMaintenance, standing: Standing, seen: Pla
         message = wording.isolating(done, len(devices), unheeded)
     else:
         status, reason = "True", "Isolated"
-        message = wording.isolated(done, by_rules=seen.rules_served)
-    return condition(request, CONDITION_ISOLATED, status, reason, message, now=seen.now)
+        message = wording.isolated(done, by_rules=snapshot.rules_served)
+    return condition(request, CONDITION_ISOLATED, status, reason, message, now=snapshot.now)
 
 
-def finished_condition(request: DeviceMaintenance, seen: PlanInput) -> Condition:
+def finished_condition(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Condition:
     """No work may start on what is finished."""
     message = wording.over(MaintenancePhase.COMPLETED)
-    return condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", message, now=seen.now)
+    return condition(request, CONDITION_READY_FOR_WORK, "False", "Finished", message, now=snapshot.now)
 
 
 def ready_condition(
-    request: DeviceMaintenance, isolated: Condition, found: WorkHindrances, seen: PlanInput
+    request: DeviceMaintenance,
+    isolated: Condition,
+    found: WorkHindrances,
+    snapshot: MaintenanceSnapshot,
+    drain: DrainPlan | None,
 ) -> Condition:
     """Whether work may start; if not, the first thing that is in its way."""
     count = found.count
@@ -74,28 +81,28 @@ def ready_condition(
     elif found.replaced:  # before all else: holders of today's board have nothing to do with this request
         status, reason, message = "False", REASON_OTHER_GPU, wording.other_gpu(found.replaced)
     elif found.held:
-        status, reason = "False", "Draining" if seen.drain and seen.drain.begun else "InUse"
-        message = (seen.drain and seen.drain.message) or wording.in_use(found.held, count)
+        status, reason = "False", "Draining" if drain and drain.begun else "InUse"
+        message = (drain and drain.message) or wording.in_use(found.held, count)
     elif found.taken:
         status, reason, message = "False", "OtherRequest", wording.taken(*found.taken)
-    elif seen.tolerant:
-        status, reason, message = "False", "Obtainable", wording.obtainable(request, seen.tolerant, count)
-    elif seen.unheeded:
-        status, reason, message = "False", "Publishing", wording.unheeded(seen.unheeded, count)
+    elif snapshot.tolerant:
+        status, reason, message = "False", "Obtainable", wording.obtainable(request, snapshot.tolerant, count)
+    elif snapshot.unheeded:
+        status, reason, message = "False", "Publishing", wording.unheeded(snapshot.unheeded, count)
     elif found.settled_in:
         status, reason = "False", "Settling"
         message = wording.settling(count)
-    elif seen.vanished:
+    elif snapshot.vanished:
         status, reason = "True", "NotPublished"
-        message = wording.not_published(seen.vanished, count)
+        message = wording.not_published(snapshot.vanished, count)
     else:
         status, reason = "True", "Free"
         message = wording.free(count, found.watchers)
-    return condition(request, CONDITION_READY_FOR_WORK, status, reason, message, now=seen.now)
+    return condition(request, CONDITION_READY_FOR_WORK, status, reason, message, now=snapshot.now)
 
 
 def taken_by_another(
-    request: DeviceMaintenance, standing: Standing, others: Iterable[DeviceMaintenance]
+    request: DeviceMaintenance, standing: IsolationState, others: Iterable[DeviceMaintenance]
 ) -> tuple[DeviceKey, str] | None:
     """A device that another request works on first, and its name: one that was told to start keeps it, else the older has it.
 
@@ -117,14 +124,14 @@ def age_of(request: DeviceMaintenance) -> tuple[bool, float, str]:
     return created is None, created.timestamp() if created else 0.0, request.metadata.uid
 
 
-def has_worked(request: DeviceMaintenance, seen: PlanInput) -> bool:
+def has_worked(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> bool:
     """Whether all Jobs that do the work have succeeded, now or as the status remembers."""
-    return says(request, CONDITION_WORKED) or bool(seen.work and seen.work.done)
+    return says(request, CONDITION_WORKED) or bool(snapshot.work and snapshot.work.done)
 
 
-def worked_condition(request: DeviceMaintenance, seen: PlanInput) -> Condition:
+def worked_condition(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> Condition:
     """That they have."""
-    return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=seen.now)
+    return condition(request, CONDITION_WORKED, "True", "JobsSucceeded", wording.WORKED, now=snapshot.now)
 
 
 def condition(

@@ -10,11 +10,11 @@ import msgspec
 
 from draco.maintenance import wording
 from draco.maintenance.conditions import REASON_RETURNING, is_returning
-from draco.maintenance.isolating.standing import replaced_by
-from draco.maintenance.plan_input import PlanInput
+from draco.maintenance.isolating.isolation_state import replaced_by
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.readiness import condition, has_worked, worked_condition
 from draco.maintenance.selecting.matching import has_begun, unseen_rules
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
     CONDITION_READY_FOR_WORK,
@@ -26,34 +26,36 @@ from draco.resources.api.maintenance import (
 from draco.resources.names import DeviceKey
 
 
-def plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
+def plan_return(request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> MaintenancePlan:
     """Give the devices back: Jobs first, then the status says so, then the rules go, and then the request is over."""
     before, spec = request.status, request.spec
-    worked = has_worked(request, seen)
+    worked = has_worked(request, snapshot)
     if before.phase in OVER:
         final = before.phase
     elif spec.cancelled or not (spec.finished or worked):
         final = MaintenancePhase.CANCELLED
     else:
         final = MaintenancePhase.COMPLETED
-    jobs = [name for each in (seen.work, seen.verification) if each for name in each.running]
+    jobs = [name for each in (snapshot.work, snapshot.verification) if each for name in each.running]
     if jobs and before.phase not in OVER and not is_returning(request):
-        return _plan_stop(request, seen, jobs)
+        return _plan_stop(request, snapshot, jobs)
     count = before.device_count or 0
-    unseen = {} if seen.rules_served else unseen_rules(request)
-    tainted = bool(seen.rules or seen.informed or unseen)
+    unseen = {} if snapshot.rules_served else unseen_rules(request)
+    tainted = bool(snapshot.rules or snapshot.informed or unseen)
     if tainted:
         phase = before.phase or MaintenancePhase.PENDING
         if final is MaintenancePhase.COMPLETED and has_begun(request):  # what only announced was not out of service
             phase = MaintenancePhase.VERIFYING
-        message = wording.giving_back(count or len(seen.rules), len(seen.rules), seen.informed, unseen=len(unseen))
+        message = wording.giving_back(
+            count or len(snapshot.rules), len(snapshot.rules), snapshot.informed, unseen=len(unseen)
+        )
         devices, in_use, completed_at = before.devices, before.in_use, before.completed_at
     else:
         phase = final
         begun = has_begun(request) or before.phase in OVER
-        message = _said_at_last(request, final, count if begun else 0, seen.scope.boards)
+        message = _said_at_last(request, final, count if begun else 0, snapshot.scope.boards)
         devices = [msgspec.structs.replace(each, rule="", claims=[], watched_by=[]) for each in before.devices]
-        in_use, completed_at = 0, before.completed_at or seen.now
+        in_use, completed_at = 0, before.completed_at or snapshot.now
     over = "Finished" if final is MaintenancePhase.COMPLETED else "Cancelled"
     isolated = condition(
         request,
@@ -61,10 +63,10 @@ def plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
         "True" if tainted else "False",
         REASON_RETURNING if tainted else over,
         message,
-        now=seen.now,
+        now=snapshot.now,
     )
-    ready = condition(request, CONDITION_READY_FOR_WORK, "False", over, wording.over(final), now=seen.now)
-    kept = [worked_condition(request, seen)] if worked else []
+    ready = condition(request, CONDITION_READY_FOR_WORK, "False", over, wording.over(final), now=snapshot.now)
+    kept = [worked_condition(request, snapshot)] if worked else []
     status = DeviceMaintenanceStatus(
         phase=phase,
         observed_generation=request.metadata.generation,
@@ -82,15 +84,15 @@ def plan_return(request: DeviceMaintenance, seen: PlanInput) -> MaintenancePlan:
     return MaintenancePlan(
         request=request.metadata.name,
         status_first=tainted and not is_returning(request),
-        delete=seen.rules,
+        delete=snapshot.rules,
         status=if_changed(request, status),
     )
 
 
-def _plan_stop(request: DeviceMaintenance, seen: PlanInput, jobs: Sequence[str]) -> MaintenancePlan:
+def _plan_stop(request: DeviceMaintenance, snapshot: MaintenanceSnapshot, jobs: Sequence[str]) -> MaintenancePlan:
     """The Jobs still work on devices that are to be given back: they go first."""
     message = wording.stopping(jobs)
-    ready = condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=seen.now)
+    ready = condition(request, CONDITION_READY_FOR_WORK, "False", "StoppingJobs", message, now=snapshot.now)
     others = [each for each in request.status.conditions if each.type != CONDITION_READY_FOR_WORK]
     status = msgspec.structs.replace(
         request.status,

@@ -9,7 +9,7 @@ all that is the same hardware. A rule is extended if it names driver, pool and d
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -140,7 +140,7 @@ class ExtensionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_draco_own(rule: DeviceTaintRule) -> bool:
-    """Whether the rule is one of those that Draco writes and takes away by itself."""
+    """Whether the rule is one of those that Draco writes and takes away automatically."""
     return rule.metadata.name.startswith(_OWN_PREFIXES)
 
 
@@ -151,15 +151,22 @@ def extended_device(rule: DeviceTaintRule) -> DeviceKey | None:
     return _named_device(rule)
 
 
-def means(rule: DeviceTaintRule, hardware: PoolHardware, device: DeviceKey) -> bool:
-    """Whether the rule taints the device, of a pool with this hardware: it names it, or Draco extends it to that."""
+def means(
+    rule: DeviceTaintRule, hardware: PoolHardware, device: DeviceKey, *, extended_to: Collection[DeviceKey] = ()
+) -> bool:
+    """Whether the rule taints the device, of a pool with this hardware: it names it, or Draco extends it to that.
+
+    `extended_to` are the devices of its extensions that are there.
+    """
     selector = rule.spec.device_selector
     if selector is None:
         return False
     if selector.matches(device):
         return True
     named = extended_device(rule)
-    return named is not None and named[:2] == device[:2] and hardware.overlap(device.device, named.device)
+    if named is None or named[:2] != device[:2]:
+        return False
+    return device in extended_to or hardware.overlap(device.device, named.device)
 
 
 def extends(rule: DeviceTaintRule) -> str:
@@ -189,7 +196,9 @@ def plan_extensions(
     """What to write so that exactly what is the same hardware has the taint of `original`.
 
     `in_place` are its extensions, `hardware` that of the pool of the device that it names. The extension on a device that is
-    published no more stays: the device may be back in a moment, or be held by a claim still.
+    published no more stays: the device may be back in a moment, or be held by a claim still. All extensions stay while the named
+    device is published no more, as a partition is whose GPU was divided otherwise: how large it was is not known then, and what
+    overlapped it is the hardware that somebody wants out of service.
     """
     name = original.metadata.name
     named = extended_device(original)
@@ -206,7 +215,7 @@ def plan_extensions(
                 for each in devices
             ):
                 surplus.append(rule)
-        elif device in devices or (_is_gone(device, named, hardware) and _was_for(rule, named)):
+        elif device in devices or (extended_from(rule) == str(named) and _is_gone((device, named), hardware)):
             existing[device] = rule
         else:
             surplus.append(rule)
@@ -227,9 +236,12 @@ def _named_device(rule: DeviceTaintRule) -> DeviceKey | None:
     return rule.spec.device_selector.named if rule.spec.device_selector else None
 
 
-def _is_gone(device: DeviceKey, named: DeviceKey, hardware: PoolHardware) -> bool:
-    return device[:2] == named[:2] and hardware.published_as(device.device) is None
+def _is_gone(devices: tuple[DeviceKey, DeviceKey], hardware: PoolHardware) -> bool:
+    """Whether one of two devices of a pool is published no more."""
+    one, other = devices
+    return one[:2] == other[:2] and any(hardware.published_as(each.device) is None for each in devices)
 
 
-def _was_for(rule: DeviceTaintRule, named: DeviceKey) -> bool:
-    return rule.metadata.annotations.get(ANNOTATION_OVERLAPS) == str(named)
+def extended_from(rule: DeviceTaintRule) -> str:
+    """The device from which a rule was extended to the one that it names; "" if it is no extension."""
+    return rule.metadata.annotations.get(ANNOTATION_OVERLAPS, "") if extends(rule) else ""

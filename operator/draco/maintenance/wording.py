@@ -94,8 +94,8 @@ def not_good(bad: Sequence[str]) -> str:
     rest = len(bad) - 1
     more = f" {counted(rest, 'more GPU')} {are(rest)} not good either." if rest else ""
     stays = agreeing(len(bad), "It stays", "They stay")
-    it, is_ = them(len(bad)), agreeing(len(bad), "it is", "they are")
-    return f"{bad[0]}{more} {stays} isolated until that is repaired; cancel this request to return {it} as {is_}."
+    what = agreeing(len(bad), "the fault clears", "the faults clear")
+    return f"{bad[0]}{more} {stays} isolated until {what}; cancel the request to return {them(len(bad))} unrepaired."
 
 
 def not_read_yet(bad: Sequence[str]) -> str:
@@ -128,7 +128,7 @@ def gpu_missing(device: DeviceKey, uuid: str) -> str:
     """The agent does not see it."""
     return (
         f"GPU {device.device} of {device.pool}{f' ({uuid})' if uuid else ''} is not reported by its node's agent "
-        "(a board that replaced it has a name of its own)."
+        "(a replacement board gets a new name)."
     )
 
 

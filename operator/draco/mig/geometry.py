@@ -24,7 +24,7 @@ class State(NamedTuple):
     tokens: tuple[int, ...]
     """Of each scarce thing the geometry counts, how many."""
     instances: int
-    """How many there are. The more, the later the GPU becomes empty by itself."""
+    """How many there are. The more, the later the GPU becomes empty on its own."""
 
 
 class SharedResource(NamedTuple):
@@ -134,7 +134,7 @@ class Geometry:
         """Compute slices of everything that still fits, profile by profile, each as if it came alone.
 
         It measures options kept open, not capacity. Variants that differ only in engines (`+me`) count as one profile: counted
-        by themselves they would reward free units scattered over many GPUs, and in replays that costs accepted claims.
+        alone they would reward free units scattered over many GPUs, and in replays that costs accepted claims.
         """
         if (known := self._capability.get(state)) is None:
             known = sum(kind[0].slices * max(self.room(state, each) for each in kind) for kind in self._families)

@@ -17,7 +17,7 @@ import msgspec
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import State, geometry
 from draco.mig.keeping import KeptInstances, keeping, kept, layout_of
-from draco.mig.observed import IDLE, IN_PLACE, ObservedGpu, Part
+from draco.mig.observed import IDLE, IN_PLACE, ObservedGpu, ObservedInstance
 from draco.resources.api.draco import InstanceUse, MigMode, PromisedDevice, WantedGpu
 from draco.resources.names import GpuUuid
 
@@ -52,11 +52,13 @@ class Obstacle(StrEnum):
 class BlockedPlace(NamedTuple):
     """A place that its claim cannot have now, and the first instance, or what else, that is in the way."""
 
-    place: Part
-    by: Part | Obstacle
+    place: ObservedInstance
+    by: ObservedInstance | Obstacle
 
     def __str__(self) -> str:
-        return f"{self.place}: {f'it waits for {blame([self.by])}' if isinstance(self.by, Part) else self.by}"
+        return (
+            f"{self.place}: {f'it waits for {blame([self.by])}' if isinstance(self.by, ObservedInstance) else self.by}"
+        )
 
 
 class LayoutProgress(NamedTuple):
@@ -70,7 +72,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What happens on a GPU, in this order: `destroys`, the change of MIG mode, `makes`; `makes_later` when that is possible.
 
     `mode_change` is "on", "off" or "". `waits` and `lacks` say in sentences what keeps the rest from being done, and what there
-    is no room for. `in_the_way` is what has to go first, by itself; `keeps` what stays; `promised` the places of claims to come,
+    is no room for. `in_the_way` is what has to go first, on its own; `keeps` what stays; `promised` the places of claims to come,
     whether there is an instance or not; `blocked` those that claims need now and cannot have; `whole` the claims that have the
     GPU undivided.
     """
@@ -79,16 +81,16 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     mode: MigMode | None = None
     layout: tuple[Placement, ...] = ()
-    destroys: tuple[Part, ...] = ()
+    destroys: tuple[ObservedInstance, ...] = ()
     mode_change: str = ""
     needs_reset: bool = False
     switches_now: bool = False
     makes: tuple[Placement, ...] = ()
     makes_later: tuple[DelayedInstance, ...] = ()
-    keeps: tuple[Part, ...] = ()
-    promised: tuple[Part, ...] = ()
+    keeps: tuple[ObservedInstance, ...] = ()
+    promised: tuple[ObservedInstance, ...] = ()
     blocked: tuple[BlockedPlace, ...] = ()
-    in_the_way: tuple[Part, ...] = ()
+    in_the_way: tuple[ObservedInstance, ...] = ()
     whole: tuple[str, ...] = ()
     no_room: tuple[InstanceShortage, ...] = ()
     waits: str = ""
@@ -104,7 +106,7 @@ class GpuPlan(msgspec.Struct, frozen=True, kw_only=True):
         waits, lacks = self.waits or hindrance, self.lacks
         if not self.promised:
             return LayoutProgress(waits, lacks)
-        said = f"The GPU keeps {_few(f'{part} for claim {part.claims[0]}' for part in self.promised)}."
+        said = f"The GPU keeps {_few(f'{each} for claim {each.claims[0]}' for each in self.promised)}."
         if self.mode in {None, MigMode.DYNAMIC}:
             return LayoutProgress(waits, f"{lacks} {said}".strip())
         # Who wants a certain layout, or none, waits for the claims to end.
@@ -136,26 +138,33 @@ def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[Prom
         return GpuPlan(uuid=gpu.uuid, waits=f"Policy {wanted.policy} {why}" if wanted and divided else "")
     keep = _open(keeping(wanted, board, promised), gpu)
     owners = {**gpu.missing, **{key: one.claim for key, one in keep.promised.items()}}
-    parts = [_of_claim(part, owners.get(part.id)) for part in gpu.parts]
-    there = {part.id: part for part in parts}
+    instances = [_of_claim(each, owners.get(each.id)) for each in gpu.instances]
+    there = {each.id: each for each in instances}
     promises = [there.get(key) or _coming(one.placement, one.claim) for key, one in keep.promised.items()]
-    coming = [part for part in promises if part.use is None]
-    stay = kept([part.id for part in sorted(parts, key=lambda each: each.age) if part.use in IDLE], keep)
-    leaving = [each for each in parts if each.use is InstanceUse.ORPHAN or (each.use in IDLE and each.id not in stay)]
-    destroys = [part for part in leaving if not part.stuck]
-    staying = [part for part in (*parts, *coming) if part not in leaving]
-    surplus = [part for part in staying if _is_surplus(part, wanted, board)]
+    coming = [each for each in promises if each.use is None]
+    stay = kept(
+        [instance.id for instance in sorted(instances, key=lambda each: each.age) if instance.use in IDLE], keep
+    )
+    leaving = [
+        each for each in instances if each.use is InstanceUse.ORPHAN or (each.use in IDLE and each.id not in stay)
+    ]
+    destroys = [each for each in leaving if not each.stuck]
+    staying = [each for each in (*instances, *coming) if each not in leaving]
+    surplus = [each for each in staying if _is_surplus(each, wanted, board)]
     plan = GpuPlan(
         uuid=gpu.uuid,
         destroys=tuple(destroys),
-        keeps=tuple(part for part in staying if part.use is not None and part not in surplus),
+        keeps=tuple(each for each in staying if each.use is not None and each not in surplus),
         promised=tuple(promises),
-        in_the_way=(*(part for part in leaving if part.stuck), *sorted(surplus, key=lambda each: each.start)),
+        in_the_way=(
+            *(each for each in leaving if each.stuck),
+            *sorted(surplus, key=lambda each: each.start),
+        ),
     )
     if wanted is None:
         return plan
     plan = msgspec.structs.replace(plan, policy=wanted.policy, mode=wanted.mode)
-    left = [part for part in (*parts, *coming) if part not in destroys]
+    left = [each for each in (*instances, *coming) if each not in destroys]
     if wanted.mode is MigMode.DISABLED:
         return _undivided(plan, gpu, wanted, left)
     # A GPU that is divided is no claim's as a whole, whatever the record says; one that was promised is until then.
@@ -168,18 +177,22 @@ def plan_gpu(gpu: ObservedGpu, wanted: WantedGpu | None, promised: Sequence[Prom
 
 def _open(keep: KeptInstances, gpu: ObservedGpu) -> KeptInstances:
     """Without promises that have been kept, or that the layout keeps: what a prepared claim has is its own."""
-    done = {*keep.places, *gpu.missing, *(part.id for part in gpu.parts if part.use is InstanceUse.CLAIM)}
+    done = {
+        *keep.places,
+        *gpu.missing,
+        *(each.id for each in gpu.instances if each.use is InstanceUse.CLAIM),
+    }
     return msgspec.structs.replace(keep, promised={key: one for key, one in keep.promised.items() if key not in done})
 
 
-def _of_claim(part: Part, claim: str | None) -> Part:
+def _of_claim(instance: ObservedInstance, claim: str | None) -> ObservedInstance:
     """An instance, of any owner, that stands where a claim is to have its own."""
-    return part if claim is None else msgspec.structs.replace(part, claims=(claim,))
+    return instance if claim is None else msgspec.structs.replace(instance, claims=(claim,))
 
 
-def _coming(placement: Placement, claim: str) -> Part:
+def _coming(placement: Placement, claim: str) -> ObservedInstance:
     profile = placement.profile
-    return Part(
+    return ObservedInstance(
         profile=profile.name,
         profile_id=profile.id,
         start=placement.start,
@@ -189,29 +202,33 @@ def _coming(placement: Placement, claim: str) -> Part:
     )
 
 
-def _is_surplus(part: Part, wanted: WantedGpu | None, board: Board) -> bool:
+def _is_surplus(instance: ObservedInstance, wanted: WantedGpu | None, board: Board) -> bool:
     """Whether something that is not ours to destroy now has no place beside what is wanted."""
     if wanted is None or wanted.mode is MigMode.DYNAMIC:
         return False
     if wanted.mode is MigMode.DISABLED:
         return True
-    if part.use is InstanceUse.FOREIGN:  # others may have what the layout leaves free
-        return not all(fits_beside(board, [part], each.profile, each.start) for each in wanted.layout)
-    return (part.profile, part.start) not in {(each.profile, each.start) for each in wanted.layout}
+    if instance.use is InstanceUse.FOREIGN:  # others may have what the layout leaves free
+        return not all(fits_beside(board, [instance], each.profile, each.start) for each in wanted.layout)
+    return (instance.profile, instance.start) not in {(each.profile, each.start) for each in wanted.layout}
 
 
-def fits_beside(board: Board, parts: Iterable[Part], profile: str, start: int) -> bool:
+def fits_beside(board: Board, instances: Iterable[ObservedInstance], profile: str, start: int) -> bool:
     """Whether an instance can be made beside these, by units and by engines."""
     found = board.profile(profile)
-    return found is not None and geometry(board).fits_at(_state(board, parts), Placement(found, start))
+    return found is not None and geometry(board).fits_at(_state(board, instances), Placement(found, start))
 
 
-def _state(board: Board, parts: Iterable[Part]) -> State:
+def _state(board: Board, instances: Iterable[ObservedInstance]) -> State:
     shape = geometry(board)
     state = shape.empty
-    for part in parts:
-        profile = board.by_id(part.profile_id)
-        state = shape.block(state, part.mask) if profile is None else shape.add(state, Placement(profile, part.start))
+    for instance in instances:
+        profile = board.by_id(instance.profile_id)
+        state = (
+            shape.block(state, instance.mask)
+            if profile is None
+            else shape.add(state, Placement(profile, instance.start))
+        )
     return state
 
 
@@ -229,22 +246,24 @@ def _switching(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, change: str) 
     return msgspec.structs.replace(plan, switches_now=True)
 
 
-def _undivided(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, left: Sequence[Part]) -> GpuPlan:
+def _undivided(plan: GpuPlan, gpu: ObservedGpu, wanted: WantedGpu, left: Sequence[ObservedInstance]) -> GpuPlan:
     """MIG mode off, once nothing is left, and nothing is to come."""
     if not gpu.enabled:
         return plan
     plan = _switching(plan, gpu, wanted, "off")
     if not left:
         return plan
-    instances = [part for part in left if part.use is not None]
-    waits = f"MIG mode stays on until {blame(instances or left)} is gone."
+    there = [each for each in left if each.use is not None]
+    waits = f"MIG mode stays on until {blame(there or left)} is gone."
     return msgspec.structs.replace(plan, switches_now=False, waits=waits)
 
 
 # A certain layout
 
 
-def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[Part]) -> GpuPlan:
+def _laid_out(
+    plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[ObservedInstance]
+) -> GpuPlan:
     """What is missing of a static layout, and what of it has room now."""
     plan = msgspec.structs.replace(plan, layout=layout_of(wanted, board))
     if not gpu.enabled:
@@ -252,7 +271,7 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
     makes: list[Placement] = []
     later: list[DelayedInstance] = []
     shape, state = geometry(board), _state(board, left)
-    done = {(part.profile, part.start) for part in left if part.use in IN_PLACE}
+    done = {(each.profile, each.start) for each in left if each.use in IN_PLACE}
     for each in wanted.layout:
         if (each.profile, each.start) in done:
             continue
@@ -263,9 +282,9 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
             later.append(DelayedInstance(each.profile, each.start, why))
             continue
         placement = Placement(profile, each.start)
-        blocking = [part for part in left if part.mask & placement.mask]
+        blocking = [each for each in left if each.mask & placement.mask]
         # Instances name their owners; a place that is only promised is named where nothing else is in the way.
-        blocking = [part for part in blocking if part.use is not None] or blocking
+        blocking = [each for each in blocking if each.use is not None] or blocking
         if blocking:
             later.append(DelayedInstance(each.profile, each.start, f"{written(placement)} waits for {blame(blocking)}"))
         elif not shape.fits_at(state, placement):  # one that NVML refuses would keep the others from being made
@@ -294,7 +313,9 @@ def _laid_out(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, 
 # On demand
 
 
-def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[Part]) -> GpuPlan:
+def _on_demand(
+    plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu, left: Sequence[ObservedInstance]
+) -> GpuPlan:
     """Warm instances, the largest first, each where it costs least; those that do not fit now are made when there is room."""
     shape = geometry(board)
     counts = keeping(wanted, board).counts
@@ -309,12 +330,12 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
     if not gpu.settled:
         return plan
     state = _state(board, left)
-    idle = [part for part in plan.keeps if part.use in IDLE and not part.claims]
+    idle = [each for each in plan.keeps if each.use in IDLE and not each.claims]
     makes: list[Placement] = []
     no_room: list[InstanceShortage] = []
     for profile in largest_first:
         count = counts.get(profile.id, 0)
-        for there in range(sum(part.profile_id == profile.id for part in idle), count):
+        for there in range(sum(instance.profile_id == profile.id for instance in idle), count):
             best = shape.best(state, profile)
             if best is None:
                 no_room.append(InstanceShortage(profile.name, count - there, count))
@@ -322,7 +343,7 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
             state = shape.add(state, best.placement)
             makes.append(best.placement)
     if no_room and gpu.enabled:
-        beside = _few(dict.fromkeys(blame([part]) for part in left if part not in idle))
+        beside = _few(dict.fromkeys(blame([each]) for each in left if each not in idle))
         lacks = f"There is no room for {_short(no_room)}{' beside ' if beside else ''}{beside}."
         plan = msgspec.structs.replace(plan, lacks=lacks)
     plan = msgspec.structs.replace(plan, no_room=tuple(no_room))
@@ -336,17 +357,17 @@ def _on_demand(plan: GpuPlan, gpu: ObservedGpu, board: Board, wanted: WantedGpu,
 # Words
 
 
-def blame(parts: Iterable[Part]) -> str:
+def blame(instances: Iterable[ObservedInstance]) -> str:
     """Whose the instances in the way are: the first of whom that is known."""
-    for part in parts:
-        if part.claims:
-            return f"claim {part.claims[0]}"
-        if part.foreign:
-            made = "may have made" if part.doubtful else "made"
-            number = f"GPU instance {part.number}" if part.number is not None else str(part)
+    for instance in instances:
+        if instance.claims:
+            return f"claim {instance.claims[0]}"
+        if instance.foreign:
+            made = "may have made" if instance.doubtful else "made"
+            number = f"GPU instance {instance.number}" if instance.number is not None else str(instance)
             return f"{number} that somebody else {made}"
-        if part.holder:
-            return f"an instance that is being destroyed, in use by {part.holder}"
+        if instance.holder:
+            return f"an instance that is being destroyed, in use by {instance.holder}"
     return "an instance that is being destroyed"
 
 

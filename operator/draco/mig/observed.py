@@ -15,7 +15,7 @@ IN_PLACE = IDLE | {InstanceUse.CLAIM}
 """Uses of instances that are ours and whole."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
     """An instance of a GPU. `use` None: there is none yet, and its place is kept for a claim.
 
     `claims` ("namespace/name") have it. `stuck`: it is going, and cannot be destroyed now; `holder` is who keeps it, if that is
@@ -55,7 +55,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU as it is. `parts` are its instances, `whole` the claims that have it undivided.
+    """A GPU as it is. `instances` are its instances, `whole` the claims that have it undivided.
 
     `capable`: it has a MIG mode. `pending`: another mode comes with the next reset. `board` is None where NVML says nothing of
     what can be made. `missing` are places whose instance a prepared claim has lost, with that claim. `settled`: what is there is
@@ -68,7 +68,7 @@ class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
     pending: bool = False
     switched_by_reset: bool = False
-    parts: tuple[Part, ...] = ()
+    instances: tuple[ObservedInstance, ...] = ()
     missing: dict[PlacementId, str] = {}
     whole: tuple[str, ...] = ()
     settled: bool = True

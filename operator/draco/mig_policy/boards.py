@@ -11,15 +11,15 @@ import msgspec
 
 from draco.mig.board import Board, Profile
 from draco.mig.gpu_plan import GpuPlan, fits_beside
-from draco.mig.observed import ObservedGpu, Part
+from draco.mig.observed import ObservedGpu, ObservedInstance
 from draco.mig_policy.gpu_state import switched_by_reset
 from draco.resources.api.draco import (
     BoardTable,
     GpuMig,
     GpuNode,
     GpuStatus,
+    InstanceStatus,
     InstanceUse,
-    MigInstance,
     MigProfile,
     MigState,
 )
@@ -79,7 +79,7 @@ _UNKNOWN_PROFILE = -1
 def observed(gpu: GpuStatus, board: Board, holders: Mapping[str, Sequence[str]]) -> ObservedGpu:
     """The GPU as it was reported. `holders` are the claims that have each device of its node."""
     mig = gpu.mig or GpuMig()
-    parts = [_part(each, board, holders) for each in mig.instances]
+    instances = [_observed_instance(each, board, holders) for each in mig.instances]
     return ObservedGpu(
         uuid=GpuUuid(gpu.uuid),
         board=board,
@@ -87,16 +87,18 @@ def observed(gpu: GpuStatus, board: Board, holders: Mapping[str, Sequence[str]])
         enabled=mig.enabled,
         pending=mig.pending,
         switched_by_reset=switched_by_reset(gpu),
-        parts=tuple(sorted(parts, key=lambda part: part.start)),
+        instances=tuple(sorted(instances, key=lambda each: each.start)),
         whole=tuple(sorted(set(holders.get(gpu.device, ())))),
         settled=mig.state is not MigState.DIRTY,
     )
 
 
-def _part(instance: MigInstance, board: Board, holders: Mapping[str, Sequence[str]]) -> Part:
+def _observed_instance(
+    instance: InstanceStatus, board: Board, holders: Mapping[str, Sequence[str]]
+) -> ObservedInstance:
     profile = board.profile(instance.profile)
     mine = {instance.claim, *holders.get(instance.device, ())} if instance.claim else set()
-    return Part(
+    return ObservedInstance(
         profile=instance.profile,
         profile_id=profile.id if profile else _UNKNOWN_PROFILE,
         start=instance.start,
@@ -111,15 +113,15 @@ def _part(instance: MigInstance, board: Board, holders: Mapping[str, Sequence[st
 def at_last(gpu: GpuStatus, board: Board, plan: GpuPlan) -> GpuStatus:
     """The GPU once all is done and everything that is waited for is gone, but for what others made, who know nothing of it."""
     mig = gpu.mig or GpuMig()
-    others = [part for part in observed(gpu, board, {}).parts if part.use is InstanceUse.FOREIGN]
+    others = [each for each in observed(gpu, board, {}).instances if each.use is InstanceUse.FOREIGN]
     wanted = [
         *((one.profile.name, one.start) for one in plan.makes),
         *((one.profile, one.start) for one in plan.makes_later),
     ]
-    kept = {(part.profile, part.start) for part in plan.keeps}
+    kept = {(each.profile, each.start) for each in plan.keeps}
     stay = [each for each in mig.instances if each.use is InstanceUse.FOREIGN or (each.profile, each.start) in kept]
     come = [
-        MigInstance(profile=profile, start=start, size=1, use=InstanceUse.LAYOUT)
+        InstanceStatus(profile=profile, start=start, size=1, use=InstanceUse.LAYOUT)
         for profile, start in wanted
         if fits_beside(board, others, profile, start)
     ]

@@ -42,7 +42,7 @@ class ReleaseDelays(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseObstacle(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a claim stays as it is. `again_s`: in how many seconds that may be over by itself, None if only a change ends it."""
+    """Why a claim stays as it is. `again_s`: in how many seconds that may be over on its own, None if only a change ends it."""
 
     text: str
     again_s: float | None = None
@@ -148,7 +148,7 @@ def held_back(release: ClaimRelease, claim: ObjectKey, reason: str) -> str:
 
 def due(release: ClaimRelease) -> str:
     """Nothing is in the way."""
-    return f"Draco releases {them(len(release.claims))} by itself in a moment."
+    return f"Draco releases {them(len(release.claims))} automatically in a moment."
 
 
 def _claims(keys: tuple[ObjectKey, ...]) -> str:

@@ -2,7 +2,7 @@
 
 Owns the search for the fewest of them, tried out with the scheduler's own rules: without them the waiting claims must fit on a
 node that the pod may go to, and each of them must then find another place. Nothing that a pod uses is ever proposed. Idle
-instances that no claim holds are no obstacle: they give way by themselves.
+instances that no claim holds are no obstacle: they give way automatically.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence

@@ -33,7 +33,7 @@ OPERATORS: Final = f"metadata.name={OPERATOR_LEASE}"
 """A selector of the leases by which operators lead."""
 SCHEMA: Final = "draco.dev/check/v1"
 _TRANSIENT: Final = timedelta(minutes=1)
-"""For so long what is in the way of a request's Jobs may go by itself, such as a pod that waits for its claim."""
+"""How long what is in the way of a request's Jobs may take to go away, such as a pod that waits for its claim."""
 _LEASE_SLACK: Final = timedelta(seconds=15)
 """How far the clocks of a node and of this machine may differ."""
 
@@ -356,7 +356,7 @@ def _classes(found: Installation) -> list[CheckFinding]:
 
 
 def _maintenance(found: Installation, now: datetime) -> list[CheckFinding]:
-    """Requests that go no further by themselves. What begins only now may still come right."""
+    """Requests that go no further on their own. What begins only now may still come right."""
     findings = []
     for each in sorted(found.maintenances, key=lambda request: request.metadata.name):
         name, said = each.metadata.name, find_condition(each.status.conditions, CONDITION_BLOCKED)

@@ -9,7 +9,7 @@ import msgspec
 
 from draco.mig.board import Board
 from draco.mig.gpu_plan import GpuPlan
-from draco.mig.observed import ObservedGpu, Part
+from draco.mig.observed import ObservedGpu, ObservedInstance
 from draco.mig_policy.boards import at_last
 from draco.mig_policy.decide import GpuDecision, wanted_of
 from draco.mig_policy.gpu_state import GpuCondition, LayoutState, condition_of
@@ -77,7 +77,7 @@ def _shown(plain: GpuPlanView, made: GpuPlan) -> GpuPlanView:
     )
 
 
-def _wait(part: Part) -> WaitView:
+def _wait(part: ObservedInstance) -> WaitView:
     if part.claims:
         return WaitView(what=str(part), claims=list(part.claims))
     return WaitView(what=str(part), holder="" if part.use is InstanceUse.FOREIGN else part.holder)
@@ -102,7 +102,7 @@ def _offered(what: ForeseenGpu) -> str:
             "no further claim gets it until MIG is off, which needs a reset: a policy of mode Disabled that permits one turns it "
             "off, deleting a policy does not"
         )
-    if any(part.use is InstanceUse.FOREIGN for part in seen.parts):
+    if any(each.use is InstanceUse.FOREIGN for each in seen.instances):
         return "no further claim gets it until the instances that others made are destroyed by hand"
     until = (
         ", once those that have parts of it end" if any(part.claims for part in (*made.keeps, *made.promised)) else ""

@@ -33,7 +33,7 @@ class Division(StrEnum):
     UNREPORTED = "unreported"
 
 
-class PartView(OutputStruct, frozen=True, kw_only=True):
+class InstanceView(OutputStruct, frozen=True, kw_only=True):
     """An instance, or the place of one: `size` memory units from `start`.
 
     `claims` are "namespace/name", `holder` is who keeps it from being destroyed. `uuid` is "" without a compute instance.
@@ -76,7 +76,7 @@ class GpuView(OutputStruct, frozen=True, kw_only=True):
     policy: str = ""
     mode: str = ""
     claims: list[str] = []
-    parts: list[PartView] = []
+    parts: list[InstanceView] = []
     fits: list[FitView] = []
     fits_without_warm: list[FitView] = []
 

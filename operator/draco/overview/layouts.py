@@ -11,11 +11,20 @@ import msgspec
 from draco.mig.board import Board, Placement, unit_mask
 from draco.mig.geometry import Geometry, State, geometry
 from draco.mig_policy.boards import boards_of
-from draco.overview.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
+from draco.overview.layout_schema import Division, FitView, GpuView, InstanceView, LayoutView, NodeLayoutView, Use
 from draco.overview.snapshot import natural
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
-from draco.resources.api.draco import GpuMig, GpuNode, GpuStatus, MigInstance, MigMode, MigPolicy, MigState, WantedGpu
+from draco.resources.api.draco import (
+    GpuMig,
+    GpuNode,
+    GpuStatus,
+    InstanceStatus,
+    MigMode,
+    MigPolicy,
+    MigState,
+    WantedGpu,
+)
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey, read_partition_name
@@ -125,7 +134,7 @@ def _division(gpu: GpuStatus, wanted: WantedGpu | None) -> Division:
     return Division.ON if gpu.mig.enabled else Division.OFF
 
 
-def parts_of(gpu: GpuStatus, board: Board, held: Holders) -> list[PartView]:
+def parts_of(gpu: GpuStatus, board: Board, held: Holders) -> list[InstanceView]:
     """The instances there are, and those that claims have been promised, by start."""
     promised: dict[tuple[str, int], set[str]] = {}
     for device, claims in held.items():
@@ -137,12 +146,12 @@ def parts_of(gpu: GpuStatus, board: Board, held: Holders) -> list[PartView]:
     for (profile_name, start), waiting in promised.items():
         profile = board.profile(profile_name)
         size = profile.size if profile else 1
-        parts.append(PartView(profile=profile_name, start=start, size=size, use=Use.COMING, claims=sorted(waiting)))
+        parts.append(InstanceView(profile=profile_name, start=start, size=size, use=Use.COMING, claims=sorted(waiting)))
     return sorted(parts, key=lambda part: part.start)
 
 
-def _part(instance: MigInstance, promised: set[str]) -> PartView:
-    return PartView(
+def _part(instance: InstanceStatus, promised: set[str]) -> InstanceView:
+    return InstanceView(
         profile=instance.profile,
         start=instance.start,
         size=instance.size,
@@ -154,7 +163,7 @@ def _part(instance: MigInstance, promised: set[str]) -> PartView:
     )
 
 
-def _fits(board: Board, parts: Iterable[PartView], allowed: frozenset[str]) -> list[FitView]:
+def _fits(board: Board, parts: Iterable[InstanceView], allowed: frozenset[str]) -> list[FitView]:
     space = geometry(board)
     state = _state_of(space, board, parts)
     starts: dict[str, list[int]] = defaultdict(list)
@@ -167,7 +176,7 @@ def _fits(board: Board, parts: Iterable[PartView], allowed: frozenset[str]) -> l
     ]
 
 
-def _state_of(space: Geometry, board: Board, parts: Iterable[PartView]) -> State:
+def _state_of(space: Geometry, board: Board, parts: Iterable[InstanceView]) -> State:
     """What is in use."""
     state = space.empty
     for part in parts:

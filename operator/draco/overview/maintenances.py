@@ -7,7 +7,7 @@ stands is the operator's to say; nothing is decided here, and nothing read.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from draco.maintenance.selecting.impact import named_and_members
+from draco.maintenance.taint_impact import named_and_members
 from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -134,7 +134,7 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
             steps = [f"Evict the pods that hold the devices: {patch}", cancel] if waits else [cancel]
         case MaintenancePhase.IN_MAINTENANCE if spec.work:
             steps = [
-                f"It continues by itself when the Jobs of CronJob {spec.work.from_cron_job} have succeeded.",
+                f"It continues automatically when the Jobs of CronJob {spec.work.from_cron_job} have succeeded.",
                 cancel,
             ]
         case MaintenancePhase.IN_MAINTENANCE:
@@ -144,7 +144,7 @@ def next_steps(request: DeviceMaintenance) -> list[str]:
             steps = [f"When you have looked at the devices: draco maintain finish {name}"] if person else []
         case MaintenancePhase.FAILED:
             steps = [
-                "Repair what failed (a failed Job: delete it, and it is made again); it resumes by itself then.",
+                "Repair what failed (a failed Job: delete it, and it is made again); it resumes automatically then.",
                 cancel,
             ]
         case _:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from draco.allocation.fleet.fleet import Fleet
-from draco.explanation.findings.standing import obstacles
+from draco.explanation.findings.held_allocations import obstacles
 from draco.maintenance.isolating.fences import fenced_node
 from draco.overview import status_schema as schema
 from draco.overview.installation import troubles

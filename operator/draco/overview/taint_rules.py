@@ -1,6 +1,6 @@
 """What each DeviceTaintRule hits, for `draco status` and `draco taint`, and what a rule would hit that is not there yet.
 
-Owns the row of a rule. What a taint does is `maintenance.selecting.impact`'s to say, what is the same hardware `hardware_use`'s.
+Owns the row of a rule. What a taint does is `maintenance.taint_impact`'s to say, what is the same hardware `hardware_use`'s.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from draco.maintenance.rules import extends, maintenance_uid
-from draco.maintenance.selecting.impact import TaintImpact, impact_of, sentences, with_budgets
+from draco.maintenance.taint_impact import TaintImpact, impact_of, sentences, with_budgets
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.resources.api.claims import ResourceClaim

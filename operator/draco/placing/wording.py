@@ -13,8 +13,8 @@ from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.placement import nodes_for
 from draco.placing.groups.companions import best_together
 from draco.placing.groups.group import allocated
-from draco.placing.search.as_if import PlacedFleet
 from draco.placing.search.best import BestPlacement
+from draco.placing.search.what_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.errors import DracoError

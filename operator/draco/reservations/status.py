@@ -14,12 +14,12 @@ from draco.reservations.claims import is_in_use
 from draco.reservations.ending import expires_at, is_expired, is_past_from_the_start
 from draco.reservations.idle import UnusedClaims, as_written
 from draco.reservations.plan import ReservationPlan, ReservedClaims
-from draco.reservations.priority import ReservationPriority
+from draco.reservations.priority_class import ReservationPriority
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import Condition, timed
 from draco.resources.api.reservations import DeviceReservation, DeviceReservationStatus, Takeover, UnusedClaim
-from draco.resources.texts import agreeing, are, counted, listed, reason_of, sentence, shown, them
+from draco.resources.texts import agreeing, are, counted, listed, reason_of, sentence, short_sentence, shown, them
 
 CONDITION_READY: Final = "Ready"
 CONDITION_EXPIRED: Final = "Expired"
@@ -151,7 +151,7 @@ def _reserved(reservation: DeviceReservation, counts: _Counts, facts: Reservatio
         said += f" {more} more than asked for {goes} with the pods that use {them(more)}."
     if facts.idle.warned:
         said += f" {warning_text(facts.idle.warned)}"
-    return Condition(type=CONDITION_READY, status="True", reason="Reserved", message=_cut(said))
+    return Condition(type=CONDITION_READY, status="True", reason="Reserved", message=short_sentence(said, LONGEST))
 
 
 def _over(reservation: DeviceReservation, in_use: int) -> str:
@@ -179,7 +179,9 @@ def refused(name: str, message: str) -> str:
     """What is said of a claim that the API server does not take."""
     _, quota, what = message.partition("exceeded quota: ")
     if quota:
-        return _cut(f"ResourceQuota {shown(what)}: claim {name} would exceed it. Raise the quota, or reserve fewer.")
+        return short_sentence(
+            f"ResourceQuota {shown(what)}: claim {name} would exceed it. Raise the quota, or reserve fewer.", LONGEST
+        )
     return f"The API server does not take claim {name}: {sentence(reason_of(message))}"
 
 
@@ -197,11 +199,7 @@ def no_template(name: str) -> ReservationProblem:
 
 
 def _not(reason: str, message: str) -> Condition:
-    return Condition(type=CONDITION_READY, status="False", reason=reason, message=_cut(message))
-
-
-def _cut(text: str) -> str:
-    return sentence(reason_of(text, LONGEST))
+    return Condition(type=CONDITION_READY, status="False", reason=reason, message=short_sentence(message, LONGEST))
 
 
 def _written(end: datetime | None) -> str:

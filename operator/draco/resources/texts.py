@@ -67,6 +67,12 @@ def reason_of(text: str, most: int = LONGEST_REASON) -> str:
     return f"{flat[: most - end - 3].rstrip()} … {flat[-end:].lstrip()}"
 
 
+def shortened(text: str, most: int) -> str:
+    """Return the text on one line of at most `most` characters; one that is too long loses its end."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[: most - 1].rstrip()}…"
+
+
 def counted(number: int, noun: str) -> str:
     """Write a number of things: "1 device", "2 devices"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -75,6 +81,11 @@ def counted(number: int, noun: str) -> str:
 def agreeing(number: int, one: str, many: str) -> str:
     """Return the word that agrees with the number of things: "waits" of one, "wait" of more or none."""
     return one if number == 1 else many
+
+
+def short_sentence(text: str, most: int) -> str:
+    """What `reason_of` returns, as a sentence: for a message of a status, which has a bound."""
+    return sentence(reason_of(text, most))
 
 
 def sentence(text: str) -> str:

@@ -19,8 +19,8 @@ from draco.allocation.ownership.claims import as_allocated, as_searched, is_for_
 from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
 from draco.allocation.search.allocate import first_fitting
 from draco.explanation.explain import explain
+from draco.explanation.findings.held_allocations import refused_configuration
 from draco.explanation.findings.placement import PodRules
-from draco.explanation.findings.standing import refused_configuration
 from draco.explanation.model import Explanation, UseObstacle
 from draco.resources.api.claims import (
     AllocationResult,
@@ -45,11 +45,11 @@ _KUBERNETES_OWN: Final = "node.kubernetes.io/"
 
 
 _NOBODY: Final = ResourceClaimConsumerReference(resource="what", name="was tried before", uid="")
-"""Who uses a claim that is tried by itself: it is not there to be given up for others. Said like "pod NAME"."""
+"""Who uses a claim that is tried alone: it is not there to be given up for others. Said like "pod NAME"."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims that are allocated together: a pod's, or one by itself. `missing` says which of them cannot be found."""
+    """Claims that are allocated together: a pod's, or one alone. `missing` says which of them cannot be found."""
 
     claims: list[ResourceClaim]
     pod: Pod | None = None
@@ -60,7 +60,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """How one copy of a trial went: on a node with an allocation for each claim; or not, and why."""
 
     name: str
-    """The pod's, or the claim's that is tried by itself."""
+    """The pod's, or the claim's that is tried alone."""
     pod: str = ""
     copy: int
     node: str = ""

@@ -14,7 +14,7 @@ from unittest import mock
 
 import msgspec
 
-from draco.agent import app, lanes, parts
+from draco.agent import app, parts, threads
 from draco.agent.hardware import monitor as hardware
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.plugin.api import dra_v1_pb2, registration_pb2
@@ -108,8 +108,8 @@ class Driven:
                 services.append(self)
 
         with (
-            mock.patch.object(lanes, "Lane", self.threads.lane),
-            mock.patch.object(hardware, "Lane", self.threads.lane),
+            mock.patch.object(threads, "DaemonExecutor", self.threads.executor),
+            mock.patch.object(hardware, "DaemonExecutor", self.threads.executor),
             mock.patch.object(parts, "DraService", Noted),
             mock.patch.object(parts, "HardwareMonitor", Listening),
         ):

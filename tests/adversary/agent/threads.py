@@ -1,6 +1,6 @@
 """Threads of one agent of the adversary, run in place, so that a sequence repeats exactly; and calls that hang in them.
 
-Owns what stands in for `draco.agent.lanes.Lane`. What is done in a lane is the agent's business.
+Owns what stands in for `draco.agent.threads.DaemonExecutor`. What is done in an executor is the agent's business.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from draco.agent.lanes import Lane
+from draco.agent.threads import DaemonExecutor
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ class Threads:
         self._bell = threading.Condition()
         self._open: list[Future[Any]] = []
 
-    def lane(self, *_args: Any, **_options: Any) -> "InPlace":
-        """In place of a lane."""
+    def executor(self, *_args: Any, **_options: Any) -> "InPlace":
+        """In place of an executor."""
         return InPlace(self)
 
     def step(self, point: str) -> None:
@@ -71,8 +71,8 @@ class Threads:
         self._open = []
 
 
-class InPlace(Lane):
-    """A lane that has no thread while nothing hangs."""
+class InPlace(DaemonExecutor):
+    """An executor that has no thread while nothing hangs."""
 
     def __init__(self, threads: Threads) -> None:
         super().__init__("in place", monotonic=lambda: 0.0)

@@ -70,7 +70,7 @@ class Chooser(Maintainers, Rivals):
             (0.8, self._take_out), (0.8, self._replace),
             (1.5, self._slow), (0.8, self._hang), (1, self._by_hand), (5, self._heal),
             (1.5, self._kill_operator), (0.4, self._kill_both), (0.5, self._stop_for_a_while), (2, self._kill_agent),
-            (1.5, self._forget_report),
+            (0.4, self._kill_fleet), (1, self._kill_child), (1.5, self._forget_report),
             (1, self._packages), (0.5, self._no_driver), (0.8, self._toolkit), (1.5, self._load_driver),
             (2, self._upgrade_agent), (1, self._upgrade_operator),
             (1, self._kill_kubelet), (1.9, self._kill_component), (0.2, self._switch_off),
@@ -204,6 +204,12 @@ class Chooser(Maintainers, Rivals):
 
     def _stop_for_a_while(self) -> Action:
         return Action("kill: leader stops for a while", {"back_in_s": self._random.choice([4.0, 20.0])})
+
+    def _kill_fleet(self) -> Action:
+        return Action("kill: fleet process", {})
+
+    def _kill_child(self) -> Action:
+        return Action("kill: child with questions", {})
 
     def _kill_agent(self) -> Action:
         back_in_s = self._random.choice([0.5, 3.0, 8.0])

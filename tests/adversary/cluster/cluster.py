@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,10 @@ from tests.adversary.cluster.manifests import ADMINS, DRIVER, TENANTS, WORKS
 from tests.adversary.cluster.observer.api import Access
 from tests.adversary.cluster.observer.kept import Scraped
 from tests.adversary.cluster.observer.observer import Node, Observer
+from tests.adversary.cluster.processes import memory_mib
 from tests.component.allocation.lab import ALLOCATE, USER, ChartParts
+from tests.component.chart.webhook import GATING, LocalWebhook
+from tests.requests import call
 
 CHART_VALUES = (
     *(*ALLOCATE, "--set", f"operator.runJobs=true,operator.jobTemplates={{{','.join(WORKS)}}}"),
@@ -60,6 +64,8 @@ API_GRACE_S = 15.0
 """Informers come back with backoff and list anew."""
 _NEXT = "-next"
 OPERATOR = "tests.adversary.cluster.operators"
+GATED = (TENANTS[0],)
+"""Where new pods get Draco's scheduling gate from its webhook; elsewhere they have it if they ask for it."""
 WITHOUT_RULES = ("--runtime-config=resource.k8s.io/v1beta2=false,resource.k8s.io/v1alpha3=false",)
 _STATUS_GATES = (
     "DRAResourceClaimDeviceStatus",
@@ -152,7 +158,22 @@ class Cluster:
     def _install_operators_part(self) -> None:
         """What the chart gives the operator: its account, rights, classes, register, and admission policies."""
         ChartParts(self.plane, CHART_VALUES).install()
+        gating = self.webhook.gating("draco", list(self.webhook_ports.values()), GATED)
+        call(self.plane, "POST", GATING.path(), gating)
         self.plane.write_kubeconfig(self.operators_kubeconfig, USER)
+
+    @cached_property
+    def webhook(self) -> LocalWebhook:
+        """That of the replicas: each gives its gate to new pods, and what one does not answer the other may."""
+        return LocalWebhook(self.folder)
+
+    @cached_property
+    def webhook_ports(self) -> Mapping[str, int]:
+        """Of each replica, the same for as long as the cluster lives."""
+        found: dict[str, int] = {}
+        for name in OPERATORS:
+            found[name] = ports.pick(taken=frozenset({self.plane.port, *found.values()}))
+        return found
 
     @property
     def operators_kubeconfig(self) -> Path:
@@ -231,6 +252,7 @@ class Cluster:
             "3",
             "--run-jobs",
             "--allocate",
+            *self.webhook.options(self.webhook_ports[name]),
         ]
         port = ports.pick(taken=frozenset({self.plane.port}))
         argv += ["--listen", f"127.0.0.1:{port}"]
@@ -408,17 +430,6 @@ def _features(version: str) -> versions.Features:
     except MissingRequirement:
         return "all"
     return "gangs"
-
-
-def memory_mib(pid: int) -> float:
-    """The memory of a process and of all below it, each page that several share counted once; 0 when it is gone."""
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-        children = [each.read_text(encoding="ascii") for each in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return 0.0
-    own = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
-    return own + sum(memory_mib(int(child)) for each in children for child in each.split())
 
 
 def node_of(agent: str) -> str:

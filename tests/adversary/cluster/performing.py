@@ -5,7 +5,6 @@ that come back by themselves later are tasks of the performer; `settle` does not
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,9 +18,10 @@ from draco_local.simulator.gpus import state
 from draco_local.simulator.gpus.state import StateError
 from tests.adversary.cluster import drivers, evicting, maintaining, refusing
 from tests.adversary.cluster.breaking import BREAK
-from tests.adversary.cluster.cluster import FEATURES, NODES, OPERATORS, Cluster
+from tests.adversary.cluster.cluster import FEATURES, NODES, Cluster
 from tests.adversary.cluster.doubling import Doubling
 from tests.adversary.cluster.evicting import Evicting
+from tests.adversary.cluster.killing import Killing
 from tests.adversary.cluster.maintaining import REQUESTS, Maintaining
 from tests.adversary.cluster.manifests import ADMINS, TENANTS, Document
 from tests.adversary.cluster.observer import world
@@ -79,12 +79,7 @@ class Performer:
             "tenant: deletes a pod": self._delete_pod,
             "tenant: deletes a claim": self._delete_claim,
             "tenant: lets go": self._let_go,
-            "kill: operator": self._kill_operator,
-            "kill: both operators": self._kill_both,
-            "kill: leader stops for a while": self._pause_leader,
-            "kill: agent": self._kill_agent,
             "report: deleted": self._delete_report,
-            "kill: kubelet": self._kill_kubelet,
             "kill: kube-apiserver": lambda _: self._restart(APISERVER),
             "kill: kube-scheduler": lambda _: self._restart(SCHEDULER),
             "kill: kube-controller-manager": lambda _: self._restart(CONTROLLER_MANAGER),
@@ -99,6 +94,7 @@ class Performer:
             "hardware: reboot": self._reboot,
             "hardware: hangs": self._hang,
             "all is given back": self._given_back,
+            **Killing(cluster, self._soon, self.came_of).kinds,
             **Maintaining(api, self._write).kinds,
             **Reserving(api, self._write).kinds,
             **Evicting(api, self._write, self._delete_pod).kinds,
@@ -279,45 +275,6 @@ class Performer:
         self._later.discard(task)
         if not task.cancelled():
             task.result()
-
-    async def _kill_for(self, name: str, back_in_s: float) -> None:
-        if name not in self._cluster.running:
-            return
-        await asyncio.to_thread(self._cluster.kill, name)
-        self.came_of["programs killed"] += 1
-        self._soon(back_in_s, lambda: asyncio.to_thread(self._cluster.start, name))
-
-    async def _kill_operator(self, arguments: Document) -> None:
-        leader = self._cluster.holder()
-        others = [name for name in OPERATORS if name != leader and name in self._cluster.running]
-        wanted = leader if arguments["who"] == "leader" or not others else others[0]
-        await self._kill_for(wanted, arguments["back_in_s"])
-
-    async def _kill_both(self, arguments: Document) -> None:
-        for name in OPERATORS:
-            await self._kill_for(name, arguments["back_in_s"])
-
-    async def _pause_leader(self, arguments: Document) -> None:
-        """SIGSTOP: a process that sleeps past its lease and wakes up believing that it leads."""
-        name = self._cluster.holder()
-        pid = self._cluster.pid(name)
-        if name not in self._cluster.running or pid is None:
-            return
-        self._cluster.observer.lease.killed(time.monotonic())
-        self._cluster.observer.programs.may_end(name)
-        self._cluster.stop_for_a_while(name, pid)
-
-        async def go_on() -> None:
-            if self._cluster.let_go_on(name, pid):
-                self._cluster.observer.lease.resumed()
-
-        self._soon(arguments["back_in_s"], go_on)
-
-    async def _kill_agent(self, arguments: Document) -> None:
-        await self._kill_for(self._cluster.agents[arguments["node"]], arguments["back_in_s"])
-
-    async def _kill_kubelet(self, arguments: Document) -> None:
-        await self._kill_for(f"kubelet-{arguments['node']}", arguments["back_in_s"])
 
     async def _restart(self, component: str) -> None:
         async with self._restarting:

@@ -11,12 +11,17 @@ from tests.adversary.cluster.manifests import ADMINS, DRACOS_GPU, DRIVER, GPU
 from tests.adversary.cluster.observer.allocators import Traded
 from tests.adversary.cluster.observer.observer import Observer
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import name, phase
+from tests.adversary.cluster.observer.world import Object, name, phase
 
 PODS = f"/api/v1/namespaces/{ADMINS}/pods"
 CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{ADMINS}/resourceclaims"
 WITHIN_S = 40.0
 """A hand-over that has just begun takes some ten seconds, a pod that starts another few."""
+UNTOLD_S = 240.0
+"""How long kube-scheduler may have heard nothing: its watch can be silent so long where the API server has just restarted.
+
+A pod whose claim it does not know has no condition PodScheduled.
+"""
 POLL_S = 0.2
 
 
@@ -40,10 +45,13 @@ class Probing:
         wanted = write.request("gpu", kind, selectors=[f'device.attributes["{DRIVER}"].uuid == "{one.uuid}"'])
         await self._write("POST", CLAIMS, write.claim(ADMINS, title, [wanted]))
         await self._write("POST", PODS, write.pod(ADMINS, title, [title]))
-        waited = 0.0
-        while waited < WITHIN_S and not self._runs(title) and one in self._observer.traded():
+        waited = untold = 0.0
+        while waited < WITHIN_S and untold < UNTOLD_S and not self._runs(title) and one in self._observer.traded():
             await asyncio.sleep(POLL_S)
-            waited += POLL_S
+            if self._was_looked_at(title):
+                waited += POLL_S
+            else:
+                untold += POLL_S
         if self._runs(title):
             self._observer.counts["GPUs used again by " + ("Draco" if one.is_dracos else "the scheduler")] += 1
         elif waited >= WITHIN_S:
@@ -52,10 +60,20 @@ class Probing:
                 f"{one.device} was {whose} and is free, and a pod that asks for it does not run within {WITHIN_S:g} s"
             )
             self._observer.violated(Suspicion("not used again", f"{title} {one.device}", text))
+        elif untold >= UNTOLD_S:
+            self._observer.counts["probes that the scheduler never looked at"] += 1
         self._observer.bystanders.asked(f"{ADMINS}/{title}")
         await self._write("DELETE", f"{PODS}/{title}")
         await self._write("DELETE", f"{CLAIMS}/{title}")
 
     def _runs(self, title: str) -> bool:
+        return phase(self._pod(title)) == "Running"
+
+    def _was_looked_at(self, title: str) -> bool:
+        conditions = self._pod(title).get("status", {}).get("conditions", [])
+        return any(each["type"] == "PodScheduled" for each in conditions)
+
+    def _pod(self, title: str) -> Object:
+        """As it was seen last, empty if it was not."""
         pods = list(self._observer.world.pods.values())
-        return any(name(each) == f"{ADMINS}/{title}" and phase(each) == "Running" for each in pods)
+        return next((each for each in pods if name(each) == f"{ADMINS}/{title}"), {})

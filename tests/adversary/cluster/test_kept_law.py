@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from tests.adversary.cluster.cluster import memory_mib
 from tests.adversary.cluster.observer.kept import MOST_MIB, WAITING, Kept, Scraped, kept_at_rest
 from tests.adversary.cluster.observer.suspicion import Suspicion
+from tests.adversary.cluster.processes import memory_mib
 
 AT_REST = """# HELP draco_worker_waiting Questions that wait for their turn.
 # TYPE draco_worker_waiting gauge
@@ -59,3 +59,8 @@ def test_what_waits_now_and_then_is_not_kept() -> None:
     assert kept.look([waits]) == [waits]
     assert kept.look([waits, empty]) == [waits]
     assert kept.look([]) == kept.look([waits]) == []
+
+
+def test_the_pods_that_a_replica_gave_the_gate_are_counted() -> None:
+    reviews = 'draco_admission_reviews_total{outcome="clean"} 7.0\ndraco_admission_reviews_total{outcome="gated"} 3.0\n'
+    assert (Scraped(reviews, 0.0).gated, Scraped(AT_REST, 0.0).gated) == (3, 0)

@@ -17,8 +17,12 @@ HERE = Traded(DeviceName("gpu.nvidia.com", "node", "gpu-0"), "GPU-1", is_dracos=
 THERE = Traded(DeviceName("gpu.nvidia.com", "node", "gpu-1"), "GPU-2", is_dracos=True)
 
 
-def tried(monkeypatch: pytest.MonkeyPatch, *, phase: str, taken: bool = False) -> tuple[Any, list[str]]:
+def tried(
+    monkeypatch: pytest.MonkeyPatch, *, phase: str, taken: bool = False, looked_at: bool = True
+) -> tuple[Any, list[str]]:
+    """`looked_at` says whether the scheduler knows the pod and its claim."""
     monkeypatch.setattr(probing, "WITHIN_S", 2.0)
+    monkeypatch.setattr(probing, "UNTOLD_S", 4.0)
     monkeypatch.setattr(probing, "POLL_S", 1.0)
     monkeypatch.setattr(asyncio, "sleep", lambda _: _nothing())
     observer: Any = Mock(counts=Counter(), world=Mock(pods={}))
@@ -28,7 +32,10 @@ def tried(monkeypatch: pytest.MonkeyPatch, *, phase: str, taken: bool = False) -
     async def write(method: str, path: str, body: Any = None) -> Answer:
         written.append(f"{method} {path.rpartition('/')[2]}")
         if body and body["kind"] == "Pod":
-            observer.world.pods[body["metadata"]["name"]] = body | {"status": {"phase": phase}}
+            conditions = [{"type": "PodScheduled", "status": "False"}] if looked_at else []
+            observer.world.pods[body["metadata"]["name"]] = body | {
+                "status": {"phase": phase, "conditions": conditions}
+            }
         return Answer(200, {})
 
     asyncio.run(Probing(observer, write).run())
@@ -53,3 +60,10 @@ def test_a_gpu_that_is_of_no_use_is_told_unless_it_was_taken_meanwhile(monkeypat
     assert {call.args[0].law for call in observer.violated.call_args_list} == {"not used again"}
     observer, _ = tried(monkeypatch, phase="Pending", taken=True)
     assert not observer.violated.called
+
+
+def test_what_the_scheduler_has_not_been_told_of_is_not_held_against_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer, written = tried(monkeypatch, phase="Pending", looked_at=False)
+    assert not observer.violated.called
+    assert observer.counts == {"probes that the scheduler never looked at": 2}
+    assert len(written) == 8

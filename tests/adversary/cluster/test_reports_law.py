@@ -3,7 +3,18 @@
 import pytest
 
 from tests.adversary.cluster.observer.reports import REASON, misreported
-from tests.adversary.cluster.test_observer import DRIVER, PARTS, Document, a_claim, a_rule, a_world, told
+from tests.adversary.cluster.test_observer import (
+    DRIVER,
+    PARTS,
+    Document,
+    a_claim,
+    a_rule,
+    a_slice,
+    a_world,
+    partition,
+    told,
+    whole,
+)
 
 EXACT = {"driver": DRIVER, "pool": "node", "device": "a"}
 
@@ -43,3 +54,11 @@ def test_the_event_on_a_rule_counts_what_it_taints(case: str) -> None:
 
 def test_rules_of_draco_have_no_report() -> None:
     assert not list(misreported(a_world(PARTS, ("rule", a_rule("draco-extension-x", **EXACT)))))
+
+
+@pytest.mark.parametrize(("number", "wrong"), [("0", False), ("1", False), ("2", False), ("3", True)])
+def test_of_a_partition_that_is_gone_not_all_that_overlaps_it_is_known(number: str, wrong: bool) -> None:
+    divided_otherwise = ("slice", a_slice(whole(), partition("c", 2, 5)))
+    note = says(f"It keeps new claims off {number} devices.")
+    world = a_world(PARTS, divided_otherwise, ("rule", a_rule("mine", **EXACT)), note)
+    assert bool(list(misreported(world))) is wrong

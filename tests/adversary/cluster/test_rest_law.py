@@ -235,8 +235,8 @@ def test_a_pod_may_wait_for_a_board_that_was_replaced(there: str) -> None:
 def test_what_has_just_begun_when_the_time_is_over_gets_a_little_more() -> None:
     old, fresh = Suspicion("not explained", "a", "waits"), Suspicion("not explained", "b", "does not start")
     over = REST_WITHIN_S + 1.0
-    assert lasting({old: 20.0, fresh: over - 1.0}, over) == [old]
-    assert lasting({fresh: over - 1.0}, over) == []
+    assert lasting({old: 20.0, fresh: over - 30.0}, over) == [old]
+    assert lasting({fresh: over - 30.0}, over) == []
     later = over + ONE_AFTER_ANOTHER_S
     assert lasting({fresh: later}, later) == [fresh]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.adversary.cluster.observer import service
 from tests.adversary.cluster.observer.tainted import IN_FLIGHT_S, GivenWhileTainted, withdrawn_for_ever
-from tests.adversary.cluster.observer.taking import WEIGHED_AFTER_S, Bystanders
+from tests.adversary.cluster.observer.taking import BY_A_TAINT, WEIGHED_AFTER_S, Bystanders
 from tests.adversary.cluster.observer.watching import learn
 from tests.adversary.cluster.observer.world import World
 from tests.adversary.cluster.test_observer import (
@@ -259,6 +259,22 @@ def test_a_pod_whose_claim_is_heard_of_only_after_it_has_gone_held_it_all_the_sa
     late.law.pod_changed(learn(late.world, "pod", going), going, 10.0)
     late.law.claim_changed(learn(late.world, "claim", held), 10.1)
     assert bool(list(late.law.weighed(10.0 + WEIGHED_AFTER_S))) is (device == "gpu-1")
+
+
+@pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])
+def test_what_a_pod_had_counts_though_it_is_heard_of_late_and_is_over_when_the_pod_is_weighed(device: str) -> None:
+    late = Takes(device)
+    late.law.rule_changed(a_rule(effect="NoExecute", **ON_0), 5.0)
+    held, free = held_by_the_pod(device), held_by_the_pod(device)
+    del free["status"]
+    learn(late.world, "claim", free)
+    going = a_pod(deletionTimestamp="2026-01-01T00:00:00Z")
+    going["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": BY_A_TAINT}]
+    late.law.pod_changed(learn(late.world, "pod", going), going, 10.0)
+    assert not list(late.law.weighed(25.0)), "what it had is not known yet"
+    late.law.claim_changed(learn(late.world, "claim", held), 26.0)
+    late.law.claim_changed(learn(late.world, "claim", free), 26.1)
+    assert bool(list(late.law.weighed(38.0))) is (device == "gpu-1")
 
 
 @pytest.mark.parametrize("device", ["gpu-0", "gpu-1"])

@@ -12,7 +12,7 @@ from draco.agent.files import LocalFiles
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import InstanceState, OwnedInstance
+from draco.agent.record.contents import InstanceState, OwnedInstance
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigMode, MigState

@@ -16,7 +16,7 @@ from draco.agent.claims.leftovers import CONFIRM_S, Leftovers
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.holders import HoldingProcess
 from draco.agent.plugin.registration import RegistrationState
-from draco.agent.record.entries import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.node_status import NodeReport, NodeReporter
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client

@@ -101,5 +101,5 @@ async def written_by_the_operator(plane: ControlPlane, namespace: str, name: str
 def test_where_the_api_server_does_not_know_such_policies_the_chart_has_none() -> None:
     allocate = ("--set", "operator.allocate=true")
     known = (*allocate, "--api-versions", "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")
-    assert sum(each["kind"].startswith("Mutating") for each in render(*known)) == 2
-    assert not any(each["kind"].startswith("Mutating") for each in render(*allocate))
+    assert sum(each["kind"].startswith("MutatingAdmissionPolicy") for each in render(*known)) == 2
+    assert not any(each["kind"].startswith("MutatingAdmissionPolicy") for each in render(*allocate))

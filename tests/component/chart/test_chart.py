@@ -13,7 +13,7 @@ from cryptography import x509
 
 from draco import __version__
 from draco.cli import agent, operator
-from draco.controller.claims.webhook import OWN_PATH, PATH
+from draco.controller.webhook.server import OWN_PATH, PATH, PODS_PATH
 from draco.resources.kinds import ALLOCATION_REGISTERS, GPU_NODES, OWN_KINDS
 from scripts import image, render_manifests
 from tests.component.chart.rendering import CHART, NAMESPACE, helm, kinds, only, pod_of, refusal, render
@@ -215,6 +215,21 @@ def test_the_webhook_is_off_unless_it_is_asked_for() -> None:
 def test_the_webhook_never_blocks_when_the_operator_is_down() -> None:
     for webhook in only(with_webhook(), "ValidatingWebhookConfiguration")["webhooks"]:
         assert (webhook["failurePolicy"], webhook["timeoutSeconds"], webhook["sideEffects"]) == ("Ignore", 2, "None")
+
+
+def test_pods_get_the_gate_where_draco_allocates_and_the_webhook_gives_no_advice_that_nobody_asked_for() -> None:
+    documents = render("--set", "operator.allocate=true,metrics.secure.enabled=false")
+    (webhook,) = only(documents, "MutatingWebhookConfiguration")["webhooks"]
+    assert (webhook["failurePolicy"], webhook["timeoutSeconds"], webhook["sideEffects"]) == ("Ignore", 1, "None")
+    service = only(documents, "Service")["metadata"]["name"]
+    asked = webhook["clientConfig"]["service"]
+    assert (asked["name"], asked["path"]) == (service, PODS_PATH)
+    assert webhook["clientConfig"]["caBundle"] == only(documents, "Secret")["data"]["ca.crt"]
+    (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "DRACO_WEBHOOK_LISTEN" in {variable["name"] for variable in container["env"]}
+    assert "ValidatingWebhookConfiguration" not in kinds(documents)
+    for values in ("operator.allocate=true,operator.gatePods=false", "webhook.enabled=true"):
+        assert "MutatingWebhookConfiguration" not in kinds(render("--set", values))
 
 
 def test_the_webhook_is_asked_where_the_operator_answers() -> None:

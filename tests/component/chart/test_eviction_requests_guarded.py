@@ -12,6 +12,8 @@ from draco.resources.kinds import EVICTION_REQUESTS
 from tests.component.chart.stolen import TENANT, Cluster
 from tests.component.chart.thefts import a_cluster
 
+pytestmark = pytest.mark.other_version
+
 REFUSED = "may only make and delete EvictionRequests whose requester is draco.dev/maintenance"
 UID = "00000000-0000-0000-0000-000000000001"
 

@@ -14,7 +14,7 @@ import yaml
 
 from draco.allocation.ownership.handover import GpuPlace
 from draco.cli import run
-from draco.controller.mig.register import RegisterStore
+from draco.controller.allocation.ownership.register import RegisterStore
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.meta import ObjectKey

@@ -19,17 +19,18 @@ from draco.resources.api.jobs import CronJob
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceToleration
 from draco.resources.kinds import CLAIMS
-from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
+from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
 from tests.builders import a_device_key, a_maintenance
 from tests.component.chart.stolen import JOB_SPACE, OTHER, Cluster
 from tests.component.chart.thefts import JOBS, a_cluster
+from tests.versions import OLDEST, on
 
 Body = dict[str, Any]
 PATH = f"/apis/batch/v1/namespaces/{JOB_SPACE}/cronjobs"
 DIFFERENT = "may only make Jobs like their template"
 
 
-@pytest.fixture(scope="module", params=[KUBERNETES_VERSIONS[0], KUBERNETES_VERSIONS[-1]])
+@pytest.fixture(scope="module", params=on(DEFAULT_KUBERNETES, OLDEST))
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The oldest and the newest API server, with the chart and templates."""
     with a_cluster(request.param, tmp_path_factory.mktemp(f"jobs-{request.param}")) as made:

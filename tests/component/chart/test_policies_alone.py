@@ -11,7 +11,7 @@ import pytest
 
 from draco.kube.errors import ApiError
 from draco.resources.kinds import CLAIMS, EVENTS, GPU_NODES, NODES, SLICES, Kind
-from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS
+from draco_local.cluster.programs.versions import DEFAULT_KUBERNETES
 from tests.component.chart.rendering import NAMESPACE
 from tests.component.chart.stolen import (
     DRIVER,
@@ -44,6 +44,7 @@ from tests.component.chart.thefts import (
     status_of,
     told_of_a_node,
 )
+from tests.versions import OLDEST, on
 
 ACCOUNTS = (
     (NAMESPACE, "draco-agent"),
@@ -179,10 +180,10 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The newest API server, where each account may do all that roles can permit."""
-    with a_cluster(KUBERNETES_VERSIONS[-1], tmp_path_factory.mktemp("alone")) as found:
+@pytest.fixture(scope="module", params=on(DEFAULT_KUBERNETES, OLDEST))
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """An API server where each account may do all that roles can permit."""
+    with a_cluster(request.param, tmp_path_factory.mktemp(f"alone-{request.param}")) as found:
         subjects = [{"kind": "ServiceAccount", "namespace": space, "name": name} for space, name in ACCOUNTS]
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
         path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"

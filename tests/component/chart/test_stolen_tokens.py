@@ -53,6 +53,7 @@ from tests.component.chart.thefts import (
     taken_over,
     told_of_a_node,
 )
+from tests.versions import on
 
 OLDER_SLICES: Kind[Any] = Kind("resource.k8s.io", "v1beta2", "resourceslices", "ResourceSlice", False, dict)
 SECRETS: Kind[Any] = Kind("", "v1", "secrets", "Secret", True, dict)
@@ -435,7 +436,7 @@ THEFTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=KUBERNETES_VERSIONS)
+@pytest.fixture(scope="module", params=on(*KUBERNETES_VERSIONS))
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """An API server of each version, with the chart."""
     with a_cluster(request.param, tmp_path_factory.mktemp(f"stolen-{request.param}")) as made:

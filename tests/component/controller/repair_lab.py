@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from draco.controller.claims.repair import EVENT_REASON
+from draco.controller.mig.repair import EVENT_REASON
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import GpuMig, MigInstance, MigPolicy
+from draco.resources.api.draco import GpuMig, InstanceStatus, MigPolicy
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, DEVICE_CLASSES, EVENTS, GPU_NODES, MIG_POLICIES, NODES, PODS, SLICES, Kind
 from tests.builders import a_mig_node
@@ -47,7 +47,7 @@ class Lab:
         await client.create(MIG_POLICIES, {"metadata": {"name": self.policy.name}, "spec": spec})
         await client.apply(SERVICE_ACCOUNTS, ObjectKey(self.namespace, "default"), {}, manager="tests")
 
-    async def report(self, *instances: MigInstance) -> None:
+    async def report(self, *instances: InstanceStatus) -> None:
         """The GPU is divided so, as its agent says."""
         mig = GpuMig(capable=True, enabled=True, instances=list(instances))
         seen = a_mig_node(self.node, gpus=[mig], board=H100)

@@ -282,7 +282,6 @@ async def test_a_device_that_moves_within_its_pool_has_not_vanished(served: Cont
         key = await lab.ask_for("work", "gpu-3")
         await lab.phase(key, MaintenancePhase.IN_MAINTENANCE)
         newer = a_slice(lab.pool, ["gpu-0"], driver=lab.driver, name=f"{lab.pool}-1", generation=2, of=2)
-        lab.made.append((SLICES, ObjectKey("", newer.metadata.name)))
         await lab.client.create(SLICES, newer)
         busy = await lab.hold("train", "gpu-3")  # what comes after it is known with it
         await lab.reason(key, "InUse")

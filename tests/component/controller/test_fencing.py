@@ -195,13 +195,13 @@ async def test_an_operator_that_dies_between_two_fences_leaves_none_undone(
         async with an_operator(served, settings) as (operator, _):
             await until(lambda: leads(operator))
             await nodes.kill(*lost)
-            await until(fenced, within_s=30, what="both fences")
+            await until(fenced, within_s=60, what="both fences")
     async with an_operator(served, settings, dies_after_writes=writes) as (_, operating):
         for node in lost if back else ():
             nodes.start(node)
         if not back:
             await nodes.kill(*lost)
-        await asyncio.wait({operating}, timeout=30)
+        await asyncio.wait({operating}, timeout=60)
         assert operating.done(), f"there are less than {writes} writes on the way"
     async with an_operator(served, settings) as (operator, _):
         await until(are_open if back else fenced, within_s=30, what="what the first one left out")

@@ -1,13 +1,11 @@
 """What holds a maintenance request back, on a real API server: selection, approval, schedule, and budgets."""
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget, MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import DEVICE_CLASSES, DEVICE_MAINTENANCES, MAINTENANCE_BUDGETS, SLICES
@@ -21,10 +19,6 @@ pytestmark = pytest.mark.usefixtures("crds")
 
 class GatedLab(Lab):
     """The same with classes and budgets."""
-
-    def __init__(self, client: Client, namespace: str) -> None:
-        super().__init__(client, namespace)
-        self.made: list[tuple[Any, ObjectKey]] = []
 
     async def ask(self, name: str, selector: dict[str, Any], **spec: Any) -> ObjectKey:
         key = ObjectKey("", f"{name}-{self.pool}")
@@ -41,13 +35,11 @@ class GatedLab(Lab):
         key = ObjectKey("", f"class-{self.pool}")
         cel = {"cel": {"expression": f'device.driver == "{self.driver}"'}}
         await self.client.create(DEVICE_CLASSES, {"metadata": {"name": key.name}, "spec": {"selectors": [cel]}})
-        self.made.append((DEVICE_CLASSES, key))
         return key.name
 
     async def budget(self, **spec: Any) -> ObjectKey:
         key = ObjectKey("", f"budget-{self.pool}")
         await self.client.create(MAINTENANCE_BUDGETS, {"metadata": {"name": key.name}, "spec": spec})
-        self.made.append((MAINTENANCE_BUDGETS, key))
         return key
 
     async def reason(self, key: ObjectKey, reason: str) -> DeviceMaintenance:
@@ -65,12 +57,6 @@ class GatedLab(Lab):
             return budget if all(getattr(budget.status, name) == value for name, value in status.items()) else None
 
         return await until(look, what=f"{key} to say {status}")
-
-    async def clean(self) -> None:
-        for kind, key in self.made:
-            with suppress(NotFound):
-                await self.client.delete(kind, key)
-        await super().clean()
 
 
 @pytest.fixture
@@ -179,6 +165,5 @@ async def test_nothing_is_begun_with_while_a_pool_is_between_two_generations(
         await lab.reason(key, "PoolIncomplete")
         assert await lab.rules() == []
         await lab.client.create(SLICES, newer[1])
-        lab.made.append((SLICES, ObjectKey("", newer[1].metadata.name)))
         waits = await lab.reason(key, "NeverFits")
         assert (waits.status.phase, await lab.rules()) == (MaintenancePhase.REHEARSED, [])

@@ -40,10 +40,6 @@ RAW_JOBS: Kind[Any] = Kind("batch", "v1", "jobs", "Job", True, dict)
 class JobLab(Lab):
     """The same, whose namespace is Draco's."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
-        super().__init__(client, namespace)
-        self.classes: list[str] = []
-
     @property
     def operator(self) -> OperatorSettings:
         return settings_for_test(namespace=self.namespace, job_namespace=self.namespace, run_jobs=True)
@@ -86,8 +82,7 @@ class JobLab(Lab):
         labels = {LABEL_ALLOCATOR: "operator"} if operators else {}
         cel = {"expression": f"device.driver == '{self.driver}'"}
         body = {"metadata": {"name": name, "labels": labels}, "spec": {"selectors": [{"cel": cel}]}}
-        await self.client.apply(DEVICE_CLASSES, ObjectKey("", name), body, manager="tests")
-        self.classes.append(name)
+        await self.client.create(DEVICE_CLASSES, body)
         return name
 
     async def never_starts(self, job: dict[str, Any]) -> None:
@@ -152,8 +147,6 @@ async def lab(client: Client, namespace: str) -> AsyncIterator[JobLab]:
     await made.publish()
     yield made
     await made.clean()
-    for name in made.classes:
-        await client.delete(DEVICE_CLASSES, ObjectKey("", name))
 
 
 async def test_a_job_for_each_gpu_ends_the_work(served: ControlPlane, lab: JobLab) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from draco.controller.gpu_nodes.reconciler import GpuNodeReconciler
 from draco.controller.health.decisions import HealthDecisions
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.layouts import MigLayoutReconciler
 from draco.controller.mig.policies import MigPolicyReconciler
 from draco.controller.view import ClusterView
 from draco.kube.clock import SystemClock
@@ -138,7 +138,7 @@ async def test_a_policy_is_written_to_its_gpus_and_counts_as_applied_when_the_ag
     async with an_operator(served) as (operator, _):
 
         async def idle() -> bool:
-            queue = operator.reconcilers["mig-layouts"].queue
+            queue = operator.reconcilers["gpu-nodes"].queue
             return operator.election.leading and not (queue.depth or queue.longest_running_s)
 
         await until(idle)
@@ -283,7 +283,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     await lab.report(node, ON, ON)
     await client.patch(MIG_POLICIES, key, {"spec": {"mode": "Disabled"}})
     with pytest.raises(Conflict):
-        await MigLayoutReconciler(client, view, decisions, health).reconcile(node)
+        await GpuNodeReconciler(client, view, decisions, health).reconcile(node)
     reconciler = MigPolicyReconciler(client, view, decisions, clock=clock, adviser=Silent())
     monkeypatch.setattr(view.mig_policies, "is_current", was_current_a_moment_ago)
     with pytest.raises(Conflict):
@@ -291,7 +291,7 @@ async def test_a_replica_that_sees_an_old_state_writes_nothing(
     assert (await lab.gpu_node(node)).spec.gpus == []
     await client.delete(GPU_NODES, ObjectKey("", node))
     with suppress(Conflict):
-        await MigLayoutReconciler(client, view, decisions, health).reconcile(node)
+        await GpuNodeReconciler(client, view, decisions, health).reconcile(node)
     with pytest.raises(NotFound):
         await lab.gpu_node(node)
 

@@ -14,7 +14,6 @@ from draco.controller.app import Operator
 from draco.controller.taints.reports import EVENT_REASON as TAINT_REPORTS
 from draco.explanation.explain import explain
 from draco.kube.connect.client import Client
-from draco.kube.errors import NotFound
 from draco.maintenance.rules import is_draco_own
 from draco.resources.api.core import Event
 from draco.resources.api.meta import ObjectKey
@@ -37,7 +36,6 @@ class Lab:
         self.driver = f"{name}.example.com"
         self.node = f"node-{name}"
         self.device_class = f"class-{name}"
-        self.made: list[tuple[Kind[Any], ObjectKey]] = []
 
     async def set_up(self) -> None:
         await self.add_node(self.node)
@@ -69,7 +67,6 @@ class Lab:
 
     async def create(self, kind: Kind[Any], name: str, spec: dict[str, Any]) -> None:
         await self.client.create(kind, {"metadata": {"name": name}, "spec": spec})
-        self.made.append((kind, ObjectKey("", name)))
 
     async def claim(self, name: str, *, device_class: str = "", count: int = 1) -> ObjectKey:
         claim = a_claim(name, device_class=device_class or self.device_class)
@@ -117,9 +114,6 @@ class Lab:
         await until(look, what=f"the withdrawal of the Event on {about}")
 
     async def clean(self) -> None:
-        for kind, key in self.made:
-            with suppress(NotFound):
-                await self.client.delete(kind, key)
         for pod in await self.client.list(PODS, namespace=self.namespace):
             await self.client.delete(PODS, pod.metadata.key, grace_period_s=0)
         for event in await self.client.list(EVENTS, namespace=self.namespace):
@@ -412,7 +406,7 @@ async def test_a_claim_that_no_pod_waits_for_is_left_alone(served: ControlPlane,
 async def test_nothing_is_said_before_the_pod_has_waited_long_enough_or_was_refused(
     served: ControlPlane, lab: Lab
 ) -> None:
-    waiting = await lab.claim("waiting")
+    waiting = await lab.claim("waiting", count=99)
     pod = await lab.pod("train", "waiting")
     async with an_operator(served, settings_for_test(pending_after_s=3600.0)) as (operator, _):
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from draco.controller.app import Operator
-from draco.controller.claims.release import RELEASED_REASON, ROOM_REASON
+from draco.controller.mig.release import RELEASED_REASON, ROOM_REASON
 from draco.controller.settings import OperatorSettings
 from draco.kube.connect.client import Client
 from draco.resources.api.draco import InstanceUse

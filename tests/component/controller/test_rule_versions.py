@@ -19,18 +19,18 @@ from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import CLAIMS, PODS
 from draco_local.cluster.controlplane import ControlPlane
-from draco_local.cluster.programs.versions import KUBERNETES_VERSIONS, parse
+from draco_local.cluster.programs.versions import parse
 from tests.component.controller.replicas import an_api_server_of, an_operator
 from tests.component.controller.test_maintenance import Lab
 from tests.requests import call
+from tests.versions import OTHERS, on
 
 pytestmark = pytest.mark.usefixtures("crds")
 
-OTHERS = KUBERNETES_VERSIONS[1:]
 SERVED = {"1.37.2": "v1", "1.35.4": "v1alpha3", "1.34.4": "v1alpha3"}
 
 
-@pytest.fixture(scope="module", params=OTHERS)
+@pytest.fixture(scope="module", params=on(*OTHERS))
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with an_api_server_of(request.param, tmp_path_factory.mktemp(f"rules-{request.param}") / "state") as plane:
         yield plane

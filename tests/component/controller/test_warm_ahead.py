@@ -130,7 +130,7 @@ async def test_an_operator_that_starts_anew_keeps_what_stands(served: ControlPla
         lab.measure(operator)
 
         async def measured() -> bool:
-            queue = operator.reconcilers["mig-layouts"].queue
+            queue = operator.reconcilers["gpu-nodes"].queue
             return bool(operator.reconcilers.decisions.ahead.said) and not (queue.depth or queue.longest_running_s)
 
         await until(measured)

@@ -1,4 +1,4 @@
-"""The webhook as the real API server calls it: warnings that whoever writes a claim sees, and never a claim that is held up."""
+"""The webhook as the real API server calls it: warnings for whoever writes a claim, gates for new pods, and nothing held up."""
 
 import asyncio
 import base64
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from draco.controller.app import Operator
-from draco.controller.claims.admission import AdmissionMode
-from draco.controller.claims.webhook import OWN_PATH, PATH, WebhookSettings
+from draco.controller.webhook.claim_advice import AdmissionMode
+from draco.controller.webhook.server import OWN_PATH, PATH, WebhookSettings
 from draco.kube.connect.client import Client
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import (
@@ -29,12 +29,15 @@ from draco.resources.kinds import (
     HEALTH_POLICIES,
     MAINTENANCE_BUDGETS,
     MIG_POLICIES,
+    PODS,
     SLICES,
     Kind,
 )
+from draco.resources.names import SCHEDULING_GATE
 from draco_local.cluster.controlplane import ControlPlane
 from draco_local.cluster.pki import Authority, Credential
 from tests.builders import a_device, a_slice
+from tests.component.chart.webhook import GATING, gating
 from tests.component.controller.replicas import an_operator, settings_for_test, until
 from tests.component.controller.test_pending_claims import as_json
 
@@ -332,3 +335,41 @@ def _post(lab: Lab, folder: Path, credential: Credential | None) -> int:
         return error.code
     except OSError:
         return 0
+
+
+async def gates_of_pod(lab: Lab, template: str, *gates: str) -> list[str]:
+    """The scheduling gates that a new pod with a claim from the template has."""
+    spec = {
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "main", "image": "none"}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}] if template else [],
+        "schedulingGates": [{"name": each} for each in gates],
+    }
+    answer = await lab.write(PODS, f"pod-{uuid.uuid4().hex[:8]}", spec)
+    assert answer.status == 201, answer.body
+    return [each["name"] for each in answer.body["spec"].get("schedulingGates", [])]
+
+
+async def test_new_pods_with_claims_of_dracos_get_its_gate_as_the_chart_has_it(lab: Lab) -> None:
+    labelled = {"metadata": {"labels": {"draco.dev/allocator": "operator"}}}
+    await lab.client.patch(DEVICE_CLASSES, ObjectKey("", lab.name), labelled)
+    await lab.client.create(DEVICE_CLASSES, {"metadata": {"name": f"{lab.name}-theirs"}, "spec": {}})
+    for name, device_class in (("ours", lab.name), ("theirs", f"{lab.name}-theirs")):
+        spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": device_class}}]}}
+        assert (await lab.write(CLAIM_TEMPLATES, name, {"spec": spec})).status == 201
+    await lab.client.create(GATING, gating(lab.authority, lab.name, [lab.port], [lab.namespace]))
+    async with a_webhook(lab) as operator:
+
+        async def gated() -> bool:
+            return await gates_of_pod(lab, "ours") == [SCHEDULING_GATE]
+
+        await until(gated, what="a pod with the gate")
+        others = "example.com/admission"
+        assert await gates_of_pod(lab, "ours", others) == [others, SCHEDULING_GATE]
+        assert await gates_of_pod(lab, "ours", SCHEDULING_GATE) == [SCHEDULING_GATE]
+        assert await gates_of_pod(lab, "theirs") == []
+        sample = operator.metrics.registry.get_sample_value
+        clean = sample("draco_admission_reviews_total", {"outcome": "clean"})
+        assert await gates_of_pod(lab, "") == []
+        assert sample("draco_admission_reviews_total", {"outcome": "clean"}) == clean  # nobody was asked
+    assert await gates_of_pod(lab, "ours") == []  # when no operator runs

@@ -15,9 +15,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.view import ClusterView
+from draco.controller.workers.contract import Answered
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
-    AskQuestion,
+    AskQuestions,
     CheckClaim,
     ClaimProblems,
     ExplainPending,
@@ -27,8 +28,9 @@ from draco.controller.workers.messages import (
     PendingAnswer,
     Question,
     ReleaseAnswer,
+    Reply,
 )
-from draco.controller.workers.pool import Answered, Workers, WorkerSettings
+from draco.controller.workers.pool import Workers, WorkerSettings
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.explanation.explain import explain
 from draco.kube.clock import SystemClock
@@ -147,7 +149,7 @@ def children_of(pid: int) -> list[int]:
 async def ask_on(handle: FleetProcessHandle) -> None:
     """Ask until it is said that it has ended."""
     while True:
-        await handle.send(AskQuestion(1, ExplainPending(a_pod(), [], "", 36), 0, 1.0, 1.0, is_last=False))
+        await handle.send(AskQuestions([(1, ExplainPending(a_pod(), [], "", 36))], 0, 1.0, 1.0, is_last=False))
 
 
 def is_alive(pid: int) -> bool:
@@ -247,11 +249,49 @@ async def test_a_process_that_answers_is_told_of_changes_meanwhile_and_answers_t
         await until(lambda: lab.workers.waiting == 0)
         lab.put(lab.view.claims, a_claim("holder", on=["node-0/gpu-0"]))
         later = asyncio.create_task(lab.ask(selecting("none", "device.driver == 'none'")))
-        await until(lambda: not lab.view.followed.is_unsaid)
+        await until(lambda: not lab.view.followed.is_dirty)
         os.kill(first, signal.SIGCONT)
         before, after = await asking, await later
         assert before.version < after.version
         assert lab.children() == [first]
+
+
+async def answers_to(handle: FleetProcessHandle, asked: AskQuestions) -> dict[int, str]:
+    """What kind of answer each question of the row gets."""
+    await handle.send(asked)
+    found: dict[int, str] = {}
+    async for replies in handle.replies():
+        found |= {each.number: type(each.answer).__name__ for each in replies if isinstance(each, Reply)}
+        if len(found) == len(asked.questions):
+            break
+    return found
+
+
+async def test_of_a_row_what_stands_behind_a_question_that_exceeds_its_budget_is_not_answered() -> None:
+    view = ClusterView(Client(Connection("http://127.0.0.1:1")), None, clock=SystemClock())
+    for number in range(NODES):
+        informer = view.slices
+        informer._publish(informer.store.put(with_uuids(a_slice(f"node-{number}"))))
+    view.classes._publish(view.classes.store.put(a_device_class()))
+    plain, bad = (ExplainPending(a_pod(), [claim], "", 36) for claim in (a_claim("plain"), hostile("bad")))
+
+    def row(*questions: ExplainPending, cpu_s: float) -> AskQuestions:
+        return AskQuestions(list(enumerate(questions)), view.followed.version, cpu_s, 60.0, is_last=False)
+
+    handle = await FleetProcessHandle.start()
+    try:
+        while view.followed.is_dirty:
+            await handle.send(view.followed.next_changes(64))
+        assert await answers_to(handle, row(plain, plain, plain, cpu_s=10.0)) == dict.fromkeys(
+            range(3), "PendingAnswer"
+        )
+        assert await answers_to(handle, row(plain, bad, plain, cpu_s=0.3)) == {
+            0: "PendingAnswer",
+            1: "OverBudget",
+            2: "NotReached",
+        }
+    finally:
+        await handle.end()
 
 
 async def test_hostile_selectors_are_named_and_cost_nothing_again_while_others_are_answered() -> None:

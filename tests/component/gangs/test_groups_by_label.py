@@ -199,7 +199,7 @@ async def test_a_group_starts_as_a_whole_though_the_operator_dies_after_each_wri
                 await asyncio.wait([task, whole_now], return_when=asyncio.FIRST_COMPLETED)
             lives += 1
         await whole_now
-        assert lives > len(members)
+        assert lives >= len(members), "each of them wrote one allocation at most"
         await until_running(all_dracos, namespace, *members)
         claims = await allocated_claims(all_dracos, namespace)
         devices = [each.key for claim in claims for each in claim.results]

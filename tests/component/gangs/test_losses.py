@@ -23,7 +23,7 @@ from tests.component.simulator.test_nodes import running, until_gone, until_runn
 
 GROUP = "train"
 TWO = sized(2)
-SAID = "has been short of 1 pod for 0 min, so Draco evicted the rest"
+SAID = "has been short of 1 pod for 0 min (MigPolicy spec.gangs.onPartialLoss)"
 
 
 @pytest.fixture(autouse=True)

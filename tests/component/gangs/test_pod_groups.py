@@ -80,7 +80,9 @@ async def test_of_two_gangs_that_compete_one_runs_and_the_other_holds_nothing_un
 async def test_what_a_gang_leaves_goes_to_the_gang_that_waited_longest_though_younger_pods_would_fit_sooner(
     guarded: Guarded, all_dracos: Client, namespace: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releases, "_LONGEST_S", 60.0)  # beside other load kube-controller-manager takes seconds
+    # Beside other load kube-controller-manager takes seconds, and so may one deletion after the other.
+    monkeypatch.setattr(releases, "_STILL_S", 5.0)
+    monkeypatch.setattr(releases, "_LONGEST_S", 60.0)
     async with running(all_dracos, folder), an_operator(guarded, ALLOCATING):
         await make_template(all_dracos, namespace, "eight", gpus=8)
         before = await make_gang(all_dracos, namespace, "before", pods=3, template="eight")

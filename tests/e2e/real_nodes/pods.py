@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from draco.agent.record import checkpoint
-from draco.agent.record.entries import PreparedClaim
+from draco.agent.record.contents import PreparedClaim
 from draco_local.cluster.realnode.image import BUSYBOX_IMAGE
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.provider import GPUS

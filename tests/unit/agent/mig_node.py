@@ -18,7 +18,7 @@ from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.layout import LayoutApplier
 from draco.agent.mig.users import DeviceUsers
 from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
-from draco.agent.record.entries import InstanceState, PreparedClaim
+from draco.agent.record.contents import InstanceState, PreparedClaim
 from draco.mig.keeping import KeptInstances
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid, GpuUuid

@@ -21,8 +21,8 @@ from draco.overview.layouts import ObservedNodes
 from draco.resources.api.claims import CelSelector, DeviceSelector, ResourceClaim
 from draco.resources.api.draco import (
     GpuMig,
+    InstanceStatus,
     InstanceUse,
-    MigInstance,
     MigMode,
     MigPolicy,
     MigReset,
@@ -53,11 +53,11 @@ HALVES = a_static_policy("halves", "3g.40gb@0", "3g.40gb@4")
 LATER = MOMENT + timedelta(hours=1)
 
 
-def on(*instances: MigInstance, **fields: Any) -> GpuMig:
+def on(*instances: InstanceStatus, **fields: Any) -> GpuMig:
     return GpuMig(capable=True, enabled=True, instances=list(instances), **fields)
 
 
-def an_instance(text: str, use: InstanceUse = InstanceUse.CLAIM, *, claim: str = "", **fields: Any) -> MigInstance:
+def an_instance(text: str, use: InstanceUse = InstanceUse.CLAIM, *, claim: str = "", **fields: Any) -> InstanceStatus:
     profile = H100.profile(text.partition("@")[0])
     claim = claim or ("team-a/one" if use is InstanceUse.CLAIM else "")
     return a_mig_instance(text, size=profile.size if profile else 1, use=use, claim=claim, **fields)
@@ -185,7 +185,7 @@ def test_mig_stays_on_for_a_promise() -> None:
 
 
 @pytest.mark.parametrize("beside", [[], [an_instance("1g.10gb@0")]], ids=["alone", "beside a claim's"])
-def test_a_layout_cannot_be_where_others_have_made_something(beside: list[MigInstance]) -> None:
+def test_a_layout_cannot_be_where_others_have_made_something(beside: list[InstanceStatus]) -> None:
     view = planned([on(*beside, an_instance("1g.10gb@6", InstanceUse.FOREIGN))], HALVES)
     gpu = one(view)
     assert gpu.outcome is LayoutOutcome.CANNOT

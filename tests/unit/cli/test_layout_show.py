@@ -19,7 +19,7 @@ from draco.mig.known_boards import BOARDS
 from draco.overview.layout_schema import GpuView, LayoutView
 from draco.overview.layouts import LayoutViewError, ObservedNodes, layout_of
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.draco import GpuMig, GpuNode, InstanceUse, MigInstance, MigMode, MigState, WantedGpu
+from draco.resources.api.draco import GpuMig, GpuNode, InstanceStatus, InstanceUse, MigMode, MigState, WantedGpu
 from tests.builders import a_claim, a_gpu_uuid, a_mig_instance, a_mig_node, called_lost
 
 H100 = BOARDS["H100-80GB"]
@@ -28,11 +28,11 @@ DYNAMIC = WantedGpu(uuid=FIRST, policy="by-demand", mode=MigMode.DYNAMIC)
 STATIC = WantedGpu(uuid=FIRST, policy="halves", mode=MigMode.STATIC)
 
 
-def on(*instances: MigInstance, **fields: Any) -> GpuMig:
+def on(*instances: InstanceStatus, **fields: Any) -> GpuMig:
     return GpuMig(capable=True, enabled=True, instances=list(instances), **fields)
 
 
-def an_instance(text: str, use: InstanceUse, **fields: Any) -> MigInstance:
+def an_instance(text: str, use: InstanceUse, **fields: Any) -> InstanceStatus:
     profile = H100.profile(text.partition("@")[0])
     return a_mig_instance(text, size=profile.size if profile else 1, use=use, **fields)
 

@@ -20,11 +20,12 @@ from draco.controller.settings import OperatorSettings
 from draco.controller.view import ClusterView
 from draco.controller.workers.messages import (
     Answer,
-    AskQuestion,
+    AskQuestions,
     Changes,
     Failed,
     Outward,
     PendingAnswer,
+    Question,
     Reply,
     claims_of,
 )
@@ -77,14 +78,15 @@ class Answering:
         self._version = 0
         self._replies: asyncio.Queue[Outward] = asyncio.Queue()
 
-    async def send(self, message: Changes | AskQuestion) -> None:
+    async def send(self, message: Changes | AskQuestions) -> None:
         if isinstance(message, Changes):
             self._version = message.version
             return
-        self._replies.put_nowait(Reply(message.number, self._answer(message), self._version, 0.01))
+        for number, question in message.questions:
+            self._replies.put_nowait(Reply(number, self._answer(question), self._version, 0.01))
 
-    def _answer(self, ask: AskQuestion) -> Answer:
-        name = claims_of(ask.question)[0].metadata
+    def _answer(self, question: Question) -> Answer:
+        name = claims_of(question)[0].metadata
         if name.namespace == FATAL:
             return Failed("its process was killed by signal 9")
         whose = (
@@ -260,7 +262,7 @@ def a_selective_claim(name: str, namespace: str, device_class: str = CLASS) -> R
 async def test_after_a_day_of_churn_an_operator_holds_what_it_held_after_an_hour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("draco.controller.workers.experience._REMEMBERED", KEPT)
+    monkeypatch.setattr("draco.controller.workers.past_costs._REMEMBERED", KEPT)
     monkeypatch.setattr("draco.controller.workers.fair_queue._KEPT_NAMESPACES", KEPT)
     day = Day()
     labels = {LABEL_ALLOCATOR: ALLOCATED_BY_OPERATOR}

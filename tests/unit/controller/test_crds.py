@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from draco.maintenance.isolating.standing import LISTED_DEVICES
+from draco.maintenance.isolating.isolation_state import LISTED_DEVICES
 from draco.resources.api.allocation import AllocationRegister
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, GpuNodeStatus, MigPolicy
 from draco.resources.api.health import HealthPolicy

@@ -31,7 +31,7 @@ def test_where_only_taints_are_in_the_way_karpenter_counts_on_the_node() -> None
     told = explain(a_cluster(*TAINTED), [asking(count=2)])
     assert told.counted_on in {"n1", "n2"}
     assert str(told).endswith(
-        f"Karpenter counts on {told.counted_on}, as it knows no taints of devices: it may add no node."
+        f"Karpenter ignores device taints and treats {told.counted_on} as free; it may not add a node."
     )
     assert len(str(told)) <= 350
 

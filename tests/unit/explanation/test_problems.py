@@ -82,6 +82,23 @@ def test_a_selector_that_does_not_compile_is_told_in_the_words_of_kubernetes() -
     assert problem.text == "selector #0 of claim default/c does not compile: 1:7: undefined field 'drivers'"
 
 
+def test_what_is_wrong_with_a_template_is_said_of_the_template() -> None:
+    constraint = DeviceConstraint(requests=["no"], match_attribute="a.example.com/b")
+    spec = ResourceClaimSpec(
+        devices=DeviceClaim(
+            requests=[
+                DeviceRequest(name="gpu", exactly=asking("device.drivers == 1").spec.devices.requests[0].exactly)
+            ],
+            constraints=[constraint],
+        )
+    )
+    claim = msgspec.structs.replace(asking(), spec=spec)
+    said = [each.text for each in problems_of(a_fleet(), [claim], kind="claim template")]
+    assert any(each.startswith("selector #0 of claim template default/c does not compile") for each in said)
+    assert any(each.startswith("constraint #0 of claim template default/c names the request no") for each in said)
+    assert "of claim default/c" not in " ".join(said)
+
+
 @pytest.mark.parametrize(
     ("written", "said", "meant"),
     [

@@ -9,7 +9,7 @@ import msgspec
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.conditions import is_returning
-from draco.maintenance.progress import DrainState, FailedJob, JobsState, Purpose
+from draco.maintenance.progress import DrainPlan, FailedJob, JobsState, Purpose
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
@@ -166,14 +166,14 @@ def same(one: str, other: str) -> bool:
 
 def draining(
     request: DeviceMaintenance, scope: MaintenanceScope, claims: tuple[ResourceClaim, ...], now: datetime
-) -> DrainState | None:
+) -> DrainPlan | None:
     """Pods are evicted at once, and deleted after a while."""
     devices = {*scope.named, *scope.overlapping}
     leaving = tuple(each.metadata.key for each in claims if not devices.isdisjoint(each.devices_held))
     if request.spec.drain.policy is DrainPolicy.WAIT or not has_begun(request) or not leaving:
         return None
     since = request.status.draining_at
-    return DrainState(leaving=leaving, no_execute=since is not None and now - since > timedelta(minutes=1))
+    return DrainPlan(leaving=leaving, no_execute=since is not None and now - since > timedelta(minutes=1))
 
 
 def jobs_of(request: DeviceMaintenance, purpose: Purpose, seen: World) -> JobsState | None:

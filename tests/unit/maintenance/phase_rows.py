@@ -3,7 +3,6 @@
 from typing import Final
 
 from draco.maintenance.conditions import REASON_RETURNING
-from draco.maintenance.phases import PHASES, PhaseRow
 from draco.resources.api.maintenance import (
     CONDITION_FAILED,
     CONDITION_ISOLATED,
@@ -12,6 +11,7 @@ from draco.resources.api.maintenance import (
     OVER,
     DeviceMaintenanceStatus,
 )
+from scripts.maintenance_phases import PHASES, PhaseRow
 
 _BY_REASON: Final = {row.reason: row for row in PHASES}
 

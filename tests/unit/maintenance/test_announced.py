@@ -8,10 +8,10 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.rules import isolated_board, maintained_device
 from draco.maintenance.selecting.matching import isolated_boards, scope_of
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.maintenance import (
     DeadlineAction,
     DeviceMaintenance,
@@ -51,7 +51,7 @@ class Announced:
     def sees(self, here: PoolHardware, *, after: timedelta = timedelta(0)) -> MaintenancePlan:
         pools, rules = {POOL: here}, tuple(self.rules.values())
         scope = scope_of(self.request.spec.device_selector, pools, (), isolated_boards(self.request, rules))
-        seen = PlanInput(now=MOMENT + after, scope=scope, rules=rules, rules_served=self.rules_served)
+        seen = MaintenanceSnapshot(now=MOMENT + after, scope=scope, rules=rules, rules_served=self.rules_served)
         plan = plan_maintenance(self.request, seen)
         self.rules |= {each.metadata.name: each for each in plan.apply}
         for each in plan.delete:

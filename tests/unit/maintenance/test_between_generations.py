@@ -9,11 +9,11 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.gate import POOL_INCOMPLETE
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu, PublishedDevice, nvlink_domain
 from draco.maintenance.selecting.matching import MaintenanceSelection, incomplete_pools, scope_of
 from draco.maintenance.selecting.rehearsal import PoolSelection
 from draco.maintenance.selecting.selectors import test_of as asked_by
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.claims import CelSelector, DeviceSelector
 from draco.resources.api.maintenance import BudgetScope, MaintenanceBudgetSpec, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.slices import Device, DeviceAttribute, ResourceSlice
@@ -64,7 +64,9 @@ def test_other_pools_hold_up_nobody() -> None:
 @pytest.mark.parametrize("before", [None, MaintenancePhase.PENDING, MaintenancePhase.REHEARSED])
 def test_a_request_does_not_begin_between_two_generations(before: MaintenancePhase | None) -> None:
     request = a_maintenance(phase=before)
-    seen = PlanInput(now=MOMENT, scope=scope_of(WHOLE, {POOL: PoolHardware(BETWEEN)}, HELD), incomplete=(POOL,))
+    seen = MaintenanceSnapshot(
+        now=MOMENT, scope=scope_of(WHOLE, {POOL: PoolHardware(BETWEEN)}, HELD), incomplete=(POOL,)
+    )
     plan = plan_maintenance(request, seen)
     assert plan.status is not None
     assert plan.status.phase == (before or MaintenancePhase.PENDING)
@@ -74,7 +76,7 @@ def test_a_request_does_not_begin_between_two_generations(before: MaintenancePha
 
 def test_one_that_has_begun_goes_on() -> None:
     begun = a_maintenance(phase=MaintenancePhase.ISOLATED, driver=POOL.driver, pool=POOL.pool)
-    seen = PlanInput(now=MOMENT, scope=scope_of(WHOLE, {POOL: PoolHardware(BEFORE)}), incomplete=(POOL,))
+    seen = MaintenanceSnapshot(now=MOMENT, scope=scope_of(WHOLE, {POOL: PoolHardware(BEFORE)}), incomplete=(POOL,))
     assert len(plan_maintenance(begun, seen).apply) == 3
 
 

@@ -16,7 +16,7 @@ from draco.maintenance.draining.drain import (
     is_eviction_over,
     plan_drain,
 )
-from draco.maintenance.progress import DrainState
+from draco.maintenance.progress import DrainPlan
 from draco.resources.api.claims import ResourceClaim, ResourceClaimConsumerReference
 from draco.resources.api.core import Pod, PodDisruptionBudget, PodExtendedResourceClaimStatus, PodStatus
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintenanceDrain
@@ -52,7 +52,7 @@ def drain(
     *,
     after: timedelta = timedelta(0),
     **seen: Any,
-) -> DrainState:
+) -> DrainPlan:
     found = plan_drain(
         request,
         DrainInput(now=MOMENT + after, devices=frozenset({GPU}), claims=claims, pods=pods, **seen),
@@ -270,7 +270,7 @@ def test_pods_that_come_again_are_said_with_their_claim() -> None:
     pod = runs("pod", creation_timestamp=MOMENT + timedelta(minutes=1))
     state = drain(asks(draining=True), [holds("pod")], [pod], after=timedelta(minutes=2))
     assert state.evict == keys("pod")
-    assert "New pods came to claim default/claim" in state.message
+    assert "New pods started using claim default/claim during the drain" in state.message
 
 
 def rule(effect: str = "NoExecute", *, over: bool = False, written: datetime | None = MOMENT) -> DeviceTaintRule:

@@ -17,7 +17,7 @@ from draco.maintenance.draining.eviction_requests import (
     request_key,
     standing_of,
 )
-from draco.maintenance.progress import DrainState
+from draco.maintenance.progress import DrainPlan
 from draco.resources.api.core import EvictionResponder, Pod, PodStatus
 from draco.resources.api.evictions import EvictionRequest
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy, MaintainedDevice, MaintenanceDrain
@@ -55,7 +55,7 @@ def look(
     requested: dict[str, RequestedEviction] | None = None,
     after: timedelta = timedelta(0),
     **seen: Any,
-) -> DrainState:
+) -> DrainPlan:
     claims = [a_claim("claim", on=["node-0/gpu-0"], reserved_for=[pod.metadata.name for pod in pods])]
     known = DrainInput(
         now=MOMENT + after, devices=frozenset({GPU}), claims=claims, pods=pods, requested=requested, **seen
@@ -132,9 +132,7 @@ def test_a_budget_that_holds_up_the_cluster_is_named_too() -> None:
 def test_the_responders_that_see_to_a_pod_are_named() -> None:
     pod = runs(responders=("example.com/mover", "example.com/saver"))
     state = look(pod, requested=asked_for(RequestStanding.TAKEN_ON))
-    assert state.message == (
-        "Pod default/pod is left to example.com/mover, example.com/saver, which its spec names to see to its eviction."
-    )
+    assert state.message == ("Waiting for eviction responders example.com/mover, example.com/saver of pod default/pod.")
 
 
 def test_a_grace_period_can_be_given_to_the_eviction_api_only() -> None:

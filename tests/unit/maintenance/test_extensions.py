@@ -12,6 +12,7 @@ from tests.builders import MOMENT, a_device_key, a_maintenance, a_rule, a_slice
 from tests.unit.maintenance.test_scope import DIVIDED, PARTS, a_whole, hardware
 
 V1BETA2 = TAINT_RULES[1]
+LARGER = "gpu-0-mig-3g40gb-9-0"
 ADMINS = a_rule("broken", driver=NVIDIA_DRIVER, pool="node-1", device="gpu-0", effect="NoExecute")
 
 
@@ -91,6 +92,17 @@ def test_a_partition_published_later_is_tainted_and_one_published_no_more_stays_
     assert plan(pool=alone) == (set(), set())
     assert plan(*extensions()[:3]) == (set(PARTS[3:]), set())
     assert plan(*extensions(), pool=alone) == (set(), set())
+
+
+def test_what_overlapped_a_partition_stays_tainted_when_its_gpu_is_divided_otherwise() -> None:
+    """How large a partition was that is published no more is not known: what overlapped it may be the hardware that is bad."""
+    of_a_part = a_rule("bad-slice", driver=NVIDIA_DRIVER, pool="node-1", device=PARTS[2])
+    on_larger = extension_for(of_a_part, a_device_key(f"node-1/{LARGER}"), kind=V1BETA2)
+    divided_otherwise = PoolHardware([a_slice("node-1", [LARGER])])
+    assert plan(rule=of_a_part, pool=divided_otherwise)[0] == {"gpu-0"}, "nothing published says that they overlap"
+    assert plan(on_larger, rule=of_a_part, pool=divided_otherwise) == ({"gpu-0"}, set())
+    both = PoolHardware([a_slice("node-1", [LARGER, PARTS[2]])])
+    assert plan(on_larger, rule=of_a_part, pool=both)[1] == {LARGER}, "they are there together, so they do not overlap"
 
 
 def test_what_is_another_gpus_now_is_given_back() -> None:

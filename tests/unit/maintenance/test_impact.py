@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from draco.maintenance.selecting.impact import (
+from draco.maintenance.taint_impact import (
     BudgetImpact,
     EvictedPod,
     TaintAmounts,

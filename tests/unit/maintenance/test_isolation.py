@@ -8,11 +8,11 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.conditions import REASON_RETURNING
-from draco.maintenance.isolating.entries import isolated_gpus, not_heeded
+from draco.maintenance.isolating.gpu_node_entries import isolated_gpus, not_heeded
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import scope_of
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.draco import GpuNode, GpuNodeSpec, IsolatedGpu
 from draco.resources.api.maintenance import (
     CONDITION_ISOLATED,
@@ -136,7 +136,7 @@ def is_ready(here: PoolHardware, node: GpuNode | None, *, idle: bool = False) ->
     request, pools = a_request(), {POOL: here}
     scope = scope_of(request.spec.device_selector, pools)
     nodes = {POOL: node} if node else {}
-    seen = PlanInput(
+    seen = MaintenanceSnapshot(
         now=MOMENT,
         scope=scope,
         rules=tuple(rule_for(request, device, board="GPU-a") for device in scope.named),

@@ -28,9 +28,8 @@ from hypothesis.stateful import (
 from draco.maintenance.budgets.admission import BudgetLimit, StartCandidate, admit
 from draco.maintenance.conditions import is_returning, says
 from draco.maintenance.gate import Waiting
-from draco.maintenance.plan import held_up, plan_abandoned, plan_maintenance
-from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.plan_output import MaintenancePlan
+from draco.maintenance.plan import plan_abandoned, plan_maintenance
+from draco.maintenance.plan_output import AdmissionWish, MaintenancePlan
 from draco.maintenance.progress import Purpose
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import maintained_device, maintenance_uid
@@ -43,6 +42,7 @@ from draco.maintenance.selecting.matching import (
     vanished,
 )
 from draco.maintenance.selecting.rehearsal import scope_devices
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.maintenance import (
     CONDITION_READY_FOR_WORK,
     DeviceMaintenance,
@@ -354,7 +354,7 @@ class Maintenance(RuleBasedStateMachine):
             selection = MaintenanceSelection(selector=request.spec.device_selector, devices=selected.devices)
         scope = scope_of(selection, {POOL: hardware}, held, isolated_boards(request, rules))
         tolerant = (ObjectKey("default", "tolerant"),) if self.tolerant else ()
-        found = PlanInput(
+        found = MaintenanceSnapshot(
             now=self.now,
             scope=scope,
             selection=selection,
@@ -365,20 +365,22 @@ class Maintenance(RuleBasedStateMachine):
             tolerant=tolerant,
             vanished=tuple(vanished(isolated_boards(request, rules), {POOL: hardware})),
             settle=timedelta(seconds=SETTLE),
-            drain=draining(request, scope, claims, self.now),
             work=jobs_of(request, Purpose.WORK, seen),
             verification=jobs_of(request, Purpose.VERIFICATION, seen),
             agents=agents_of(scope, isolated_boards(request, rules), seen),
         )
-        return plan_maintenance(request, msgspec.structs.replace(found, admission=self.admission(request, found, seen)))
-
-    def admission(self, request: DeviceMaintenance, found: PlanInput, seen: World) -> Waiting | None:
-        """What the operator knows of budgets, and what it has let begin without having heard of that yet."""
-        uid = request.metadata.uid
+        drain = draining(request, scope, claims, self.now)
+        plan = plan_maintenance(request, found, drain)
         for begun in [each for each, there in seen.requests.items() if has_begun(there)]:
             self.reserved.pop(begun, None)
-        if has_begun(request) or held_up(request, found):
-            return None
+        if has_begun(request) or plan.admission is not AdmissionWish.ASK:
+            return plan
+        admitted = msgspec.structs.replace(found, admission=self.admission(request, found, seen))
+        return plan_maintenance(request, admitted, drain)
+
+    def admission(self, request: DeviceMaintenance, found: MaintenanceSnapshot, seen: World) -> Waiting | None:
+        """What the operator knows of budgets, and what it has let begin without having heard of that yet."""
+        uid = request.metadata.uid
         pool = fleet_of(seen.devices)
         gpus = frozenset(gpus_of(pool, scope_devices(found.scope)))
         spec = MaintenanceBudgetSpec(max_devices=seen.limit, max_percent=seen.percent, paused=seen.paused)

@@ -10,12 +10,11 @@ import pytest
 
 from draco.maintenance.conditions import is_returning
 from draco.maintenance.gate import SelectionProblem, Waiting
-from draco.maintenance.phases import PHASES
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.progress import DrainState, FailedJob, JobsState
+from draco.maintenance.progress import DrainPlan, FailedJob, JobsState
 from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.maintenance.working.verification import AgentVerdict
 from draco.resources.api.maintenance import (
     Approval,
@@ -31,6 +30,7 @@ from draco.resources.api.maintenance import (
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.schedule import TimeWindow
 from draco.resources.names import NVIDIA_DRIVER, PoolKey
+from scripts.maintenance_phases import PHASES
 from tests.builders import MOMENT, a_claim, a_device_key, a_maintenance
 from tests.unit.maintenance.phase_rows import row_of
 from tests.unit.maintenance.test_plan import requests
@@ -63,9 +63,9 @@ SEEN: list[dict[str, Any]] = [
     {"now": LATER},
     {"settle": timedelta(days=9)},
     {"claims": (a_claim("train", on=["node-1/gpu-3"]),)},
-    {"drain": DrainState(leaving=(ObjectKey("default", "train"),))},
-    {"drain": DrainState(message="Waiting 5 minutes for pods to end.", waits_for=timedelta(minutes=5))},
-    {"drain": DrainState(no_execute=True)},
+    {"drain": DrainPlan(leaving=(ObjectKey("default", "train"),))},
+    {"drain": DrainPlan(message="Waiting 5 minutes for pods to end.", waits_for=timedelta(minutes=5))},
+    {"drain": DrainPlan(no_execute=True)},
     {"others": (requests()[1],)},
     {"tolerant": (ObjectKey("default", "tolerant"),)},
     {"unheeded": (GPU,)},
@@ -97,12 +97,14 @@ def a_request(status: DeviceMaintenanceStatus, spec: dict[str, Any]) -> DeviceMa
     return msgspec.structs.replace(BASE, metadata=metadata, spec=changed, status=status)
 
 
-def sights() -> Iterator[PlanInput]:
+def snapshots() -> Iterator[tuple[MaintenanceSnapshot, DrainPlan | None]]:
     """What may be seen: up to two things that are not as they should be, before and after isolation."""
     for rules in ((), RULES):
         usual: dict[str, Any] = {"now": NOW, "scope": HERE, "rules": rules, "settle": timedelta(0)}
         for each in ({}, *SEEN, *(one | other for one, other in itertools.combinations(SEEN, 2))):
-            yield PlanInput(**(usual | each))
+            known = usual | each
+            drain = known.pop("drain", None)
+            yield MaintenanceSnapshot(**known), drain
 
 
 def essence(status: DeviceMaintenanceStatus) -> tuple[object, ...]:
@@ -112,16 +114,16 @@ def essence(status: DeviceMaintenanceStatus) -> tuple[object, ...]:
 
 @pytest.mark.exhaustive
 def test_every_plan_stands_on_a_row_of_the_table_and_every_row_is_taken() -> None:
-    everything = list(sights())
+    everything = list(snapshots())
     reached = {essence(DeviceMaintenanceStatus()): DeviceMaintenanceStatus()}
     left, taken, steps = list(reached.values()), set(), 0
     while left:
         status = left.pop()
         for spec in SPECS:
             request = a_request(status, spec)
-            for seen in everything:
+            for seen, drain in everything:
                 steps += 1
-                plan = plan_maintenance(request, seen)
+                plan = plan_maintenance(request, seen, drain)
                 if plan.status is None:
                     continue
                 row = row_of(plan.status)
@@ -143,7 +145,7 @@ def test_a_status_of_somebody_elses_making_stands_on_no_row() -> None:
 def test_giving_back_is_not_called_off(spec: dict[str, Any]) -> None:
     request = a_request(DeviceMaintenanceStatus(), {})
     for _ in range(2):
-        seen = PlanInput(now=NOW, scope=HERE, rules=RULES, settle=timedelta(0))
+        seen = MaintenanceSnapshot(now=NOW, scope=HERE, rules=RULES, settle=timedelta(0))
         if status := plan_maintenance(request, seen).status:
             request = a_request(status, {})
     returning = plan_maintenance(a_request(request.status, spec), seen)

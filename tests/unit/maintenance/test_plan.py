@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.isolating.standing import LISTED_DEVICES
+from draco.maintenance.isolating.isolation_state import LISTED_DEVICES
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
-from draco.maintenance.progress import DrainState, JobsState
+from draco.maintenance.progress import DrainPlan, JobsState
 from draco.maintenance.rules import maintained_device, maintenance_uid, rule_for, rule_name
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.maintenance import (
     CONDITION_BLOCKED,
     CONDITION_ISOLATED,
@@ -53,9 +53,9 @@ def condition(request: DeviceMaintenance, type_: str) -> Condition:
 
 def in_maintenance(request: DeviceMaintenance) -> tuple[DeviceMaintenance, tuple[DeviceTaintRule, ...]]:
     published = frozenset({GPU_3})
-    rules = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=published))).apply
+    rules = plan_maintenance(request, MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=published))).apply
     for after in (timedelta(0), LATER):
-        seen = PlanInput(now=MOMENT + after, scope=MaintenanceScope(named=published), rules=rules)
+        seen = MaintenanceSnapshot(now=MOMENT + after, scope=MaintenanceScope(named=published), rules=rules)
         request = carried_out(request, plan_maintenance(request, seen))
     assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
     return request, rules
@@ -63,7 +63,7 @@ def in_maintenance(request: DeviceMaintenance) -> tuple[DeviceMaintenance, tuple
 
 def test_a_new_request_gets_one_exact_rule_for_its_device_after_its_status_says_so() -> None:
     request = a_request()
-    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3}))))
+    plan = plan_maintenance(request, MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3}))))
     assert plan.status is not None
     assert plan.status_first
     assert (plan.status.phase, plan.status.isolated_at) == (MaintenancePhase.REHEARSED, MOMENT)
@@ -75,10 +75,10 @@ def test_a_new_request_gets_one_exact_rule_for_its_device_after_its_status_says_
 def test_where_nobody_is_left_to_delete_that_is_held_is_said() -> None:
     request, rules = in_maintenance(a_request())
     claims = (a_claim("train", on=["node-1/gpu-3"]),)
-    drain = DrainState(no_execute=True)
+    drain = DrainPlan(no_execute=True)
     here = MaintenanceScope(named=frozenset({GPU_3}))
-    seen = PlanInput(now=MOMENT + LATER, scope=here, rules=rules, claims=claims, drain=drain)
-    ready = condition(carried_out(request, plan_maintenance(request, seen)), CONDITION_READY_FOR_WORK)
+    seen = MaintenanceSnapshot(now=MOMENT + LATER, scope=here, rules=rules, claims=claims)
+    ready = condition(carried_out(request, plan_maintenance(request, seen, drain)), CONDITION_READY_FOR_WORK)
     said = "1 of 1 device is still in use: gpu-3 of node-1 by default/train."
     assert (ready.reason, ready.message) == ("Draining", said)
 
@@ -90,7 +90,7 @@ def test_wait_and_deadline_count_from_no_time_that_is_yet_to_come() -> None:
         request.status, isolated_at=MOMENT + timedelta(days=1), draining_at=MOMENT + timedelta(days=1)
     )
     request = msgspec.structs.replace(request, status=status)
-    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
+    seen = MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
     request = carried_out(request, plan_maintenance(request, seen))
     assert (request.status.isolated_at, request.status.draining_at) == (MOMENT, MOMENT)
     later = msgspec.structs.replace(seen, now=MOMENT + LATER)
@@ -114,7 +114,7 @@ def test_the_devices_are_isolated_once_every_rule_is_seen() -> None:
     request = a_request()
     rules = (rule_for(request, GPU_3),)
     claims = (a_claim("train", on=["node-1/gpu-3"]),)
-    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=claims)
+    seen = MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=claims)
     request = carried_out(request, plan_maintenance(request, seen))
     assert request.status.phase == MaintenancePhase.ISOLATED
     assert request.status.in_use == 1
@@ -126,17 +126,23 @@ def test_the_devices_are_isolated_once_every_rule_is_seen() -> None:
 def test_maintenance_starts_only_after_the_devices_stayed_free_for_a_while() -> None:
     request = a_request()
     published, rules = frozenset({GPU_3}), (rule_for(request, GPU_3),)
-    first = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=published), rules=rules))
+    first = plan_maintenance(
+        request, MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=published), rules=rules)
+    )
     assert first.look_again == timedelta(seconds=2)
     request = carried_out(request, first)
     assert request.status.phase == MaintenancePhase.ISOLATED
     almost = MOMENT + timedelta(seconds=1.5)
-    second = plan_maintenance(request, PlanInput(now=almost, scope=MaintenanceScope(named=published), rules=rules))
+    second = plan_maintenance(
+        request, MaintenanceSnapshot(now=almost, scope=MaintenanceScope(named=published), rules=rules)
+    )
     assert second.look_again == timedelta(seconds=0.5)
     request = carried_out(request, second)
     assert request.status.phase == MaintenancePhase.ISOLATED
     now = MOMENT + timedelta(seconds=2)
-    third = plan_maintenance(request, PlanInput(now=now, scope=MaintenanceScope(named=published), rules=rules))
+    third = plan_maintenance(
+        request, MaintenanceSnapshot(now=now, scope=MaintenanceScope(named=published), rules=rules)
+    )
     request = carried_out(request, third)
     assert request.status.phase == MaintenancePhase.IN_MAINTENANCE
     assert request.status.started_at == now
@@ -145,7 +151,7 @@ def test_maintenance_starts_only_after_the_devices_stayed_free_for_a_while() -> 
 
 def test_a_claim_that_still_lands_on_the_device_takes_the_request_back_to_isolated() -> None:
     request, rules = in_maintenance(a_request())
-    late = PlanInput(
+    late = MaintenanceSnapshot(
         now=MOMENT + 2 * LATER,
         scope=MaintenanceScope(named=frozenset({GPU_3})),
         rules=rules,
@@ -160,7 +166,7 @@ def test_a_claim_that_still_lands_on_the_device_takes_the_request_back_to_isolat
 def test_administrative_access_does_not_count_as_use() -> None:
     request, rules = in_maintenance(a_request())
     monitor = a_claim("monitor", on=["node-1/gpu-3"], admin_access=True)
-    seen = PlanInput(
+    seen = MaintenanceSnapshot(
         now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=(monitor,)
     )
     watched = carried_out(request, plan_maintenance(request, seen))
@@ -172,7 +178,8 @@ def test_administrative_access_does_not_count_as_use() -> None:
 def test_nothing_is_written_when_nothing_changed() -> None:
     request, rules = in_maintenance(a_request())
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT + 9 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
+        request,
+        MaintenanceSnapshot(now=MOMENT + 9 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules),
     )
     assert plan.empty
     assert str(plan) == "maintenance swap-fan: nothing to do"
@@ -180,13 +187,13 @@ def test_nothing_is_written_when_nothing_changed() -> None:
 
 def test_a_device_whose_slice_is_gone_keeps_its_rule() -> None:
     request, rules = in_maintenance(a_request())
-    assert plan_maintenance(request, PlanInput(now=MOMENT + 2 * LATER, rules=rules)).empty
+    assert plan_maintenance(request, MaintenanceSnapshot(now=MOMENT + 2 * LATER, rules=rules)).empty
 
 
 def test_a_device_that_appears_later_is_isolated_too() -> None:
     request = a_maintenance("board", driver=NVIDIA_DRIVER, pool="node-1")
     rules = (rule_for(request, GPU_3),)
-    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3, GPU_4})), rules=rules)
+    seen = MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3, GPU_4})), rules=rules)
     plan = plan_maintenance(request, seen)
     assert [maintained_device(each) for each in plan.apply] == [GPU_4]
     assert plan.status is not None
@@ -199,7 +206,7 @@ def test_finishing_takes_readiness_back_then_deletes_the_rules_and_completes_whe
     request = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
     published = frozenset({GPU_3})
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=published), rules=rules)
+        request, MaintenanceSnapshot(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=published), rules=rules)
     )
     assert plan.delete == rules
     assert plan.status_first
@@ -208,20 +215,23 @@ def test_finishing_takes_readiness_back_then_deletes_the_rules_and_completes_whe
     assert condition(request, CONDITION_READY_FOR_WORK).status == "False"
     assert request.status.phase == MaintenancePhase.VERIFYING
     request = carried_out(
-        request, plan_maintenance(request, PlanInput(now=MOMENT + 3 * LATER, scope=MaintenanceScope(named=published)))
+        request,
+        plan_maintenance(request, MaintenanceSnapshot(now=MOMENT + 3 * LATER, scope=MaintenanceScope(named=published))),
     )
     assert request.status.phase == MaintenancePhase.COMPLETED
     assert request.status.completed_at == MOMENT + 3 * LATER
     assert [(each.device, each.rule) for each in request.status.devices] == [("gpu-3", "")]
     assert request.status.message == "1 device was returned to service."
-    assert plan_maintenance(request, PlanInput(now=MOMENT + 4 * LATER, scope=MaintenanceScope(named=published))).empty
+    assert plan_maintenance(
+        request, MaintenanceSnapshot(now=MOMENT + 4 * LATER, scope=MaintenanceScope(named=published))
+    ).empty
 
 
 def test_a_rule_that_reappears_after_completion_is_deleted_again() -> None:
     request, rules = in_maintenance(a_request())
     request = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
-    request = carried_out(request, plan_maintenance(request, PlanInput(now=MOMENT)))
-    assert plan_maintenance(request, PlanInput(now=MOMENT, rules=rules)).delete == rules
+    request = carried_out(request, plan_maintenance(request, MaintenanceSnapshot(now=MOMENT)))
+    assert plan_maintenance(request, MaintenanceSnapshot(now=MOMENT, rules=rules)).delete == rules
 
 
 def test_a_request_being_deleted_gives_its_devices_back() -> None:
@@ -229,13 +239,13 @@ def test_a_request_being_deleted_gives_its_devices_back() -> None:
     meta = msgspec.structs.replace(request.metadata, deletion_timestamp=MOMENT)
     plan = plan_maintenance(
         msgspec.structs.replace(request, metadata=meta),
-        PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules),
+        MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules),
     )
     assert (plan.apply, plan.delete, plan.status) == ((), rules, None)
 
 
 def test_without_a_matching_device_the_message_says_what_was_looked_for() -> None:
-    request = carried_out(a_request(), plan_maintenance(a_request(), PlanInput(now=MOMENT)))
+    request = carried_out(a_request(), plan_maintenance(a_request(), MaintenanceSnapshot(now=MOMENT)))
     assert request.status.phase == MaintenancePhase.PENDING
     assert condition(request, CONDITION_ISOLATED).reason == "NoDevices"
     assert request.status.message == (
@@ -248,7 +258,7 @@ def test_effect_none_never_counts_as_isolated() -> None:
     request = a_request(effect="None")
     rules = (rule_for(request, GPU_3),)
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
+        request, MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
     )
     request = carried_out(request, plan)
     assert request.status.phase == MaintenancePhase.PENDING
@@ -260,7 +270,8 @@ def test_a_changed_taint_is_applied_without_leaving_isolation() -> None:
     harder = msgspec.structs.replace(request.spec, taint=MaintenanceTaint(effect="NoExecute"))
     request = msgspec.structs.replace(request, spec=harder)
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules)
+        request,
+        MaintenanceSnapshot(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules),
     )
     assert [each.spec.taint.effect for each in plan.apply] == ["NoExecute"]
     assert carried_out(request, plan).status.phase == MaintenancePhase.IN_MAINTENANCE
@@ -276,7 +287,7 @@ def test_a_rule_changed_by_hand_is_put_right() -> None:
     elsewhere = msgspec.structs.replace(rules[0].spec, device_selector=DeviceTaintSelector(driver=NVIDIA_DRIVER))
     tampered = msgspec.structs.replace(rules[0], spec=elsewhere)
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(tampered,))
+        request, MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(tampered,))
     )
     assert plan.apply == rules
     assert plan.delete == ()
@@ -286,7 +297,7 @@ def test_a_rule_that_keeps_nobody_off_by_hand_isolates_nothing() -> None:
     request, (one,) = in_maintenance(a_request())
     taint = msgspec.structs.replace(one.spec.taint, effect="None")
     weak = msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, taint=taint))
-    seen = PlanInput(now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(weak,))
+    seen = MaintenanceSnapshot(now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(weak,))
     after = carried_out(request, plan_maintenance(request, seen))
     assert condition(after, CONDITION_ISOLATED).status == "False"
     assert condition(after, CONDITION_READY_FOR_WORK).status == "False"
@@ -296,7 +307,8 @@ def test_a_rule_for_a_device_that_was_not_asked_for_is_deleted() -> None:
     request, rules = in_maintenance(a_request())
     surplus = rule_for(request, GPU_4)
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(*rules, surplus))
+        request,
+        MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(*rules, surplus)),
     )
     assert plan.delete == (surplus,)
 
@@ -321,7 +333,9 @@ def test_the_status_lists_at_most_so_many_devices_and_those_in_use_first() -> No
     published = frozenset(DeviceKey(NVIDIA_DRIVER, "node-1", f"gpu-{i:04}") for i in range(LISTED_DEVICES + 10))
     last = max(published)
     claims = (a_claim("train", on=[str(last)]),)
-    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=published), claims=claims))
+    plan = plan_maintenance(
+        request, MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=published), claims=claims)
+    )
     assert plan.status is not None
     assert len(plan.status.devices) == LISTED_DEVICES
     assert last.device in {each.device for each in plan.status.devices}
@@ -346,7 +360,9 @@ def requests(**others: Any) -> tuple[DeviceMaintenance, DeviceMaintenance]:
 def ready_beside(request: DeviceMaintenance, other: DeviceMaintenance, device: DeviceKey = GPU_3) -> Condition:
     rules = (rule_for(request, device),)
     for now in (MOMENT, MOMENT + LATER):
-        seen = PlanInput(now=now, scope=MaintenanceScope(named=frozenset({device})), rules=rules, others=(other,))
+        seen = MaintenanceSnapshot(
+            now=now, scope=MaintenanceScope(named=frozenset({device})), rules=rules, others=(other,)
+        )
         request = carried_out(request, plan_maintenance(request, seen))
     return condition(request, CONDITION_READY_FOR_WORK)
 
@@ -420,7 +436,7 @@ def test_jobs_that_cannot_be_made_block_the_request_until_they_can(phase: Mainte
         works = phase is MaintenancePhase.IN_MAINTENANCE
         scope = MaintenanceScope(named=frozenset({GPU_3}))
         work, probe = (state, None) if works else (None, state)
-        seen = PlanInput(now=MOMENT + LATER, scope=scope, rules=rules, work=work, verification=probe)
+        seen = MaintenanceSnapshot(now=MOMENT + LATER, scope=scope, rules=rules, work=work, verification=probe)
         return plan_maintenance(request, seen)
 
     request = carried_out(request, planned("no such CronJob", missing=("j",)))
@@ -440,6 +456,6 @@ def test_a_claim_that_is_to_be_made_again_is_as_good_a_reason_to_write_as_a_job(
     )
     scope = MaintenanceScope(named=frozenset({GPU_3}))
     jobs = JobsState(wanted=1, running=("j",), claimless=("j",))
-    seen = PlanInput(now=MOMENT + LATER, scope=scope, rules=rules, verification=jobs)
+    seen = MaintenanceSnapshot(now=MOMENT + LATER, scope=scope, rules=rules, verification=jobs)
     request = carried_out(request, plan_maintenance(request, seen))
     assert plan_maintenance(request, seen).verify

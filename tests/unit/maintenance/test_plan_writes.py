@@ -8,10 +8,10 @@ import pytest
 
 from draco.maintenance.conditions import says
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, has_begun
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.maintenance import CONDITION_ISOLATED, CONDITION_READY_FOR_WORK, MaintainedDevice
 from draco.resources.api.meta import Condition
 from draco.resources.names import LABEL_MAINTENANCE
@@ -24,7 +24,7 @@ MORE = frozenset(a_device_key(f"node-1/gpu-3-mig-1g10gb-19-{start}") for start i
 
 def test_what_was_said_is_taken_back_before_a_new_device_is_isolated() -> None:
     request, rules = in_maintenance(a_request())
-    seen = PlanInput(
+    seen = MaintenanceSnapshot(
         now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3}), overlapping={PART: GPU_3}), rules=rules
     )
     plan = plan_maintenance(request, seen)
@@ -34,7 +34,7 @@ def test_what_was_said_is_taken_back_before_a_new_device_is_isolated() -> None:
 
 def test_that_devices_are_to_be_isolated_is_said_before_any_rule_is_written() -> None:
     request = a_request()
-    plan = plan_maintenance(request, PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3}))))
+    plan = plan_maintenance(request, MaintenanceSnapshot(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3}))))
     assert plan.status_first
     assert plan.status is not None
     assert plan.status.isolated_at == MOMENT
@@ -44,7 +44,8 @@ def test_rules_come_first_where_everything_stays_isolated() -> None:
     request, rules = in_maintenance(a_request())
     old = rule_for(request, a_device_key("node-1/gpu-4"))
     plan = plan_maintenance(
-        request, PlanInput(now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(*rules, old))
+        request,
+        MaintenanceSnapshot(now=MOMENT + LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(*rules, old)),
     )
     assert plan.delete == (old,)
     assert not plan.status_first
@@ -56,7 +57,7 @@ def test_a_device_that_is_given_up_is_taken_off_the_status_before_its_rule_goes(
     both = [*request.status.devices, MaintainedDevice(**other._asdict(), rule=given_up.metadata.name)]
     plan = plan_maintenance(
         msgspec.structs.replace(request, status=msgspec.structs.replace(request.status, devices=both)),
-        PlanInput(
+        MaintenanceSnapshot(
             now=MOMENT + LATER,
             scope=MaintenanceScope(named=frozenset({GPU_3}), others=frozenset({other})),
             rules=(*rules, given_up),
@@ -71,9 +72,9 @@ def test_a_device_that_is_given_up_is_taken_off_the_status_before_its_rule_goes(
 def test_what_only_announced_is_not_said_to_be_verified_when_it_is_finished() -> None:
     request = a_request(effect="None")
     found = MaintenanceScope(named=frozenset({GPU_3}))
-    request = carried_out(request, first := plan_maintenance(request, PlanInput(now=MOMENT, scope=found)))
+    request = carried_out(request, first := plan_maintenance(request, MaintenanceSnapshot(now=MOMENT, scope=found)))
     finished = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, finished=True))
-    plan = plan_maintenance(finished, PlanInput(now=MOMENT, scope=found, rules=first.apply))
+    plan = plan_maintenance(finished, MaintenanceSnapshot(now=MOMENT, scope=found, rules=first.apply))
     assert plan.delete == first.apply
     assert plan.status is not None
     assert not has_begun(msgspec.structs.replace(finished, status=plan.status)), "it was never out of service"
@@ -81,7 +82,9 @@ def test_what_only_announced_is_not_said_to_be_verified_when_it_is_finished() ->
 
 def test_time_alone_changes_nothing_while_a_claim_holds_a_device() -> None:
     request = a_request()
-    seen = PlanInput(now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(rule_for(request, GPU_3),))
+    seen = MaintenanceSnapshot(
+        now=MOMENT, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=(rule_for(request, GPU_3),)
+    )
     assert plan_maintenance(request, seen).look_again == timedelta(seconds=2)
     held = msgspec.structs.replace(seen, claims=(a_claim("train", on=["node-1/gpu-3"]),))
     assert plan_maintenance(request, held).look_again is None
@@ -91,7 +94,9 @@ def test_a_condition_keeps_the_time_since_when_it_is_so() -> None:
     request, rules = in_maintenance(a_request())
     since = condition(request, CONDITION_ISOLATED).last_transition_time
     held = (a_claim("train", on=["node-1/gpu-3"]),)
-    seen = PlanInput(now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=held)
+    seen = MaintenanceSnapshot(
+        now=MOMENT + 2 * LATER, scope=MaintenanceScope(named=frozenset({GPU_3})), rules=rules, claims=held
+    )
     after = carried_out(request, plan_maintenance(request, seen))
     assert condition(after, CONDITION_ISOLATED).last_transition_time == since == MOMENT
     assert condition(after, CONDITION_READY_FOR_WORK).last_transition_time == MOMENT + 2 * LATER
@@ -115,7 +120,7 @@ def test_what_somebody_takes_off_a_rule_is_put_back(taken: dict[str, Any]) -> No
     }  # without it the rule is nobody's, and applied as if it were not there
     metadata = msgspec.structs.replace(rule.metadata, **({"labels": labels} if "labels" in taken else taken))
     scope = MaintenanceScope(named=frozenset({GPU_3}), boards={GPU_3: "GPU-a"})
-    seen = PlanInput(now=MOMENT, scope=scope, rules=(msgspec.structs.replace(rule, metadata=metadata),))
+    seen = MaintenanceSnapshot(now=MOMENT, scope=scope, rules=(msgspec.structs.replace(rule, metadata=metadata),))
     assert plan_maintenance(request, seen).apply == (rule,)
 
 

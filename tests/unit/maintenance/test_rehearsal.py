@@ -7,15 +7,8 @@ import msgspec
 import pytest
 
 from draco.maintenance.selecting.fleet import PhysicalGpu
-from draco.maintenance.selecting.rehearsal import (
-    NAMED,
-    ClassSupply,
-    RehearsedObjects,
-    problem_of,
-    rehearsal_of,
-    rehearse,
-    takes_most,
-)
+from draco.maintenance.selecting.most_of_class import ClassSupply, takes_most
+from draco.maintenance.selecting.rehearsal import NAMED, RehearsedObjects, problem_of, rehearsal_of, rehearse
 from draco.resources.api.maintenance import MaintenanceSchedule
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.schedule import TimeWindow

@@ -8,11 +8,11 @@ import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
-from draco.maintenance.progress import DrainState
+from draco.maintenance.progress import DrainPlan
 from draco.maintenance.rules import isolated_board, maintained_device, rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope, scope_of, vanished
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.maintenance import DeviceMaintenance, MaintenancePhase, MaintenanceSelector
 from draco.resources.api.meta import ObjectKey
@@ -68,10 +68,10 @@ def isolated(
     request: DeviceMaintenance, seen: MaintenanceScope
 ) -> tuple[DeviceMaintenance, tuple[DeviceTaintRule, ...]]:
     """The request once all rules are in place and time has passed."""
-    rules = plan_maintenance(request, PlanInput(now=MOMENT, scope=seen)).apply
+    rules = plan_maintenance(request, MaintenanceSnapshot(now=MOMENT, scope=seen)).apply
     for after in (timedelta(0), LATER):
         request = carried_out(
-            request, plan_maintenance(request, PlanInput(now=MOMENT + after, scope=seen, rules=rules))
+            request, plan_maintenance(request, MaintenanceSnapshot(now=MOMENT + after, scope=seen, rules=rules))
         )
     assert request.status.phase is MaintenancePhase.IN_MAINTENANCE
     return request, rules
@@ -89,7 +89,9 @@ def look(
     claims: Iterable[ResourceClaim] = (),
     tolerant: Iterable[ObjectKey] = (),
 ) -> DeviceMaintenance:
-    view = PlanInput(now=MOMENT + 2 * LATER, scope=seen, rules=rules, claims=tuple(claims), tolerant=tuple(tolerant))
+    view = MaintenanceSnapshot(
+        now=MOMENT + 2 * LATER, scope=seen, rules=rules, claims=tuple(claims), tolerant=tuple(tolerant)
+    )
     return carried_out(request, plan_maintenance(request, view))
 
 
@@ -144,7 +146,7 @@ def test_a_partition_whose_gpu_goes_by_another_name_is_found_and_its_neighbours_
 
 
 def test_each_part_gets_an_exact_rule_that_says_why_and_of_which_gpu() -> None:
-    plan = plan_maintenance(a_request(), PlanInput(now=MOMENT, scope=scope("gpu-0")))
+    plan = plan_maintenance(a_request(), MaintenanceSnapshot(now=MOMENT, scope=scope("gpu-0")))
     assert {device.device for rule in plan.apply if (device := maintained_device(rule))} == {"gpu-0", *PARTS}
     assert {isolated_board(rule) for rule in plan.apply} == {"GPU-a"}
     reasons = {rule.metadata.annotations.get("draco.dev/overlaps", "") for rule in plan.apply}
@@ -177,7 +179,9 @@ def test_what_may_be_a_part_holds_up_the_work_and_is_not_tainted() -> None:
     request, rules = isolated(a_request(PARTS[3]), scope(PARTS[3]))
     lost = "gpu-0-mig-3g40gb-9-4"
     seen = scope(PARTS[3], held=[lost])
-    view = PlanInput(now=MOMENT + LATER, scope=seen, rules=rules, claims=(a_claim("old", on=[f"node-1/{lost}"]),))
+    view = MaintenanceSnapshot(
+        now=MOMENT + LATER, scope=seen, rules=rules, claims=(a_claim("old", on=[f"node-1/{lost}"]),)
+    )
     plan = plan_maintenance(request, view)
     assert not plan.apply
     busy = carried_out(request, plan)
@@ -188,12 +192,12 @@ def test_what_may_be_a_part_holds_up_the_work_and_is_not_tainted() -> None:
 def test_a_partition_published_later_takes_readiness_back_before_anything_else_is_written() -> None:
     before = scope("gpu-0", hardware([a_whole(0, "GPU-a")]))
     request, rules = isolated(a_request(), before)
-    plan = plan_maintenance(request, PlanInput(now=MOMENT + 2 * LATER, scope=scope("gpu-0"), rules=rules))
+    plan = plan_maintenance(request, MaintenanceSnapshot(now=MOMENT + 2 * LATER, scope=scope("gpu-0"), rules=rules))
     assert plan.status_first
     assert len(plan.apply) == len(PARTS)
     request = carried_out(request, plan)
     assert ready(request)[:2] == ("False", "NotIsolated")
-    settling = PlanInput(now=MOMENT + 2 * LATER, scope=scope("gpu-0"), rules=(*rules, *plan.apply))
+    settling = MaintenanceSnapshot(now=MOMENT + 2 * LATER, scope=scope("gpu-0"), rules=(*rules, *plan.apply))
     again = plan_maintenance(request, settling)
     assert not again.status_first
     request = carried_out(request, again)
@@ -203,13 +207,13 @@ def test_a_partition_published_later_takes_readiness_back_before_anything_else_i
 def test_a_rule_of_a_part_that_is_published_no_more_stays() -> None:
     request, rules = isolated(a_request(), scope("gpu-0"))
     alone = scope("gpu-0", hardware([a_whole(0, "GPU-a")]))
-    assert plan_maintenance(request, PlanInput(now=MOMENT + LATER, scope=alone, rules=rules)).empty
+    assert plan_maintenance(request, MaintenanceSnapshot(now=MOMENT + LATER, scope=alone, rules=rules)).empty
 
 
 def test_a_rule_of_a_device_that_is_no_part_any_more_is_deleted() -> None:
     request, rules = isolated(a_request(), scope("gpu-0"))
     other = hardware([a_whole(0, "GPU-a"), *(a_part(name, "GPU-z") for name in PARTS)])
-    plan = plan_maintenance(request, PlanInput(now=MOMENT + LATER, scope=scope("gpu-0", other), rules=rules))
+    plan = plan_maintenance(request, MaintenanceSnapshot(now=MOMENT + LATER, scope=scope("gpu-0", other), rules=rules))
     assert {device.device for rule in plan.delete if (device := maintained_device(rule))} == set(PARTS)
 
 
@@ -228,20 +232,20 @@ def test_nobody_is_made_to_leave_another_gpu_that_has_the_name_now() -> None:
     request, rules = isolated(a_request(), scope("gpu-0", hardware([a_whole(0, "GPU-a")])))
     replaced = scope("gpu-0", hardware([a_whole(0, "GPU-new")]), gpu_0="GPU-a")
     holder = a_claim("theirs", on=["node-1/gpu-0"], reserved_for=["pod"])
-    drain = DrainState(leaving=(ObjectKey("default", "pod"),), no_execute=True, message="1 pod is leaving.")
-    seen = PlanInput(now=MOMENT + 2 * LATER, scope=replaced, rules=rules, claims=(holder,), drain=drain)
-    plan = plan_maintenance(request, seen)
+    drain = DrainPlan(leaving=(ObjectKey("default", "pod"),), no_execute=True, message="1 pod is leaving.")
+    seen = MaintenanceSnapshot(now=MOMENT + 2 * LATER, scope=replaced, rules=rules, claims=(holder,))
+    plan = plan_maintenance(request, seen, drain)
     assert ready(carried_out(request, plan))[1] == "OtherGpu"
     assert not plan.apply, "no taint that evicts"
-    again = plan_maintenance(carried_out(request, plan), seen)
+    again = plan_maintenance(carried_out(request, plan), seen, drain)
     assert (again.drain, carried_out(request, plan).status.phase) == (False, MaintenancePhase.ISOLATED)
     same = msgspec.structs.replace(seen, scope=scope("gpu-0", hardware([a_whole(0, "GPU-a")]), gpu_0="GPU-a"))
-    assert [rule.spec.taint.effect for rule in plan_maintenance(request, same).apply] == ["NoExecute"]
+    assert [rule.spec.taint.effect for rule in plan_maintenance(request, same, drain).apply] == ["NoExecute"]
 
 
 def test_the_gpu_that_is_under_maintenance_is_noted_down_once_it_is_known() -> None:
     nameless = rule_for(a_request(), key("gpu-0"))
-    known = PlanInput(now=MOMENT, scope=scope("gpu-0", hardware([a_whole(0, "GPU-a")])), rules=(nameless,))
+    known = MaintenanceSnapshot(now=MOMENT, scope=scope("gpu-0", hardware([a_whole(0, "GPU-a")])), rules=(nameless,))
     (put_right,) = plan_maintenance(a_request(), known).apply
     assert isolated_board(put_right) == "GPU-a"
 
@@ -324,7 +328,7 @@ def test_what_a_driver_has_not_replaced_yet_has_not_vanished() -> None:
 
 def test_work_goes_on_without_the_device_and_its_rule_stays() -> None:
     request, rules = isolated(a_request("gpu-1"), scope("gpu-1"))
-    seen = PlanInput(now=MOMENT + 2 * LATER, rules=rules, vanished=(key("gpu-1"),))
+    seen = MaintenanceSnapshot(now=MOMENT + 2 * LATER, rules=rules, vanished=(key("gpu-1"),))
     plan = plan_maintenance(request, seen)
     assert (plan.apply, plan.delete) == ((), ())
     gone = carried_out(request, plan)

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.progress import FailedJob, JobsState
 from draco.maintenance.rules import rule_for
 from draco.maintenance.selecting.matching import MaintenanceScope
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.maintenance.working.verification import AgentVerdict, VerificationVerdict, agents_say, verdict_of
 from draco.resources.api.draco import GpuNode, GpuStatus
 from draco.resources.api.health import FaultFamily, GpuFaultStatus, HealthEffect
@@ -187,7 +187,7 @@ def in_maintenance() -> DeviceMaintenance:
 
 
 def look(request: DeviceMaintenance, seconds: int, agents: AgentVerdict | None) -> tuple[DeviceMaintenance, bool]:
-    seen = PlanInput(
+    seen = MaintenanceSnapshot(
         now=MOMENT + timedelta(seconds=seconds),
         scope=MaintenanceScope(named=frozenset({DEVICE})),
         rules=(rule_for(request, DEVICE),),

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from draco.allocation.fleet.hardware import PoolHardware
-from draco.maintenance.isolating.entries import isolated_gpus, not_heeded, not_reached
+from draco.maintenance.isolating.gpu_node_entries import isolated_gpus, not_heeded, not_reached
 from draco.maintenance.plan import plan_maintenance
-from draco.maintenance.plan_input import PlanInput
 from draco.maintenance.plan_output import MaintenancePlan
 from draco.maintenance.selecting.matching import isolated_boards, scope_of
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.draco import GpuNode, GpuNodeSpec
 from draco.resources.api.maintenance import (
@@ -80,7 +80,7 @@ class Cluster:
         )
         plan = plan_maintenance(
             self.request,
-            PlanInput(
+            MaintenanceSnapshot(
                 now=self.now,
                 scope=scope,
                 claims=tuple(self.claims),

@@ -76,14 +76,14 @@ def test_a_sentence_ends_once(text: str, is_: str) -> None:
     [
         (
             wording.not_good(["One."]),
-            "One. It stays isolated until that is repaired; cancel this request to return it as it is.",
+            "One. It stays isolated until the fault clears; cancel the request to return it unrepaired.",
         ),
         (
             wording.not_good([wording.gpu_missing(DEVICE, "GPU-1")]),
-            "is not reported by its node's agent (a board that replaced it has a name of its own). It stays isolated",
+            "is not reported by its node's agent (a replacement board gets a new name). It stays isolated",
         ),
         (wording.not_good(["One."] * 2), "One. 1 more GPU is not good either. They stay isolated"),
-        (wording.not_good(["One."] * 3), "to return them as they are."),
+        (wording.not_good(["One."] * 3), "until the faults clear; cancel the request to return them unrepaired."),
         (wording.not_good(["One."] * 3), "2 more GPUs are not good either."),
         (wording.not_over_yet(["One."]), "One. Waiting until the fault is over."),
         (wording.not_over_yet(["One."] * 2), "The same is true of 1 more GPU. Waiting until the faults are over."),

@@ -5,7 +5,7 @@ from typing import Any
 
 from draco.mig.board import Placement
 from draco.mig.known_boards import BOARDS
-from draco.mig.observed import ObservedGpu, Part
+from draco.mig.observed import ObservedGpu, ObservedInstance
 from draco.resources.api.draco import InstanceUse
 from draco.resources.names import GpuUuid
 
@@ -13,7 +13,7 @@ H100 = BOARDS["H100-80GB"]
 UUID = GpuUuid("GPU-1")
 
 
-def part(text: str, use: InstanceUse | None = InstanceUse.CLAIM, **fields: Any) -> Part:
+def instance(text: str, use: InstanceUse | None = InstanceUse.CLAIM, **fields: Any) -> ObservedInstance:
     """An instance such as "3g.40gb@4"; one of a claim is default/one's."""
     name, _, start = text.partition("@")
     profile = H100.profile(name)
@@ -25,20 +25,20 @@ def part(text: str, use: InstanceUse | None = InstanceUse.CLAIM, **fields: Any) 
         "use": use,
         "claims": ("default/one",) if use is InstanceUse.CLAIM else (),
     }
-    return Part(**{**plain, **fields})
+    return ObservedInstance(**{**plain, **fields})
 
 
-def warm(text: str, **fields: Any) -> Part:
-    return part(text, InstanceUse.WARM, **fields)
+def warm(text: str, **fields: Any) -> ObservedInstance:
+    return instance(text, InstanceUse.WARM, **fields)
 
 
-def foreign(text: str) -> Part:
-    return part(text, InstanceUse.FOREIGN, number=7)
+def foreign(text: str) -> ObservedInstance:
+    return instance(text, InstanceUse.FOREIGN, number=7)
 
 
-def gpu(*parts: Part, **fields: Any) -> ObservedGpu:
-    return ObservedGpu(**{"uuid": UUID, "board": H100, "parts": parts, **fields})
+def gpu(*instances: ObservedInstance, **fields: Any) -> ObservedGpu:
+    return ObservedGpu(**{"uuid": UUID, "board": H100, "instances": instances, **fields})
 
 
-def texts(things: Iterable[Part | Placement | Any]) -> list[str]:
+def texts(things: Iterable[ObservedInstance | Placement | Any]) -> list[str]:
     return [f"{each.profile.name if isinstance(each, Placement) else each.profile}@{each.start}" for each in things]

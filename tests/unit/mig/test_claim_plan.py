@@ -10,28 +10,28 @@ from draco.mig.claim_plan import plan_places, plan_release, plan_whole
 from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import BlockedPlace, Obstacle
 from draco.mig.keeping import KeptInstances, Promise
-from draco.mig.observed import IN_PLACE, ObservedGpu, Part
+from draco.mig.observed import IN_PLACE, ObservedGpu, ObservedInstance
 from draco.resources.api.draco import InstanceUse
-from tests.unit.mig.gpus import H100, UUID, foreign, gpu, part, texts, warm
+from tests.unit.mig.gpus import H100, UUID, foreign, gpu, instance, texts, warm
 
 NONE = KeptInstances()
 
 
-def place(text: str, claim: str = "default/new") -> Part:
+def place(text: str, claim: str = "default/new") -> ObservedInstance:
     """Where a claim is to have an instance."""
-    return part(text, None, claims=(claim,))
+    return instance(text, None, claims=(claim,))
 
 
-def orphan(text: str, **fields: Any) -> Part:
+def orphan(text: str, **fields: Any) -> ObservedInstance:
     """One of ours that is going."""
-    return part(text, InstanceUse.ORPHAN, stuck=True, **fields)
+    return instance(text, InstanceUse.ORPHAN, stuck=True, **fields)
 
 
 # What is made, and what gives way
 
 
 def test_a_free_place_gets_its_instance_and_what_is_beside_it_stays() -> None:
-    plan = plan_places(gpu(warm("1g.10gb@0"), part("1g.10gb@1"), foreign("1g.10gb@2")), [place("3g.40gb@4")])
+    plan = plan_places(gpu(warm("1g.10gb@0"), instance("1g.10gb@1"), foreign("1g.10gb@2")), [place("3g.40gb@4")])
     assert (texts(plan.makes), plan.destroys, plan.keeps, plan.blocked) == (["3g.40gb@4"], (), (), ())
 
 
@@ -40,7 +40,7 @@ def test_places_are_made_by_where_they_start() -> None:
 
 
 def test_an_instance_that_stands_there_is_kept_whoever_has_it() -> None:
-    idle, laid_out, shared = warm("1g.10gb@0"), part("1g.10gb@1", InstanceUse.LAYOUT), part("1g.10gb@2")
+    idle, laid_out, shared = warm("1g.10gb@0"), instance("1g.10gb@1", InstanceUse.LAYOUT), instance("1g.10gb@2")
     plan = plan_places(gpu(shared, laid_out, idle), [place("1g.10gb@0"), place("1g.10gb@1"), place("1g.10gb@2")])
     assert (plan.keeps, plan.idle) == ((idle, laid_out, shared), True)
 
@@ -54,13 +54,13 @@ def test_idle_instances_and_what_is_left_of_ours_give_way_each_once() -> None:
 @pytest.mark.parametrize(
     "stays",
     [
-        part("1g.10gb@3"),
+        instance("1g.10gb@3"),
         foreign("1g.10gb@3"),
         orphan("1g.10gb@3", doubtful=True),
         orphan("1g.10gb@3", claims=("default/one",)),
     ],
 )
-def test_what_a_claim_has_and_what_is_or_may_be_somebody_else_s_never_gives_way(stays: Part) -> None:
+def test_what_a_claim_has_and_what_is_or_may_be_somebody_else_s_never_gives_way(stays: ObservedInstance) -> None:
     wanted = place("4g.40gb@0")
     plan = plan_places(gpu(warm("1g.10gb@0"), stays), [wanted, place("1g.10gb@6")])
     assert plan.blocked == (BlockedPlace(wanted, stays),)
@@ -117,14 +117,14 @@ def test_a_gpu_in_mig_mode_needs_no_reset_to_have_more_instances() -> None:
 
 
 def test_a_gpu_is_undivided_once_all_that_is_ours_is_gone() -> None:
-    parts = (warm("1g.10gb@0"), orphan("1g.10gb@1"))
-    plan = plan_whole(gpu(*parts))
-    assert (plan.destroys, plan.mode_change, plan.switches_now) == (parts, "off", True)
+    instances = (warm("1g.10gb@0"), orphan("1g.10gb@1"))
+    plan = plan_whole(gpu(*instances))
+    assert (plan.destroys, plan.mode_change, plan.switches_now) == (instances, "off", True)
     assert plan_whole(gpu(enabled=False)).idle
 
 
 @pytest.mark.parametrize("stays", [foreign("1g.10gb@3"), orphan("1g.10gb@3", doubtful=True)])
-def test_a_gpu_on_which_somebody_else_may_have_made_something_is_left_as_it_is(stays: Part) -> None:
+def test_a_gpu_on_which_somebody_else_may_have_made_something_is_left_as_it_is(stays: ObservedInstance) -> None:
     plan = plan_whole(gpu(warm("1g.10gb@0"), stays))
     assert (plan.idle, plan.in_the_way) == (True, (stays,))
 
@@ -137,8 +137,8 @@ def test_a_gpu_whose_mode_needs_a_reset_is_left_as_it_is() -> None:
 # Giving up
 
 
-def mine(text: str, **fields: Any) -> Part:
-    return part(text, claims=("default/old",), **fields)
+def mine(text: str, **fields: Any) -> ObservedInstance:
+    return instance(text, claims=("default/old",), **fields)
 
 
 def test_a_claim_s_instances_go_with_it_and_nobody_else_s() -> None:
@@ -173,7 +173,7 @@ def test_what_is_half_made_or_half_gone_is_not_kept() -> None:
 
 
 def test_a_plan_for_claims_is_read_as_its_steps_and_what_is_in_the_way() -> None:
-    there = gpu(warm("1g.10gb@0"), part("1g.10gb@3"), warm("1g.10gb@5"), foreign("1g.10gb@6"))
+    there = gpu(warm("1g.10gb@0"), instance("1g.10gb@3"), warm("1g.10gb@5"), foreign("1g.10gb@6"))
     wanted = [place("1g.20gb@0"), place("1g.20gb@2"), place("1g.10gb@5"), place("1g.20gb@6")]
     assert str(plan_places(there, wanted)) == (
         "GPU GPU-1: destroy 1g.10gb at 0; make 1g.20gb at 0; keep 1g.10gb at 5; "
@@ -198,7 +198,7 @@ def test_a_plan_for_claims_is_read_as_its_steps_and_what_is_in_the_way() -> None
 
 def anything(random: Random) -> ObservedGpu:
     """A GPU with instances of all uses beside each other."""
-    space, state, parts = geometry(H100), geometry(H100).empty, []
+    space, state, instances = geometry(H100), geometry(H100).empty, []
     for _ in range(random.randint(0, 6)):
         if not (fitting := space.fits(state)):
             break
@@ -206,8 +206,10 @@ def anything(random: Random) -> ObservedGpu:
         state = space.add(state, one)
         use = random.choice(list(InstanceUse))
         doubtful = use is InstanceUse.ORPHAN and random.random() < 0.3
-        parts.append(part(f"{one.profile.name}@{one.start}", use, stuck=use is InstanceUse.ORPHAN, doubtful=doubtful))
-    return gpu(*parts, enabled=bool(parts) or random.random() < 0.5, switched_by_reset=random.random() < 0.2)
+        instances.append(
+            instance(f"{one.profile.name}@{one.start}", use, stuck=use is InstanceUse.ORPHAN, doubtful=doubtful)
+        )
+    return gpu(*instances, enabled=bool(instances) or random.random() < 0.5, switched_by_reset=random.random() < 0.2)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -227,5 +229,5 @@ def test_every_place_is_kept_made_or_blocked_and_only_what_is_nobody_s_goes(seed
         assert not [one for one in plan.destroys if one.foreign or one.claims], said
         assert all(one.use in IN_PLACE for one in plan.keeps), said
         for one in plan.makes:
-            left = [each for each in seen.parts if each.mask & one.mask and each not in plan.destroys]
+            left = [each for each in seen.instances if each.mask & one.mask and each not in plan.destroys]
             assert not left, said

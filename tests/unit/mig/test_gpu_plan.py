@@ -9,10 +9,10 @@ import pytest
 from draco.mig.board import Board, Placement
 from draco.mig.geometry import geometry
 from draco.mig.gpu_plan import GpuPlan, InstanceShortage, LayoutProgress, plan_gpu
-from draco.mig.observed import ObservedGpu, Part
+from draco.mig.observed import ObservedGpu, ObservedInstance
 from draco.resources.api.draco import InstanceUse, MigMode, ProfileCount, PromisedDevice, WantedGpu, WantedInstance
 from draco.resources.names import read_partition_name
-from tests.unit.mig.gpus import H100, UUID, foreign, gpu, part, texts, warm
+from tests.unit.mig.gpus import H100, UUID, foreign, gpu, instance, texts, warm
 
 
 def static(*layout: str, **fields: Any) -> WantedGpu:
@@ -43,13 +43,13 @@ def promise(text: str = "1g.10gb@2", claim: str = "default/soon") -> PromisedDev
 
 
 def test_where_nothing_is_wanted_only_idle_instances_go() -> None:
-    plan = plan_gpu(gpu(warm("1g.10gb@0"), part("1g.10gb@3"), foreign("1g.10gb@6")), None)
+    plan = plan_gpu(gpu(warm("1g.10gb@0"), instance("1g.10gb@3"), foreign("1g.10gb@6")), None)
     assert (texts(plan.destroys), texts(plan.keeps)) == (["1g.10gb@0"], ["1g.10gb@3", "1g.10gb@6"])
     assert (plan.mode_change, plan.progress()) == ("", LayoutProgress())
 
 
 def test_idle_instances_of_the_layout_stay_and_others_go() -> None:
-    there = gpu(warm("3g.40gb@0"), part("1g.10gb@4", InstanceUse.LAYOUT))
+    there = gpu(warm("3g.40gb@0"), instance("1g.10gb@4", InstanceUse.LAYOUT))
     plan = plan_gpu(there, static("3g.40gb@0", "3g.40gb@4"))
     assert (texts(plan.keeps), texts(plan.destroys), texts(plan.makes)) == (["3g.40gb@0"], ["1g.10gb@4"], ["3g.40gb@4"])
 
@@ -61,14 +61,14 @@ def test_of_warm_instances_too_many_the_oldest_stay() -> None:
 
 
 def test_an_instance_that_cannot_be_destroyed_now_is_waited_for_and_in_the_way() -> None:
-    stuck = part("1g.10gb@0", InstanceUse.ORPHAN, stuck=True, holder="process 7")
+    stuck = instance("1g.10gb@0", InstanceUse.ORPHAN, stuck=True, holder="process 7")
     plan = plan_gpu(gpu(stuck), static("3g.40gb@0"))
     assert (plan.destroys, plan.in_the_way, plan.makes) == ((), (stuck,), ())
     assert "3g.40gb at 0 waits for an instance that is being destroyed, in use by process 7" in plan.waits
 
 
 def test_a_layout_is_not_complete_while_its_own_instance_is_going() -> None:
-    stuck = part("3g.40gb@0", InstanceUse.ORPHAN, stuck=True)
+    stuck = instance("3g.40gb@0", InstanceUse.ORPHAN, stuck=True)
     plan = plan_gpu(gpu(stuck), static("3g.40gb@0"))
     assert plan.waits == (
         "The layout of policy pool is not complete: 3g.40gb at 0 waits for an instance that is being destroyed."
@@ -79,7 +79,7 @@ def test_a_layout_is_not_complete_while_its_own_instance_is_going() -> None:
 
 
 def test_a_layout_is_made_as_far_as_there_is_room_and_the_rest_waits_for_whom_it_names() -> None:
-    plan = plan_gpu(gpu(part("1g.10gb@3")), static("4g.40gb@0", "3g.40gb@4"))
+    plan = plan_gpu(gpu(instance("1g.10gb@3")), static("4g.40gb@0", "3g.40gb@4"))
     assert (texts(plan.makes), texts(plan.makes_later)) == (["3g.40gb@4"], ["4g.40gb@0"])
     assert plan.progress().waits == (
         "The layout of policy pool is not complete: 4g.40gb at 0 waits for claim default/one."
@@ -88,12 +88,12 @@ def test_a_layout_is_made_as_far_as_there_is_room_and_the_rest_waits_for_whom_it
 
 
 def test_an_instance_of_a_claim_in_the_place_of_the_layout_is_the_layout_s() -> None:
-    plan = plan_gpu(gpu(part("3g.40gb@0")), static("3g.40gb@0"))
+    plan = plan_gpu(gpu(instance("3g.40gb@0")), static("3g.40gb@0"))
     assert (plan.makes, plan.in_the_way, plan.waits) == ((), (), "")
 
 
 def test_a_claim_beside_the_layout_is_in_the_way_of_it_being_as_wanted_and_of_nothing_else() -> None:
-    plan = plan_gpu(gpu(part("1g.10gb@6")), static("3g.40gb@0"))
+    plan = plan_gpu(gpu(instance("1g.10gb@6")), static("3g.40gb@0"))
     assert (texts(plan.in_the_way), texts(plan.makes), plan.waits) == (["1g.10gb@6"], ["3g.40gb@0"], "")
 
 
@@ -109,12 +109,12 @@ def test_what_others_made_is_in_the_way_only_of_what_it_overlaps_or_takes_the_en
 
 
 def test_what_may_be_somebody_else_s_is_called_so() -> None:
-    doubtful = part("1g.10gb@0", InstanceUse.ORPHAN, stuck=True, doubtful=True, number=3)
+    doubtful = instance("1g.10gb@0", InstanceUse.ORPHAN, stuck=True, doubtful=True, number=3)
     assert "GPU instance 3 that somebody else may have made" in plan_gpu(gpu(doubtful), static("3g.40gb@0")).waits
 
 
 def test_an_instance_of_an_unknown_profile_takes_its_units_all_the_same() -> None:
-    unknown = part("profile 77@0", InstanceUse.FOREIGN, size=8)
+    unknown = instance("profile 77@0", InstanceUse.FOREIGN, size=8)
     plan = plan_gpu(gpu(unknown), on_demand(_1g=1))
     assert (plan.makes, plan.no_room) == ((), (InstanceShortage("1g.10gb", 1, 1),))
 
@@ -140,7 +140,7 @@ def test_warm_instances_are_made_the_largest_first_each_where_it_costs_least() -
 
 
 def test_warm_instances_without_room_are_counted_with_who_is_beside() -> None:
-    claims = [part(f"1g.10gb@{start}", claims=(f"default/claim-{start}",)) for start in range(5)]
+    claims = [instance(f"1g.10gb@{start}", claims=(f"default/claim-{start}",)) for start in range(5)]
     plan = plan_gpu(gpu(*claims, warm("1g.10gb@5")), on_demand(_1g=1, _3g=2))
     assert (plan.makes, plan.no_room) == ((), (InstanceShortage("3g.40gb", 2, 2),))
     assert plan.progress() == LayoutProgress(
@@ -168,8 +168,8 @@ def test_a_promised_place_is_left_free_and_told() -> None:
 
 
 def test_a_promise_that_a_prepared_claim_has_or_has_lost_is_kept_no_longer() -> None:
-    assert plan_gpu(gpu(part("1g.10gb@2")), None, [promise()]).promised == ()
-    lost = gpu(missing={part("1g.10gb@2").id: "default/soon"})
+    assert plan_gpu(gpu(instance("1g.10gb@2")), None, [promise()]).promised == ()
+    lost = gpu(missing={instance("1g.10gb@2").id: "default/soon"})
     assert plan_gpu(lost, None, [promise()]).promised == ()
 
 
@@ -188,7 +188,7 @@ def test_an_idle_instance_in_a_promised_place_stays_and_is_the_claim_s() -> None
 
 
 def test_who_stands_where_a_claim_is_to_have_its_own_is_told_as_that_claim() -> None:
-    lost = gpu(foreign("1g.10gb@2"), missing={part("1g.10gb@2").id: "default/lost"})
+    lost = gpu(foreign("1g.10gb@2"), missing={instance("1g.10gb@2").id: "default/lost"})
     assert "4g.40gb at 0 waits for claim default/lost" in plan_gpu(lost, static("4g.40gb@0")).waits
 
 
@@ -232,12 +232,12 @@ def test_the_mode_goes_off_together_with_what_is_idle() -> None:
 @pytest.mark.parametrize(
     ("there", "who"),
     [
-        (part("1g.10gb@3"), "claim default/one"),
+        (instance("1g.10gb@3"), "claim default/one"),
         (foreign("1g.10gb@3"), "GPU instance 7 that somebody else made"),
-        (part("1g.10gb@3", InstanceUse.ORPHAN, stuck=True), "an instance that is being destroyed"),
+        (instance("1g.10gb@3", InstanceUse.ORPHAN, stuck=True), "an instance that is being destroyed"),
     ],
 )
-def test_the_mode_stays_on_for_what_is_there(there: Part, who: str) -> None:
+def test_the_mode_stays_on_for_what_is_there(there: ObservedInstance, who: str) -> None:
     plan = plan_gpu(gpu(there), OFF)
     assert (plan.switches_now, plan.waits) == (False, f"MIG mode stays on until {who} is gone.")
     assert plan.in_the_way == (there,)
@@ -293,11 +293,11 @@ def test_where_it_is_not_known_for_sure_what_is_there_nothing_is_made() -> None:
 
 def test_a_hindrance_is_told_where_the_plan_waits_for_nothing_else() -> None:
     assert plan_gpu(gpu(), OFF).progress("In use.") == LayoutProgress("In use.", "")
-    assert plan_gpu(gpu(part("1g.10gb@3")), OFF).progress("In use.").waits.startswith("MIG mode stays on")
+    assert plan_gpu(gpu(instance("1g.10gb@3")), OFF).progress("In use.").waits.startswith("MIG mode stays on")
 
 
 def test_a_plan_is_read_as_its_steps_in_their_order() -> None:
-    there = gpu(warm("1g.10gb@0"), part("1g.10gb@6"), enabled=True)
+    there = gpu(warm("1g.10gb@0"), instance("1g.10gb@6"), enabled=True)
     assert str(plan_gpu(there, static("4g.40gb@0", "3g.40gb@4"))) == (
         "GPU GPU-1: destroy 1g.10gb at 0; make 4g.40gb at 0; make 3g.40gb at 4 later. The layout of policy pool is not complete: "
         "3g.40gb at 4 waits for claim default/one."
@@ -306,7 +306,7 @@ def test_a_plan_is_read_as_its_steps_in_their_order() -> None:
     assert str(plan_gpu(ampere, static("3g.40gb@0", reset_permitted=True))) == (
         "GPU GPU-1: turn MIG mode on with a reset; make 3g.40gb at 0."
     )
-    assert str(plan_gpu(gpu(part("1g.10gb@3")), None)) == "GPU GPU-1: keep 1g.10gb at 3."
+    assert str(plan_gpu(gpu(instance("1g.10gb@3")), None)) == "GPU GPU-1: keep 1g.10gb at 3."
     assert str(plan_gpu(gpu(), None)) == "GPU GPU-1: nothing to do."
 
 
@@ -316,7 +316,7 @@ def test_a_plan_is_read_as_its_steps_in_their_order() -> None:
 def anything(random: Random, board: Board) -> tuple[ObservedGpu, WantedGpu | None, list[PromisedDevice]]:
     """A GPU with instances and promises that go beside each other, and something wanted of it."""
     space = geometry(board)
-    state, parts, promised = space.empty, list[Part](), list[PromisedDevice]()
+    state, instances, promised = space.empty, list[ObservedInstance](), list[PromisedDevice]()
     enabled = random.random() < 0.8
     for age in range(random.randint(0, 6)):
         if not (fitting := space.fits(state)):
@@ -329,7 +329,7 @@ def anything(random: Random, board: Board) -> tuple[ObservedGpu, WantedGpu | Non
             promised.append(promise(text, f"default/soon-{age}"))
         if use is not None and enabled:
             stuck = use is InstanceUse.ORPHAN and random.random() < 0.5
-            parts.append(part(text, use, stuck=stuck, age=random.randint(0, 9)))
+            instances.append(instance(text, use, stuck=stuck, age=random.randint(0, 9)))
     whole = ("default/all",) if not enabled and random.random() < 0.3 else ()
     seen = ObservedGpu(
         uuid=UUID,
@@ -337,7 +337,7 @@ def anything(random: Random, board: Board) -> tuple[ObservedGpu, WantedGpu | Non
         enabled=enabled,
         pending=random.random() < 0.1,
         switched_by_reset=random.random() < 0.3,
-        parts=tuple(parts),
+        instances=tuple(instances),
         whole=whole,
     )
     mode = random.choice([*MigMode, MigMode.STATIC, None])
@@ -357,11 +357,11 @@ def anything(random: Random, board: Board) -> tuple[ObservedGpu, WantedGpu | Non
 
 def done(seen: ObservedGpu, plan: GpuPlan) -> ObservedGpu:
     """The GPU once all of a plan has been done that can be done now; a reset comes at once."""
-    parts = [each for each in seen.parts if each not in plan.destroys]
+    instances = [each for each in seen.instances if each not in plan.destroys]
     enabled = plan.mode_change == "on" if plan.switches_now else seen.enabled
     if enabled:
-        parts += [part(f"{each.profile.name}@{each.start}", InstanceUse.LAYOUT, age=10) for each in plan.makes]
-    return msgspec.structs.replace(seen, parts=tuple(parts), enabled=enabled)
+        instances += [instance(f"{each.profile.name}@{each.start}", InstanceUse.LAYOUT, age=10) for each in plan.makes]
+    return msgspec.structs.replace(seen, instances=tuple(instances), enabled=enabled)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -382,11 +382,11 @@ def is_safe_and_done_at_once(seen: ObservedGpu, wanted: WantedGpu | None, promis
         assert each.use is InstanceUse.ORPHAN or (each.profile_id, each.start) not in places, said
     # Every instance either goes, stays, or is in the way.
     fates = sorted([*texts(plan.destroys), *texts(plan.keeps), *texts(each for each in plan.in_the_way if each.use)])
-    assert fates == sorted(texts(seen.parts)), said
+    assert fates == sorted(texts(seen.instances)), said
     # What is made fits beside all that stays, and beside what is promised and not there; MIG mode is on by then.
     space = geometry(H100)
-    stay = {Placement(H100.profile(each.profile), each.start) for each in seen.parts if each not in plan.destroys}  # type: ignore[arg-type]
-    ids = {each.id for each in seen.parts if each.use is InstanceUse.CLAIM} | {each.id for each in plan.layout}
+    stay = {Placement(H100.profile(each.profile), each.start) for each in seen.instances if each not in plan.destroys}  # type: ignore[arg-type]
+    ids = {each.id for each in seen.instances if each.use is InstanceUse.CLAIM} | {each.id for each in plan.layout}
     stay |= {
         place
         for profile_id, start in places
@@ -400,7 +400,7 @@ def is_safe_and_done_at_once(seen: ObservedGpu, wanted: WantedGpu | None, promis
     # A mode is never changed under anything but by a permit where it needs one, and never where something is left.
     if plan.switches_now:
         assert not (plan.needs_reset and not (wanted and wanted.reset_permitted)), said
-        assert plan.mode_change == "on" or not [each for each in seen.parts if each not in plan.destroys], said
+        assert plan.mode_change == "on" or not [each for each in seen.instances if each not in plan.destroys], said
     # Once that is done, nothing is left that could be done now.
     after = done(seen, plan)
     again = plan_gpu(msgspec.structs.replace(after, pending=False), wanted, promised)

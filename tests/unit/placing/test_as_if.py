@@ -10,7 +10,7 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.placing.groups.group import allocated
 from draco.placing.search import best, node_search
-from draco.placing.search.as_if import PlacedFleet
+from draco.placing.search.what_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.names import PoolKey

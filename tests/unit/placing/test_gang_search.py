@@ -13,7 +13,7 @@ from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, 
 from draco.placing.groups.overdue import Forecast, forecast
 from draco.placing.groups.place import place
 from draco.placing.scoring.ranking import ALONE, RestOfGroup
-from draco.placing.search.as_if import PlacerAsIf
+from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.slices import Device, DeviceAttribute
@@ -298,7 +298,7 @@ def test_whether_a_group_that_waits_ever_finds_a_place_is_found_out_once_and_aga
     """Not for one that is overdue: what is kept for it depends on what is free."""
     asked: list[ClaimGroup] = []
 
-    def counted(fleet: Fleet, placer: PlacerAsIf, group: ClaimGroup) -> Forecast:
+    def counted(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
         asked.append(group)
         return forecast(fleet, placer, group)
 

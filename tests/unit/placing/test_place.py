@@ -129,7 +129,7 @@ def test_what_keeps_kube_scheduler_away_is_no_cause_for_a_claim_of_dracos_and_is
 
 def test_of_a_pod_that_starts_with_others_it_is_said_that_draco_allocates_all_at_once() -> None:
     fleet, claim = a_fleet(), a_claim("a", device_class=CLASS)
-    not_yet = "and Draco has not allocated those that are its own yet"
+    not_yet = "and Draco has not allocated its claims yet"
     assert not_yet in str(explain(fleet, [claim], pod=a_pod("pod", claims=["a"])))
     mixed, both = a_pod("pod", claims=["a", "b"]), [claim, a_claim("b")]
     assert not_yet in str(explain(fleet, both, pod=mixed, scheduler="cannot allocate all claims"))

@@ -20,7 +20,7 @@ _OTHER_WAYS: Final = ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
 
 @dataclass(frozen=True, slots=True)
 class Docker:
-    """An engine: the one that `docker` finds by itself, or the one at `socket`.
+    """An engine: the one that `docker` finds on its own, or the one at `socket`.
 
     `enter` goes before a command line so that the program sees the engine's network, where the engine has one of its own; then
     what it publishes is reached at `address`.

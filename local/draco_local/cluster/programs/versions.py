@@ -15,7 +15,7 @@ KUBERNETES_VERSIONS = ("1.36.3", "1.37.2", "1.35.4", "1.34.4")
 
 
 Features = Literal["all", "default", "gangs"]
-"""Which feature gates and API versions: all that DRA has, those that Kubernetes has on by itself, or the first and PodGroups."""
+"""Which feature gates and API versions: all that DRA has, those that Kubernetes has on by default, or the first and PodGroups."""
 
 
 class MinorVersion(NamedTuple):
@@ -54,7 +54,7 @@ _MINORS: Mapping[tuple[int, int], MinorVersion] = {
         gates={**_SINCE_1_34, "DRADeviceTaintRules": True},
         runtime_config=("resource.k8s.io/v1beta2=true", "resource.k8s.io/v1alpha3=true"),
     ),
-    # DeviceTaintRule is in v1 and on by itself. What evicts pods on request is not DRA's, and no peer of it: Draco asks it.
+    # DeviceTaintRule is in v1 and on by default. What evicts pods on request is not DRA's, and no peer of it: Draco asks it.
     (1, 37): MinorVersion(
         gates={**_SINCE_1_34, "DRADeviceTaintRules": True, "EvictionRequestAPI": True},
         runtime_config=("resource.k8s.io/v1alpha3=true", "lifecycle.k8s.io/v1alpha1=true"),

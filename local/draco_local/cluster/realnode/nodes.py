@@ -54,7 +54,7 @@ class ControlPlaneAccess(Protocol):
 class RealNodeSettings:
     """How real nodes are equipped: `programs` as found for PROGRAMS, GPUs of `board` on each, further node labels.
 
-    With `agent` they run the agent by themselves, as soon as it has a token. `images` are archives that each node has from its
+    With `agent` they run the agent automatically, as soon as it has a token. `images` are archives that each node has from its
     first boot.
     """
 

@@ -64,7 +64,7 @@ class PodFeed:
             self.wake(kubelet.name, key)
 
     def remove(self, kubelet: Kubelet) -> None:
-        """Stop doing so. A sync that is under way ends by itself."""
+        """Stop doing so. A sync that is under way ends on its own."""
         if self._kubelets.get(kubelet.name) is kubelet:
             del self._kubelets[kubelet.name]
 

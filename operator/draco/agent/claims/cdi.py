@@ -25,7 +25,7 @@ from draco.agent.files import TEMPORARY, Files
 from draco.agent.hardware import capabilities
 from draco.agent.hardware.capabilities import Capabilities, CapabilityUnknown
 from draco.agent.hardware.device_nodes import OPTIONAL, REQUIRED, DeviceNodeMissing, DeviceNodes
-from draco.agent.record.entries import PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.resources.api.foreign import read
 from draco.resources.names import ClaimUid
 

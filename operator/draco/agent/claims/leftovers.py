@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from draco.agent.mig.holders import HoldingProcess, sentence
-from draco.agent.record.entries import PreparationState, PreparedClaim
+from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound

@@ -14,7 +14,7 @@ import msgspec
 from draco.agent.claims.presence import gpus_of
 from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
-from draco.agent.record.entries import ClaimPod, Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.contents import ClaimPod, Partition, PreparationState, PreparedClaim, PreparedDevice
 from draco.allocation import configurations
 from draco.health.judgement import blocking
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim

@@ -28,7 +28,7 @@ from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.nvml_errors import NvmlError
 from draco.agent.mig.claim_instances import AcquiredInstances, ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import PreparationState, PreparedClaim
+from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import ClaimUid, GpuUuid, read_partition_name
 

@@ -16,7 +16,7 @@ import msgspec
 from draco.agent.errors import DeviceMissing
 from draco.agent.hardware.faults import LOST, NOT_FOUND
 from draco.agent.hardware.gpus import ABSENT, Gpu, Instance, PlacementKey
-from draco.agent.record.entries import PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.resources.names import GpuUuid
 
 GONE = frozenset({ABSENT, LOST, NOT_FOUND})

@@ -23,7 +23,7 @@ import msgspec
 from draco.agent.claims.plan import conflict, intent_of
 from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import Gpu, Instance, PlacementKey
-from draco.agent.record.entries import (
+from draco.agent.record.contents import (
     InstanceState,
     OwnedInstance,
     Partition,

@@ -24,9 +24,9 @@ from draco.agent.hardware.capabilities import CapabilityUnknown
 from draco.agent.hardware.device_nodes import DeviceNodeMissing
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.mig.claim_instances import ClaimInstances
-from draco.agent.record import checkpoint as journal
+from draco.agent.record import checkpoint
 from draco.agent.record.checkpoint import Checkpoint, CheckpointDamaged
-from draco.agent.record.entries import PreparationState, PreparedClaim
+from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.names import ClaimUid
 
 
@@ -35,7 +35,7 @@ class Damaged(msgspec.Struct, frozen=True):
 
     sentence: str
     moved_to: Path
-    before: journal.LoadedRecord
+    before: checkpoint.LoadedRecord
 
 
 class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,16 +51,16 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     rebooted: bool = False
 
 
-def read_record(path: Path, files: Files) -> journal.LoadedRecord | Damaged:
+def read_record(path: Path, files: Files) -> checkpoint.LoadedRecord | Damaged:
     """The record as it was left, or, when it cannot be trusted, how it was lost; then it has been set aside.
 
     Raises OSError when the disk does not let it be set aside: nothing may be recorded over it.
     """
     try:
-        return journal.load(path, files)
+        return checkpoint.load(path, files)
     except CheckpointDamaged as error:
-        before = journal.LoadedRecord("", []) if error.before is None else error.before
-        return Damaged(str(error), journal.set_aside(path, files), before)
+        before = checkpoint.LoadedRecord("", []) if error.before is None else error.before
+        return Damaged(str(error), checkpoint.set_aside(path, files), before)
 
 
 def converge(

@@ -16,9 +16,9 @@ from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
-from draco.agent.lanes import Lanes
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import PreparationState, PreparedClaim
+from draco.agent.record.contents import PreparationState, PreparedClaim
+from draco.agent.threads import AgentThreads
 from draco.resources.api.claims import (
     AllocationResult,
     DeviceAllocationResult,
@@ -37,7 +37,7 @@ class ClaimWork:
         self,
         preparer: ClaimPreparer,
         record: Checkpoint,
-        lanes: Lanes,
+        threads: AgentThreads,
         *,
         driver: str,
         view: Callable[[], HardwareView],
@@ -45,7 +45,7 @@ class ClaimWork:
     ) -> None:
         self._preparer = preparer
         self._record = record
-        self._lanes = lanes
+        self._threads = threads
         self._driver = driver
         self._view = view
         self._in_the_way = in_the_way
@@ -85,33 +85,33 @@ class ClaimWork:
     async def _with_driver(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
         """Parts of GPUs are made by NVML, or not at all."""
         self._refuse_parts(str(claim.metadata.key), "prepared")
-        return await self._lanes.with_driver(lambda: self._preparer.prepare(claim, self._gpus(claim)), names)
+        return await self._threads.with_driver(lambda: self._preparer.prepare(claim, self._gpus(claim)), names)
 
     async def _as_a_whole(self, claim: ResourceClaim, names: Collection[str]) -> PreparedClaim:
         """Whole GPUs are made undivided by NVML where it answers; what else there is to do needs none."""
         await self._take(names, str(claim.metadata.key), "prepared")
         try:
-            if not await self._lanes.ask(lambda: self._preparer.clear(claim, self._gpus(claim))):
+            if not await self._threads.ask(lambda: self._preparer.clear(claim, self._gpus(claim))):
                 self._refuse_hanging(claim)
         except BaseException:
-            self._lanes.give_back(names)
+            self._threads.give_back(names)
             raise
-        return await self._lanes.on_record(lambda: self._preparer.prepare_unasked(claim, self._gpus(claim)), names)
+        return await self._threads.on_record(lambda: self._preparer.prepare_unasked(claim, self._gpus(claim)), names)
 
     async def unprepare(self, uid: ClaimUid) -> PreparedClaim | None:
         """Give a claim up; what it was, None if it was not known. PrepareError when it cannot be now."""
         if self._has_parts(uid):
             self._refuse_parts(str(self._record.claims[uid]), "unprepared")
-            return await self._lanes.with_driver(lambda: self._preparer.unprepare(uid), {uid})
+            return await self._threads.with_driver(lambda: self._preparer.unprepare(uid), {uid})
         await self._take({uid}, str(self._record.claims.get(uid) or uid), "unprepared")
         if self._has_parts(uid):  # it has just been prepared
-            self._lanes.give_back({uid})
+            self._threads.give_back({uid})
             return await self.unprepare(uid)
-        return await self._lanes.on_record(lambda: self._preparer.unprepare(uid), {uid})
+        return await self._threads.on_record(lambda: self._preparer.unprepare(uid), {uid})
 
     async def _take(self, names: Collection[str], claim: str, what: str) -> None:
         """Exclude others. PrepareError when somebody does so who waits for a call that hangs."""
-        if (call := await self._lanes.take(names)) is not None:
+        if (call := await self._threads.take(names)) is not None:
             raise PrepareError(_unanswered(claim, what, call))
 
     def _refuse_parts(self, claim: str, what: str) -> None:
@@ -122,7 +122,7 @@ class ClaimWork:
     def _refuse_hanging(self, claim: ResourceClaim) -> None:
         """Refuse a new claim of GPUs that the call that hangs may be about."""
         known = self._record.claims.get(ClaimUid(claim.metadata.uid))
-        call = self._lanes.hanging
+        call = self._threads.hanging
         if call is None or (known is not None and known.state is PreparationState.PREPARED):
             return
         if not call.gpu or call.gpu in self._gpus_of(claim):

@@ -105,7 +105,7 @@ class CommonEdits:
             found, why = driver_files.edits(driver, hook), str(error)
         self.problem = why and (
             f"NVIDIA's container toolkit could not be asked what containers need: {why}. They get what the agent finds of the "
-            "driver by itself; install the NVIDIA Container Toolkit on the node, or repair it."
+            "driver on its own; install the NVIDIA Container Toolkit on the node, or repair it."
         )
         self._found = _Found(driver, driver_version, programs, found)  # one write: `current` reads it in other threads
         log.info("edits.found", driver=driver_version, mounts=len(found.mounts), problem=self.problem)

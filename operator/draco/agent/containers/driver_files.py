@@ -86,7 +86,7 @@ def _settings(driver: InstalledDriver) -> Iterator[Mount]:
 
 
 def _under_other_names(driver: InstalledDriver, libraries: Iterable[Path]) -> Iterator[Mount]:
-    """Without the hook: each library under the names that programs ask for, where they may look for it by themselves."""
+    """Without the hook: each library under the names that programs ask for, where they may look for it on their own."""
     there = set(libraries)
     for folder in dict.fromkeys(each.parent for each in libraries):
         for name in sorted(path.name for path in folder.iterdir()):

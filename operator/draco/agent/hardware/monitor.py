@@ -35,7 +35,7 @@ from draco.agent.hardware.gpus import (
 )
 from draco.agent.hardware.nvml import Nvml, NvmlCall
 from draco.agent.hardware.nvml_errors import CallError, DriverReloaded, NotSupported, NvmlError
-from draco.agent.lanes import Lane
+from draco.agent.threads import DaemonExecutor
 from draco.health.ledger import InstancePlace, Sign
 from draco.kube.clock import Clock
 
@@ -150,7 +150,7 @@ class HardwareMonitor:
         self._limit_s = limit_s
         self._probe_s = min(probe_s, rescan_s)
         self._subscribers: list[Callable[[HardwareView], None]] = []
-        self._lane = Lane("nvml", monotonic=clock.monotonic)
+        self._executor = DaemonExecutor("nvml", monotonic=clock.monotonic)
         self._calm = self.view  # as it would be if nothing hung
         self._due_s = clock.monotonic()  # when the thread was, or is, to be heard of again
         self._read_s = clock.monotonic()
@@ -205,9 +205,9 @@ class HardwareMonitor:
                     await self._clock.sleep(self._retry_s)
         finally:
             watching.cancel()
-            closing = self._lane.submit(self._close)
+            closing = self._executor.submit(self._close)
             await asyncio.wait({closing}, timeout=self._event_wait_s + _CLOSING_S)
-            self._lane.close()
+            self._executor.close()
 
     async def _read_once(self) -> None:
         before = self._calm
@@ -237,7 +237,7 @@ class HardwareMonitor:
     async def _heard_by(self, seconds: float, work: Callable[[], T]) -> T:
         """Work in the thread, which is to be heard of again in so many seconds."""
         self._due_s = self._clock.monotonic() + seconds
-        return await self._lane.run(work)
+        return await self._executor.run(work)
 
     async def _watch(self) -> None:
         """Notice that the thread is late, and that it is there again."""

@@ -50,7 +50,7 @@ class NvmlCall(NamedTuple):
 class Nvml:
     """A session with NVML. `library` is the module pynvml, or any object with its functions.
 
-    `load` is called before a session is opened: it gives pynvml the library, unless that is to find it by itself.
+    `load` is called before a session is opened: it gives pynvml the library, unless that is to find it on its own.
     """
 
     def __init__(

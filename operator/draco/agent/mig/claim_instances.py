@@ -24,11 +24,11 @@ from draco.agent.mig.reading import read_gpu, read_places, read_unneeded
 from draco.agent.mig.taking_back import InstancesBack
 from draco.agent.mig.users import UNLISTED, DeviceUsers, device_uuid, named
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import InstanceState, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.contents import InstanceState, PreparationState, PreparedClaim, PreparedDevice
 from draco.mig.claim_plan import plan_places, plan_release, plan_whole
 from draco.mig.gpu_plan import GpuPlan, Obstacle
 from draco.mig.keeping import KeptInstances
-from draco.mig.observed import IN_PLACE, Part
+from draco.mig.observed import IN_PLACE, ObservedInstance
 from draco.resources.names import GpuUuid
 
 PATIENCE_S = 30.0
@@ -216,7 +216,7 @@ class ClaimInstances:
         if plan.switches_now:
             self._manager.disable(device.gpu)
 
-    def _turn_on(self, intent: PreparedClaim, uuid: GpuUuid, wanted: Mapping[PlacementKey, Part]) -> None:
+    def _turn_on(self, intent: PreparedClaim, uuid: GpuUuid, wanted: Mapping[PlacementKey, ObservedInstance]) -> None:
         """The GPU in MIG mode, with no step of a change left over."""
         self._manager.settle(uuid)
         plan = self._plan(uuid, wanted)
@@ -248,7 +248,7 @@ class ClaimInstances:
                 f"Claim {intent} cannot get {device.device}: its memory slices belong to claim {needed}."
             )
 
-    def _plan(self, uuid: GpuUuid, wanted: Mapping[PlacementKey, Part]) -> GpuPlan:
+    def _plan(self, uuid: GpuUuid, wanted: Mapping[PlacementKey, ObservedInstance]) -> GpuPlan:
         places = [place for key, place in wanted.items() if key.gpu == uuid]
         return plan_places(read_gpu(uuid, self._inventory, self._record), places)
 
@@ -267,11 +267,11 @@ class ClaimInstances:
                     )
         return keys
 
-    def _at(self, uuid: GpuUuid, part: Part) -> Instance:
+    def _at(self, uuid: GpuUuid, part: ObservedInstance) -> Instance:
         """The instance that a plan speaks of."""
         return next(one for one in self._inventory.divisions[uuid].instances if one.key.place == part.id)
 
-    def _stranger(self, uuid: GpuUuid, part: Part) -> str:
+    def _stranger(self, uuid: GpuUuid, part: ObservedInstance) -> str:
         return self._inventory.stranger(self._at(uuid, part))
 
     def _who(self, error: Exception, gpus: Iterable[GpuUuid]) -> str:
@@ -280,11 +280,11 @@ class ClaimInstances:
             return ""
         return f"The GPU is in use by {', '.join(map(self._manager.who, sorted(gpus)))}."
 
-    def _what_is_there(self, gpus: Iterable[GpuUuid], wanted: Mapping[PlacementKey, Part]) -> str:
+    def _what_is_there(self, gpus: Iterable[GpuUuid], wanted: Mapping[PlacementKey, ObservedInstance]) -> str:
         """What somebody else has in the way, from a look after the failure; "" for nothing."""
         for uuid in filter(self._inventory.known, gpus):
             for one in self._plan(uuid, wanted).blocked:
-                if isinstance(one.by, Part) and one.by.foreign:
+                if isinstance(one.by, ObservedInstance) and one.by.foreign:
                     return self._stranger(uuid, one.by)
         return ""
 
@@ -391,7 +391,7 @@ class ClaimInstances:
             self._inventory.show()
         return hindrance
 
-    def _make_again(self, key: PlacementKey, place: Part) -> str:
+    def _make_again(self, key: PlacementKey, place: ObservedInstance) -> str:
         """Make one instance; what hinders, as a sentence."""
         plan = self._plan(key.gpu, {key: place})
         for one in plan.blocked:
@@ -404,7 +404,7 @@ class ClaimInstances:
             self._manager.make(key.gpu, plan.makes)
         return ""
 
-    def _why_gone(self, key: PlacementKey, by: Part | Obstacle) -> str:
+    def _why_gone(self, key: PlacementKey, by: ObservedInstance | Obstacle) -> str:
         """Why an instance cannot be made again, as a sentence."""
         what = f"The instance {self._inventory.named(key)}, which a claim needs, is gone"
         match by:
@@ -414,9 +414,9 @@ class ClaimInstances:
                 return "Prepared claims need instances of this GPU, whose MIG mode is off, and turning it on needs a reset."
             case Obstacle.NO_SUCH_PLACE:
                 return _no_such_place(key)
-            case Part(foreign=True) as part:
+            case ObservedInstance(foreign=True) as part:
                 return f"{what} and cannot be made again: {self._stranger(key.gpu, part)}"
-            case Part():
+            case ObservedInstance():
                 return f"{what}, and its memory slices belong to another claim."
 
     def filled(self, claim: PreparedClaim) -> PreparedClaim:

@@ -30,7 +30,7 @@ from draco.agent.hardware.nvml_instances import NvmlInstances, RunningProcesses
 from draco.agent.mig.inventory import GpuInventory, MigInventory
 from draco.agent.mig.ownership import CreationAttempt, Ownership
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import InstanceState, OwnedInstance, PreparationState, PreparedClaim
+from draco.agent.record.contents import InstanceState, OwnedInstance, PreparationState, PreparedClaim
 from draco.mig.board import Placement
 from draco.resources.names import ClaimUid, GpuUuid
 

@@ -1,7 +1,7 @@
-"""Keeps what is known of one node's GPU instances: the last reading of each GPU, who owns each instance, and what failed.
+"""Keeps what is known of one node's GPU instances: the last reading of each GPU, and who owns each instance.
 
-Owns looking, what everybody else sees of it, and how long a GPU on which nothing can be made is given a rest. Changes no instance
-and records nothing: that is `instance_manager`'s. Looking blocks on NVML and is done under the lock of its session.
+Owns looking, and what everybody else sees of it. Changes no instance and records nothing: that is `instance_manager`'s. Looking
+blocks on NVML and is done under the lock of its session.
 
 One thing no record can tell: an agent that ends after it put a step on record, and before it recorded the number of what NVML
 made, leaves a GPU instance without a compute instance; but so does somebody who made one at that very place by hand, before the
@@ -14,64 +14,19 @@ no such doubt.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 
 from draco.agent.hardware.gpus import Gpu, GpuLocation, GpuMigView, Instance, PlacementKey, Use
 from draco.agent.hardware.nvml_errors import DriverError, NvmlError, never_seen
 from draco.agent.hardware.nvml_instances import MigModes, NvmlInstances
+from draco.agent.mig.failures import Failures
 from draco.agent.mig.ownership import CreationAttempt, Ownership, held, ownership_of, references
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import InstanceState, OwnedInstance, PreparedClaim
-from draco.kube.connect.retry import doubling_s
+from draco.agent.record.contents import InstanceState, OwnedInstance, PreparedClaim
 from draco.mig.board import Board, PlacementId
 from draco.resources.api.draco import MigState
 from draco.resources.names import GpuUuid
-
-_TOLERATED = 1
-"""Failures in a row that may be an accident."""
-_REST_S = 60.0
-_LONGEST_S = 600.0
-
-
-class _Series(NamedTuple):
-    number: int
-    last: str
-    until_s: float
-
-
-class Failures:
-    """GPUs on which making instances fails again and again: how often, and until when that counts. `monotonic` in seconds.
-
-    One failure may be an accident, and is over with a clean list. A GPU that fails twice in a row looks as free as any other, and
-    the scheduler would send it one pod after the other: it is given a rest instead, each longer than the last, until something is
-    made on it.
-    """
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._series: dict[GpuUuid, _Series] = {}
-
-    def failed(self, uuid: GpuUuid, why: str) -> None:
-        """NVML made nothing, for a reason that lies with the GPU; `why` is a sentence."""
-        number = self._series[uuid].number + 1 if uuid in self._series else 1
-        rest_s = doubling_s(_REST_S, number - _TOLERATED - 1, _LONGEST_S) if number > _TOLERATED else 0.0
-        self._series[uuid] = _Series(number, why, self._monotonic() + rest_s)
-
-    def over(self, uuid: GpuUuid) -> None:
-        """Something was made on the GPU, or it is gone."""
-        self._series.pop(uuid, None)
-
-    def sentence(self, uuid: GpuUuid) -> str:
-        """Why nothing new is to be placed on the GPU now; "" if it may be tried."""
-        series = self._series.get(uuid)
-        if series is None or self._monotonic() >= series.until_s:
-            return ""
-        return (
-            f"Making instances on it failed {series.number} times in a row; look into the node's kernel log, and reset the GPU "
-            f"if that helps. The last failure: {series.last} It is tried again after a while."
-        )
 
 
 class GpuInventory(msgspec.Struct, frozen=True, kw_only=True):

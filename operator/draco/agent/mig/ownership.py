@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 from draco.agent.hardware.gpus import Gpu, GpuMigView, HeldInstance, Instance, PlacementKey, Use
-from draco.agent.record.entries import InstanceState, OwnedInstance, PreparationState, PreparedClaim
+from draco.agent.record.contents import InstanceState, OwnedInstance, PreparationState, PreparedClaim
 from draco.mig.board import PlacementId
 
 

@@ -11,9 +11,9 @@ from draco.agent.hardware.nvml_errors import never_seen
 from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import references
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import InstanceState, PreparationState, PreparedClaim
+from draco.agent.record.contents import InstanceState, PreparationState, PreparedClaim
 from draco.mig.board import Board
-from draco.mig.observed import ObservedGpu, Part
+from draco.mig.observed import ObservedGpu, ObservedInstance
 from draco.resources.names import GpuUuid
 
 
@@ -31,40 +31,40 @@ def read_gpu(uuid: GpuUuid, inventory: MigInventory, record: Checkpoint) -> Obse
         enabled=division.enabled,
         pending=division.pending,
         switched_by_reset=seen.gpu.mig_needs_reset,
-        parts=tuple(_held(inventory, division.board, one, ages.get(one.instance.key, 0)) for one in division.held),
+        instances=tuple(_held(inventory, division.board, one, ages.get(one.instance.key, 0)) for one in division.held),
         missing={key.place: str(needed[key][0]) for key in division.missing},
         whole=_whole(uuid, record),
     )
 
 
-def read_places(claims: Mapping[PlacementKey, Sequence[PreparedClaim]]) -> dict[PlacementKey, Part]:
+def read_places(claims: Mapping[PlacementKey, Sequence[PreparedClaim]]) -> dict[PlacementKey, ObservedInstance]:
     """The places where claims have their instances, or are to have them."""
     return {
-        key: _part(key, part.size, part.profile, use=None, claims=tuple(map(str, holders)))
+        key: _observed_instance(key, part.size, part.profile, use=None, claims=tuple(map(str, holders)))
         for key, holders in claims.items()
         for device in holders[0].devices
         if device.key == key and (part := device.partition)
     }
 
 
-def read_unneeded(claim: PreparedClaim, record: Checkpoint) -> dict[GpuUuid, list[Part]]:
+def read_unneeded(claim: PreparedClaim, record: Checkpoint) -> dict[GpuUuid, list[ObservedInstance]]:
     """What no other claim needs of the GPUs of which a claim has instances. The claim's own come first, and name it."""
     others = references(one for one in record.claims.values() if one.uid != claim.uid)
     free = {key: own for key, own in record.instances.items() if key not in others}
     mine = [key for device in claim.devices if (key := device.key) and key in free]
-    found: dict[GpuUuid, list[Part]] = {key.gpu: [] for key in mine}
+    found: dict[GpuUuid, list[ObservedInstance]] = {key.gpu: [] for key in mine}
     ages = {key: age for age, key in enumerate(free)}
     for key in dict.fromkeys((*mine, *(key for key in free if key.gpu in found))):
         use, claims = (Use.CLAIM, (str(claim),)) if key in mine else (Use.WARM, ())
         use = use if free[key].state is InstanceState.MADE else Use.ORPHAN
-        found[key.gpu].append(_part(key, free[key].size, use=use, claims=claims, age=ages[key]))
+        found[key.gpu].append(_observed_instance(key, free[key].size, use=use, claims=claims, age=ages[key]))
     return found
 
 
-def _held(inventory: MigInventory, board: Board | None, one: HeldInstance, age: int) -> Part:
+def _held(inventory: MigInventory, board: Board | None, one: HeldInstance, age: int) -> ObservedInstance:
     profile = board.by_id(one.instance.profile_id) if board else None
     going = one.use is Use.ORPHAN  # what could be destroyed is gone by now
-    return _part(
+    return _observed_instance(
         one.instance.key,
         one.instance.size,
         profile.name if profile else "",
@@ -78,9 +78,9 @@ def _held(inventory: MigInventory, board: Board | None, one: HeldInstance, age: 
     )
 
 
-def _part(key: PlacementKey, size: int, profile: str = "", **fields: Any) -> Part:
+def _observed_instance(key: PlacementKey, size: int, profile: str = "", **fields: Any) -> ObservedInstance:
     name = profile or f"profile {key.profile_id}"
-    return Part(profile=name, profile_id=key.profile_id, start=key.start, size=size, **fields)
+    return ObservedInstance(profile=name, profile_id=key.profile_id, start=key.start, size=size, **fields)
 
 
 def _whole(uuid: GpuUuid, record: Checkpoint) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from draco.agent.mig.inventory import MigInventory
 from draco.agent.mig.ownership import Ownership
 from draco.agent.mig.users import DeviceUsers
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import InstanceState, OwnedInstance, PreparationState, PreparedClaim
+from draco.agent.record.contents import InstanceState, OwnedInstance, PreparationState, PreparedClaim
 
 
 class InstancesBack:

@@ -22,7 +22,7 @@ from draco.agent.hardware.gpus import PlacementKey
 from draco.agent.hardware.nvml_instances import RunningProcesses
 from draco.agent.mig.holders import Holders, HoldingProcess
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.resources.names import ClaimUid, GpuUuid
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ from draco.agent.errors import ClaimUnread, InstanceHeld, PrepareError
 from draco.agent.hardware.nvml import NvmlCall
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.api import dra_v1_pb2
-from draco.agent.record.entries import PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import retry

@@ -1,7 +1,7 @@
 """The health of devices, streamed to kubelet for pod status.
 
 Owns the stream: the whole list at once, again on every change, and again before kubelet would call it out of date. A list carries
-the time at which the GPUs were last read: when they cannot be read any more, kubelet comes to know by itself.
+the time at which the GPUs were last read: when they cannot be read any more, kubelet notices.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 from draco.agent.hardware.gpus import Gpu, GpuMigView, HealthState, device_name
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.api.health_v1_pb2 import DeviceHealth, DeviceIdentifier, NodeWatchResourcesResponse
-from draco.agent.record.entries import PreparedClaim, PreparedDevice
+from draco.agent.record.contents import PreparedClaim, PreparedDevice
 from draco.health.judgement import blocking
 from draco.resources.names import GpuUuid
 

@@ -31,7 +31,7 @@ from draco.agent.hardware.gpus import (
 )
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.checkpoint import Checkpoint
-from draco.agent.record.entries import PreparationState, PreparedClaim
+from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.resources.api.draco import GpuNode
 from draco.resources.api.slices import Device, ResourceSlice
 from draco.resources.names import (

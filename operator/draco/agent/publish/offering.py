@@ -22,8 +22,9 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.parts import NodeDivisions
 from draco.agent.publish import partitions, slices
 from draco.agent.publish.nvlink import NvLinks, nvlinks
-from draco.agent.publish.partitions import Divisible, Place, as_many_as_fit, isolation_taints, joining_taints
+from draco.agent.publish.partitions import Divisible, Place
 from draco.agent.publish.publisher import SlicePublisher
+from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.withdrawals import Withdrawals
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for

@@ -17,6 +17,7 @@ import msgspec
 
 from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, device_name, position
 from draco.agent.publish import slices
+from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.health import judgement
 from draco.mig.board import ENGINE_CAPACITIES, Board, Placement, Profile
 from draco.mig.geometry import Geometry, State, geometry
@@ -29,14 +30,8 @@ from draco.resources.api.slices import (
     DeviceCapacity,
     DeviceCounterConsumption,
 )
-from draco.resources.api.taints import BLOCKING_EFFECTS, TAINTS_PER_DEVICE, DeviceTaint, TaintIdentity
-from draco.resources.names import (
-    TAINT_FOREIGN_INSTANCE,
-    TAINT_UNSETTLED,
-    UNSETTLED_FABRIC,
-    GpuUuid,
-    read_partition_name,
-)
+from draco.resources.api.taints import DeviceTaint
+from draco.resources.names import TAINT_FOREIGN_INSTANCE, TAINT_UNSETTLED, GpuUuid
 from draco.resources.quantity import Format, Quantity
 
 _UNSETTLED = frozenset({MigState.DIRTY, MigState.NEEDS_RESET})
@@ -271,50 +266,6 @@ class _Maker:
         if state in _UNSETTLED:
             taints.append(DeviceTaint(key=TAINT_UNSETTLED, value=state.value, effect="NoSchedule"))
         return as_many_as_fit(taints)
-
-
-def joining_taints(located: LocatedGpu) -> list[DeviceTaint]:
-    """The taint of a whole GPU that is still being registered with its NVLink fabric; its partitions do not need that."""
-    return (
-        [DeviceTaint(key=TAINT_UNSETTLED, value=UNSETTLED_FABRIC, effect="NoSchedule")] if located.gpu.joining else []
-    )
-
-
-def as_many_as_fit(taints: Sequence[DeviceTaint]) -> list[DeviceTaint]:
-    """The taints that find room: what keeps claims away before what is only said, else those that come first."""
-    return sorted(taints, key=lambda one: one.effect not in BLOCKING_EFFECTS)[:TAINTS_PER_DEVICE]
-
-
-def isolation_taints(
-    isolated: Iterable[IsolatedGpu], board: Board | None = None, placement: Placement | None = None
-) -> list[DeviceTaint]:
-    """The taints of a GPU that is under maintenance, or of the partition at `placement`, as far as that is concerned.
-
-    Under maintenance as a part of the GPU are that part and all that cannot be had together with it. A part that the board does
-    not know stands for the whole.
-    """
-    found: dict[TaintIdentity, DeviceTaint] = {}
-    for each in isolated:
-        part = read_partition_name(each.device)
-        profile = board.by_id(part.profile_id) if board is not None and part is not None else None
-        if board is None or part is None or profile is None or placement is None:
-            concerned = True
-        else:
-            concerned = _compete(board, Placement(profile, part.start), placement)
-        if concerned:
-            found.setdefault(each.taint.identity, each.taint)
-    return list(found.values())
-
-
-def _compete(board: Board, one: Placement, other: Placement) -> bool:
-    """Whether the GPU's counters cannot pay for both."""
-    fields = (*ENGINE_CAPACITIES.values(), "memory_mib")
-    return bool(one.mask & other.mask) or any(
-        getattr(one.profile, field) + getattr(other.profile, field)
-        > max(getattr(profile, field) for profile in board.profiles)
-        for field in fields
-        if getattr(one.profile, field) and getattr(other.profile, field)
-    )
 
 
 def _amounts(profile: Profile) -> dict[str, str]:

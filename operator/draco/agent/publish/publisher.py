@@ -1,7 +1,7 @@
 """Writes the node's ResourceSlices to the API server and keeps them as they should be.
 
 Owns the writes to ResourceSlices. Level-triggered: a change of the hardware, of a slice, by whomever, or of the Node is only a
-wake-up. Kubelet deletes a node's slices when it starts and when the driver was away: they come back by themselves.
+wake-up. Kubelet deletes a node's slices when it starts and when the driver was away: they come back on their own.
 """
 
 import asyncio

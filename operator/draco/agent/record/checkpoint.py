@@ -24,7 +24,7 @@ from draco.agent.errors import AgentError
 from draco.agent.files import Files
 from draco.agent.hardware.gpus import Gpu, KnownGpu, PlacementKey
 from draco.agent.record import journal
-from draco.agent.record.entries import InstanceState, OwnedInstance, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.record.contents import InstanceState, OwnedInstance, PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.record.journal import Journal, Position
 from draco.resources.names import ClaimUid, GpuUuid
 

@@ -11,7 +11,7 @@ from draco.agent.hardware.gpus import Gpu, GpuMigView, HeldInstance, device_name
 from draco.agent.publish.partitions import partition_name
 from draco.mig.board import Board, Placement, Profile
 from draco.resources.api import draco as api
-from draco.resources.api.draco import BoardTable, InstanceUse, MigInstance, MigProfile
+from draco.resources.api.draco import BoardTable, InstanceStatus, InstanceUse, MigProfile
 from draco.resources.names import GpuUuid
 
 
@@ -57,11 +57,11 @@ def mig(gpu: Gpu, divisions: Mapping[GpuUuid, GpuMigView], names: Mapping[Board,
     )
 
 
-def _instance(one: HeldInstance, gpu: Gpu, board: Board | None) -> MigInstance:
+def _instance(one: HeldInstance, gpu: Gpu, board: Board | None) -> InstanceStatus:
     instance = one.instance
     profile = board.by_id(instance.profile_id) if board else None
     published = profile is not None and one.use is not InstanceUse.FOREIGN
-    return MigInstance(
+    return InstanceStatus(
         profile=profile.name if profile else f"profile {instance.profile_id}",
         start=instance.start,
         size=instance.size,

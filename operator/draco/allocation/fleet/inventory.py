@@ -90,7 +90,7 @@ class Inventory:
 
     @property
     def slice_states(self) -> bytes:
-        """By row: the Standing of the device in its pool. Brought up to date when asked for."""
+        """By row: the IsolationState of the device in its pool. Brought up to date when asked for."""
         for key in self._outdated:
             pool = self._pools.get(key)
             for entry, state in pool.slice_states() if pool is not None else ():

@@ -78,7 +78,7 @@ DeviceViewer = Callable[[str, Device], Any]
 """What a selector sees of a driver's device."""
 
 
-_Said: TypeAlias = bool | EvaluationError
+_Outcome: TypeAlias = bool | EvaluationError
 
 
 class Case(NamedTuple):
@@ -98,7 +98,7 @@ class Scan:
     """
 
     def __init__(
-        self, outcomes: bytes, combined: Combined, said: Sequence[_Said | None], alone: Mapping[int, _Said]
+        self, outcomes: bytes, combined: Combined, said: Sequence[_Outcome | None], alone: Mapping[int, _Outcome]
     ) -> None:
         self.outcomes: Final = outcomes
         self._combined = combined
@@ -135,7 +135,7 @@ class _Entry:
         self.read = read
         self.codes = None if read is None else tuple(column.codes for _, column in read)
         self._compared = {ColumnPath(*path): strings for path, strings in selector.compared.items()}
-        self.outcomes: dict[tuple[int, ...], _Said] = {}
+        self.outcomes: dict[tuple[int, ...], _Outcome] = {}
         self.scan: tuple[int, Scan] | None = None
 
     def numbered(self, path: ColumnPath, column: Column) -> "Combined | array[int]":
@@ -199,7 +199,7 @@ class Selectors:
             patched[row] = _outcome(each)
         return Scan(bytes(patched), combined, said, said_alone)
 
-    def _say(self, entry: _Entry, row: int) -> _Said:
+    def _say(self, entry: _Entry, row: int) -> _Outcome:
         device = self._columns.devices[row]
         if device is None:
             raise LookupError(f"row {row} has no device")
@@ -213,7 +213,7 @@ class Selectors:
             raise entry.with_traceback(None)
         return entry
 
-    def _said(self, entry: _Entry, driver: str, device: Device, row: int) -> _Said:
+    def _said(self, entry: _Entry, driver: str, device: Device, row: int) -> _Outcome:
         if entry.codes is None or entry.read is None or row in self._columns.irregular:
             return self._evaluate(entry.selector, driver, device)
         seen = tuple([codes[row] for codes in entry.codes])
@@ -232,7 +232,7 @@ class Selectors:
                 entry.outcomes.clear()
         self._remembered = 0
 
-    def _evaluate(self, selector: CompiledSelector, driver: str, device: Device) -> _Said:
+    def _evaluate(self, selector: CompiledSelector, driver: str, device: Device) -> _Outcome:
         try:
             return selector.matches(self._view(driver, device))
         except EvaluationError as error:
@@ -270,11 +270,11 @@ class Selectors:
         return read
 
 
-def _outcome(said: _Said) -> int:
+def _outcome(said: _Outcome) -> int:
     return FAILS if isinstance(said, EvaluationError) else int(said)
 
 
-def _case(said: _Said, row: int, count: int) -> Case:
+def _case(said: _Outcome, row: int, count: int) -> Case:
     return Case(_outcome(said), said if isinstance(said, EvaluationError) else None, row, count)
 
 

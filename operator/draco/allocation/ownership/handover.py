@@ -68,7 +68,7 @@ class Handovers:
     """Remembers since when each step was seen to be done. What is forgotten with the process costs a pause, and no more."""
 
     def __init__(self, settle_s: float) -> None:
-        """`settle_s`: after so long every API server and scheduler acts by what was written."""
+        """`settle_s`: how long API servers and schedulers may take to observe a handover."""
         self._settle_s = settle_s
         self._tainted: dict[GpuPlace, float] = {}
         self._registered: dict[GpuPlace, float] = {}

@@ -74,7 +74,7 @@ def is_leaked(
 ) -> bool:
     """Whether its devices are kept for nobody. `pods` are those that use it, and those of the PodGroups that keep it.
 
-    Where a PodGroup is gone or going, kube-controller-manager takes the claim back by itself.
+    Where a PodGroup is gone or going, kube-controller-manager takes the claim back automatically.
     """
     found = keepers(claim)
     return (

@@ -18,7 +18,7 @@ from draco.explanation.model import Cause, Explanation
 from draco.explanation.preempting import PreemptionFacts, preemption_text
 from draco.maintenance.draining.disruption import covering
 from draco.mig_policy.matching import preempting_policies
-from draco.placing.preempting.reserved import reserved_at
+from draco.placing.preempting.reservation_priority import reserved_at
 from draco.placing.preempting.victims import IMMUNE, Evictable, VictimInput, evictable
 from draco.reservations.claims import reservation_key
 from draco.resources.api.claims import ResourceClaim

@@ -19,7 +19,7 @@ from draco.limits.rules import LimitCheck, rule_of
 from draco.limits.wording import refusal_text
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.place import place
-from draco.placing.search.as_if import PlacedFleet
+from draco.placing.search.what_if import PlacedFleet
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice

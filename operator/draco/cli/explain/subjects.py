@@ -10,7 +10,7 @@ import msgspec
 
 from draco.allocation.ownership.leaks import ended_users
 from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
-from draco.explanation.findings.standing import obstacles
+from draco.explanation.findings.held_allocations import obstacles
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey

@@ -155,7 +155,7 @@ def _show_one(view: GpuHealthView) -> None:
                 str(each.count),
                 _since(each.first_seen),
                 _since(each.last_seen),
-                "by repair" if each.latched else "by itself",
+                "by repair" if each.latched else "automatically",
                 str(each.clean_probes),
                 each.effect,
                 each.policy or "-",

@@ -16,7 +16,7 @@ from draco.kube.connect.kubeconfig import connect
 from draco.kube.connect.retry import retry
 from draco.kube.discovery import Features, discover
 from draco.kube.errors import ApiError, Forbidden, NotFound, Unreachable
-from draco.maintenance.selecting.impact import is_for_members
+from draco.maintenance.taint_impact import is_for_members
 from draco.overview.installation import OPERATORS, leading
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget

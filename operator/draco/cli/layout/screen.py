@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from draco.overview.layout_schema import Division, FitView, GpuView, LayoutView, NodeLayoutView, PartView, Use
+from draco.overview.layout_schema import Division, FitView, GpuView, InstanceView, LayoutView, NodeLayoutView, Use
 from draco.resources.api.draco import MigMode, MigState
 
 STYLES = {
@@ -152,9 +152,9 @@ def by_whom(gpu: GpuView) -> str:
     return f"{gpu.mode} by {gpu.policy}" if gpu.policy else "no policy"
 
 
-def _alike(parts: Sequence[PartView]) -> list[list[tuple[str, PartView]]]:
+def _alike(parts: Sequence[InstanceView]) -> list[list[tuple[str, InstanceView]]]:
     """Neighbours of which the same is to be said, each with its letter."""
-    groups: list[list[tuple[str, PartView]]] = []
+    groups: list[list[tuple[str, InstanceView]]] = []
     for index, part in enumerate(parts):
         last = groups[-1][-1][1] if groups else None
         if last is None or (last.profile, part_use(last)) != (part.profile, part_use(part)):
@@ -163,7 +163,7 @@ def _alike(parts: Sequence[PartView]) -> list[list[tuple[str, PartView]]]:
     return groups
 
 
-def _row(group: Sequence[tuple[str, PartView]]) -> tuple[str, str, str, str]:
+def _row(group: Sequence[tuple[str, InstanceView]]) -> tuple[str, str, str, str]:
     letters = group[0][0] if len(group) == 1 else f"{group[0][0]}-{group[-1][0]}"
     first = group[0][1]
     return letters, first.profile, ", ".join(str(part.start) for _, part in group), part_use(first)
@@ -173,7 +173,7 @@ def _letter(index: int) -> str:
     return _LETTERS[index % len(_LETTERS)]
 
 
-def part_use(part: PartView) -> str:
+def part_use(part: InstanceView) -> str:
     """Who has a part, or what it is there for."""
     claims = _claims(part.claims) if part.claims else ""
     holder = f"in use by {part.holder}" if part.holder else ""
@@ -229,7 +229,7 @@ def _free(units: int, unit: int) -> str:
     return ".".center(unit) * max(units, 0)
 
 
-def _block(letter: str, part: PartView, width: int) -> str:
+def _block(letter: str, part: InstanceView, width: int) -> str:
     if width < 3:
         return letter * max(width, 0)
     name = f"{letter} {part.profile}"

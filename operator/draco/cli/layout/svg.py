@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
 from draco.cli.layout.screen import by_whom, fits_line, one_line, part_use, whole_line
-from draco.overview.layout_schema import Division, GpuView, LayoutView, PartView, Use
+from draco.overview.layout_schema import Division, GpuView, InstanceView, LayoutView, Use
 
 COLOURS = {
     Use.CLAIM: "#56b4e9",
@@ -84,7 +84,7 @@ def _gpu(gpu: GpuView, y: int) -> Iterator[str]:
         yield _fitted((LEFT, y + HEIGHT + 14), "; ".join(notes), WIDTH - LEFT, "w" if gpu.message else "s")
 
 
-def _part(part: PartView, y: int, unit: float) -> Iterator[str]:
+def _part(part: InstanceView, y: int, unit: float) -> Iterator[str]:
     x, width = LEFT + part.start * unit, part.size * unit
     said = f"{part.profile} at {part.start}: {part_use(part) or 'claim'}"
     yield _rect(x, y, width, COLOURS[part.use], said)

@@ -165,7 +165,7 @@ def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[ReportedFinding]
 def _rounds(parts: Sequence[_Part], kubernetes: int) -> Iterator[ReportedFinding]:
     """Check, correct and check again, until there is nothing left to correct.
 
-    Told is what was corrected, and what is left in the end: what vanished by itself was only a consequence of something else.
+    Told is what was corrected, and what is left in the end: what vanished on its own was only a consequence of something else.
     """
     findings: dict[ReportedFinding, None] = {}
     for _ in range(_ROUNDS):

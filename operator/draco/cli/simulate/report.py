@@ -34,7 +34,7 @@ def document(run: TrialRun, notes: Sequence[str]) -> dict[str, Any]:
 
 
 def _each(run: TrialRun) -> dict[str, int]:
-    """How many copies fit of each pod, or of each claim that is tried by itself."""
+    """How many copies fit of each pod, or of each claim that is tried alone."""
     counts = dict.fromkeys((attempt.name for attempt in run.attempts), 0)
     for attempt in run.attempts:
         counts[attempt.name] += attempt.fits

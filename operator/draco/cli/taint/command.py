@@ -20,7 +20,7 @@ from draco.cli.tables import print_table, table
 from draco.cli.taint import targets
 from draco.kube.connect.client import Client
 from draco.kube.errors import NotFound
-from draco.maintenance.selecting.impact import TaintImpact, sentences, spares_extended_resources
+from draco.maintenance.taint_impact import TaintImpact, sentences, spares_extended_resources
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.status_schema import RuleView
 from draco.overview.taint_rules import TaintedCluster, rule_views, view_of

@@ -118,7 +118,7 @@ class Withdrawal:
             await self._clock.sleep(_AGAIN_S if refused else _SETTLES_S)
 
     async def _write(self, reversal: Reversal) -> str:
-        """Make one write; returns why it was not made, "" if it was or the object is gone. Raises what may pass by itself."""
+        """Make one write; returns why it was not made, "" if it was or the object is gone. Raises what may pass on its own."""
         kind, meta = reversal.kind, reversal.meta
         try:
             if reversal.manager:

@@ -56,7 +56,7 @@ def command(
 
     Ends operator and agents, and then takes back what they wrote outside of Draco's own kinds: ResourceSlices, taint rules,
     conditions and annotations of nodes, states of devices in claims, scheduling gates, leases. What pods use, and what people
-    made, stays and is named. `helm uninstall` does this by itself. It can be repeated at any time.
+    made, stays and is named. `helm uninstall` does this automatically. It can be repeated at any time.
     """
 
     async def work() -> None:
@@ -74,7 +74,7 @@ def command(
             try:
                 async with asyncio.timeout(
                     timeout_s + _ANSWERS_S
-                ):  # it ends by itself, unless the server does not answer
+                ):  # it ends on its own, unless the server does not answer
                     await (_say(withdrawal) if dry_run else _do(withdrawal, force=force))
             except TimeoutError:
                 raise WithdrawError(

@@ -1,16 +1,18 @@
 """Allocates the claims that are Draco's: as soon as they exist, or when their pods do.
 
-Owns how long one tenant may keep the others waiting, and what is kept free for a group that has waited too long. What waits, and
-in which order, is `waiting`'s; whose turn it is, `turns`'; who has waited too long, `overdue`'s. Where claims go is asked of the
-workers, since what tenants write is evaluated there; how it is written is `writes`'s. There is one key: a decision follows the
-other, so that each knows those before.
+There is one key, so one round follows the other, and each knows those before. A round is: follow up on what earlier ones wrote;
+read what waits (`queue`); order it, which gives a batch of one tenant (`asking.schedule`); ask the workers where it goes, since
+what tenants write is evaluated there; plan, which is pure (`rounds`); apply, which writes (`writing`) and remembers. Then room is
+made for the first group that found no place, where others may leave for it (`preempting`).
+
+Owns these steps, how long one tenant may keep the others waiting, and what is kept free for a group that has waited too long.
 
 A group gets all that it needs or nothing. What a part of it has, because the operator died in between or a pod could not run
 where its claim was, is given back if the rest finds no place: nobody holds devices while waiting for more.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,24 +20,36 @@ import msgspec
 import structlog
 from prometheus_client import Counter
 
-from draco.controller.allocation.asking.basis import TIMES, WAKES, Basis, DecisionSources
+from draco.controller.allocation.asking.basis import Basis
 from draco.controller.allocation.asking.foresight import Foresight
+from draco.controller.allocation.asking.schedule import AskingSchedule
 from draco.controller.allocation.asking.second_looks import SecondLooks
-from draco.controller.allocation.asking.turns import Turns
+from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.ownership.handover import HandoverReconciler
 from draco.controller.allocation.preempting.preemption import Preemptions
-from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.allocation.queue.group_notes import GroupNotes
 from draco.controller.allocation.queue.overdue import OverdueGroups
 from draco.controller.allocation.queue.refusals import NodeRefusals
-from draco.controller.allocation.queue.waiting import WaitingGroup, WaitingGroups
+from draco.controller.allocation.queue.waiting import WaitingGroups
 from draco.controller.allocation.reclaiming.returns import AllocationReturns
-from draco.controller.allocation.reclaiming.useless import UselessAllocations, cannot_start
+from draco.controller.allocation.reclaiming.useless import UselessAllocations
+from draco.controller.allocation.rounds import (
+    AllocationSnapshot,
+    AnsweredGroup,
+    Batch,
+    Kept,
+    Round,
+    RoundInput,
+    plan_round,
+)
+from draco.controller.allocation.waiting_group import WaitingGroup
+from draco.controller.allocation.wakes import TIMES, WAKES, DecisionSources
 from draco.controller.allocation.writing.writes import AllocationWrites
-from draco.controller.limits.guard import LimitGuard
-from draco.controller.mig.handover import HandoverReconciler
+from draco.controller.limits.enforcement import LimitGuard, LimitRound
 from draco.controller.reservations.held_back import HeldBackClaims
 from draco.controller.reservations.takeovers import due, kept_claims
 from draco.controller.view import ClusterView
+from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import (
     Failed,
@@ -46,7 +60,6 @@ from draco.controller.workers.messages import (
     claims_of,
     refusal,
 )
-from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
@@ -66,14 +79,6 @@ _PATIENCE_ALONE_S = 3.0
 """So long an answer is waited for: all other claims wait with it."""
 _NOT_GIVEN_OUT = "draco-not-given-out"
 _KEPT = "draco-kept"
-
-
-class _Kept(msgspec.Struct, frozen=True):
-    """What is kept free, and for which group: what it lacks, or what was given to these claims of it."""
-
-    uid: str = ""
-    devices: frozenset[DeviceKey] = frozenset()
-    claims: frozenset[ObjectKey] = frozenset()
 
 
 class ClaimAllocations:
@@ -110,8 +115,14 @@ class ClaimAllocations:
             view, self.gangs, in_flight=self._is_in_flight, refused=self.writes.is_refused
         )
         self._held_back = HeldBackClaims(view, clock=clock)
-        self._turns = Turns(view, workers, self.preemptions, self._refusals, clock=clock)
-        self._kept = _Kept()
+        self._schedule = AskingSchedule(
+            view,
+            workers,
+            preempts_in_s=self.preemptions.due_s,
+            refused_until_s=self._refusals.until_s,
+            clock=clock,
+        )
+        self._kept = Kept()
         self._foresight = Foresight(workers, clock=clock)
         self._notes = GroupNotes(events, clock=clock, tell_after_s=tell_after_s)
         self._second_looks = SecondLooks(view, clock=clock, count=count_late)
@@ -148,40 +159,91 @@ class ClaimAllocations:
     async def _look(self) -> float:
         """Returns in how many seconds there is a reason to look again; infinite as long as nothing changes."""
         self._looked_s = self._clock.monotonic()
+        await self._follow_up()
+        snapshot = await self._read()
+        again_s = self._notes.tell_unready(snapshot.waiting)
+        if self._handover.owned:
+            again_s = min(again_s, snapshot.again_s, await self._decide(snapshot))
+        return min(again_s, *(in_s(self._sources, self._looked_s) for in_s in TIMES.values()))
+
+    async def _follow_up(self) -> None:
+        """Do what follows from claims alone: write again what was not answered, give back, hand over from reservations."""
         self.writes.settle()
         self._returns.settle()
         await self._at_once(self.writes.again(key) for key in self.writes.unanswered())
         await self._at_once([self._returns.give_back(claim, why) for claim, why in self._useless.found()])
         taken = [each for each in due(self._view, self._may_be_given) if not self._is_written(each[0].metadata.key)]
         await self._at_once([self.writes.write(claim, result) for claim, result in taken])
+
+    async def _read(self) -> AllocationSnapshot:
+        """What waits now, with terms of gangs that only the API server knows."""
         waiting = self._waiting_now()
         if await self.gangs.read():
             waiting = self._waiting_now()
-        unread = self.gangs.unread
         self._overdue.look(waiting)
         self._forget_others({each.uid for each in waiting})
+        unread = self.gangs.unread
         groups = {each.uid: each for each in waiting if not each.unready and each.uid not in unread}
-        pause_s = self._notes.tell_unready(waiting)
-        if self._handover.owned:
-            head, overdue_s = self._head(groups)
-            pause_s = min(pause_s, overdue_s, await self._decide(groups, self._basis(head)))
-        return min(pause_s, *(in_s(self._sources, self._looked_s) for in_s in TIMES.values()))
+        head, overdue_s = self._head(groups)
+        return AllocationSnapshot(waiting, groups, self._basis(head), overdue_s)
 
-    async def _decide(self, groups: dict[str, WaitingGroup], basis: Basis) -> float:
-        """Have groups get their devices. Returns in how many seconds to ask again, as far as nothing changes."""
-        if not groups:
+    async def _decide(self, snapshot: AllocationSnapshot) -> float:
+        """One round. Returns in how many seconds the next is due, as far as nothing changes."""
+        basis = snapshot.basis
+        if not snapshot.groups:
             return await self._look_ahead(basis)
-        waits = self._turns.waits_s(groups, basis, lambda: self._second_looks.is_anything_free(self._handover.owned))
-        now = {uid: each for uid, each in groups.items() if waits[uid] == 0.0}
-        self._second_looks.due((uid for uid, each in now.items() if not self._turns.is_answered(each, basis)), basis)
-        batch = self._batch(now)
-        if not batch:
-            return min(waits.values())
-        batch = await self._not_limited(batch, basis)
-        placements = await self._ask_protecting(batch, basis) if batch else None
-        if placements is not None:
-            await self._take_up(batch, placements, basis)
+        batch, again_s = self._order(snapshot)
+        if batch is None:
+            return again_s
+        answered = await self._answers(batch.groups, basis)
+        limits = self._guard.begin(self.writes.claims)
+        planned = plan_round(batch.limited, answered, self._round_input(basis.head, limits))
+        limits.tell()
+        await self._apply(planned, basis)
+        await self._make_room(planned.make_room)
         return 0.0
+
+    def _order(self, snapshot: AllocationSnapshot) -> tuple[Batch | None, float]:
+        """Whose turn it is; None if it is nobody's, and then in how many seconds it will be."""
+        groups, basis = snapshot.groups, snapshot.basis
+        waits = self._schedule.waits_s(groups, basis, lambda: self._second_looks.is_anything_free(self._handover.owned))
+        now = {uid: each for uid, each in groups.items() if waits[uid] == 0.0}
+        self._second_looks.due((uid for uid, each in now.items() if not self._schedule.is_answered(each, basis)), basis)
+        batch = self._first_of(now)
+        if not batch:
+            return None, min(waits.values())
+        limits = self._guard.begin(self.writes.claims)
+        whys = {uid: why for uid, each in batch.items() if (why := limits.foreseen(each.group))}
+        limits.tell()
+        self._overdue.permitted(batch.keys() - whys.keys())
+        limited = [AnsweredGroup(batch[uid], GroupPlacement([], why, is_hopeless=True)) for uid, why in whys.items()]
+        return Batch({uid: each for uid, each in batch.items() if uid not in whys}, limited), 0.0
+
+    def _round_input(self, head: str, limits: LimitRound) -> RoundInput:
+        return RoundInput(
+            head=head,
+            kept=self._kept,
+            limits=limits,
+            may_get=self._may_get,
+            is_alone=self._schedule.is_alone,
+            may_preempt=self.preemptions.may_plan,
+        )
+
+    def _may_get(self, waiting: WaitingGroup, devices: frozenset[DeviceKey]) -> bool:
+        """Whether nothing was handed back, deleted or refused meanwhile."""
+        return self._handover.gives_out(devices) and all(map(self.writes.may_write, waiting.group.claims))
+
+    async def _apply(self, planned: Round, basis: Basis) -> None:
+        """Remember what the round found out, say it, and write it."""
+        self._kept = planned.kept
+        self._overdue.limited(planned.limited)
+        for each in planned.without_place:
+            self._remember_no_place(each, basis)
+        for each in planned.allocate:
+            if (before := self._schedule.found_place(each.waiting, basis)) is not None:
+                self._second_looks.found(each.waiting.called, each.devices, before, basis)
+        writes = [self.writes.write(*pair) for each in planned.allocate for pair in each.allocations]
+        await self._at_once(writes + [self._returns.give_back(claim, why) for claim, why in planned.give_back])
 
     def _waiting_now(self) -> list[WaitingGroup]:
         """All groups as they are now, without what is held by now: claims may have come since."""
@@ -209,7 +271,7 @@ class ClaimAllocations:
 
     def _forget_others(self, uids: set[str]) -> None:
         """Forget what is remembered of groups that do not wait any more."""
-        self._turns.forget_others(uids)
+        self._schedule.forget_others(uids)
         self._notes.forget_others(uids)
         # One that could not be written, as it is another by now, waits as before: what was made free for it stays its own.
         self.preemptions.forget_others(uids | self.preemptions.of_claims(self.writes.is_outdated))
@@ -221,9 +283,9 @@ class ClaimAllocations:
         """
         if any(map(self.writes.is_outdated, self._kept.claims)):
             return self._kept.uid, float("inf")  # it waits as before, and is asked about again in a moment
-        head, overdue_s = self._overdue.head(groups, self._turns.may_find_place)
+        head, overdue_s = self._overdue.head(groups, self._schedule.may_find_place)
         if self._kept.uid != head:
-            self._kept = _Kept()
+            self._kept = Kept()
         return head, overdue_s
 
     def _basis(self, head: str) -> Basis:
@@ -241,12 +303,12 @@ class ClaimAllocations:
             head=head,
         )
 
-    def _batch(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:
+    def _first_of(self, due: dict[str, WaitingGroup]) -> dict[str, WaitingGroup]:
         """The oldest group with those of its namespace that come next: a batch is on one tenant's budget."""
         if not due:
             return {}
         oldest, first = next(iter(due.items()))
-        if self._turns.is_alone(oldest):
+        if self._schedule.is_alone(oldest):
             return {oldest: first}
         kept = self.preemptions.kept_from(first)
         batch: dict[str, WaitingGroup] = {}
@@ -254,7 +316,7 @@ class ClaimAllocations:
         for uid, each in due.items():
             own = {claim.metadata.key for claim in each.group.claims}
             # Groups whose pods name one claim are asked about one after the other: where the first gets it decides for the next.
-            if each.namespace != first.namespace or self._turns.is_alone(uid) or claims & own:
+            if each.namespace != first.namespace or self._schedule.is_alone(uid) or claims & own:
                 continue
             if self.preemptions.kept_from(each) == kept:
                 batch[uid] = each
@@ -263,15 +325,23 @@ class ClaimAllocations:
                 break
         return batch
 
-    async def _ask_protecting(self, batch: dict[str, WaitingGroup], basis: Basis) -> list[GroupPlacement] | None:
-        """As `_ask`. Meanwhile the claims get their finalizer, which is half of what is written of an allocation."""
+    async def _answers(self, batch: Mapping[str, WaitingGroup], basis: Basis) -> list[AnsweredGroup]:
+        """What the workers say of each group; nothing where there was no answer.
+
+        Meanwhile the claims get their finalizer, which is half of what is written of an allocation.
+        """
+        if not batch:
+            return []
         protecting = [self.writes.protect(claim) for each in batch.values() for claim in each.group.claims]
         async with asyncio.TaskGroup() as tasks:
             _start(tasks, protecting)  # first, as a write takes longer than an answer
             asked = tasks.create_task(self._ask(batch, basis))
-        return asked.result()
+        placements = asked.result()
+        return (
+            [] if placements is None else list(map(AnsweredGroup._make, zip(batch.values(), placements, strict=True)))
+        )
 
-    async def _ask(self, batch: dict[str, WaitingGroup], basis: Basis) -> list[GroupPlacement] | None:
+    async def _ask(self, batch: Mapping[str, WaitingGroup], basis: Basis) -> list[GroupPlacement] | None:
         """A placement for each; None if together they cost too much: then each is asked about alone."""
         groups = [msgspec.structs.replace(each.group, is_overdue=uid == basis.head) for uid, each in batch.items()]
         question = PlaceClaims(groups, self._held_from(batch), self._spread())
@@ -283,7 +353,7 @@ class ClaimAllocations:
         match answered.answer if answered else None:
             case PlacementAnswer(placements=placements):
                 if answered is not None:
-                    self._turns.answered(batch, answered.cpu_s)
+                    self._schedule.answered(batch, answered.cpu_s)
                     if any(each.results for each in placements):
                         self._foresight.expect(question, answered.cpu_s)
                 return placements
@@ -291,7 +361,7 @@ class ClaimAllocations:
                 why = refusal(cause, claims_of(question), self._workers.long_cpu_s)
             case _:
                 why = f"No answer was found within {within_s:g} s."
-        self._turns.unanswered(batch, alone=alone)
+        self._schedule.unanswered(batch, alone=alone)
         return [GroupPlacement([], why)] if alone else None
 
     async def _look_ahead(self, basis: Basis) -> float:
@@ -300,7 +370,7 @@ class ClaimAllocations:
             return float("inf")  # the watch wakes us when they are delivered
         return await self._foresight.look(self._held_from({}), self._spread(), basis)
 
-    def _held_from(self, batch: dict[str, WaitingGroup]) -> list[ResourceClaim]:
+    def _held_from(self, batch: Mapping[str, WaitingGroup]) -> list[ResourceClaim]:
         """Claims as they count, whatever the cluster says: what is on its way, and what is not for groups such as these."""
         first = next(iter(batch.values()), None)
         nominated = self.preemptions.claims(self.preemptions.kept_from(first)) if first else []
@@ -315,64 +385,7 @@ class ClaimAllocations:
         named = {_NOT_GIVEN_OUT: self._handover.not_owned(), _KEPT: kept}
         return [withheld(name, devices) for name, devices in named.items() if devices]
 
-    async def _not_limited(self, batch: dict[str, WaitingGroup], basis: Basis) -> dict[str, WaitingGroup]:
-        """Without the groups that a limit forbids to take anything, whichever devices those are. They hold nothing meanwhile."""
-        limits = self._guard.begin(self.writes.claims)
-        whys = {uid: limits.foreseen(each.group) for uid, each in batch.items()}
-        for uid, why in whys.items():
-            if why:
-                self._remember_no_place(batch[uid], GroupPlacement([], why, is_hopeless=True), basis)
-        self._overdue.limited(uid for uid, why in whys.items() if why)
-        self._overdue.permitted(uid for uid, why in whys.items() if not why)
-        refused = [batch[uid] for uid, why in whys.items() if why]
-        await self._at_once(
-            [self._returns.give_back(claim, cannot_start(each.group.name)) for each in refused for claim in each.loose]
-        )
-        return {uid: each for uid, each in batch.items() if not whys[uid]}
-
-    async def _take_up(self, batch: dict[str, WaitingGroup], placements: list[GroupPlacement], basis: Basis) -> None:
-        writes: list[Coroutine[Any, Any, None]] = []
-        without: list[WaitingGroup] = []
-        limits, is_vain = self._guard.begin(self.writes.claims), False
-        for (uid, waiting), found in zip(batch.items(), placements, strict=True):
-            if is_vain and not found.results:
-                continue  # what a place before it was to take may be just what it lacked: it is asked about again without that
-            if any(waiting.priority is None or waiting.priority <= (each.priority or 0) for each in without):
-                is_vain = True
-                continue  # asked about again once it is known what is kept for the other
-            devices = frozenset(
-                one.key for results in found.results for each in results for one in each.devices.results
-            )
-            may_be = self._handover.gives_out(devices) and all(map(self.writes.may_write, waiting.group.claims))
-            if found.results and not may_be:
-                is_vain = True
-                continue  # handed back, deleted or refused meanwhile: this result is worth nothing
-            placement = limits.within(waiting.group, found)
-            is_vain |= placement.results != found.results
-            self._overdue.limited([uid] if found.results and not placement.results else [])
-            if placement.results and uid == basis.head:
-                claims = frozenset(each.metadata.key for each in waiting.group.claims)
-                self._kept = _Kept(uid, devices, claims)
-            elif self._kept.uid == uid or placement.kept:
-                self._kept = _Kept(uid, frozenset(placement.kept)) if placement.kept else _Kept()
-            if placement.results:
-                if (before := self._turns.found_place(waiting, basis)) is not None:
-                    self._second_looks.found(waiting.called, devices, before, basis)
-                for member, results in zip(waiting.group.members, placement.results, strict=True):
-                    if results:
-                        pairs = zip(member.claims, results, strict=True)
-                        writes += [self.writes.write(claim, result) for claim, result in pairs]
-                continue
-            self._remember_no_place(waiting, placement, basis)
-            if not self._turns.is_alone(uid):
-                why = cannot_start(waiting.group.name)
-                writes += [self._returns.give_back(each, why) for each in waiting.loose]
-                if not placement.is_hopeless and self.preemptions.may_plan(waiting):
-                    without.append(waiting)
-        await self._at_once(writes)
-        await self._preempt(without)
-
-    async def _preempt(self, without: Sequence[WaitingGroup]) -> None:
+    async def _make_room(self, without: Sequence[WaitingGroup]) -> None:
         """Make room for the first group for which that can be done."""
         for waiting in without:
             permitted = partial(self._is_within_limits, waiting.group)
@@ -380,10 +393,14 @@ class ClaimAllocations:
                 return
 
     def _is_within_limits(self, group: ClaimGroup, results: list[list[AllocationResult]]) -> bool:
-        return bool(self._guard.begin(self.writes.claims).within(group, GroupPlacement(results)).results)
+        limits = self._guard.begin(self.writes.claims)
+        is_within = bool(limits.within(group, GroupPlacement(results)).results)
+        limits.tell()
+        return is_within
 
-    def _remember_no_place(self, waiting: WaitingGroup, placement: GroupPlacement, basis: Basis) -> None:
-        if self._turns.found_none(waiting, placement, basis, self._looked_s):
+    def _remember_no_place(self, answered: AnsweredGroup, basis: Basis) -> None:
+        waiting, placement = answered
+        if self._schedule.found_none(waiting, placement, basis, self._looked_s):
             claims = [str(each.metadata.key) for each in waiting.group.claims]
             log.info("allocation.no_place", claims=claims, why=placement.why_not)
         if waiting.group.name:

@@ -7,23 +7,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from draco.controller.allocation.allocations import ClaimAllocations
+from draco.controller.allocation.ownership.handover import HandoverReconciler
+from draco.controller.allocation.ownership.leader import OwnLeadership
+from draco.controller.allocation.ownership.register import RegisterStore
 from draco.controller.allocation.preempting.evicting import PreemptionEvictions
 from draco.controller.allocation.preempting.losses import PartialLosses
 from draco.controller.allocation.reclaiming import leaks
 from draco.controller.allocation.reclaiming.leaks import LeakedClaims
 from draco.controller.allocation.writing.gates import SchedulingGates
 from draco.controller.allocation.writing.holds import ScaleDownHolds
-from draco.controller.claims.takebacks import Takebacks
+from draco.controller.deallocations import Deallocations
 from draco.controller.evictions import PodEvictions
-from draco.controller.limits.guard import LimitGuard
+from draco.controller.limits.enforcement import LimitGuard
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
-from draco.controller.mig.handover import HandoverReconciler
-from draco.controller.mig.leader import OwnLeadership
-from draco.controller.mig.register import RegisterStore
 from draco.controller.settings import OperatorSettings
 from draco.controller.view import ClusterView
-from draco.controller.workers.pool import WorkerPool
+from draco.controller.workers.contract import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
@@ -45,6 +45,7 @@ class AllocationParts:
         events: EventRecorder,
         notes: Callable[[str, str], Notes],
         evictions: PodEvictions,
+        autoscaled: bool,
         settings: OperatorSettings,
         metrics: OperatorMetrics,
         clock: Clock,
@@ -86,10 +87,10 @@ class AllocationParts:
             self._allocations.preemptions,
             evictions,
             events,
-            Takebacks(client, view, clock=clock),
+            Deallocations(client, view, clock=clock),
             count=metrics.preemptions,
         )
-        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms, clock=clock)
+        self.gates = SchedulingGates(client, view, self._allocations.gangs.terms, autoscaled=autoscaled, clock=clock)
         self._losses = PartialLosses(
             client,
             view,

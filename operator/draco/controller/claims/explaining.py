@@ -1,4 +1,4 @@
-"""Explanations of the pods that wait, kept as young as can be afforded.
+"""Explanations of the pods that wait, kept as fresh as can be afforded.
 
 Owns when an explanation is asked for again; the workers make it, in processes of their own, and share them between namespaces.
 Nothing here waits for an answer: what is known is said, and who asked is woken when something else is to be said. The bounds:
@@ -10,11 +10,10 @@ Nothing here waits for an answer: what is known is said, and who asked is woken 
 - Nothing is explained again faster than the results are written: `backlog` says how much of that is still to do.
 - Nothing is kept of a pod but its name and a digest of what it asks: it is read when its question's turn comes. `forget` leaves
   nothing of it, and its question, if nobody else asks that, leaves the workers' queue.
-- Of each namespace, `_ASKED_AT_ONCE` first questions are with the workers at a time.
+- Of each namespace, `_ASKED_AT_ONCE` first questions and as many others as stand in a row are with the workers at a time.
 """
 
 import asyncio
-import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -22,11 +21,12 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from draco.allocation.ownership.gangs import GangKey, gang_of
+from draco.allocation.ownership.gangs import gang_of
+from draco.controller.claims.pod_questions import asked_by, names_itself, question_of, scheduler_says
 from draco.controller.workers import messages
+from draco.controller.workers.contract import IN_A_ROW, Answered, ReadQuestion, WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
-from draco.controller.workers.pool import Answered, ReadQuestion, WorkerPool
 from draco.kube.clock import Clock
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
@@ -71,9 +71,11 @@ class _Division(msgspec.Struct, eq=False):
 
 
 class _Namespace(msgspec.Struct, eq=False):
-    """What was answered to pods of one namespace, the longest unexplained first, and what wakes who keeps it young."""
+    """What was answered to pods of one namespace, the longest unexplained first, and what wakes who keeps it fresh."""
 
     topics: OrderedDict[bytes, _Topic] = msgspec.field(default_factory=OrderedDict)
+    asked: set[bytes] = msgspec.field(default_factory=set)
+    """Which of them are with the workers again."""
     wake: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
 
@@ -95,14 +97,14 @@ class Explanations:
         self._divided: dict[bytes, _Division] = {}
         self._new: dict[str, OrderedDict[bytes, _Topic]] = {}  # by namespace, the oldest first
         self._asked: Counter[str] = Counter()  # first questions that are with the workers
-        self._unkept: set[str] = set()  # namespaces with answers that nobody keeps young yet
+        self._unkept: set[str] = set()  # namespaces with answers that nobody keeps fresh yet
         self._work = asyncio.Event()
         followed.listeners.add(self._on_change)
 
     def of(self, pod: Pod, claims: Sequence[ResourceClaim]) -> PodExplanation | None:
         """The explanation, if there is one for just this question; else it is asked for, and `changed` called with the answer."""
         key = pod.metadata.key
-        question = _question(pod, claims)
+        question = question_of(pod, claims)
         division = self._divided.get(question)
         own = _own(question, division, pod)
         topic = self._topics.get(own)
@@ -127,7 +129,7 @@ class Explanations:
             if not topic.pods:
                 self._drop(topic)
 
-    async def keep_young(
+    async def keep_fresh(
         self,
         waiting: Callable[[ObjectKey], PodWithClaims | None],
         changed: Callable[[Pod], None],
@@ -138,13 +140,13 @@ class Explanations:
         `waiting` gives the pod of that name with its claims, if it still waits; `changed` is called for each pod of which
         something else is to be said now.
         """
-        young = _Young(waiting, changed, backlog)
+        asker = _Asker(waiting, changed, backlog)
         async with asyncio.TaskGroup() as group:
             while True:
                 for topic in self._next_first():
-                    group.create_task(self._explain_first(topic, young))
+                    group.create_task(self._explain_first(topic, asker))
                 while self._unkept:
-                    group.create_task(self._keep_namespace(self._unkept.pop(), young))
+                    group.create_task(self._keep_namespace(self._unkept.pop(), asker, group))
                 await self._work.wait()
                 self._work.clear()
 
@@ -158,10 +160,10 @@ class Explanations:
             if not topics:
                 del self._new[namespace]
 
-    async def _explain_first(self, topic: _Topic, young: "_Young") -> None:
+    async def _explain_first(self, topic: _Topic, asker: "_Asker") -> None:
         try:
-            if await self._explain(topic, young, QueuePriority.FIRST):
-                self._tell(topic, young)
+            if await self._explain(topic, asker, QueuePriority.FIRST):
+                self._tell(topic, asker)
         except Exception:
             # One question's fault must not stop the others.
             log.exception("explaining.failed", pod=str(next(iter(topic.pods), "")))
@@ -172,61 +174,70 @@ class Explanations:
                 del self._asked[topic.namespace]
             self._work.set()
 
-    async def _keep_namespace(self, namespace: str, young: "_Young") -> None:
-        """Explain again, one after the other, what pods of the namespace ask, until none of them asks anything."""
+    async def _keep_namespace(self, namespace: str, asker: "_Asker", group: asyncio.TaskGroup) -> None:
+        """Explain again, a few at a time, what pods of the namespace ask, until none of them asks anything."""
         answered = self._answered[namespace]
-        while answered.topics:
+        while answered.topics or answered.asked:
             answered.wake.clear()
-            oldest = next(iter(answered.topics.values()))
-            early_s = oldest.at_s + _AT_MOST_EVERY_S - self._clock.monotonic()
-            if oldest.version >= self._followed.version:
+            oldest = self._oldest(answered)
+            if oldest is None:
                 await answered.wake.wait()
                 if answered.topics:
                     await self._clock.sleep(_COLLECT_S)
-            elif young.backlog() > _LONGEST_BACKLOG:
+            elif len(answered.asked) >= IN_A_ROW:
+                await answered.wake.wait()
+            elif asker.backlog() > _LONGEST_BACKLOG:
                 await self._clock.sleep(_BACKLOG_PAUSE_S)
-            elif early_s > 0:
+            elif (early_s := oldest.at_s + _AT_MOST_EVERY_S - self._clock.monotonic()) > 0:
                 await self._clock.sleep(early_s)
             else:
-                await self._explain_again(oldest, young)
+                answered.asked.add(oldest.key)
+                group.create_task(self._explain_again(oldest, asker, answered))
         del self._answered[namespace]
 
-    async def _explain_again(self, topic: _Topic, young: "_Young") -> None:
+    def _oldest(self, answered: _Namespace) -> _Topic | None:
+        """The longest unexplained of those that something has changed for and that are not asked already."""
+        version = self._followed.version
+        topics = answered.topics.values()
+        return next((each for each in topics if each.version < version and each.key not in answered.asked), None)
+
+    async def _explain_again(self, topic: _Topic, asker: "_Asker", answered: _Namespace) -> None:
         before = topic.explanation
         try:
-            is_explained = await self._explain(topic, young, QueuePriority.AGAIN)
+            if await self._explain(topic, asker, QueuePriority.AGAIN) and topic.explanation != before:
+                self._tell(topic, asker)
         except Exception:
             log.exception("explaining.failed", pod=str(next(iter(topic.pods), "")))
-            self._tell(topic, young)  # whose reconciliation asks again
+            self._tell(topic, asker)  # whose reconciliation asks again
             self._drop(topic)
-            return
-        if is_explained and topic.explanation != before:
-            self._tell(topic, young)
+        finally:
+            answered.asked.discard(topic.key)
+            answered.wake.set()
 
-    def _still_asked(self, topic: _Topic, young: "_Young") -> PodWithClaims | None:
+    def _still_asked(self, topic: _Topic, asker: "_Asker") -> PodWithClaims | None:
         """A pod that still asks this; others are let go."""
         for key in list(topic.pods):
-            if (waiting := self._asks(key, topic, young)) is not None:
+            if (waiting := self._asks(key, topic, asker)) is not None:
                 return waiting
             self.forget(key)
         return None
 
-    def _asks(self, key: ObjectKey, topic: _Topic, young: "_Young") -> PodWithClaims | None:
+    def _asks(self, key: ObjectKey, topic: _Topic, asker: "_Asker") -> PodWithClaims | None:
         """The pod of that name, if it asks this."""
-        waiting = young.waiting(key)
+        waiting = asker.waiting(key)
         if waiting is None:
             return None
-        question = _question(*waiting)
-        asks = {question, _of(question, key), _of(question, gang_of(waiting[0]))}
+        question = question_of(*waiting)
+        asks = {question, asked_by(question, key), asked_by(question, gang_of(waiting[0]))}
         return waiting if topic.key in asks else None
 
-    async def _explain(self, topic: _Topic, young: "_Young", urgency: QueuePriority) -> bool:
+    async def _explain(self, topic: _Topic, asker: "_Asker", urgency: QueuePriority) -> bool:
         """Have it answered. Whether it is, and somebody still asks it."""
         whose: ObjectKey | None = None
 
         def read() -> messages.Question | None:
             nonlocal whose
-            if (waiting := self._still_asked(topic, young)) is None:
+            if (waiting := self._still_asked(topic, asker)) is None:
                 return None
             pod, claims = waiting
             whose = pod.metadata.key
@@ -238,7 +249,7 @@ class Explanations:
                 self._drop(topic)
                 return False
             # An answer may name who it is about: if that pod has gone, it is no answer to the others.
-            if (waiting := self._asks(whose, topic, young)) is not None and whose in topic.pods:
+            if (waiting := self._asks(whose, topic, asker)) is not None and whose in topic.pods:
                 self._answer(topic, answered, waiting)
                 return True
         return False
@@ -265,21 +276,19 @@ class Explanations:
             self._unkept.add(topic.namespace)
             self._work.set()
         self._put(topic, known)
-        if topic.key != _question(pod, claims):
+        if topic.key != question_of(pod, claims):
             return
         text, gang = topic.explanation.text, gang_of(pod)
-        if _names_itself(text, pod, claims):
+        if names_itself(text, pod, claims):
             self._divide(topic, pod, is_by_pod=True)
         elif gang is not None and str(gang) in text:
             self._divide(topic, pod, is_by_pod=False)
 
     def _put(self, topic: _Topic, answered: _Namespace) -> None:
-        """In the order of versions. A first answer may be of an older one than those that were given again meanwhile."""
-        is_behind = topic.key not in answered.topics and topic.version < self._followed.version
+        """It is the latest explained, though something may have changed since it was asked about."""
         answered.topics[topic.key] = topic
-        answered.topics.move_to_end(topic.key, last=not is_behind)
-        if is_behind:
-            answered.wake.set()  # nothing else need happen any more
+        answered.topics.move_to_end(topic.key)
+        answered.wake.set()
 
     def _divide(self, topic: _Topic, pod: Pod, *, is_by_pod: bool) -> None:
         """What was answered is true of that pod only, or of its group: the others are to be asked about for themselves."""
@@ -295,11 +304,11 @@ class Explanations:
         self._drop(topic)  # its pods stay named in it, to be told: the others ask for themselves then
         self._topic_of[key] = own
 
-    def _tell(self, topic: _Topic, young: "_Young") -> None:
+    def _tell(self, topic: _Topic, asker: "_Asker") -> None:
         for key in list(topic.pods):
-            waiting = young.waiting(key)
+            waiting = asker.waiting(key)
             if waiting is not None:
-                young.changed(waiting[0])
+                asker.changed(waiting[0])
 
     def _drop(self, topic: _Topic) -> None:
         """Nobody asks it any more."""
@@ -339,56 +348,16 @@ class Explanations:
             each.wake.set()
 
 
-class _Young(NamedTuple):
-    """What `keep_young` was given."""
+class _Asker(NamedTuple):
+    """What `keep_fresh` was given."""
 
     waiting: Callable[[ObjectKey], PodWithClaims | None]
     changed: Callable[[Pod], None]
     backlog: Callable[[], int]
 
 
-def scheduler_says(pod: Pod) -> str:
-    """What kube-scheduler last said of the pod."""
-    return pod.scheduled.message if pod.scheduled else ""
-
-
-def _question(pod: Pod, claims: Sequence[ResourceClaim]) -> bytes:
-    """Stands for everything of the pod and its claims that an explanation depends on; equal for pods that ask for the same."""
-    spec = pod.spec
-    asked = (
-        [(claim.spec, claim.status, claim.metadata.deletion_timestamp) for claim in claims],
-        (
-            spec.node_name,
-            spec.node_selector,
-            spec.affinity,
-            spec.tolerations,
-            spec.scheduler_name,
-            spec.scheduling_gates,
-        ),
-        spec.resource_claims if len(claims) < len(spec.resource_claims) else (),
-        scheduler_says(pod),
-        gang_of(pod) is not None,
-        pod.metadata.namespace,
-    )
-    return _digest(msgspec.json.encode(asked))
-
-
 def _own(question: bytes, division: _Division | None, pod: Pod) -> bytes:
     """The question, or the same asked by nobody else, where the answer names who asks."""
     if division is None:
         return question
-    return _of(question, pod.metadata.key if division.is_by_pod else gang_of(pod))
-
-
-def _of(question: bytes, whose: ObjectKey | GangKey | None) -> bytes:
-    """The question, asked by that pod only, or by pods of that group."""
-    return _digest(question + str(whose).encode())
-
-
-def _digest(whole: bytes) -> bytes:
-    return hashlib.blake2b(whole, digest_size=16).digest()
-
-
-def _names_itself(text: str, pod: Pod, claims: Sequence[ResourceClaim]) -> bool:
-    """Whether an explanation names the very pod or its claims, and so would be wrong of another that asks for the same."""
-    return any(name in text for name in (pod.metadata.name, *(claim.metadata.name for claim in claims)))
+    return asked_by(question, pod.metadata.key if division.is_by_pod else gang_of(pod))

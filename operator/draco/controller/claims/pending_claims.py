@@ -18,8 +18,8 @@ from draco.allocation.extended_resources import claim_for
 from draco.allocation.pod_claims import known_claims_of, uses_devices
 from draco.controller.claims.explaining import Explanations, PodExplanation, PodWithClaims
 from draco.controller.view import ClusterView
+from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.messages import UnmetDevices
-from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import attempted
@@ -81,6 +81,7 @@ class PendingClaims:
         self._adopted = asyncio.Event()
         self._reasons: dict[ObjectKey, str] = {}
         self._unmet: dict[ObjectKey, list[UnmetDevices]] = {}
+        self._fit_since_s: dict[ObjectKey, float] = {}  # by pod
         self._known_classes: Mapping[str, DeviceClass] | None = None
 
     def subscribe(self, wake: Callable[[PendingSubject], None]) -> None:
@@ -130,7 +131,7 @@ class PendingClaims:
             for subject in _subjects(pod):
                 wake(subject)
 
-        await self._explanations.keep_young(self._still_waiting, changed, backlog)
+        await self._explanations.keep_fresh(self._still_waiting, changed, backlog)
 
     async def reconcile(self, subject: PendingSubject) -> float | None:
         """Say of the subject why it waits, or take back what was said when it no longer does."""
@@ -144,6 +145,7 @@ class PendingClaims:
         left_s = self._left_s(pod) if pod else None
         if pod is None or left_s is None:
             self._explanations.forget(subject.key)
+            self._fit_since_s.pop(subject.key, None)
             await self._notes.withdraw(subject)
             return None
         if left_s > 0:
@@ -151,6 +153,8 @@ class PendingClaims:
         explanation = self._explained(pod)
         if explanation is None:
             return None  # what was said stays until there is an answer, which wakes us
+        if (until_s := self._unlasting_s(pod, explanation)) > 0:
+            return until_s
         gate_s = self._gate_s(pod) if explanation.reason == PendingReason.GATED else 0.0
         if explanation.reason == PendingReason.ALLOCATED or gate_s:
             await self._notes.withdraw(subject)
@@ -171,6 +175,8 @@ class PendingClaims:
                 explanation = self._explained(due)
                 if explanation is None:
                     return None  # what was said stays until there is an answer, which wakes us
+                if (until_s := self._unlasting_s(due, explanation)) > 0:
+                    return until_s
                 keys = [each.metadata.key for each in self._with_claims(due)[1]]
                 self._unmet[subject.key] = [each for each in explanation.unmet if keys[each.claim] == subject.key]
         if claim is None or explanation is None or explanation.reason == PendingReason.ALLOCATED:
@@ -189,6 +195,17 @@ class PendingClaims:
             if self._refused is not None and (why := self._refused.why_not(claim)):
                 return PodExplanation(why, PendingReason.LIMIT_REACHED)
         return self._explanations.of(*self._with_claims(pod))
+
+    def _unlasting_s(self, pod: Pod, explanation: PodExplanation) -> float:
+        """How long what was said stays: that a pod lacks nothing is said only where it lasts.
+
+        Else each device that comes free would have every pod that wants it say so, and all but one take it back.
+        """
+        key, now_s = pod.metadata.key, self._clock.monotonic()
+        if explanation.reason != PendingReason.FITS:
+            self._fit_since_s.pop(key, None)
+            return 0.0
+        return self._fit_since_s.setdefault(key, now_s) + self._pending_after_s - now_s
 
     def _with_claims(self, pod: Pod) -> PodWithClaims:
         return pod, known_claims_of(pod, self._view.claims.store, self._classes)

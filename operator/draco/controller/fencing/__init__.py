@@ -1,1 +1,4 @@
-"""Fencing: what is seen of the agents' leases, and the taint rules that keep new claims off the GPUs of those that are lost."""
+"""Keeps new claims off the GPUs of agents that are lost, by taint rules, and lifts the rules when the agents are back.
+
+Rooms: `fences` (the rules), `observed_leases` (for how long each agent's lease has been silent). A pod that runs is left alone.
+"""

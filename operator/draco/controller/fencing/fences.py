@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from draco.controller.fencing.signs import AgentLeases
+from draco.controller.fencing.observed_leases import AgentLeases
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import FENCES, ClusterView

@@ -12,6 +12,7 @@ import structlog
 from prometheus_client import Counter
 
 from draco.controller.health.decisions import HealthDecisions, said_by
+from draco.controller.superseded import SupersededVersions
 from draco.controller.view import ClusterView
 from draco.health.policy import NodeHealth, RuleMatch
 from draco.health.remediation import (
@@ -73,7 +74,7 @@ class RemediationReconciler:
         self._waiting: set[str] = set()  # nodes for which something is asked
         self.on_notes = Listeners[[]]()
         """Called when what is to be said of policies has changed."""
-        self._superseded: dict[str, str] = {}  # by UID: the version that our last write replaced
+        self._superseded = SupersededVersions(view.maintenances)
         # A driver that is broken everywhere has as many requests opened as there are GPUs.
         view.maintenances.store.add_index(BY_PLACE, places_of)
 
@@ -194,21 +195,19 @@ class RemediationReconciler:
 
     async def _change(self, change: RequestChange) -> None:
         meta = change.request.metadata
-        if self._superseded.get(meta.uid) == meta.resource_version:
-            return  # our own write is still on its way to us; its arrival wakes us
+        if change.request in self._superseded:
+            return
         # Only on top of what was seen: a request that a person has just changed is looked at again first.
         seen = meta.as_seen
         if change.outcome:
             seen["annotations"] = {ANNOTATION_OUTCOME: change.outcome}  # type: ignore[assignment] # a patch of many types
         spec = {"cancelled": True} if change.outcome else {"finished": True}
         with suppress(NotFound):
-            await self._client.patch(DEVICE_MAINTENANCES, meta.key, {"metadata": seen, "spec": spec})
-            self._superseded[meta.uid] = meta.resource_version
+            written = await self._client.patch(DEVICE_MAINTENANCES, meta.key, {"metadata": seen, "spec": spec})
+            self._superseded.add(change.request, written)
 
     async def _clear(self) -> float:
         requests = self._view.maintenances.store.values()
-        uids = {each.metadata.uid for each in requests}
-        self._superseded = {uid: version for uid, version in self._superseded.items() if uid in uids}
         for request in expired(requests, self._clock.now()):
             log.info("health.remediation_cleared", request=request.metadata.name)
             with suppress(NotFound, Conflict):

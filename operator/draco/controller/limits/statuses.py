@@ -6,8 +6,8 @@ Owns when a limit is counted, and what the metrics say. Keys are UIDs. How a sta
 
 from collections.abc import Callable, Mapping
 
-from draco.controller.limits.guard import LimitGuard
-from draco.controller.limits.held import HeldDevices
+from draco.controller.limits.enforcement import LimitGuard
+from draco.controller.limits.holdings import HeldDevices
 from draco.controller.loop_watch import CooperativeWork
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.own_status import PolicyStatuses

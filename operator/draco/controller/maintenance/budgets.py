@@ -29,7 +29,7 @@ from draco.maintenance.budgets.admission import (
 )
 from draco.maintenance.budgets.status import budget_status
 from draco.maintenance.conditions import is_returning
-from draco.maintenance.gate import Waiting
+from draco.maintenance.gate import COUNTING, Waiting
 from draco.maintenance.readiness import age_of
 from draco.maintenance.rules import isolated_board, maintained_device, maintenance_uid
 from draco.maintenance.selecting.fleet import CLIQUE_LABEL, PhysicalGpu, PublishedDevice, nvlink_domain, place
@@ -50,7 +50,6 @@ from draco.resources.names import PoolKey
 log = structlog.get_logger(__name__)
 
 KEY = "all"
-COUNTING = Waiting(reason="CountingBudgets", message="Counting what MaintenanceBudgets allow.")
 _CATCH_UP_S = 0.2
 _DECIDE_EVERY_S = 0.05
 
@@ -77,19 +76,19 @@ class MaintenanceAdmission:
 
     # -- for the reconciler of requests
 
-    def ask(self, candidate: StartCandidate) -> Waiting | None:
-        """What a request waits for, None if it may begin now; if it waits, it is in the list from now on."""
-        uid = candidate.uid
+    def answer(self, candidate: StartCandidate) -> Waiting | None:
+        """What a request waits for, None if it may begin now. COUNTING, if nothing has been decided since it asked."""
         if not len(self._view.budgets.store):
             return None
         if paused := self.paused(candidate.gpus):
-            self._put(candidate)
             return Waiting(reason="Paused", message=paused_by(paused))
-        admitted = self._admitted.get(uid)
-        if admitted is not None and candidate.gpus <= admitted:
-            return None
-        self._put(candidate)
-        return self._waiting.get(uid, COUNTING)
+        return None if self._has_admitted(candidate) else self._waiting.get(candidate.uid, COUNTING)
+
+    def ask(self, candidate: StartCandidate) -> None:
+        """Have it decided when the request may begin. One that has been admitted stays so, unless a budget is paused by now."""
+        is_paused = bool(self.paused(candidate.gpus))
+        if len(self._view.budgets.store) and (is_paused or not self._has_admitted(candidate)):
+            self._put(candidate)
 
     def looked_at(self, uid: str) -> None:
         """Whether the request would begin is known: those that are younger need not wait for that any more."""
@@ -122,6 +121,10 @@ class MaintenanceAdmission:
         """What was counted of the budget last; None if that was nothing, or GPUs of another class than it names now."""
         known = self._limits.get(budget.metadata.name)
         return known.limit if known and known.limit.spec.device_class_name == budget.spec.device_class_name else None
+
+    def _has_admitted(self, candidate: StartCandidate) -> bool:
+        admitted = self._admitted.get(candidate.uid)
+        return admitted is not None and candidate.gpus <= admitted
 
     def _put(self, candidate: StartCandidate) -> None:
         admitted = self._admitted.get(candidate.uid)

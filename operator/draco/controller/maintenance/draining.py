@@ -21,9 +21,9 @@ from draco.kube.errors import ApiError
 from draco.kube.events.events import EventRecorder
 from draco.kube.events.shares import EventType
 from draco.kube.watch.store import Change
-from draco.maintenance.draining.drain import AskedPod, DrainInput, plan_drain
-from draco.maintenance.progress import DrainState
-from draco.maintenance.selecting.impact import spares_extended_resources
+from draco.maintenance.draining.drain import AskedPod, DrainInput
+from draco.maintenance.progress import DrainPlan
+from draco.maintenance.taint_impact import spares_extended_resources
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import ObjectReference, Pod
 from draco.resources.api.evictions import EvictionRequest
@@ -80,7 +80,7 @@ class PodDrains:
         if self._requests:
             self._requests.informer.subscribe(lambda change: self._wake_for_eviction_request(change, wake))
 
-    def look(
+    def read(
         self,
         request: DeviceMaintenance,
         devices: Collection[DeviceKey],
@@ -89,40 +89,43 @@ class PodDrains:
         *,
         now: datetime,
         paused: str,
-    ) -> DrainState | None:
-        """How the devices become free, by what is known now. `claims` hold some of `devices`; `paused` names a paused budget."""
+    ) -> DrainInput | None:
+        """What is known of the pods on the devices; None where nobody is asked to leave.
+
+        `claims` hold some of `devices`; `paused` names a paused budget.
+        """
         if request.spec.drain.policy is DrainPolicy.WAIT:
             return None
         pods = {pod.metadata.uid: pod for claim in claims for pod in self._view.pods_of(claim.metadata.key)}
-        self._asked_by[request.metadata.uid] = self._asked.keys() & pods.keys()
         namespaces = {claim.metadata.namespace for claim in claims}
-        return plan_drain(
-            request,
-            DrainInput(
-                now=now,
-                devices=frozenset(devices),
-                claims=claims,
-                pods=list(pods.values()),
-                rules=rules,
-                budgets=self._budgets.of(namespaces),
-                asked=self._asked,
-                requested=self._requests.of(pods.values()) if self._requests else None,
-                paused=paused,
-                forbidden=NOT_PERMITTED if self._evictions.forbidden else "",
-                spares_extended=spares_extended_resources(self._view.taint_rules),
-                rules_served=self._view.taint_rules is not None,
-            ),
+        return DrainInput(
+            now=now,
+            devices=frozenset(devices),
+            claims=claims,
+            pods=list(pods.values()),
+            rules=rules,
+            budgets=self._budgets.of(namespaces),
+            asked=self._asked,
+            requested=self._requests.of(pods.values()) if self._requests else None,
+            paused=paused,
+            forbidden=NOT_PERMITTED if self._evictions.forbidden else "",
+            spares_extended=spares_extended_resources(self._view.taint_rules),
+            rules_served=self._view.taint_rules is not None,
         )
 
-    async def carry_out(self, request: DeviceMaintenance, state: DrainState) -> float | None:
-        """Ask the pods of `state.evict` to leave, and the cluster to make those of `state.request` leave.
+    def concerns(self, request: DeviceMaintenance, pods: Iterable[Pod]) -> None:
+        """The request is about these pods: what they answered is remembered until neither it nor another is any more."""
+        self._asked_by[request.metadata.uid] = self._asked.keys() & {pod.metadata.uid for pod in pods}
+
+    async def carry_out(self, request: DeviceMaintenance, plan: DrainPlan) -> float | None:
+        """Ask the pods of `plan.evict` to leave, and the cluster to make those of `plan.request` leave.
 
         Returns in how many seconds to look again. Raises ApiError where the request itself cannot be read, and then nobody is
         asked, and where the cluster did not answer and is to be asked again.
         """
-        read = await self._budgets.read({key.namespace for key in state.entrusted})
-        pause_s = self._evictions.left_s if state.evict else 0.0
-        keys = (*(() if pause_s else state.evict), *state.request)
+        read = await self._budgets.read({key.namespace for key in plan.entrusted})
+        pause_s = self._evictions.left_s if plan.evict else 0.0
+        keys = (*(() if pause_s else plan.evict), *plan.request)
         pods = [pod for key in keys if (pod := self._view.pods.store.get(key)) is not None]
         pods = [pod for pod in pods if pod.metadata.uid not in self._in_flight and not pod.is_over]
         if not pods or not await self._view.maintenances.is_current(request):
@@ -133,7 +136,7 @@ class PodDrains:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(
-                        (self._ask_for if pod.metadata.key in state.request else self._evict)(request, pod, limit),
+                        (self._ask_for if pod.metadata.key in plan.request else self._evict)(request, pod, limit),
                         name=f"evict {pod.metadata.key}",
                     )
                     for pod in pods

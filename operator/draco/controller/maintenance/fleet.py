@@ -15,7 +15,8 @@ from draco.kube.clock import Clock
 from draco.kube.watch.store import Change
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.selecting.free import FreeGpus, sick_devices
-from draco.maintenance.selecting.rehearsal import ClassSupply, PoolSelection, Selected
+from draco.maintenance.selecting.most_of_class import ClassSupply
+from draco.maintenance.selecting.rehearsal import PoolSelection, Selected
 from draco.maintenance.selecting.selectors import DeviceTest, test_of, test_of_class
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.maintenance import MaintainedDevice, MaintenanceSelector

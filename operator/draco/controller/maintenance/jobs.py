@@ -229,7 +229,7 @@ class MaintenanceJobs:
             return f"CronJob {key} cannot be read: {reason_of(str(error))}."
         if not template.spec.suspend:
             # It would run on its own schedule as well, on any node and on GPUs that are at work.
-            return f"CronJob {key} is not suspended, so it runs by itself: set its spec.suspend to true."
+            return f"CronJob {key} is not suspended, so it runs automatically: set its spec.suspend to true."
         return template
 
     async def _claim(self, request: DeviceMaintenance, target: JobTarget, template: CronJob) -> str:

@@ -7,15 +7,14 @@ that are gone and left rules behind.
 
 from collections.abc import Callable, Collection, Iterable
 
-import msgspec
 import structlog
 
-from draco.controller.maintenance.budgets import COUNTING, MaintenanceAdmission
+from draco.controller.maintenance.budgets import MaintenanceAdmission
 from draco.controller.maintenance.draining import PodDrains
 from draco.controller.maintenance.fleet import MaintenanceFleet
 from draco.controller.maintenance.jobs import MaintenanceJobs
 from draco.controller.maintenance.rehearsals import Rehearsals, Rehearsed
-from draco.controller.maintenance.sights import MaintenanceSights, publishes
+from draco.controller.maintenance.snapshots import SnapshotReader, publishes
 from draco.controller.own_status import OwnStatus
 from draco.controller.taints.extensions import delete_rule
 from draco.controller.view import ClusterView
@@ -23,19 +22,15 @@ from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
 from draco.kube.watch.store import Change
-from draco.maintenance.budgets.admission import StartCandidate
 from draco.maintenance.conditions import says
-from draco.maintenance.gate import POOL_INCOMPLETE, Waiting
+from draco.maintenance.draining.drain import plan_drain
 from draco.maintenance.isolating.fences import is_fence
-from draco.maintenance.plan import held_up, plan_abandoned, plan_maintenance
-from draco.maintenance.plan_input import PlanInput
-from draco.maintenance.plan_output import MaintenancePlan
-from draco.maintenance.progress import Purpose
-from draco.maintenance.readiness import age_of
+from draco.maintenance.plan import plan_abandoned, plan_maintenance
+from draco.maintenance.plan_output import AdmissionWish, MaintenancePlan
+from draco.maintenance.progress import DrainPlan, Purpose
 from draco.maintenance.rules import maintenance_uid
-from draco.maintenance.selecting.fleet import PhysicalGpu
 from draco.maintenance.selecting.matching import fixed_selection, has_begun
-from draco.maintenance.selecting.rehearsal import scope_devices
+from draco.maintenance.snapshot import MaintenanceSnapshot
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.draco import GpuNode
@@ -56,7 +51,6 @@ log = structlog.get_logger(__name__)
 
 EVENT_ACTION = "Maintaining"
 
-_COUNTED_WITHIN_S = 1.0
 _REHEARSED_EVERY_S = 30.0
 """What isolating would do is counted again after this, while a request waits."""
 
@@ -85,7 +79,7 @@ class MaintenanceReconciler:
         self._rehearsals = Rehearsals(client, view, fleet, clock=clock)
         self._drains = drains
         self._jobs = jobs
-        self._sights = MaintenanceSights(
+        self._snapshots = SnapshotReader(
             view, clock=clock, settle_s=settle_s, fleet=fleet, admission=admission, drains=drains, jobs=jobs
         )
         self._events = events
@@ -124,10 +118,10 @@ class MaintenanceReconciler:
             rehearsed = await self._rehearse(request)
         finally:
             self._admission.looked_at(uid)
-        seen = self._seen(request, rehearsed)
-        if seen.admission is COUNTING or (seen.drain and not self._admission.knows_what_is_paused):
-            return _COUNTED_WITHIN_S  # the decision wakes those that may begin
-        plan = plan_maintenance(request, seen)
+        snapshot = self._snapshots.read(request, rehearsed)
+        drain = self._plan_drain(request, snapshot)
+        plan = plan_maintenance(request, snapshot, drain)
+        self._ask_budgets(plan, snapshot, uid)
         if not plan.empty:
             if not await self._view.maintenances.is_current(request):
                 return None  # what it is now has been taken in, which wakes us
@@ -137,7 +131,7 @@ class MaintenanceReconciler:
         if rehearsed is not None:
             again_s = _sooner(again_s, _REHEARSED_EVERY_S)
         if plan.status is None:
-            return _sooner(again_s, await self._work(request, plan, seen))
+            return _sooner(again_s, await self._work(request, plan, snapshot, drain))
         return again_s
 
     async def _clean_up_after(self, uid: str) -> None:
@@ -157,33 +151,34 @@ class MaintenanceReconciler:
             return None  # an older operator has begun with it
         return await self._rehearsals.of(request)
 
-    def _admits(self, request: DeviceMaintenance, seen: PlanInput, gpus: frozenset[PhysicalGpu]) -> Waiting | None:
-        """What budgets make it wait for, asked only if nothing else is in the way."""
-        uid = request.metadata.uid
-        if (waiting := held_up(request, seen)) is not None:
-            if waiting.reason != POOL_INCOMPLETE:  # then it is held up all the same, but keeps its place in the queue
-                self._admission.withdraw(uid)
+    def _plan_drain(self, request: DeviceMaintenance, snapshot: MaintenanceSnapshot) -> DrainPlan | None:
+        if snapshot.drain is None:
             return None
-        return self._admission.ask(StartCandidate(uid=uid, name=request.metadata.name, age=age_of(request), gpus=gpus))
+        self._drains.concerns(request, snapshot.drain.pods)
+        return plan_drain(request, snapshot.drain)
 
-    async def _work(self, request: DeviceMaintenance, plan: MaintenancePlan, seen: PlanInput) -> float | None:
+    def _ask_budgets(self, plan: MaintenancePlan, snapshot: MaintenanceSnapshot, uid: str) -> None:
+        """Do what the plan wishes of the budgets. Their answer wakes the request."""
+        if plan.admission is AdmissionWish.ASK and snapshot.candidate is not None:
+            self._admission.ask(snapshot.candidate)
+        elif plan.admission is not AdmissionWish.KEEP:
+            self._admission.withdraw(uid)
+
+    async def _work(
+        self,
+        request: DeviceMaintenance,
+        plan: MaintenancePlan,
+        snapshot: MaintenanceSnapshot,
+        drain: DrainPlan | None,
+    ) -> float | None:
         """What the status as it stands says that is done to others: pods are evicted, Jobs are made."""
-        if plan.drain and seen.drain:
-            return await self._drains.carry_out(request, seen.drain)
-        if plan.work and seen.work:
-            await self._jobs.make(request, Purpose.WORK, seen.work)
-        if plan.verify and seen.verification:
-            await self._jobs.make(request, Purpose.VERIFICATION, seen.verification)
+        if plan.drain and drain:
+            return await self._drains.carry_out(request, drain)
+        if plan.work and snapshot.work:
+            await self._jobs.make(request, Purpose.WORK, snapshot.work)
+        if plan.verify and snapshot.verification:
+            await self._jobs.make(request, Purpose.VERIFICATION, snapshot.verification)
         return None
-
-    def _seen(self, request: DeviceMaintenance, rehearsed: Rehearsed | None) -> PlanInput:
-        """What is known of the request now."""
-        seen = self._sights.of(request, rehearsed)
-        if rehearsed is None:
-            self._admission.withdraw(request.metadata.uid)
-            return seen
-        admission = self._admits(request, seen, self._fleet.gpus(scope_devices(seen.scope)))
-        return msgspec.structs.replace(seen, admission=admission)
 
     async def _plan_for_missing(self, uid: str) -> MaintenancePlan:
         rules = self._view.rules_for(uid)

@@ -69,7 +69,7 @@ class WarmAheadReconciler:
         view.claims.subscribe(self._claim_changed)
 
     def subscribe(self, wake: Callable[[str], None]) -> None:
-        """Have `wake` called when a policy changes; otherwise it looks again by itself."""
+        """Have `wake` called when a policy changes; otherwise it looks again automatically."""
         self._view.mig_policies.subscribe(
             lambda _: wake(KEY), reads=lambda policy: (policy.spec, policy.metadata.deletion_timestamp)
         )

@@ -32,7 +32,7 @@ from draco.reservations.claims import claim_name, lost_claims, manifest_of, rese
 from draco.reservations.ending import expires_at, is_expired
 from draco.reservations.idle import UnusedClaims, idle_claims
 from draco.reservations.plan import ReservationPlan, ReservedClaims, plan
-from draco.reservations.priority import ReservationPriority, priority_of
+from draco.reservations.priority_class import ReservationPriority, priority_of
 from draco.reservations.status import (
     NOT_ENABLED,
     ReservationFacts,

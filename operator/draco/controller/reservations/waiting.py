@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
+from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import ExplainPending, Failed, OutOfMemory, OverBudget, PendingAnswer, refusal
-from draco.controller.workers.pool import WorkerPool
 from draco.explanation.model import PendingReason
 from draco.kube.clock import Clock
 from draco.kube.listeners import Listeners

@@ -20,7 +20,7 @@ from draco.kube.clock import Clock
 from draco.kube.listeners import Listeners
 from draco.kube.watch.store import Change
 from draco.maintenance.rules import extended_device, extends, maintenance_uid
-from draco.maintenance.selecting.impact import TaintAmounts
+from draco.maintenance.taint_impact import TaintAmounts
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -166,7 +166,8 @@ class RuleReach:
     def _devices(self, selection: _Selection, pool: PoolKey) -> int:
         if selection.extended and selection.device:
             hardware = self._view.hardware(pool)
-            return len(({selection.device} | hardware.overlapping(selection.device)) & hardware.expected)
+            there = {each.device for each in self._view.extended_to(DeviceKey(*pool, selection.device))}
+            return len(({selection.device} | hardware.overlapping(selection.device) | there) & hardware.expected)
         devices = self._view.devices_of(pool)
         if selection.device is None:
             return len(devices)
@@ -183,9 +184,10 @@ class RuleReach:
             return False
         if selection.device in {None, held.device}:
             return True
-        return bool(selection.extended and selection.device) and self._view.hardware(pool).overlap(
-            held.device, selection.device or ""
-        )
+        if not (selection.extended and selection.device):
+            return False
+        named = DeviceKey(*pool, selection.device)
+        return held in self._view.extended_to(named) or self._view.hardware(pool).overlap(held.device, named.device)
 
     async def _make_rows(self, cooperative: CooperativeWork) -> dict[tuple[str, str], TaintAmounts]:
         rules: list[tuple[bool, str, str, _Selection]] = []
@@ -234,7 +236,9 @@ class RuleReach:
             for device in claim.devices_held if claim else ():
                 yield device.pool_key
 
-    def _rule_changed(self, _: Change[DeviceTaintRule]) -> None:
+    def _rule_changed(self, change: Change[DeviceTaintRule]) -> None:
+        selectors = (rule.spec.device_selector for rule in change.versions if extends(rule))
+        self._look_at(named.pool_key for each in selectors if each is not None and (named := each.named))
         self._rules_changed = True
         self._changed.set()
 

@@ -16,14 +16,8 @@ from draco.kube.connect.client import Client
 from draco.kube.connect.retry import attempted
 from draco.kube.events.notes import Notes, NotesByKey
 from draco.kube.watch.store import Change
-from draco.maintenance.rules import is_draco_own, means
-from draco.maintenance.selecting.impact import (
-    TaintImpact,
-    impact_of,
-    sentences,
-    spares_extended_resources,
-    with_budgets,
-)
+from draco.maintenance.rules import extended_device, extends, is_draco_own, means
+from draco.maintenance.taint_impact import TaintImpact, impact_of, sentences, spares_extended_resources, with_budgets
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.slices import ResourceSlice
@@ -91,10 +85,10 @@ class TaintRuleReports:
         pool = PoolKey(selector.driver, selector.pool)
         claims = self._view.claims_in(pool)
         pods = {pod.metadata.key: pod for claim in claims for pod in self._view.pods_of(claim.metadata.key)}
-        hardware = self._view.hardware(pool)
+        hardware, named = self._view.hardware(pool), extended_device(rule)
         impact = impact_of(
             rule.spec.taint,
-            partial(means, rule, hardware),
+            partial(means, rule, hardware, extended_to=self._view.extended_to(named) if named else ()),
             devices=[DeviceKey(*pool, name) for name in hardware.expected],
             claims=claims,
             pods=pods.values(),
@@ -143,5 +137,7 @@ def _pools_of(claim: ResourceClaim) -> set[PoolKey]:
 
 def _wake_for_rule(change: Change[DeviceTaintRule], wake: Callable[[str], None]) -> None:
     for rule in change.versions:
-        if not is_draco_own(rule):
+        if original := extends(rule):
+            wake(original)
+        elif not is_draco_own(rule):
             wake(rule.metadata.uid)

@@ -1,6 +1,7 @@
 """The answers to questions, each within a budget of CPU time.
 
-Owns what a child of the fleet process does: one question at a time, on the fleet as it was when the child was forked. An answer
+Owns what a child of the fleet process does: one question at a time, on the fleet as it was when the child was forked. Of a row
+of questions it begins no further one once they have taken the budget of one, so who comes next waits for two at most. An answer
 that exceeds its budget leaves the fleet in whatever state it was in, so the child ends after saying so, with the selector that
 costs most on a few devices. Time spent in one call that is not interrupted is bounded by the kernel, which kills the child a
 moment later.
@@ -27,7 +28,7 @@ from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.releases import Searches, plan_release
 from draco.placing.groups.place import place
 from draco.placing.preempting.preemption import plan_preemption
-from draco.placing.search.as_if import PlacedFleet
+from draco.placing.search.what_if import PlacedFleet
 from draco.resources.api.claims import (
     DeviceClaim,
     DeviceClass,
@@ -68,7 +69,7 @@ def answer(placed: PlacedFleet, question: messages.Question) -> messages.Answer:
     if isinstance(question, messages.ExplainPending):
         return _why_waiting(fleet, question)
     if isinstance(question, messages.CheckClaim):
-        return messages.ClaimProblems(problems_of(fleet, [question.claim]))
+        return messages.ClaimProblems(problems_of(fleet, [question.claim], kind=question.kind))
     if isinstance(question, messages.PlaceClaims):
         return messages.PlacementAnswer(place(placed, question.groups, question.held, spread=question.spread))
     if isinstance(question, messages.PlanPreemption):
@@ -110,12 +111,14 @@ def _unmet(explanation: Explanation, claims: Sequence[ResourceClaim]) -> list[me
     ]
 
 
-def answer_within(placed: PlacedFleet, ask: messages.AskQuestion) -> messages.Answer:
+def answer_within(
+    placed: PlacedFleet, question: messages.Question, cpu_s: float, *, is_last: bool = False
+) -> messages.Answer:
     """The answer, or what kept it from being found. After OverBudget and OutOfMemory the fleet is not to be used again."""
     try:
-        return _limited(lambda: answer(placed, ask.question), ask.cpu_s)
+        return _limited(lambda: answer(placed, question), cpu_s)
     except BudgetUsedUp:
-        return _why_over_budget(placed.fleet, ask.question) if ask.is_last else messages.OverBudget(None, 0)
+        return _why_over_budget(placed.fleet, question) if is_last else messages.OverBudget(None, 0)
     except MemoryError:
         return messages.OutOfMemory()
     except Exception as error:  # noqa: BLE001 - the outermost loop: the operator says it, and asks somebody else next time
@@ -182,13 +185,23 @@ def serve(feed: FollowedFeed, questions: int, answers: int) -> NoReturn:
             if isinstance(message, messages.Changes):
                 feed.take(message)
                 continue
-            began_s = time.process_time()
-            answered = answer_within(feed.placed, message)
-            spent_s = time.process_time() - began_s
-            messages.write(answers, messages.Reply(message.number, answered, feed.version, spent_s))
-            if isinstance(answered, messages.OverBudget | messages.OutOfMemory | messages.Failed):
-                os._exit(0)
+            for reply in _answers(feed, message):
+                messages.write(answers, reply)
+                if isinstance(reply.answer, messages.NoAnswer):
+                    os._exit(0)
     os._exit(0)
+
+
+def _answers(feed: FollowedFeed, asked: messages.AskQuestions) -> Iterator[messages.Reply]:
+    """To each question of the row in turn; it must not be asked on after NoAnswer."""
+    row_began_s = time.process_time()
+    for number, question in asked.questions:
+        began_s = time.process_time()
+        if began_s - row_began_s >= asked.cpu_s:
+            yield messages.Reply(number, messages.NotReached(), feed.version, 0.0)
+            continue
+        answered = answer_within(feed.placed, question, asked.cpu_s, is_last=asked.is_last)
+        yield messages.Reply(number, answered, feed.version, time.process_time() - began_s)
 
 
 _WORTH_NAMING: Final = 2_000

@@ -77,7 +77,7 @@ class FollowedFleet:
         return found.spec if found else None
 
     @property
-    def is_unsaid(self) -> bool:
+    def is_dirty(self) -> bool:
         """Whether something has not been handed on."""
         return bool(self._unsaid)
 
@@ -86,7 +86,7 @@ class FollowedFleet:
         """Everything up to this version has been handed on."""
         return next(iter(self._unsaid.values())) if self._unsaid else self.version
 
-    def say_all_again(self) -> None:
+    def resync(self) -> None:
         """Send everything again: the process that had it is gone."""
         self._unsaid.clear()
         for kind, informer in self._informers.items():

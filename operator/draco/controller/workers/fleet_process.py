@@ -31,7 +31,7 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.cel.selector import compile_selector
 from draco.controller.workers import messages
 from draco.controller.workers.answering import serve, warm_up
-from draco.placing.search.as_if import PlacedFleet
+from draco.placing.search.what_if import PlacedFleet
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
@@ -106,7 +106,10 @@ class _Child:
         self.unread_before_ask = 0
         """How many of them it will have read once it answers."""
         self.frames = messages.FrameReader(messages.MOST_ANSWER_BYTES)
-        self.ask: messages.AskQuestion | None = None
+        self.row: deque[int] = deque()
+        """The numbers of the questions that it has still to answer, in this order, ..."""
+        self.wall_s = _IDLE_S
+        """... and how long each may take."""
         self.until_s = time.monotonic() + _IDLE_S
         """When it is late with its answer, or idle for too long."""
 
@@ -170,15 +173,16 @@ class FleetProcess:
             child.unread += size
             child.version = self._feed.version
 
-    def _give(self, ask: messages.AskQuestion) -> None:
+    def _give(self, ask: messages.AskQuestions) -> None:
         """Have a child answer that sees what the question is about."""
-        idle = [child for child in self._children.values() if child.ask is None]
+        idle = [child for child in self._children.values() if not child.row]
         child = next((each for each in idle if each.version >= ask.version), None)
         if child is None:
             for old in idle:
                 self._end(old)
             child = self._fork()
-        child.ask, child.unread_before_ask = ask, child.unread
+        child.row.extend(number for number, _ in ask.questions)
+        child.wall_s, child.unread_before_ask = ask.wall_s, child.unread
         child.until_s = time.monotonic() + ask.wall_s
         try:
             messages.write(child.questions, ask)
@@ -230,11 +234,12 @@ class FleetProcess:
             return
         try:
             for body in child.frames.feed(data):
-                reply = _reply_to(child.ask, body)
-                child.ask, child.unread = None, child.unread - child.unread_before_ask
-                child.until_s = time.monotonic() + _IDLE_S
+                reply = _reply_to(child.row, body)
+                child.unread, child.unread_before_ask = child.unread - child.unread_before_ask, 0
+                child.until_s = time.monotonic() + (child.wall_s if child.row else _IDLE_S)
                 self._say(reply)
-                if isinstance(reply.answer, messages.OverBudget | messages.OutOfMemory | messages.Failed):
+                if isinstance(reply.answer, messages.NoAnswer):
+                    self._put_back(child)
                     self._end(child)  # it ends itself; it must not be asked again
                     return
         except messages.NotAMessage as error:
@@ -244,21 +249,25 @@ class FleetProcess:
     def _end_the_late(self) -> None:
         now_s = time.monotonic()
         for child in [each for each in self._children.values() if each.until_s <= now_s]:
-            if child.ask is not None:
-                self._answer(child, messages.Failed(f"no answer within {child.ask.wall_s:g} s"))
+            self._answer(child, messages.Failed(f"no answer within {child.wall_s:g} s"))
             self._end(child)
 
     def _lose(self, child: _Child) -> None:
-        """It has ended by itself, or was ended by the kernel."""
+        """It has ended on its own, or was ended by the kernel."""
         status = self._end(child)
-        if child.ask is not None:
-            how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended"
-            self._answer(child, messages.Failed(f"its process was {how}"))
+        how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "ended"
+        self._answer(child, messages.Failed(f"its process was {how}"))
 
     def _answer(self, child: _Child, answer: messages.Answer) -> None:
-        if child.ask is not None:
-            self._say(messages.Reply(child.ask.number, answer, child.version, 0.0))
-            child.ask = None
+        """To what it was answering, if anything; it answers no more."""
+        if child.row:
+            self._say(messages.Reply(child.row.popleft(), answer, child.version, 0.0))
+        self._put_back(child)
+
+    def _put_back(self, child: _Child) -> None:
+        """It answers no more: what it had not begun is to be asked elsewhere."""
+        while child.row:
+            self._say(messages.Reply(child.row.popleft(), messages.NotReached(), child.version, 0.0))
 
     def _end(self, child: _Child) -> int:
         self._selector.unregister(child.answers)
@@ -272,11 +281,12 @@ class FleetProcess:
         messages.write(self._outbox, message)
 
 
-def _reply_to(ask: messages.AskQuestion | None, body: bytes) -> messages.Reply:
-    """A child has nothing else to say. Raises NotAMessage."""
+def _reply_to(row: deque[int], body: bytes) -> messages.Reply:
+    """To the first of the row, which it leaves: a child has nothing else to say. Raises NotAMessage."""
     reply = messages.outward(body)
-    if not isinstance(reply, messages.Reply) or ask is None or reply.number != ask.number:
+    if not isinstance(reply, messages.Reply) or not row or reply.number != row[0]:
         raise messages.NotAMessage("it answers what it was not asked")
+    row.popleft()
     return reply
 
 

@@ -47,9 +47,10 @@ class ExplainPending(Message, frozen=True):
 
 
 class CheckClaim(Message, frozen=True):
-    """What is wrong with a claim itself."""
+    """What is wrong with a claim itself. `kind` is what its author wrote: "claim", or "claim template"."""
 
     claim: ResourceClaim
+    kind: str = "claim"
 
 
 class FindRelease(Message, frozen=True):
@@ -191,16 +192,15 @@ class Failed(Message, frozen=True):
     why: str
 
 
-Answer: TypeAlias = (
-    PendingAnswer
-    | ClaimProblems
-    | ReleaseAnswer
-    | PlacementAnswer
-    | PreemptionAnswer
-    | OverBudget
-    | OutOfMemory
-    | Failed
-)
+NoAnswer: TypeAlias = OverBudget | OutOfMemory | Failed
+"""Instead of an answer; a child that gives one ends, since nobody knows in which state its fleet is."""
+
+
+class NotReached(Message, frozen=True):
+    """Instead of an answer: the questions before it took the time of the whole row. It is not known what it would take."""
+
+
+Answer: TypeAlias = PendingAnswer | ClaimProblems | ReleaseAnswer | PlacementAnswer | PreemptionAnswer | NoAnswer
 
 
 class PutObject(Message, frozen=True):
@@ -224,11 +224,14 @@ class Changes(Message, frozen=True):
     version: int
 
 
-class AskQuestion(Message, frozen=True):
-    """A question about the cluster as of `version` or later, with its budget. `is_last` asks why that did not suffice."""
+class AskQuestions(Message, frozen=True):
+    """A row of numbered questions about the cluster as of `version` or later, answered one after the other.
 
-    number: int
-    question: Question
+    Each has the whole budget, but once they have taken as much together, no further one is begun. `is_last` asks why the budget
+    did not suffice.
+    """
+
+    questions: list[tuple[int, Question]]
     version: int
     cpu_s: float
     wall_s: float
@@ -239,7 +242,7 @@ class Reply(Message, frozen=True):
     """The answer to the question of this number, about the cluster as of `version`, and what it took."""
 
     number: int
-    answer: Answer
+    answer: Answer | NotReached
     version: int
     cpu_s: float
 
@@ -252,12 +255,12 @@ class SkippedObject(Message, frozen=True):
     error: str
 
 
-Inward: TypeAlias = Changes | AskQuestion
+Inward: TypeAlias = Changes | AskQuestions
 Outward: TypeAlias = Reply | SkippedObject
 
 _encoder = msgspec.msgpack.Encoder()
-_inward = msgspec.msgpack.Decoder(Changes | AskQuestion)
-_outward = msgspec.msgpack.Decoder(Reply | SkippedObject)
+_inward = msgspec.msgpack.Decoder(Inward)
+_outward = msgspec.msgpack.Decoder(Outward)
 
 
 def frame(message: Message) -> bytes:
@@ -320,14 +323,14 @@ TOO_COSTLY = "TooCostly"
 UNKNOWN = "Unknown"
 
 
-def refusal(answer: OverBudget | OutOfMemory | Failed, claims: Sequence[ResourceClaim], cpu_s: float) -> str:
+def refusal(answer: NoAnswer, claims: Sequence[ResourceClaim], cpu_s: float) -> str:
     """What is said instead of an answer about the claims, whose budget was `cpu_s`."""
     if isinstance(answer, Failed):
         return f"the check failed ({answer.why}); Draco tries again later"
     if isinstance(answer, OutOfMemory):
-        return f"it takes more than {MEMORY_MIB} MiB of memory; ask for less in one claim"
+        return f"checking it needs more than {MEMORY_MIB} MiB of memory; split the claim"
     if answer.selector is None:
-        return f"it takes more than {cpu_s:g} s of CPU time on {answer.devices} devices; ask for less in one claim"
+        return f"checking it needs more than {cpu_s:g} s of CPU time on {answer.devices} devices; split the claim"
     return f"{_which(answer.selector, claims)} takes {_steps(answer.selector)} on each of {answer.devices} devices; simplify it"
 
 

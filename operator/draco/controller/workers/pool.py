@@ -3,30 +3,32 @@
 Owns how many questions are answered at once and with which budgets, what becomes of one that exceeds its budget or kills its
 process, and the replacement of a fleet process that has ended.
 
-A question first has a short budget, in one of a few places. What needs more is asked again with a long one, in one place only, so
-that a costly question keeps no other waiting for longer than a short budget; what looks costly by its length begins there. What
-exceeds the long one too is remembered as too costly for as long as the claims and their classes stay as they are, and costs
-nothing any more. A question whose process dies is asked once more, and then remembered for a while.
+A question first has a short budget, in one of a few places. Where more wait than there are places, those that are as urgent stand
+in a row behind it: its way there and back may take longer than the answer. What needs more is asked again with a long budget, in
+one place only, and what stood behind it is put back, so that a costly question keeps no other waiting for longer than two short
+budgets; what looks costly by its length begins there. What exceeds the long one too is remembered as too costly for as long as
+the claims and their classes stay as they are, and costs nothing any more. A question whose process dies is asked once more, and
+then remembered for a while.
 
 What waits is not the question but how to read it: the objects that it is about are read when its turn comes, so a queue of any
 length holds none of them. A question that nobody waits for any more leaves the queue, and a namespace has so many places there.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
 import msgspec
 import structlog
 
-from draco.controller.workers.experience import Experience, looks_costly
+from draco.controller.workers.contract import IN_A_ROW, Answered, ReadQuestion
 from draco.controller.workers.fair_queue import MOST_WAITING, FairQueue, QueuePriority
 from draco.controller.workers.fleet_feed import FollowedFleet
 from draco.controller.workers.messages import (
-    Answer,
-    AskQuestion,
-    Changes,
+    AskQuestions,
     Failed,
+    Inward,
+    NotReached,
     OutOfMemory,
     Outward,
     OverBudget,
@@ -34,6 +36,8 @@ from draco.controller.workers.messages import (
     Reply,
     SkippedObject,
 )
+from draco.controller.workers.past_costs import Experience, looks_costly
+from draco.controller.workers.places import PendingQuestion, Places
 from draco.controller.workers.process import FleetProcessHandle, ProcessEnded, WorkerProcess
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.retry import Backoff
@@ -42,8 +46,6 @@ log = structlog.get_logger(__name__)
 
 _CHANGES_AT_ONCE: Final = 64
 _NO_ROOM: Final = Failed(f"{MOST_WAITING} questions of its namespace are waiting already")
-_LATE_S: Final = 5.0
-"""How much later than a child's deadline the fleet process itself counts as hung."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,44 +60,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     devices: int = 50_000
 
 
-ReadQuestion: TypeAlias = Callable[[], Question | None]
-"""Reads what is asked about as it now is, and says what to ask; None if nobody asks it any more."""
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """What came of a question, about the cluster as of `version`, and the CPU time that it took."""
-
-    answer: Answer
-    version: int
-    cpu_s: float
-
-
-class WorkerPool(Protocol):
-    """Who answers questions: `Workers`."""
-
-    @property
-    def long_cpu_s(self) -> float:
-        """What a question may take at most."""
-        ...
-
-    def may_ask(self, namespace: str) -> bool:
-        """Whether the namespace has some of its budget left."""
-        ...
-
-    async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
-        """The answer by the cluster as it is now or later; None if nobody asks any more when the question's turn comes.
-
-        OverBudget, OutOfMemory and Failed are answers too. `read` is called now, and again at its turn.
-        """
-        ...
-
-    async def ask_within(
-        self, question: Question, namespace: str, urgency: QueuePriority, within_s: float
-    ) -> Answered | None:
-        """The answer, if it comes in time."""
-        ...
-
-
 class WorkerCounts(msgspec.Struct):
     """What happened so far, for metrics."""
 
@@ -108,23 +72,6 @@ class WorkerCounts(msgspec.Struct):
     cpu_s: float = 0.0
     killed: int = 0
     restarts: int = 0
-
-
-class _Pending:
-    """A question that somebody waits for. What it is about is read when its turn comes."""
-
-    def __init__(
-        self, read: ReadQuestion, namespace: str, urgency: QueuePriority, key: bytes, *, is_long: bool
-    ) -> None:
-        self.read = read
-        self.namespace = namespace
-        self.urgency = urgency
-        self.key = key
-        self.is_long = is_long
-        self.cpu_s = 0.0
-        self.asked_s = 0.0
-        self.scale = 1.0
-        self.future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
 
 
 class Workers:
@@ -142,10 +89,9 @@ class Workers:
         self._clock = clock
         self._settings = settings or WorkerSettings()
         self._start = start
-        self._short: FairQueue[_Pending] = FairQueue()
-        self._long: FairQueue[_Pending] = FairQueue()
-        self._running: dict[int, _Pending] = {}
-        self._number = 0
+        self._short: FairQueue[PendingQuestion] = FairQueue()
+        self._long: FairQueue[PendingQuestion] = FairQueue()
+        self._places = Places(self._settings.places)
         self._experience = Experience(followed, clock=clock)
         self._wake = asyncio.Event()
         self.counts = WorkerCounts()
@@ -184,7 +130,7 @@ class Workers:
         is_long = self._experience.needed_long(key)
         is_long |= urgency is not QueuePriority.REVIEW and looks_costly(question)
         del question  # however large, it is kept by its caller alone
-        pending = _Pending(read, namespace, urgency, key, is_long=is_long)
+        pending = PendingQuestion(read, namespace, urgency, key, is_long=is_long)
         if not self._queue_of(pending).put(pending, namespace, urgency):
             self.counts.refused += 1
             return Answered(_NO_ROOM, self._followed.version, 0.0)
@@ -226,7 +172,7 @@ class Workers:
                 await self._clock.sleep(pause_s)
 
     async def _run_one(self) -> None:
-        self._followed.say_all_again()
+        self._followed.resync()
         process = await self._start()
         tasks = [asyncio.create_task(self._hear(process)), asyncio.create_task(self._speak(process))]
         try:
@@ -249,7 +195,7 @@ class Workers:
         if isinstance(message, SkippedObject):
             self._followed.left_out(message)
             return
-        pending = self._running.pop(message.number, None)
+        pending = self._places.end(message.number, self._clock.monotonic())
         if pending is not None:
             self._finish(pending, message)
         self._wake.set()
@@ -258,11 +204,11 @@ class Workers:
         await process.send(self._followed.next_changes(_CHANGES_AT_ONCE))  # the version at least
         while True:
             self._wake.clear()
-            messages: list[Changes | AskQuestion] = []
-            if self._followed.is_unsaid:
+            messages: list[Inward] = []
+            if self._followed.is_dirty:
                 messages.append(self._followed.next_changes(_CHANGES_AT_ONCE))
-            if not self._followed.is_unsaid:  # each question is about all that was known when it was asked
-                messages += self._next_questions()
+            if not self._followed.is_dirty:  # each question is about all that was known when it was asked
+                messages += self._next_rows()
             for message in messages:
                 await process.send(message)
             if not messages:
@@ -271,32 +217,48 @@ class Workers:
 
     def _patience_s(self) -> float | None:
         now_s = self._clock.monotonic()
-        waits = [each.asked_s + self._wall_s(each) + _LATE_S - now_s for each in self._running.values()]
-        if self._places_left(is_long=False) > 0 and (due_s := self._short.due_in_s(now_s)) is not None:
-            waits.append(due_s)
-        if self._places_left(is_long=True) > 0 and (due_s := self._long.due_in_s(now_s)) is not None:
-            waits.append(due_s)
+        waits = [] if self._places.late_at_s is None else [self._places.late_at_s - now_s]
+        for queue, is_long in ((self._short, False), (self._long, True)):
+            if self._places.left(is_long=is_long) > 0 and (due_s := queue.due_in_s(now_s)) is not None:
+                waits.append(due_s)
         return max(0.0, min(waits)) if waits else None
 
     def _check_lateness(self) -> None:
-        now_s = self._clock.monotonic()
-        for each in self._running.values():
-            if now_s >= each.asked_s + self._wall_s(each) + _LATE_S:
-                raise ProcessEnded("the process that holds the fleet does not answer")
+        if (late_at_s := self._places.late_at_s) is not None and self._clock.monotonic() >= late_at_s:
+            raise ProcessEnded("the process that holds the fleet does not answer")
 
-    def _next_questions(self) -> list[AskQuestion]:
-        """The questions whose turn it is."""
-        questions = []
-        while (pending := self._next()) is not None:
-            question = self._read(pending)
-            if question is not None:
-                questions.append(self._ask(pending, question))
-            else:
-                queue = self._queue_of(pending)
-                queue.finished(pending.namespace, pending.urgency, 0.0, self._clock.monotonic())
-        return questions
+    def _next_rows(self) -> list[AskQuestions]:
+        """The questions whose turn it is, as rows."""
+        rows = []
+        while (first := self._next()) is not None:
+            row, questions = [], []
+            for pending in self._row(first):
+                question = self._read(pending)
+                if question is not None:
+                    row.append(pending)
+                    questions.append(question)
+                else:
+                    self._end_hold(pending, 0.0)
+            if row:
+                rows.append(self._ask(row, questions))
+        return rows
 
-    def _read(self, pending: _Pending) -> Question | None:
+    def _row(self, first: PendingQuestion) -> Iterator[PendingQuestion]:
+        """It, and as many others just as urgent as are answered after it in the same place."""
+        self._hold(first)
+        yield first
+        if first.is_long:
+            return
+        places = 1 if first.urgency is QueuePriority.AGAIN else max(1, self._places.left(is_long=False))
+        share = (self._short.as_urgent(first.urgency) + 1) // places
+        for _ in range(min(share, IN_A_ROW) - 1):
+            pending = self._short.take_behind(first.urgency, self._clock.monotonic())
+            if pending is None:
+                return
+            self._hold(pending)
+            yield pending
+
+    def _read(self, pending: PendingQuestion) -> Question | None:
         """What is asked by now; None if nobody waits for it, who learns so."""
         if pending.future.done():
             return None
@@ -312,52 +274,56 @@ class Workers:
             pending.future.set_result(None)
         return question
 
-    def _next(self) -> _Pending | None:
+    def _next(self) -> PendingQuestion | None:
         now_s = self._clock.monotonic()
-        short = self._places_left(is_long=False)
+        short = self._places.left(is_long=False)
         found = None
         if short > 0:
             found = self._short.take(now_s)
         elif short == 0:
             found = self._short.take(now_s, least_urgent=QueuePriority.REVIEW)
-        if found is None and self._places_left(is_long=True) > 0:
+        if found is None and self._places.left(is_long=True) > 0:
             found = self._long.take(now_s)
         return found
 
-    def _places_left(self, *, is_long: bool) -> int:
-        taken = sum(each.is_long is is_long for each in self._running.values())
-        return (1 if is_long else self._settings.places) - taken
+    def _ask(self, row: list[PendingQuestion], questions: list[Question]) -> AskQuestions:
+        first = row[0]
+        cpu_s, wall_s = self._cpu_s(first), self._wall_s(first)
+        numbers = self._places.give(row, wall_s, self._clock.monotonic())
+        numbered = list(zip(numbers, questions, strict=True))
+        return AskQuestions(numbered, self._followed.version, cpu_s, wall_s, first.is_long)
 
-    def _ask(self, pending: _Pending, question: Question) -> AskQuestion:
-        now_s = self._clock.monotonic()
-        self._number += 1
-        self._running[self._number] = pending
-        pending.asked_s = now_s
+    def _hold(self, pending: PendingQuestion) -> None:
         pending.scale = self._scale
-        self._queue_of(pending).hold(pending.namespace, self._cpu_s(pending), now_s)
-        cpu_s, wall_s = self._cpu_s(pending), self._wall_s(pending)
-        return AskQuestion(self._number, question, self._followed.version, cpu_s, wall_s, pending.is_long)
+        self._queue_of(pending).hold(pending.namespace, self._cpu_s(pending), self._clock.monotonic())
 
-    def _queue_of(self, pending: _Pending) -> FairQueue[_Pending]:
-        return self._long if pending.is_long else self._short
-
-    def _cpu_s(self, pending: _Pending) -> float:
-        return pending.scale * (self._settings.long_cpu_s if pending.is_long else self._settings.short_cpu_s)
-
-    def _wall_s(self, pending: _Pending) -> float:
-        return pending.scale * (self._settings.long_wall_s if pending.is_long else self._settings.short_wall_s)
-
-    def _finish(self, pending: _Pending, reply: Reply) -> None:
-        """It has been answered, or will be asked once more if somebody still waits for it."""
+    def _end_hold(self, pending: PendingQuestion, took_s: float) -> None:
         now_s = self._clock.monotonic()
         queue = self._queue_of(pending)
         queue.hold(pending.namespace, -self._cpu_s(pending), now_s)
+        queue.finished(pending.namespace, pending.urgency, took_s, now_s)
+
+    def _queue_of(self, pending: PendingQuestion) -> FairQueue[PendingQuestion]:
+        return self._long if pending.is_long else self._short
+
+    def _cpu_s(self, pending: PendingQuestion) -> float:
+        return pending.scale * (self._settings.long_cpu_s if pending.is_long else self._settings.short_cpu_s)
+
+    def _wall_s(self, pending: PendingQuestion) -> float:
+        return pending.scale * (self._settings.long_wall_s if pending.is_long else self._settings.short_wall_s)
+
+    def _finish(self, pending: PendingQuestion, reply: Reply) -> None:
+        """It has been answered, or will be asked once more if somebody still waits for it."""
         # A process that was killed does not say what it took.
         took_s = self._cpu_s(pending) if isinstance(reply.answer, Failed) else reply.cpu_s
-        queue.finished(pending.namespace, pending.urgency, took_s, now_s)
+        self._end_hold(pending, took_s)
         pending.cpu_s += took_s
         self.counts.cpu_s += took_s
         match reply.answer:
+            case NotReached():
+                if not pending.future.done():
+                    self._queue_of(pending).put_back(pending, pending.namespace, pending.urgency)
+                return
             case OverBudget() if not pending.is_long:
                 pending.is_long = True
                 self._experience.needs_long(pending.key)
@@ -380,7 +346,7 @@ class Workers:
         if not pending.future.done():
             pending.future.set_result(Answered(reply.answer, reply.version, pending.cpu_s))
 
-    def _put_again(self, pending: _Pending) -> None:
+    def _put_again(self, pending: PendingQuestion) -> None:
         """It is to be asked once more: now, if somebody waits for it, else when somebody asks it again."""
         if pending.future.done():
             return
@@ -390,6 +356,8 @@ class Workers:
 
     def _ask_again(self, why: str) -> None:
         """What was being answered when the fleet process ended may be what ended it."""
-        running, self._running = self._running, {}
-        for pending in running.values():
+        begun, others = self._places.end_all()
+        for pending in begun:
             self._finish(pending, Reply(0, Failed(why), 0, 0.0))
+        for pending in reversed(others):  # each is put before what waits
+            self._finish(pending, Reply(0, NotReached(), 0, 0.0))

@@ -24,7 +24,7 @@ class ProcessEnded(Exception):
 class WorkerProcess(Protocol):
     """A fleet process."""
 
-    async def send(self, message: messages.Changes | messages.AskQuestion) -> None:
+    async def send(self, message: messages.Inward) -> None:
         """Say something; returns when there is room for more. Raises ProcessEnded."""
         ...
 
@@ -63,10 +63,8 @@ class FleetProcessHandle:
         """Its number."""
         return self._process.pid
 
-    async def send(self, message: messages.Changes | messages.AskQuestion) -> None:
+    async def send(self, message: messages.Inward) -> None:
         """Say something; returns when there is room for more. Raises ProcessEnded."""
-        if self._in.is_closing():  # else uvloop raises a RuntimeError, as if it were a mistake
-            raise ProcessEnded("it reads no more")
         try:
             self._in.write(messages.frame(message))
             await self._in.drain()

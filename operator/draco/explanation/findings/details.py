@@ -1,6 +1,6 @@
 """Details of a device beside its cause: the values a selector saw, who holds it, what it is short of, where a taint is from.
 
-Owns the reading of one device, for examples of many and for each by itself. Judges nothing.
+Owns the reading of one device, for examples of many and for each individually. Judges nothing.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Judges every device by itself: detail that is computed only on request.
+"""Judges every device individually: detail that is computed only on request.
 
 Owns the list of verdicts on devices. Judges as the counts of an explanation do.
 """

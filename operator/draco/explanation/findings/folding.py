@@ -88,7 +88,7 @@ class _Folding:
 
     @staticmethod
     def _usefulness(count: CauseCount) -> tuple[int, bool, int]:
-        of_class = count.selector is not None and count.selector.source.startswith("class ")
+        of_class = count.selector is not None and bool(count.selector.class_name)
         return USEFUL.index(count.cause), of_class, -count.devices
 
     def _count(self, finding: DeviceFinding, totals: FindingCounts) -> CauseCount:

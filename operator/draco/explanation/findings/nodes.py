@@ -10,7 +10,7 @@ from typing import Final
 from draco.allocation.fleet.fleet import Fleet
 from draco.explanation.findings.allocator_runs import AllocatorVerdict
 from draco.explanation.findings.fleet_findings import FleetFindings, NodeGroup
-from draco.explanation.findings.together import why_not
+from draco.explanation.findings.joint_fit import why_not
 from draco.explanation.model import Cause, NodeCause, NodeReason, PendingReason, RequestExplanation, alternatives
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.texts import are, listed

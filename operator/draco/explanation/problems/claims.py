@@ -43,10 +43,12 @@ _NODES_AT_ONCE: Final = 500
 _MODES: Final = frozenset({"ExactCount", "All", ""})
 
 
-def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
-    """Everything that is wrong with the claims, what forbids every node first."""
+def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim], *, kind: str = "claim") -> list[Problem]:
+    """Everything that is wrong with the claims, what forbids every node first. `kind` is what their author wrote."""
     published = PublishedNames(fleet.inventory.columns)
-    found = [problem for claim in claims for problem in _of_claim(fleet, published, claim)]
+    found = [
+        problem for claim in claims for problem in _of_claim(fleet, published, claim, f"{kind} {claim.metadata.key}")
+    ]
     found = [_to_whom(problem) for problem in found]
     problems: dict[tuple[str, str, str], Problem] = {}
     for problem in found:  # several requests may share a class
@@ -54,8 +56,7 @@ def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim]) -> list[Problem]:
     return sorted(problems.values(), key=lambda problem: not problem.fatal)
 
 
-def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim) -> Iterator[Problem]:
-    name = str(claim.metadata.key)
+def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, called: str) -> Iterator[Problem]:
     selected: dict[str, bytes] = {}
     fewest = 0
     for request in claim.spec.devices.requests:
@@ -86,19 +87,26 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim) -> 
                 yield _class_missing(fleet, claim, full_name, each)
                 continue
             found = _Request(
-                fleet, published, claim, name=full_name, asked=each, device_class=device_class, only=len(asked) == 1
+                fleet,
+                published,
+                claim,
+                called,
+                name=full_name,
+                asked=each,
+                device_class=device_class,
+                only=len(asked) == 1,
             )
             yield from found.problems()
             selected[full_name] = found.selection.end
     if fewest > MAX_RESULTS:
         yield _problem(
             ProblemKind.TOO_MANY_DEVICES,
-            f"claim {name} asks for {fewest} devices, and the maximum is {MAX_RESULTS}",
+            f"{called} asks for {fewest} devices, and the maximum is {MAX_RESULTS}",
             claim,
             remedy="split it into several claims",
             fatal=True,
         )
-    yield from _of_constraints(published, claim, selected)
+    yield from _of_constraints(published, claim, called, selected)
     yield from configuration_problems(fleet, claim, selected)
 
 
@@ -122,13 +130,14 @@ class _Request:
         fleet: Fleet,
         published: PublishedNames,
         claim: ResourceClaim,
+        called: str,
         *,
         name: str,
         asked: Asked,
         device_class: DeviceClass,
         only: bool,
     ) -> None:
-        self.selection: Final[Selection] = selection(fleet, claim, device_class, asked)
+        self.selection: Final[Selection] = selection(fleet, claim, device_class, asked, called=called)
         self._fleet = fleet
         self._published = published
         self._claim = claim
@@ -305,12 +314,12 @@ def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:
 
 
 def _of_constraints(
-    published: PublishedNames, claim: ResourceClaim, selected: Mapping[str, bytes]
+    published: PublishedNames, claim: ResourceClaim, called: str, selected: Mapping[str, bytes]
 ) -> Iterator[Problem]:
     names = {request.name for request in claim.spec.devices.requests}
     full_names = names | selected.keys() | {n for r in claim.spec.devices.requests for n, _ in alternatives(r)}
     for index, constraint in enumerate(claim.spec.devices.constraints):
-        which = f"constraint #{index} of claim {claim.metadata.key}"
+        which = f"constraint #{index} of {called}"
         attribute = constraint.match_attribute or constraint.distinct_attribute
         if attribute is None:
             text = f"{which} has no attribute"
@@ -362,8 +371,8 @@ def _comparable(published: PublishedNames, path: AttributePath) -> str:
 
 def _to_whom(problem: Problem) -> Problem:
     """With a remedy that says so where it is not the claim that has to change."""
-    kind, _, name = problem.selector.source.partition(" ") if problem.selector is not None else ("", "", "")
-    if kind != "class" or not problem.remedy:
+    name = problem.selector.class_name if problem.selector is not None else ""
+    if not name or not problem.remedy:
         return problem
     return msgspec.structs.replace(problem, remedy=f"change the DeviceClass {name}, not the claim: {problem.remedy}")
 

@@ -27,7 +27,7 @@ class Credentials(Protocol):
     """What goes into the Authorization header."""
 
     async def authorization(self) -> str:
-        """Return the header's value; "" for none (client certificates identify by themselves)."""
+        """Return the header's value; "" for none (client certificates identify on their own)."""
         ...
 
     async def renew(self, rejected: str) -> str:

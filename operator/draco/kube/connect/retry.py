@@ -19,7 +19,7 @@ K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
 
 TRANSIENT = (TooManyRequests, ServerError, Unreachable)
-"""Failures that may pass by themselves."""
+"""Failures that may pass on their own."""
 FORBIDDEN_S = 5.0
 """How soon to try again what was refused with 403, and then later each time: an API server that has just started refuses all,
 and a role is mended by a person."""

@@ -18,7 +18,7 @@ _MEANT_MODES: Final = {"exact": "ExactCount", "count": "ExactCount", "single": "
 
 
 def check_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:
-    """Check each request by itself."""
+    """Check each request individually."""
     for claim in objects.claims(manifests):
         if "devices" in objects.mapping(
             objects.at(manifests[claim.manifest].tree, claim.path[:-1])

@@ -14,7 +14,7 @@ from draco.resources.texts import agreeing
 from draco.selectors.corrections import Severity
 
 _CLASSIC: Final = {
-    "PodSchedulingContext": "since Kubernetes 1.32 the scheduler allocates by itself: remove this object",
+    "PodSchedulingContext": "since Kubernetes 1.32 the scheduler allocates claims itself: remove this object",
     "ResourceClaimParameters": "driver parameters are now in the claim: spec.devices.config[].opaque of a ResourceClaim",
     "ResourceClassParameters": "driver parameters are now in the class: spec.config[].opaque of a DeviceClass",
 }

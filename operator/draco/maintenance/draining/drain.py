@@ -1,10 +1,10 @@
 """How pods leave devices that are taken out of service: whom to ask now, what is waited for, and whether NoExecute comes.
 
-Pods have `drain.wait` to end by themselves. Then each pod that holds one of the devices is evicted by the Eviction API, so that
+Pods have `drain.wait` to finish. Then each pod that holds one of the devices is evicted by the Eviction API, so that
 PodDisruptionBudgets are heeded; one that is refused is asked again, at growing intervals. Where the cluster takes
 EvictionRequests it is asked first to make the pod leave, which the pod's own eviction responders hear of; a pod that it does not
 take on, or gives up, is evicted as anywhere else. NoExecute comes last, and only if the request asks for it. Owns these decisions
-and their sentences. It touches only pods that a claim on the devices is reserved for, and it never decides by itself that a pod
+and their sentences. It touches only pods that a claim on the devices is reserved for, and it never decides itself that a pod
 is gone: a claim holds a device until Kubernetes releases it.
 
 Sources: the Eviction API and the device taint eviction controller of Kubernetes 1.36, KEP-5055.
@@ -18,8 +18,8 @@ import msgspec
 
 from draco.maintenance.draining.disruption import ENDS_BY_ITSELF, what_blocks, why_refused
 from draco.maintenance.draining.eviction_requests import RequestedEviction, RequestStanding, asks_by_request
-from draco.maintenance.progress import DrainState, RefusedEviction
-from draco.maintenance.selecting.impact import reserved_pods, tolerated_for
+from draco.maintenance.progress import DrainPlan, RefusedEviction
+from draco.maintenance.taint_impact import reserved_pods, tolerated_for
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.maintenance import DeviceMaintenance, DrainPolicy
@@ -85,31 +85,31 @@ class DrainInput(msgspec.Struct, frozen=True, kw_only=True):
     rules_served: bool = True
 
 
-def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | None:
+def plan_drain(request: DeviceMaintenance, snapshot: DrainInput) -> DrainPlan | None:
     """How the devices become free. None where nobody is asked to leave: by policy, or as long as nothing is isolated."""
     drain = request.spec.drain
     if drain.policy is DrainPolicy.WAIT or request.status.isolated_at is None:
         return None
-    wait_s = _isolated_at(request, seen.now) + lasting(drain.wait) - seen.now
+    wait_s = _isolated_at(request, snapshot.now) + lasting(drain.wait) - snapshot.now
     if request.status.draining_at is None and wait_s > timedelta(0):
-        return DrainState(waits_for=wait_s, look_again=wait_s)
-    holders, without = _holders(seen)
-    finding = _Finding(request, seen)
+        return DrainPlan(waits_for=wait_s, look_again=wait_s)
+    holders, without = _holders(snapshot)
+    finding = _Finding(request, snapshot)
     for pod, claims in sorted(holders, key=lambda each: (finding.tries(each[0]), each[0].metadata.key)):
         finding.sort(pod, claims)
-    no_execute, comes_in = _no_execute(request, seen, anyone=bool(holders))
-    is_due = not seen.paused and _is_no_execute_due(request, seen.now)
-    if is_due and not seen.rules_served and request.spec.taint.effect != "NoExecute":
+    no_execute, comes_in = _no_execute(request, snapshot, anyone=bool(holders))
+    is_due = not snapshot.paused and _is_no_execute_due(request, snapshot.now)
+    if is_due and not snapshot.rules_served and request.spec.taint.effect != "NoExecute":
         staying = (pod for pod, _ in holders if not pod.is_over and pod.metadata.deletion_timestamp is None)
         finding.undeleted = {pod.metadata.key for pod in staying} - finding.stays.keys()
     overlooked = {
         pod.metadata.key
         for pod, claims in holders
-        if seen.spares_extended
+        if snapshot.spares_extended
         and not pod.is_over
         and pod.extended_resource_claim in {claim.metadata.key for claim in claims}
     }
-    state = DrainState(
+    state = DrainPlan(
         evict=tuple(finding.evict),
         request=tuple(finding.request),
         entrusted=tuple(finding.entrusted),
@@ -119,15 +119,15 @@ def plan_drain(request: DeviceMaintenance, seen: DrainInput) -> DrainState | Non
         look_again=min((each for each in (*finding.looks, comes_in) if each is not None), default=None),
     )
     return msgspec.structs.replace(
-        state, message=_message(seen, state, finding, overlooked if no_execute else set(), without)
+        state, message=_message(snapshot, state, finding, overlooked if no_execute else set(), without)
     )
 
 
 class _Finding:
     """What is to be done about each holder. Filled pod by pod."""
 
-    def __init__(self, request: DeviceMaintenance, seen: DrainInput) -> None:
-        self._request, self._seen = request, seen
+    def __init__(self, request: DeviceMaintenance, snapshot: DrainInput) -> None:
+        self._request, self._snapshot = request, snapshot
         taint = request.spec.taint
         self._taint = DeviceTaint(key=taint.key, value=taint.value, effect="NoExecute")
         self.evict: list[ObjectKey] = []
@@ -147,12 +147,12 @@ class _Finding:
 
     def tries(self, pod: Pod) -> int:
         """How often it was asked."""
-        asked = self._seen.asked.get(pod.metadata.uid)
+        asked = self._snapshot.asked.get(pod.metadata.uid)
         return asked.tries if asked else 0
 
     def sort(self, pod: Pod, claims: Sequence[ResourceClaim]) -> None:
         """Find out about one pod, which holds devices by these claims."""
-        key, now = pod.metadata.key, self._seen.now
+        key, now = pod.metadata.key, self._snapshot.now
         began, made = self._request.status.draining_at, pod.metadata.creation_timestamp
         if began is not None and made is not None and made > began:
             self.late |= {claim.metadata.key for claim in claims}
@@ -168,13 +168,13 @@ class _Finding:
             self.leaving.add(key)
             self.looks.append(left)
         elif not self._is_with_the_cluster(pod):
-            self._ask(pod, self._seen.asked.get(pod.metadata.uid), now)
+            self._ask(pod, self._snapshot.asked.get(pod.metadata.uid), now)
 
     def _terminating(self, pod: Pod) -> None:
         key, deleted = pod.metadata.key, pod.metadata.deletion_timestamp
         self.leaving.add(key)
         # The moment of deletion has the grace period in it already.
-        overdue_in = deleted + _OVERDUE - self._seen.now if deleted else timedelta(0)
+        overdue_in = deleted + _OVERDUE - self._snapshot.now if deleted else timedelta(0)
         if overdue_in > timedelta(0):
             self.looks.append(overdue_in)
         elif pod.metadata.finalizers:
@@ -184,12 +184,12 @@ class _Finding:
 
     def _tolerated(self, claims: Sequence[ResourceClaim]) -> timedelta | None:
         """How long its claims grant it yet; None: for ever."""
-        results = [each for claim in claims for each in claim.results if each.key in self._seen.devices]
+        results = [each for claim in claims for each in claim.results if each.key in self._snapshot.devices]
         granted = [seconds for each in results if (seconds := tolerated_for(each, self._taint)) is not None]
         if not granted:
             return None
-        since, wait = _isolated_at(self._request, self._seen.now), lasting(self._request.spec.drain.wait)
-        return since + wait + timedelta(seconds=min(granted)) - self._seen.now
+        since, wait = _isolated_at(self._request, self._snapshot.now), lasting(self._request.spec.drain.wait)
+        return since + wait + timedelta(seconds=min(granted)) - self._snapshot.now
 
     def _ask(self, pod: Pod, asked: AskedPod | None, now: datetime) -> None:
         key = pod.metadata.key
@@ -204,26 +204,28 @@ class _Finding:
             if timedelta(0) < rest <= pause:
                 self.looks.append(rest)
                 return
-        if self._seen.paused:
+        if self._snapshot.paused:
             return
-        by_request = asked is None and self._may_request and pod.metadata.uid not in (self._seen.requested or ())
+        by_request = asked is None and self._may_request and pod.metadata.uid not in (self._snapshot.requested or ())
         if len(self.evict) + len(self.request) < ASKED_AT_ONCE:
             (self.request if by_request else self.evict).append(key)
-        elif not self._seen.forbidden:
+        elif not self._snapshot.forbidden:
             self.looks.append(timedelta(seconds=1))
 
     @property
     def _may_request(self) -> bool:
-        return self._seen.requested is not None and asks_by_request(self._request)
+        return self._snapshot.requested is not None and asks_by_request(self._request)
 
     def _is_with_the_cluster(self, pod: Pod) -> bool:
         """Whether the cluster was asked to make it leave, and it is to be left to that."""
         uid, key = pod.metadata.uid, pod.metadata.key
-        found = (self._seen.requested or {}).get(uid) if self._may_request and uid not in self._seen.asked else None
+        found = (
+            (self._snapshot.requested or {}).get(uid) if self._may_request and uid not in self._snapshot.asked else None
+        )
         if found is None or found.standing is RequestStanding.GIVEN_UP:
             return False
         if found.standing is RequestStanding.UNANSWERED:
-            rest = found.at + TAKEN_ON_WITHIN - self._seen.now
+            rest = found.at + TAKEN_ON_WITHIN - self._snapshot.now
             # A clock that was set back must not make it wait for hours.
             if not timedelta(0) < rest <= TAKEN_ON_WITHIN:
                 return False
@@ -232,7 +234,7 @@ class _Finding:
             return True
         self.entrusted[key] = [each.name for each in pod.spec.eviction_responders]
         self.looks.append(_ENTRUSTED_EVERY)
-        reason = what_blocks(pod, self._seen.budgets)
+        reason = what_blocks(pod, self._snapshot.budgets)
         if reason and not self.entrusted[key]:
             self.refused.append(RefusedEviction(key, reason))
         else:
@@ -240,7 +242,7 @@ class _Finding:
         return True
 
     def _refusal(self, pod: Pod, asked: AskedPod) -> RefusedEviction:
-        reason = why_refused(pod, self._seen.budgets) if asked.by_budget else ""
+        reason = why_refused(pod, self._snapshot.budgets) if asked.by_budget else ""
         return RefusedEviction(pod.metadata.key, reason or asked.refusal)
 
 
@@ -249,12 +251,12 @@ def _isolated_at(request: DeviceMaintenance, now: datetime) -> datetime:
     return min(request.status.isolated_at or now, now)
 
 
-def _holders(seen: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], list[ResourceClaim]]:
+def _holders(snapshot: DrainInput) -> tuple[list[tuple[Pod, list[ResourceClaim]]], list[ResourceClaim]]:
     """The pods that hold a device, each with the claims by which it does, and claims that hold one without a pod."""
-    known = {pod.metadata.key: pod for pod in seen.pods}
+    known = {pod.metadata.key: pod for pod in snapshot.pods}
     holders: dict[ObjectKey, list[ResourceClaim]] = {}
     unheld = []
-    for claim in sorted(seen.claims, key=lambda claim: claim.metadata.key):
+    for claim in sorted(snapshot.claims, key=lambda claim: claim.metadata.key):
         users = reserved_pods(claim, known)
         for key in users:
             holders.setdefault(key, []).append(claim)
@@ -271,23 +273,23 @@ def _is_no_execute_due(request: DeviceMaintenance, now: datetime) -> bool:
     return began + lasting(drain.no_execute_after) <= now
 
 
-def _no_execute(request: DeviceMaintenance, seen: DrainInput, *, anyone: bool) -> tuple[bool, timedelta | None]:
+def _no_execute(request: DeviceMaintenance, snapshot: DrainInput, *, anyone: bool) -> tuple[bool, timedelta | None]:
     """Whether the rules have, or get, the effect NoExecute, and in how long they may. What has it keeps it."""
     drain, began = request.spec.drain, request.status.draining_at
     if drain.policy is not DrainPolicy.NO_EXECUTE or began is None:
         return False, None
-    if any(rule.spec.taint.effect == "NoExecute" for rule in seen.rules):
-        return True, _untrusted_for(seen)
-    comes_in = began + lasting(drain.no_execute_after) - seen.now
+    if any(rule.spec.taint.effect == "NoExecute" for rule in snapshot.rules):
+        return True, _untrusted_for(snapshot)
+    comes_in = began + lasting(drain.no_execute_after) - snapshot.now
     if comes_in > timedelta(0):
         return False, comes_in
-    return anyone and not seen.paused and seen.rules_served, None
+    return anyone and not snapshot.paused and snapshot.rules_served, None
 
 
-def _untrusted_for(seen: DrainInput) -> timedelta | None:
+def _untrusted_for(snapshot: DrainInput) -> timedelta | None:
     """For how long the rules' status cannot be trusted yet."""
-    written = [each.spec.taint.time_added for each in seen.rules if each.spec.taint.time_added is not None]
-    rest = max(written) + _SETTLED - seen.now if written else timedelta(0)
+    written = [each.spec.taint.time_added for each in snapshot.rules if each.spec.taint.time_added is not None]
+    rest = max(written) + _SETTLED - snapshot.now if written else timedelta(0)
     return rest if rest > timedelta(0) else None
 
 
@@ -303,18 +305,18 @@ def is_eviction_over(rules: Sequence[DeviceTaintRule], now: datetime) -> bool:
 
 
 def _message(
-    seen: DrainInput,
-    state: DrainState,
+    snapshot: DrainInput,
+    state: DrainPlan,
     finding: _Finding,
     overlooked: Collection[ObjectKey],
     without: Sequence[ResourceClaim],
 ) -> str:
     """The cause first that somebody has to see to."""
     said = []
-    if seen.forbidden and state.evict:
-        said.append(seen.forbidden)
-    elif seen.paused:
-        said.append(f"No pod is evicted while MaintenanceBudget {seen.paused} is paused.")
+    if snapshot.forbidden and state.evict:
+        said.append(snapshot.forbidden)
+    elif snapshot.paused:
+        said.append(f"No pod is evicted while MaintenanceBudget {snapshot.paused} is paused.")
     if finding.undeleted:
         first = min(finding.undeleted)
         said.append(
@@ -339,13 +341,15 @@ def _message(
         said.append(f"Pod {key}{more} is not evicted, because it {finding.stays[key]}.")
     if finding.late:
         claims = agreeing(len(finding.late), "claim", "claims")
-        said.append(f"New pods came to {claims} {listed(sorted(finding.late))}: scale down what makes them.")
-    if state.no_execute and is_eviction_over(seen.rules, seen.now) and not (overlooked or finding.stays):
-        said.append("NoExecute has deleted the pods that it deletes.")
+        said.append(
+            f"New pods started using {claims} {listed(sorted(finding.late))} during the drain; scale down their controller."
+        )
+    if state.no_execute and is_eviction_over(snapshot.rules, snapshot.now) and not (overlooked or finding.stays):
+        said.append("Taint eviction has finished; the remaining pods tolerate the taint.")
     responding = {key: names for key, names in finding.entrusted.items() if names}
     if responding and len(said) < _SENTENCES:
         said.append(_left_to_responders(responding))
-    asked = () if seen.forbidden else state.evict
+    asked = () if snapshot.forbidden else state.evict
     waited = {*state.leaving, *asked, *state.request} - responding.keys()
     if waited and len(said) < _SENTENCES:
         said.append(f"{counted(len(waited), 'pod')} {are(len(waited))} leaving: {listed(sorted(waited))}.")
@@ -370,7 +374,8 @@ def _left_to_responders(responding: Mapping[ObjectKey, Sequence[str]]) -> str:
     """Pods with eviction responders of their own: the cluster goes from one to the next, and evicts the pod in the end."""
     key = min(responding)
     more = others(len(responding) - 1, "pod")
-    return f"Pod {key}{more} is left to {listed(responding[key])}, which its spec names to see to its eviction."
+    what = agreeing(len(responding[key]), "eviction responder", "eviction responders")
+    return f"Waiting for {what} {listed(responding[key])} of pod {key}{more}."
 
 
 def _without_pods(claims: Sequence[ResourceClaim]) -> str:

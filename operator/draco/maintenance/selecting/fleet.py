@@ -1,7 +1,7 @@
 """Physical GPUs, as maintenance counts them: a whole GPU and all its partitions are one.
 
 Owns what one is called, on which node and in which NVLink domain it is, and which of a pool are of a class. What is the same
-hardware is `allocation.hardware`'s to say. A device of which that is not known counts by itself.
+hardware is `allocation.hardware`'s to say. A device of which that is not known counts alone.
 """
 
 from collections.abc import Iterable, Mapping

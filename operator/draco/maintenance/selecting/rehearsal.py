@@ -1,7 +1,7 @@
 """A request rehearsed: what isolating and draining would do, counted before anything is done.
 
-Owns the counting, for the operator and for `draco maintain`, and with it the refusal of a request that selects nothing, more than
-can be fixed, or most of a class. Nothing is written.
+Owns the counting, for the operator and for `draco maintain`, and with it the refusal of a request that selects nothing, or
+more than can be fixed; `most_of_class` says of one that takes most of a class. Nothing is written.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,17 +13,17 @@ from draco.maintenance.gate import SelectionProblem
 from draco.maintenance.schedule import schedule_problem
 from draco.maintenance.selecting.fleet import FleetPool, PhysicalGpu
 from draco.maintenance.selecting.free import FreeGpus, sick_devices
-from draco.maintenance.selecting.impact import budget_impacts, impact_of
 from draco.maintenance.selecting.matching import MaintenanceScope, MaintenanceSelection, is_exact, scope_of
+from draco.maintenance.selecting.most_of_class import ClassSupply, takes_most
 from draco.maintenance.selecting.selectors import (
     MOST_DEVICES,
     RequestTest,
-    most_of_class,
     selector_fails,
     test_of,
     test_of_class,
     too_many,
 )
+from draco.maintenance.taint_impact import budget_impacts, impact_of
 from draco.maintenance.wording import no_devices
 from draco.resources.api.claims import DeviceClass, ResourceClaim
 from draco.resources.api.core import Node, Pod, PodDisruptionBudget
@@ -35,14 +35,6 @@ from draco.resources.names import DeviceKey, PoolKey
 
 NAMED = 64
 """The status names no more pods, budgets and classes than this."""
-
-
-class ClassSupply(msgspec.Struct, frozen=True):
-    """The physical GPUs of a class, and those of them that its claims can have now."""
-
-    name: str
-    gpus: frozenset[PhysicalGpu]
-    free: frozenset[PhysicalGpu]
 
 
 class Selected(msgspec.Struct, frozen=True):
@@ -80,23 +72,6 @@ class PoolSelection:
         if self._problem is None and len(self._found) > MOST_DEVICES:
             return Selected(problem=too_many(len(self._found)))
         return Selected(frozenset(self._found) if self._problem is None else frozenset(), self._problem)
-
-
-def takes_most(
-    request: DeviceMaintenance, gpus: Collection[PhysicalGpu], classes: Iterable[ClassSupply]
-) -> SelectionProblem | None:
-    """Whether a request takes more than half of a class without being permitted to.
-
-    One that names a single device takes what it says: nobody does that by mistake.
-    """
-    selector = request.spec.device_selector
-    if request.spec.allow_most_of_class or (selector.pool and selector.device):
-        return None
-    for each in sorted(classes, key=lambda each: each.name):
-        taken = len(each.gpus.intersection(gpus))
-        if 2 * taken > len(each.gpus):
-            return most_of_class(each.name, taken, len(each.gpus))
-    return None
 
 
 def rehearsal_of(

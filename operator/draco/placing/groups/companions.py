@@ -12,8 +12,8 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.placing.groups.group import allocated
 from draco.placing.scoring.ranking import ALONE, RestOfGroup
-from draco.placing.search.as_if import PlacerAsIf
 from draco.placing.search.best import BestPlacement
+from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 
@@ -31,7 +31,7 @@ class PodPlacement(NamedTuple):
 
 def best_together(
     fleet: Fleet,
-    placer: PlacerAsIf,
+    placer: WhatIfPlacer,
     claims: Sequence[ResourceClaim],
     nodes: Mapping[str, Node],
     *,

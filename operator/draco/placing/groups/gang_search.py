@@ -17,7 +17,7 @@ from draco.placing.groups.companions import best_together
 from draco.placing.groups.group import ClaimGroup, GroupMember, allocated
 from draco.placing.groups.topology import SPREAD, domains_of
 from draco.placing.scoring.ranking import ALONE, RestOfGroup
-from draco.placing.search.as_if import PlacerAsIf
+from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
@@ -52,7 +52,7 @@ class _Asked(NamedTuple):
 class GangSearch:
     """Searches for one group after the other; what is found counts from then on."""
 
-    def __init__(self, fleet: Fleet, placer: PlacerAsIf) -> None:
+    def __init__(self, fleet: Fleet, placer: WhatIfPlacer) -> None:
         self._fleet = fleet
         self._placer = placer
 

@@ -15,7 +15,7 @@ from draco.allocation.fleet.fleet import FREE, Fleet
 from draco.allocation.ownership.claims import is_for_operator
 from draco.placing.groups.gang_search import GangSearch, GroupFit
 from draco.placing.groups.group import ClaimGroup, allocated
-from draco.placing.search.as_if import PlacerAsIf
+from draco.placing.search.what_if import WhatIfPlacer
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import DeviceKey, PoolKey, gpu_name
 
@@ -30,7 +30,7 @@ class Forecast(NamedTuple):
 class _Ended:
     """Takes claims away as if they had ended, in their order, and puts them back."""
 
-    def __init__(self, placer: PlacerAsIf, claims: list[ResourceClaim]) -> None:
+    def __init__(self, placer: WhatIfPlacer, claims: list[ResourceClaim]) -> None:
         self._placer = placer
         self._claims = claims
         self._number = 0
@@ -44,7 +44,7 @@ class _Ended:
         self._number = number
 
 
-def forecast(fleet: Fleet, placer: PlacerAsIf, group: ClaimGroup) -> Forecast:
+def forecast(fleet: Fleet, placer: WhatIfPlacer, group: ClaimGroup) -> Forecast:
     """The place that the group finds once others have ended: all of them, if it never fits.
 
     If it is overdue these are as few as can be, so that all that is free counts for it. What kube-scheduler will allocate to its

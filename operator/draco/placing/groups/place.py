@@ -14,7 +14,7 @@ from draco.placing.groups.gang_search import GangSearch, GroupFit
 from draco.placing.groups.group import ClaimGroup, GroupPlacement, withheld
 from draco.placing.groups.overdue import forecast
 from draco.placing.groups.topology import SPREAD
-from draco.placing.search.as_if import PlacedFleet, PlacerAsIf
+from draco.placing.search.what_if import PlacedFleet, WhatIfPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.errors import DracoError
 from draco.resources.names import PoolKey
@@ -45,7 +45,7 @@ def place(
     return placements
 
 
-def _placed(placed: PlacedFleet, placer: PlacerAsIf, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
+def _placed(placed: PlacedFleet, placer: WhatIfPlacer, search: GangSearch, group: ClaimGroup) -> GroupPlacement:
     try:
         fit = search.place(group)
         if fit.found >= group.needed:

@@ -19,7 +19,7 @@ from draco.placing.groups.gang_search import GangSearch, GroupFit, devices_of
 from draco.placing.groups.group import ClaimGroup, allocated
 from draco.placing.groups.place import own_results
 from draco.placing.preempting.victims import Victim
-from draco.placing.search.as_if import PlacedFleet, PlacerAsIf
+from draco.placing.search.what_if import PlacedFleet, WhatIfPlacer
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.meta import ObjectKey
 from draco.resources.errors import DracoError
@@ -90,7 +90,7 @@ class _Found(NamedTuple):
 class _VictimSearch:
     """Places one group with some victims gone, and others again."""
 
-    def __init__(self, fleet: Fleet, placer: PlacerAsIf, wanted: PreemptionInput) -> None:
+    def __init__(self, fleet: Fleet, placer: WhatIfPlacer, wanted: PreemptionInput) -> None:
         self._placer = placer
         self._group = wanted.group
         self._search = GangSearch(fleet, placer)

@@ -122,7 +122,7 @@ def _unused(seen: VictimInput) -> list[Victim]:
 
 
 def _is_leaving(claim: ResourceClaim, seen: VictimInput) -> bool:
-    """Whether it becomes free by itself: no pod uses it that stays. One that is not known is gone."""
+    """Whether it becomes free on its own: no pod uses it that stays. One that is not known is gone."""
     if not all(each.is_pod for each in claim.status.reserved_for):
         return False
     pods = seen.pods_of(claim.metadata.key)

@@ -44,7 +44,7 @@ class InstanceUse(StrEnum):
     ORPHAN = "Orphan"
 
 
-class MigInstance(ApiStruct, frozen=True, kw_only=True):
+class InstanceStatus(ApiStruct, frozen=True, kw_only=True):
     """One GPU instance as NVML lists it; `start` and `size` in memory units.
 
     `uuid` and `device` are empty where it has no compute instance or is not published, `claim` ("namespace/name") where none
@@ -70,7 +70,7 @@ class GpuMig(ApiStruct, frozen=True, kw_only=True):
     board: str = ""
     state: MigState = MigState.READY
     message: str = ""
-    instances: list[MigInstance] = []
+    instances: list[InstanceStatus] = []
 
 
 class MigProfile(ApiStruct, frozen=True, kw_only=True):

@@ -106,7 +106,7 @@ class FaultOverride(ApiStruct, frozen=True, kw_only=True):
 
 
 class Remediation(ApiStruct, frozen=True, kw_only=True):
-    """What repairs a GPU by itself: a DeviceMaintenance whose work is a Job, made from a suspended CronJob.
+    """What repairs a GPU automatically: a DeviceMaintenance whose work is a Job, made from a suspended CronJob.
 
     `max_failures` is after how many failed ones in a row a person has to look.
     """

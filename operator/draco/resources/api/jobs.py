@@ -17,7 +17,7 @@ class JobTemplate(ApiStruct, frozen=True, kw_only=True):
 
 
 class CronJobSpec(ApiStruct, frozen=True, kw_only=True):
-    """Whether it makes Jobs by itself, and from what."""
+    """Whether it makes Jobs automatically, and from what."""
 
     suspend: bool = False
     job_template: JobTemplate = JobTemplate()

@@ -10,7 +10,7 @@ from draco.resources.api.meta import Condition, LabelSelector, ObjectMeta
 
 
 class LimitScope(StrEnum):
-    """Of what the amounts hold: of each selected namespace by itself, or of all of them together."""
+    """Of what the amounts hold: of each selected namespace individually, or of all of them together."""
 
     NAMESPACE = "Namespace"
     SELECTION = "Selection"

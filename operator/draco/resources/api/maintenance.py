@@ -52,7 +52,7 @@ class Approval(StrEnum):
 
 
 class DrainPolicy(StrEnum):
-    """How pods leave the devices: by themselves, by the Eviction API, or in the end by a NoExecute taint."""
+    """How pods leave the devices: when they finish, by the Eviction API, or in the end by a NoExecute taint."""
 
     WAIT = "Wait"
     EVICT = "Evict"
@@ -110,7 +110,7 @@ class MaintenanceSchedule(ApiStruct, frozen=True, kw_only=True):
 
 
 class MaintenanceDrain(ApiStruct, frozen=True, kw_only=True):
-    """How pods leave. They have `wait` to end by themselves before they are evicted.
+    """How pods leave. They have `wait` to finish before they are evicted.
 
     NoExecute comes `no_execute_after` the first eviction. `grace_period_seconds` replaces the pods' own.
     """

@@ -1,7 +1,7 @@
 """Equal parts of objects kept once.
 
 Owns what of slices and nodes is worth it: thousands of devices have the same attributes but for their UUID, and thousands of
-nodes the same labels. Decoded each by itself, they take several times the memory. Objects never change, so nobody can tell.
+nodes the same labels. Decoded individually, they take several times the memory. Objects never change, so nobody can tell.
 """
 
 from collections.abc import Hashable

@@ -11,6 +11,7 @@ from tests.adversary.cluster.observer.suspicion import Suspicion
 
 WAITING = ("draco_worker_waiting", "draco_queue_depth")
 """Gauges of what waits for its turn."""
+GIVEN_THE_GATE = 'draco_admission_reviews_total{outcome="gated"}'
 MOST_MIB = 512
 """An operator of such a cluster, with its workers, takes about half of it."""
 
@@ -20,6 +21,12 @@ class Scraped(NamedTuple):
 
     metrics: str
     memory_mib: float
+
+    @property
+    def gated(self) -> int:
+        """How many new pods it has given the scheduling gate since it began."""
+        said = [line for line in self.metrics.splitlines() if line.startswith(GIVEN_THE_GATE)]
+        return round(sum(float(line.rsplit(" ", 1)[1]) for line in said))
 
 
 class Kept:

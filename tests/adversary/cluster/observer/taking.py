@@ -10,9 +10,13 @@ from typing import NamedTuple
 from tests.adversary.cluster.observer.members import consumers, key_of, uses
 from tests.adversary.cluster.observer.service import part_now, phase_of, taken
 from tests.adversary.cluster.observer.suspicion import Suspicion
-from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, name, results
+from tests.adversary.cluster.observer.world import DeviceName, Object, Part, World, condition, name, results
 
 WEIGHED_AFTER_S = 3.0
+UNHEARD_OF_S = 30.0
+"""So long a pod that a taint took is not weighed, of which nothing is known that it had: the watch of claims may be late, by 16 s
+on a busy machine."""
+TARGET, BY_A_TAINT = "DisruptionTarget", "DeletionByDeviceTaintManager"
 REMEMBERED_S = 120.0
 """So long after a drain or a taint is over a pod may still go because of it: grace periods, and controllers that were killed."""
 WATCHES_DIFFER_BY_S = 10.0
@@ -99,16 +103,20 @@ class Bystanders:
     def weighed(self, now: float) -> Iterator[Suspicion]:
         """The pods that went without a cause."""
         self._may_go = {key: (at, parts) for key, (at, parts) in self._may_go.items() if self._lives(key, at, now)}
-        self._had = {uid: had for uid, had in self._had.items() if now - had[-1][0] < WATCHES_DIFFER_BY_S}
+        oldest = min((each.at for each in self._gone), default=now) - WATCHES_DIFFER_BY_S
+        self._had = {uid: had for uid, had in self._had.items() if had[-1][0] >= oldest}
         for one in [each for each in self._gone if now - each.at >= WEIGHED_AFTER_S]:
+            # The claim may be heard of only after its pod has gone.
+            late_held, late_looked_at = self._had_by(one.pod, one.at)
+            held, looked_at = {*one.held, *late_held}, {*one.looked_at, *late_looked_at}
+            is_known = held or looked_at or condition(one.pod, TARGET).get("reason") != BY_A_TAINT
+            if not is_known and now - one.at < UNHEARD_OF_S:
+                continue
             self._gone.remove(one)
             causes = [part for _, parts in self._may_go.values() for part in parts()]
             taints = [
                 part for key, (_, parts) in self._may_go.items() if not key.startswith("request") for part in parts()
             ]
-            # The claim may be heard of only after its pod has gone.
-            late_held, late_looked_at = self._had_by(one.pod, now)
-            held, looked_at = {*one.held, *late_held}, {*one.looked_at, *late_looked_at}
             reasons = [(held, causes), (looked_at, taints)]  # no drain is about who only looks
             if any(mine.overlaps(part) for parts, why in reasons for mine in parts for part in why):
                 continue
@@ -121,12 +129,12 @@ class Bystanders:
                 )
                 yield Suspicion("bystander taken", uid, text)
 
-    def _had_by(self, pod: Object, now: float) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """What the pod holds, or held a moment ago, and what it only looks at."""
+    def _had_by(self, pod: Object, gone_at: float) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """What the pod holds, or held when it went and a moment before that, and what it only looked at."""
         used = [claim for claim in self._world.claims.values() if uses(pod, claim)]
         had = [each for claim in used for each in self._parts(claim)]
         earlier = [*self._had.get(pod["metadata"]["uid"], ()), *self._had.get(key_of(pod), ())]
-        had += [(part, looks) for at, part, looks in earlier if now - at < WATCHES_DIFFER_BY_S]
+        had += [(part, looks) for at, part, looks in earlier if at > gone_at - WATCHES_DIFFER_BY_S]
         held, looked_at = (tuple(part for part, looks in had if looks is wanted) for wanted in (False, True))
         return held, looked_at
 
@@ -151,6 +159,5 @@ class Bystanders:
 
 
 def _why(pod: Object) -> str:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    target = next((each for each in conditions if each["type"] == "DisruptionTarget"), None)
+    target = condition(pod, TARGET)
     return f"{target.get('reason')}: {target.get('message')}" if target else "nobody says why"

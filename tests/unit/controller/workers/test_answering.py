@@ -1,11 +1,12 @@
 """What a child of the fleet process does before it is asked, and what it hands on."""
 
+import time
 from uuid import UUID
 
 import msgspec
 import pytest
 
-from draco.controller.workers import messages
+from draco.controller.workers import answering, messages
 from draco.controller.workers.answering import answer, warm_up
 from draco.controller.workers.fleet_process import FleetFeed
 from draco.explanation.findings.placement import PodRules, nodes_for
@@ -59,3 +60,28 @@ def test_each_share_of_a_device_has_an_identifier_of_its_own() -> None:
     results = [result for each in answered.placements for result in each.results[0]]
     shares = [UUID(each.share_id) for result in results for each in result.devices.results]
     assert len(set(shares)) == 2
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "reached"),
+    [((0.125, 0.25, 1.0), 3), ((0.25, 0.375, 0.0), 2), ((0.5, 0.0, 0.0), 1), ((0.0, 0.0, 0.0), 3)],
+)
+def test_of_a_row_no_further_question_is_begun_once_it_has_taken_the_budget_of_one(
+    takes_s: tuple[float, ...], reached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent, takes = [7.0], iter(takes_s)
+
+    def answered(*_: object, **__: object) -> messages.Answer:
+        spent[0] += next(takes)
+        return messages.ClaimProblems([])
+
+    monkeypatch.setattr(answering, "answer_within", answered)
+    monkeypatch.setattr(time, "process_time", lambda: spent[0])
+    row: list[tuple[int, messages.Question]] = [(number, messages.CheckClaim(a_claim())) for number in range(3)]
+    replies = list(
+        answering._answers(FleetFeed(lambda _: None), messages.AskQuestions(row, 0, 0.5, 5.0, is_last=False))
+    )
+    assert [reply.number for reply in replies] == [0, 1, 2]
+    kinds = [type(reply.answer) for reply in replies]
+    assert kinds == [messages.ClaimProblems] * reached + [messages.NotReached] * (3 - reached)
+    assert [reply.cpu_s for reply in replies] == pytest.approx([*takes_s[:reached], *[0.0] * (3 - reached)])

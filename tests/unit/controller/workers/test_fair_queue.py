@@ -66,6 +66,31 @@ def test_what_is_said_anew_takes_half_of_one_processor_at_most_and_one_place() -
     assert queue.take(4.0) == "b"
 
 
+def test_of_what_is_said_anew_others_may_stand_behind_the_one_that_is_answered_and_all_of_them_are_rested_for() -> None:
+    queue = a_queue()
+    for name in "aabb":
+        queue.put(f"{name}{len(queue)}", name, QueuePriority.AGAIN)
+    queue.put("first", "c", QueuePriority.FIRST)
+    assert (queue.take(0.0), queue.as_urgent(QueuePriority.AGAIN)) == ("first", 4)
+    taken = [queue.take(0.0), *(queue.take_behind(QueuePriority.AGAIN, 0.0) for _ in range(2))]
+    assert (taken, queue.take(0.0)) == (["a0", "b2", "a1"], None)
+    for number, name in enumerate("aba"):
+        queue.finished(name, QueuePriority.AGAIN, 1.0, float(number))
+    assert (queue.take(4.9), queue.take(5.0)) == (None, "b3"), "three seconds were worked, and three are rested"
+    assert queue.take_behind(QueuePriority.AGAIN, 5.0) is None
+
+
+def test_what_is_put_back_is_the_first_of_its_namespace_however_many_wait() -> None:
+    queue: FairQueue[str] = FairQueue(most=2)
+    for name in ("one", "two"):
+        queue.put(name, "team", QueuePriority.FIRST)
+    taken = queue.take(0.0)
+    assert taken == "one"
+    queue.put("three", "team", QueuePriority.FIRST)
+    queue.put_back(taken, "team", QueuePriority.FIRST)
+    assert [queue.take(0.0) for _ in range(4)] == ["one", "two", "three", None]
+
+
 def test_what_is_said_anew_leaves_half_of_the_budget_to_what_is_new() -> None:
     queue = a_queue()
     queue.finished("team", QueuePriority.FIRST, BURST_S / 2, 0.0)

@@ -13,12 +13,16 @@ import pytest
 from draco.controller.workers.fleet_process import FleetProcess, _Child
 from draco.controller.workers.messages import (
     MOST_ANSWER_BYTES,
-    AskQuestion,
+    Answer,
+    AskQuestions,
     CheckClaim,
     ClaimProblems,
     Failed,
     FrameReader,
     NotAMessage,
+    NotReached,
+    OutOfMemory,
+    OverBudget,
     Reply,
     SkippedObject,
     frame,
@@ -29,7 +33,7 @@ from draco.controller.workers.process import FleetProcessHandle, ProcessEnded
 from draco.resources.api.meta import ObjectKey
 from tests.builders import a_claim
 
-ASK = AskQuestion(7, CheckClaim(a_claim("claim")), 0, 1.0, 1.0, False)
+ASK = AskQuestions([(7, CheckClaim(a_claim("claim")))], 0, 1.0, 1.0, False)
 
 
 def test_messages_are_read_in_whatever_pieces_they_come() -> None:
@@ -64,16 +68,15 @@ class Worker:
         self.child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         self.fleet = FleetProcess(self._inbox, outbox, 1)
         asked = _Child(self.child.pid, 3, questions, answers)
-        asked.ask = ASK
+        asked.row.extend((7, 8))
         self.fleet._children[answers] = asked
         self.fleet._selector.register(answers, 1)
         self._asked, self._outbox = asked, outbox
 
-    def says(self, words: bytes) -> Any:
+    def says(self, words: bytes) -> list[Any]:
         os.write(self._answers, words)
         self.fleet._hear(self._asked)
-        (body,) = FrameReader().feed(os.read(self._said, 1 << 16))
-        return outward(body)
+        return [outward(body) for body in FrameReader().feed(os.read(self._said, 1 << 16))]
 
     def close(self) -> None:
         self.child.kill()
@@ -94,7 +97,7 @@ def worker() -> Iterator[Worker]:
     [
         ((MOST_ANSWER_BYTES + 1).to_bytes(4, "big"), "bytes is announced"),
         ((3).to_bytes(4, "big") + b"abc", "is not a message"),
-        (frame(Reply(8, ClaimProblems([]), 3, 0.0)), "it answers what it was not asked"),
+        (frame(Reply(8, ClaimProblems([]), 3, 0.0)), "it answers what it was not asked"),  # not yet
         (frame(SkippedObject("Node", ObjectKey("", "n"), "e")), "it answers what it was not asked"),
     ],
     ids=["too long", "nonsense", "another's question", "what it may not say"],
@@ -102,16 +105,26 @@ def worker() -> Iterator[Worker]:
 def test_a_child_that_says_what_no_child_says_is_ended_and_its_question_failed(
     worker: Worker, words: bytes, why: str
 ) -> None:
-    said = worker.says(words)
+    said, behind = worker.says(words)
     assert (said.number, said.version) == (7, 3)
     assert isinstance(said.answer, Failed)
     assert why in said.answer.why
+    assert behind == Reply(8, NotReached(), 3, 0.0), "what it had not begun is asked elsewhere"
     assert not worker.fleet._children
 
 
-def test_a_childs_answer_is_passed_on(worker: Worker) -> None:
-    assert worker.says(frame(Reply(7, ClaimProblems([]), 3, 0.5))) == Reply(7, ClaimProblems([]), 3, 0.5)
+def test_a_childs_answers_are_passed_on(worker: Worker) -> None:
+    for number in (7, 8):
+        assert worker.says(frame(Reply(number, ClaimProblems([]), 3, 0.5))) == [
+            Reply(number, ClaimProblems([]), 3, 0.5)
+        ]
     assert worker.fleet._children
+
+
+@pytest.mark.parametrize("answer", [OverBudget(None, 8), OutOfMemory(), Failed("it met a fault")])
+def test_what_stands_behind_an_answer_that_ends_its_child_is_asked_elsewhere(worker: Worker, answer: Answer) -> None:
+    assert worker.says(frame(Reply(7, answer, 3, 0.5))) == [Reply(7, answer, 3, 0.5), Reply(8, NotReached(), 3, 0.0)]
+    assert not worker.fleet._children
 
 
 async def test_an_operator_whose_worker_says_what_is_no_message_starts_another() -> None:

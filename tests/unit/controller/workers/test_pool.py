@@ -5,28 +5,32 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from draco.controller.view import ClusterView
+from draco.controller.workers.contract import Answered, ReadQuestion
 from draco.controller.workers.fair_queue import MOST_WAITING, QueuePriority
 from draco.controller.workers.messages import (
     Answer,
-    AskQuestion,
+    AskQuestions,
     Changes,
     CheckClaim,
     ClaimProblems,
     ExplainPending,
     Failed,
+    NotReached,
     OutOfMemory,
     Outward,
     OverBudget,
     PendingAnswer,
+    Question,
     Reply,
 )
-from draco.controller.workers.pool import Answered, ReadQuestion, Workers, WorkerSettings
+from draco.controller.workers.pool import Workers, WorkerSettings
 from draco.controller.workers.process import ProcessEnded
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -38,21 +42,29 @@ GOOD = PendingAnswer("it is so", "InUse")
 SETTINGS = WorkerSettings(places=2, short_cpu_s=0.5, long_cpu_s=2.0, short_wall_s=5.0, long_wall_s=15.0)
 
 
+class Ask(NamedTuple):
+    """A question that was asked, and the row that it stands in."""
+
+    number: int
+    question: Question
+    row: AskQuestions
+
+
 class Scripted:
     """A process that answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asks: list[AskQuestion] = []
+        self.asks: list[Ask] = []
         self.changes = 0
         self.version = -1
         self.ended = False
         self._replies: asyncio.Queue[Outward | None] = asyncio.Queue()
 
-    async def send(self, message: Changes | AskQuestion) -> None:
+    async def send(self, message: Changes | AskQuestions) -> None:
         if self.ended:
             raise ProcessEnded("it reads no more")
-        if isinstance(message, AskQuestion):
-            self.asks.append(message)
+        if isinstance(message, AskQuestions):
+            self.asks += [Ask(number, question, message) for number, question in message.questions]
         else:
             self.changes += len(message.changes)
             self.version = message.version
@@ -64,7 +76,7 @@ class Scripted:
     async def end(self) -> None:
         self.ended = True
 
-    def answer(self, answer: Answer, cpu_s: float = 0.01) -> AskQuestion:
+    def answer(self, answer: Answer | NotReached, cpu_s: float = 0.01) -> Ask:
         """To the oldest question."""
         ask = self.asks.pop(0)
         self._replies.put_nowait(Reply(ask.number, answer, self.version, cpu_s))
@@ -145,7 +157,7 @@ async def test_a_question_is_answered_about_everything_that_was_known_when_it_wa
     for number in range(1000):
         put(lab, number)
     asked = await lab.ask()
-    assert (lab.process.changes, lab.process.asks[0].version) == (1000, 1000)
+    assert (lab.process.changes, lab.process.asks[0].row.version) == (1000, 1000)
     lab.process.answer(GOOD)
     assert await asked == Answered(GOOD, 1000, 0.01)
 
@@ -161,15 +173,133 @@ async def test_no_more_is_asked_at_once_than_there_are_places_and_one_review_bes
     assert lab.workers.waiting == 2
 
 
+async def a_row(lab: Lab, *names: str) -> "list[asyncio.Task[Answered | None]]":
+    """They are asked in a row: both places were taken, and one was free first."""
+    before = [await lab.ask(f"before-{number}", namespace="before") for number in range(2)]
+    tasks = [await lab.ask(name) for name in names]
+    for each in before:
+        lab.process.answer(GOOD)
+        await lab.clock.advance(0)
+        assert each.done()
+    assert rows(lab) == [[*names]]
+    return tasks
+
+
+def rows(lab: Lab) -> list[list[str]]:
+    """The claims that are being looked at, by the place where they are."""
+    found: dict[int, list[str]] = {}
+    for name, ask in zip(lab.names(), lab.process.asks, strict=True):
+        found.setdefault(id(ask.row), []).append(name)
+    return list(found.values())
+
+
+async def test_questions_that_are_as_urgent_stand_in_a_row_and_no_more_than_their_share_of_the_places(lab: Lab) -> None:
+    async def asked(urgency: QueuePriority, many: int) -> None:
+        for number in range(many):
+            await lab.ask(f"{urgency.name}-{number}", urgency=urgency, namespace=f"n-{number}")
+
+    for number in range(2):
+        await lab.ask(f"before-{number}")
+    await asked(QueuePriority.FIRST, 40)
+    await asked(QueuePriority.AGAIN, 20)
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert [len(row) for row in rows(lab)] == [1, 16], "one place is free"
+    lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert [len(row) for row in rows(lab)] == [16, 16]
+    assert all(name.startswith("FIRST") for name in lab.names())
+    for _ in range(16):
+        lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert [len(row) for row in rows(lab)] == [16, 8]
+    for _ in range(16):
+        lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert [len(row) for row in rows(lab)] == [8, 16]
+    for _ in range(8):
+        lab.process.answer(GOOD)
+    await lab.clock.advance(0)
+    assert [len(row) for row in rows(lab)] == [16], "what is answered again has one place"
+
+
+@pytest.mark.parametrize(
+    ("urgency", "as_rows"),
+    [
+        (QueuePriority.SEARCH, [["a"], ["b"]]),
+        (QueuePriority.FIRST, [["a"], ["b"]]),
+        (QueuePriority.AGAIN, [["a", "b"]]),
+    ],
+)
+async def test_two_that_come_together_have_a_place_each_but_for_what_has_only_one(
+    lab: Lab, urgency: QueuePriority, as_rows: list[list[str]]
+) -> None:
+    for name in "ab":
+        question = about(name)
+        lab.asked.append(asyncio.create_task(lab.workers.ask(lambda each=question: each, name, urgency)))
+    await lab.clock.advance(0)
+    assert rows(lab) == as_rows
+
+
+async def test_what_is_not_reached_is_asked_again_before_what_waits(lab: Lab) -> None:
+    tasks = await a_row(lab, "a", "b", "c")
+    await lab.ask("later")  # in the other place
+    lab.process.answer(GOOD, cpu_s=0.6)
+    for _ in range(2):
+        lab.process.answer(NotReached(), cpu_s=0.0)
+    await lab.clock.advance(0)
+    assert [task.done() for task in tasks] == [True, False, False]
+    assert (rows(lab), lab.workers.waiting) == ([["later"], ["c", "b"]], 0)
+    for _ in range(3):
+        lab.process.answer(GOOD)
+    assert await asyncio.gather(*tasks[1:]) == [Answered(GOOD, 0, 0.01)] * 2, "nothing is held against it"
+
+
+async def test_what_is_not_reached_and_not_waited_for_any_more_is_let_go(lab: Lab) -> None:
+    tasks = await a_row(lab, "a", "b")
+    tasks[1].cancel()
+    await lab.clock.advance(0)
+    lab.process.answer(GOOD)
+    lab.process.answer(NotReached())
+    await lab.clock.advance(0)
+    assert (lab.names(), lab.workers.waiting) == ([], 0)
+
+
+async def test_of_a_row_whose_process_ends_only_what_had_been_begun_may_be_what_ended_it(lab: Lab) -> None:
+    tasks = await a_row(lab, "a", "b", "c")
+    lab.process.answer(GOOD)
+    await tasks[0]
+    with capture_logs() as logs:
+        for _ in range(2):
+            lab.process.die()
+            await lab.clock.advance(2)
+    failed = [said["times"] for said in logs if said["event"] == "workers.question_failed"]
+    assert sorted(failed) == [1, 1, 2], "the second time each of the two had a place of its own"
+    assert isinstance(await answer_to(tasks[1]), Failed)
+    assert (lab.names(), tasks[2].done()) == (["c"], False)
+
+
+async def test_each_question_of_a_row_has_its_own_time(lab: Lab) -> None:
+    tasks = await a_row(lab, "a", "b", "c")
+    for _ in range(2):
+        await lab.clock.advance(SETTINGS.short_wall_s + 2)
+        lab.process.answer(GOOD)
+        await lab.clock.advance(0)
+    assert (len(lab.processes), [task.done() for task in tasks]) == (1, [True, True, False])
+    with capture_logs():
+        await lab.clock.advance(SETTINGS.short_wall_s + 7)
+    assert len(lab.processes) == 2
+
+
 async def test_a_costly_question_is_asked_again_with_more_and_keeps_no_other_waiting(lab: Lab) -> None:
     asked = [await lab.ask(f"costly-{number}", namespace="hostile") for number in range(4)]
     for _ in range(2):
-        assert lab.process.asks[0].cpu_s == SETTINGS.short_cpu_s
+        assert lab.process.asks[0].row.cpu_s == SETTINGS.short_cpu_s
         lab.process.answer(OverBudget(None, 8), cpu_s=0.5)
     await lab.clock.advance(0)
-    budgets = {name: ask.cpu_s for name, ask in zip(lab.names(), lab.process.asks, strict=True)}
+    budgets = {name: ask.row.cpu_s for name, ask in zip(lab.names(), lab.process.asks, strict=True)}
     assert budgets == {"costly-0": 2.0, "costly-2": 0.5, "costly-3": 0.5}, "only one has a long budget"
-    lab.process.asks.sort(key=lambda ask: ask.cpu_s)
+    lab.process.asks.sort(key=lambda ask: ask.row.cpu_s)
     for _ in range(2):
         lab.process.answer(OverBudget(None, 8), cpu_s=0.5)
     await lab.ask("honest", namespace="honest")
@@ -191,7 +321,7 @@ async def test_a_question_of_much_text_waits_where_the_costly_ones_do(lab: Lab) 
         )
     )
     await lab.ask("short")
-    assert {name: ask.is_last for name, ask in zip(lab.names(), lab.process.asks, strict=True)} == {
+    assert {name: ask.row.is_last for name, ask in zip(lab.names(), lab.process.asks, strict=True)} == {
         "short": False,
         "long": True,
     }
@@ -221,7 +351,7 @@ async def test_on_very_many_devices_a_question_may_take_longer(lab: Lab) -> None
     lab.view.followed.devices = 2 * SETTINGS.devices
     await lab.ask()
     (ask,) = lab.process.asks
-    assert (ask.cpu_s, ask.wall_s, lab.workers.long_cpu_s) == (1.0, 10.0, 4.0)
+    assert (ask.row.cpu_s, ask.row.wall_s, lab.workers.long_cpu_s) == (1.0, 10.0, 4.0)
 
 
 async def test_what_takes_too_much_memory_is_not_asked_again(lab: Lab) -> None:
@@ -360,7 +490,7 @@ async def test_what_is_asked_is_read_when_its_turn_comes(lab: Lab) -> None:
     current[0] = about("now")
     lab.process.answer(GOOD)
     await lab.clock.advance(0)
-    assert (lab.names(), lab.process.asks[-1].version) == (["b", "now"], 1)
+    assert (lab.names(), lab.process.asks[-1].row.version) == (["b", "now"], 1)
     assert not asked.done()
 
 
@@ -425,7 +555,7 @@ async def test_what_nobody_waits_for_is_not_kept_until_there_is_time_but_known_t
     await lab.clock.advance(0)
     assert (lab.workers.waiting, lab.process.asks) == (0, [])
     await lab.ask("costly")
-    assert [ask.is_last for ask in lab.process.asks] == [True], "it begins where costly ones are asked"
+    assert [ask.row.is_last for ask in lab.process.asks] == [True], "it begins where costly ones are asked"
 
 
 async def test_what_killed_its_process_while_nobody_waited_is_asked_once_more_and_no_third_time(lab: Lab) -> None:

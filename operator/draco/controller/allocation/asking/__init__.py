@@ -1,4 +1,4 @@
-"""When each group that waits is asked about (`turns`, `releases`), and what is asked ahead of time (`foresight`).
+"""When each group that waits is asked about (`schedule`, `releases`), and what is asked ahead of time (`foresight`).
 
 Must not ask: `allocations` does.
 """

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
+from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlaceClaims, PlacementAnswer
-from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.retry import Backoff
 from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement
@@ -77,7 +77,7 @@ class Foresight:
         return [known.placement]
 
     async def look(self, held: list[ResourceClaim], spread: list[PoolKey], basis: object) -> float:
-        """Ask where such a claim would go. Returns in how many seconds to look again by itself; infinite for never."""
+        """Ask where such a claim would go. Returns in how many seconds to look again; infinite for never."""
         now_s = self._clock.monotonic()
         if self._expected is None or now_s >= self._expected.at_s + _EXPECTED_S:
             self._expected = self._foreseen = None

@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from draco.allocation.ownership.handover import GpuPlace
 from draco.controller.allocation.asking.basis import Basis
-from draco.controller.allocation.asking.turns import SECOND_LOOK_S, NoPlace
+from draco.controller.allocation.asking.schedule import SECOND_LOOK_S, NoPlace
 from draco.controller.view import BY_DEVICE, UNALLOCATED, ClusterView
 from draco.kube.clock import Clock
 from draco.resources.names import DeviceKey

@@ -14,8 +14,8 @@ import structlog
 from prometheus_client import Counter
 
 from draco.controller.allocation.preempting.preemption import Nomination, Preemptions
-from draco.controller.allocation.queue.waiting import WaitingGroup
-from draco.controller.claims.takebacks import Takebacks
+from draco.controller.allocation.waiting_group import WaitingGroup
+from draco.controller.deallocations import Deallocations
 from draco.controller.evictions import NOT_PERMITTED, PodEvictions, refused
 from draco.kube.connect.client import Client
 from draco.kube.events.events import EventRecorder
@@ -40,7 +40,7 @@ class PreemptionEvictions:
         preemptions: Preemptions,
         evictions: PodEvictions,
         events: EventRecorder,
-        takebacks: Takebacks,
+        takebacks: Deallocations,
         *,
         count: Counter,
     ) -> None:
@@ -48,7 +48,7 @@ class PreemptionEvictions:
         self._preemptions = preemptions
         self._evictions = evictions
         self._events = events
-        self._takebacks = takebacks
+        self._deallocations = takebacks
         self._count = count
 
     @property
@@ -101,7 +101,7 @@ class PreemptionEvictions:
         """Take back what reservations keep unused. Returns whether all of it is free now: a pod may have come to use it."""
         waiting = nomination.waiting
         for claim in nomination.unused:
-            if self._takebacks.left_s(claim) > 0 or not await self._takebacks.take_back(claim):
+            if self._deallocations.left_s(claim) > 0 or not await self._deallocations.take_back(claim):
                 return False
             devices = listed(f"{each.device} of {each.pool}" for each in claim.results)
             log.info("preemption.taken_back", group=waiting.called, claim=str(claim.metadata.key), devices=devices)

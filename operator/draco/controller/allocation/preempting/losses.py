@@ -14,8 +14,8 @@ from prometheus_client import Counter
 
 from draco.allocation.ownership.gangs import GangKey, GangSource, GangTerms, gang_of
 from draco.allocation.ownership.losses import GroupStanding, is_made_for_a_pod, releases, standing
+from draco.controller.allocation.gangs import Gangs
 from draco.controller.allocation.preempting.preemption import Preemptions
-from draco.controller.allocation.queue.gang_terms import Gangs
 from draco.controller.evictions import NOT_PERMITTED, DisruptionBudgets, PodEvictions, refused
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.gpu_policies import policies_of
@@ -225,8 +225,8 @@ class PartialLosses:
         self._count.labels("evicted").inc(len(going))
         log.info("loss.released", group=str(gang), pods=[str(each.metadata.key) for each in going])
         note = (
-            f"{gang} has been short of {counted(missing, 'pod')} for {_minutes()} min, so Draco evicted the rest, as "
-            "the MigPolicy says (spec.gangs.onPartialLoss): it gets devices again as a whole."
+            f"Evicted: {gang} has been short of {counted(missing, 'pod')} for {_minutes()} min (MigPolicy "
+            "spec.gangs.onPartialLoss); it will be allocated again together."
         )
         for pod in going:
             self._record(PODS.reference(pod.metadata), "Normal", RELEASED_REASON, note)

@@ -15,15 +15,15 @@ import structlog
 from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.allocation.ownership.handover import GpuPlace
-from draco.controller.allocation.queue.gang_terms import Gangs
-from draco.controller.allocation.queue.waiting import WaitingGroup
+from draco.controller.allocation.gangs import Gangs
+from draco.controller.allocation.ownership.handover import HandoverReconciler
+from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.evictions import DisruptionBudgets
-from draco.controller.mig.handover import HandoverReconciler
 from draco.controller.reservations.priorities import reserved_at
 from draco.controller.view import ClusterView
+from draco.controller.workers.contract import WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
 from draco.controller.workers.messages import PlanPreemption, PreemptionAnswer
-from draco.controller.workers.pool import WorkerPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import doubling_s

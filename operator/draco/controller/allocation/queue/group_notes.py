@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 import structlog
 
-from draco.controller.allocation.queue.waiting import WaitingGroup
+from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.kube.clock import Clock
 from draco.kube.events.events import EventRecorder
 from draco.resources.kinds import CLAIMS, PODS

@@ -9,7 +9,7 @@ than another that could find a place. Keeps nothing free itself.
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
-from draco.controller.allocation.queue.waiting import WaitingGroup
+from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.kube.clock import Clock
 
 

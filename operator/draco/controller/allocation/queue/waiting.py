@@ -17,8 +17,9 @@ from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, GangTerms, UnknownTerms, default_topology, gang_of, has_served
 from draco.allocation.ownership.leaks import ended_users
 from draco.allocation.pod_claims import held_back
-from draco.controller.allocation.queue.gang_terms import Gangs
+from draco.controller.allocation.gangs import Gangs
 from draco.controller.allocation.queue.refusals import NodeRefusals
+from draco.controller.allocation.waiting_group import WaitingGroup
 from draco.controller.allocation.writing.writes import FINALIZER
 from draco.controller.view import BY_RESERVATION, UNALLOCATED, ClusterView
 from draco.placing.groups.group import ClaimGroup, GroupMember
@@ -31,35 +32,6 @@ from draco.resources.names import ANNOTATION_TOPOLOGY, LABEL_RESERVATION
 from draco.resources.texts import counted
 
 _NEVER: Final = "Never"
-
-
-class WaitingGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that can be asked about. `loose` are claims that others of it have and no pod uses yet."""
-
-    uid: str
-    group: ClaimGroup
-    order: tuple[int, str, str]
-    """By priority, age and name."""
-    priority: int | None = None
-    """That of its pods: of a group, `group_priority`; of a reservation, its PriorityClass'. None for a claim alone."""
-    may_preempt: bool = False
-    """Whether others may be evicted for it: every member has pods, and none of these forbids it."""
-    since: datetime | None = None
-    """When the last was there of what it needs: pods that nobody else's gate held, claims, its PodGroup."""
-    loose: Sequence[ResourceClaim] = ()
-    unready: str = ""
-    """Why it is not to be asked about yet: one sentence."""
-
-    @property
-    def called(self) -> str:
-        """How people know it: by its name, or else its first pod or claim."""
-        member = self.group.members[0]
-        return self.group.name or str((member.pods[0] if member.pods else member.claims[0]).metadata.key)
-
-    @property
-    def namespace(self) -> str:
-        """Of all its claims."""
-        return self.group.members[0].claims[0].metadata.namespace
 
 
 class _GangPods(msgspec.Struct):

@@ -24,7 +24,7 @@ from draco.allocation.ownership.leaks import (
     keepers,
     release_after,
 )
-from draco.controller.claims.takebacks import Takebacks
+from draco.controller.deallocations import Deallocations
 from draco.controller.metrics import OperatorMetrics
 from draco.controller.mig.decisions import MigDecisions
 from draco.controller.mig.gpu_policies import policies_of
@@ -81,7 +81,7 @@ class LeakedClaims:
         self._count = metrics.leaks_released
         self._clock = clock
         self._tell_after_s = tell_after_s
-        self._takebacks = Takebacks(client, view, clock=clock)
+        self._deallocations = Deallocations(client, view, clock=clock)
         self._since_s: dict[ObjectKey, dict[str, float]] = {}  # by PodGroup and the claim's UID
         self._unreserved_s: dict[str, float] = {}  # since when, by the claim's UID
         self._adopted = False
@@ -201,7 +201,7 @@ class LeakedClaims:
             return (
                 "Draco takes the devices back, as the MigPolicy says, once the pods that have ended are deleted, too."
             )
-        if refusal := next(filter(None, map(self._takebacks.refusal, made)), ""):
+        if refusal := next(filter(None, map(self._deallocations.refusal, made)), ""):
             return refusal
         minutes = int(max(known).total_seconds() // 60)
         return f"Draco takes the devices back after {minutes} min without a pod, as the MigPolicy says."
@@ -221,7 +221,7 @@ class LeakedClaims:
         else:
             self._unreserved_s.setdefault(uid, now_s)
         due_s = max(since_s + after.total_seconds(), self._unreserved_s.get(uid, now_s - SETTLE_S) + SETTLE_S)
-        wait_s = max(due_s - now_s, self._takebacks.left_s(claim))
+        wait_s = max(due_s - now_s, self._deallocations.left_s(claim))
         if wait_s > 0:
             return wait_s
         names = {each.pool for each in claim.devices_held}
@@ -229,8 +229,8 @@ class LeakedClaims:
         if prepared_on(claim, nodes):
             return _AGAIN_S
         if claim.status.reserved_for:
-            await self._takebacks.take_back(claim, "reservedFor")
-        elif not await self._has_pods(claim) and await self._takebacks.take_back(claim):
+            await self._deallocations.take_back(claim, "reservedFor")
+        elif not await self._has_pods(claim) and await self._deallocations.take_back(claim):
             self._announce(claim, group)
         return _AGAIN_S  # what is there now is on its way
 

@@ -5,7 +5,7 @@ What is on its way counts as allocated until the watch has delivered it. How it 
 
 import structlog
 
-from draco.controller.claims.takebacks import Takebacks
+from draco.controller.deallocations import Deallocations
 from draco.controller.view import ClusterView
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
@@ -33,7 +33,7 @@ class AllocationReturns:
         self._view = view
         self._events = events
         self._clock = clock
-        self._takebacks = Takebacks(client, view, clock=clock)
+        self._deallocations = Deallocations(client, view, clock=clock)
         self._replaced: dict[ObjectKey, tuple[str, float]] = {}
         self._again_s = float("-inf")
 
@@ -48,7 +48,7 @@ class AllocationReturns:
         dues = [until_s for _, until_s in self._replaced.values()]
         dues += [self._again_s] if self._again_s > since_s else []
         left_s = max(0.0, min(dues, default=float("inf")) - self._clock.monotonic())
-        return min(self._takebacks.next_s(since_s), left_s)
+        return min(self._deallocations.next_s(since_s), left_s)
 
     def settle(self) -> None:
         """Forget what the watch has delivered, or what is not answered for too long."""
@@ -63,12 +63,12 @@ class AllocationReturns:
 
     async def give_back(self, claim: ResourceClaim, why: str) -> None:
         """Take the allocation away, and say why. Raises nothing: what became of it is seen on the watch."""
-        if self._takebacks.left_s(claim) > 0:
+        if self._deallocations.left_s(claim) > 0:
             return
         meta = claim.metadata
         self._replaced[meta.key] = (meta.resource_version, self._clock.monotonic() + _UNANSWERED_S)
         try:
-            if not await self._takebacks.take_back(claim):
+            if not await self._deallocations.take_back(claim):
                 self._replaced.pop(meta.key, None)  # nothing of ours is on its way
                 self._again_s = self._clock.monotonic() + _CHANGED_S
                 return

@@ -1,7 +1,8 @@
 """Takes Draco's scheduling gate off pods that have what Draco allocates, so that kube-scheduler looks at them for the first time.
 
-Owns when the gate goes and what is said where Draco may not take it off. It never comes back: Kubernetes permits no gate to be
-added to a pod that exists. What loses its devices afterwards waits as a pod that never had a gate. Gates of others are theirs.
+Owns when the gate goes and what is said where Draco may not take it off; `webhook.pod_gates` gives it to new pods. It never comes
+back: Kubernetes permits no gate to be added to a pod that exists. What loses its devices afterwards waits as a pod that never had
+a gate. Gates of others are theirs.
 """
 
 import asyncio
@@ -49,11 +50,13 @@ class SchedulingGates:
         view: ClusterView,
         terms: Callable[[GangKey], GangTerms | UnknownTerms | None],
         *,
+        autoscaled: bool,
         clock: Clock,
     ) -> None:
         self._client = client
         self._view = view
         self._terms = terms
+        self._autoscaled = autoscaled
         self._requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._off: set[str] = set()
         """UIDs of pods whose gate is off though the watch has not told of it yet."""
@@ -173,8 +176,11 @@ class SchedulingGates:
     def _has_all(self, pod: Pod) -> bool:
         """Whether it has all that Draco is to allocate for it. One that wants nothing of Draco's waits for nothing.
 
-        With a claim that is being deleted Kubernetes lets no pod start.
+        With a claim that is being deleted Kubernetes lets no pod start. Beside an autoscaler none waits here: it adds nodes
+        only for pods without a gate.
         """
+        if self._autoscaled:
+            return True
         keys = self._view.claims_of(pod)
         if len(keys) < len(pod.spec.resource_claims):
             return False

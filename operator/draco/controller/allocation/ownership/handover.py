@@ -1,0 +1,368 @@
+"""Hands GPUs over to Draco and back, as policies say, step by step.
+
+Owns the looking and the writing: what policies want, which devices are published with the taint, the register, and whether all
+that was allocated before has been seen. A register that is gone takes all GPUs with it: they go over from the beginning. Which
+step comes when is `allocation.ownership.handover`'s. There is one key, as there is one register. What writes the spec of GpuNodes
+asks this what agents are to taint.
+
+The register is to name this operator before it gives anything out. Each write of it has three steps, and their order matters: the
+register is read, then the Lease, and then the register is written on top of what was read. Who takes the Lease in between enters
+itself later, so the one that the register names in the end is the last one that took the Lease.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import msgspec
+import structlog
+
+from draco.allocation.ownership.claims import is_for_operator
+from draco.allocation.ownership.handover import GpuPlace, HandoverInput, Handovers
+from draco.controller.allocation.ownership.leader import NOT_TOLD, OwnLeadership
+from draco.controller.allocation.ownership.register import Register, RegisterMissing, RegisterStore
+from draco.controller.loop_watch import CooperativeWork
+from draco.controller.mig.decisions import MigDecisions
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.listeners import Listeners
+from draco.kube.watch.informer import Informer
+from draco.kube.watch.store import Change
+from draco.mig_policy.decide import spread_pools
+from draco.mig_policy.matching import preempting_policies
+from draco.resources.api.allocation import AllocationRegister, RegisteredLeader
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.draco import Allocator, GpuNode
+from draco.resources.api.meta import ObjectKey, find_condition
+from draco.resources.api.slices import Device, ResourceSlice
+from draco.resources.kinds import ALLOCATION_REGISTERS, CLAIMS
+from draco.resources.names import ALLOCATION_REGISTER, TAINT_OPERATOR_ALLOCATED, DeviceKey, PoolKey, gpu_name
+
+log = structlog.get_logger(__name__)
+
+KEY = ""
+_WITH_THE_TAINT = "published as Draco's"
+_MISSING_S = 30.0
+"""How soon to try again to make a register that could not be made."""
+_SOONEST_S = 0.05
+_BEHIND_S = 0.2
+"""How soon to look again whether the watch has brought what was written before."""
+_NOT_LEADING_S = 2.0
+"""How soon to look again whether the Lease is ours, where it is not: usually this process ends before that."""
+_NOT_KEPT = (
+    "The AllocationRegister does not keep who leads, so an operator that led before is not kept from allocating: apply Draco's "
+    "CustomResourceDefinitions (crds/), or set the chart's value crds.enabled to true."
+)
+
+
+class HandoverReconciler:
+    """All GPUs at once."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        decisions: MigDecisions,
+        store: RegisterStore,
+        leadership: OwnLeadership,
+        *,
+        clock: Clock,
+        settle_s: float,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._decisions = decisions
+        self._store = store
+        self._leadership = leadership
+        self._clock = clock
+        self._handovers = Handovers(settle_s)
+        self.register: Informer[AllocationRegister] = Informer(
+            client, ALLOCATION_REGISTERS, field_selector=f"metadata.name={ALLOCATION_REGISTER}", clock=clock
+        )
+        """Only wakes: what it says is read."""
+        self.owned: frozenset[GpuPlace] = frozenset()
+        """The GPUs that Draco may give out now."""
+        self._tainted: frozenset[GpuPlace] = frozenset()
+        """GPUs with devices that are published as Draco's, whatever policies and the register say of them."""
+        self.withheld: frozenset[GpuPlace] = frozenset()
+        """Those of them that are not to be given out, or not yet."""
+        self._to_taint: frozenset[GpuPlace] | None = None
+        self._register_uid = ""
+        self._is_entered = False
+        self._entered: RegisteredLeader | None = None
+        """What the register said after this operator had entered itself: nobody, where it keeps no names."""
+        self._unfenced = ""
+        self.spread: frozenset[PoolKey] = frozenset()
+        """The pools whose nodes are to be filled evenly."""
+        self.preemptible: frozenset[GpuPlace] = frozenset()
+        """The GPUs from which pods may be evicted for pods of a higher priority."""
+        self._trouble = ""
+        view.slices.store.add_index(
+            _WITH_THE_TAINT, lambda item: [True] if any(map(_is_tainted, item.spec.devices)) else []
+        )
+        self.when_owned = Listeners[[]]()
+        """Called when Draco may give out other GPUs than before, withholds others, may evict pods from others, or spreads over
+        others."""
+        self.when_to_taint = Listeners[[str]]()
+        """Called with the name of a node when other GPUs of it are to be tainted."""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is handed over, or an operator that led before not kept away; "" if nothing is in the way."""
+        return self._trouble or self._unfenced
+
+    def not_owned(self) -> list[DeviceKey]:
+        """Devices that are published as Draco's, and are not yet, or no longer, to be given out."""
+        pools = {place.pool_key for place in self.withheld}
+        return [key for pool in pools for key, _ in self._devices(pool) if GpuPlace.of(key) in self.withheld]
+
+    def gives_out(self, devices: Iterable[DeviceKey]) -> bool:
+        """Whether Draco may give out all these devices still: a GPU may have gone back while it was decided who gets it."""
+        return all(GpuPlace.of(each) in self.owned for each in devices)
+
+    def to_taint(self, gpu_node: GpuNode) -> list[str] | None:
+        """UUIDs of the node's GPUs that are to be kept from kube-scheduler; None: not known yet."""
+        if self._to_taint is None:
+            return None
+        uuids = [*gpu_node.spec.operator_allocated, *(each.uuid for each in gpu_node.status.gpus)]
+        return sorted(
+            uuid
+            for uuid, name in self._names(gpu_node, uuids).items()
+            if GpuPlace(*gpu_node.pool, name) in self._to_taint
+        )
+
+    def subscribe(self, wake: Callable[[str], None]) -> None:
+        """Have `wake` called when something may have to be handed over."""
+
+        def claim_changed(change: Change[ResourceClaim]) -> None:
+            places = {GpuPlace.of(key) for each in change.versions for key in each.devices_held}
+            if not places <= self.owned and is_for_operator(change.versions[-1], self._view.classes_by_name):
+                wake(KEY)  # one of them may have left
+
+        self.register.subscribe(lambda _: wake(KEY))
+        self._view.claims.subscribe(claim_changed)
+        self._view.gpu_nodes.subscribe(
+            lambda _: wake(KEY), reads=lambda node: (node.spec.operator_allocated, _told(node))
+        )
+        self._view.mig_policies.subscribe(
+            lambda _: wake(KEY), reads=lambda policy: (policy.spec, policy.metadata.deletion_timestamp)
+        )
+        self._view.slices.subscribe(lambda _: wake(KEY), reads=_with_the_taint)
+        self._view.nodes.subscribe(lambda _: wake(KEY), reads=lambda node: node.metadata.labels)
+
+    def all_keys(self) -> set[str]:
+        """The one key."""
+        return {KEY}
+
+    async def reconcile(self, _: str) -> float | None:
+        """Take the next step for each GPU. Raises ApiError."""
+        register = await self._read()
+        registered = register.places if register else frozenset()
+        cooperative = CooperativeWork(self._clock)
+        known = registered | (self._to_taint or frozenset())
+        told = {node: _told(self._gpu_node(node)) for node in {each.pool for each in known}}
+        wanted = await self._wanted(cooperative)
+        unsaid = self._unsaid(known, told)
+        places = wanted | registered | unsaid
+        published = await self._published(places, cooperative)
+        tainted = frozenset(place for place in places if published.get(place) == {True})
+        wanted |= unsaid & tainted
+        self._tainted = frozenset(place for place, taints in published.items() if True in taints)
+        self._own(self.owned)
+        left = self._left(places, registered, published)
+        leads = register is not None and self._is_entered and register.leader == self._entered
+        seen = HandoverInput(wanted=wanted, tainted=tainted, registered=registered, leads=leads, left=left)
+        plan = self._handovers.plan(seen, self._clock.monotonic())
+        # What Draco stops giving out, it stops before anybody else may begin.
+        self._take_up(plan.owned & self.owned, plan.taint)
+        if register is None:
+            return _MISSING_S
+        if plan.enter or plan.register != registered:
+            if not await self._leadership.holds():
+                return _NOT_LEADING_S
+            register = await self._write(register, plan.register)
+            seen = msgspec.structs.replace(seen, registered=register.places, leads=True)
+            plan = self._handovers.plan(seen, self._clock.monotonic())
+        if not await self._has_seen_all(plan.owned - self.owned):
+            return _BEHIND_S
+        self._take_up(plan.owned, plan.taint)
+        return None if plan.look_again_s is None else max(plan.look_again_s, _SOONEST_S)
+
+    async def _read(self) -> Register | None:
+        """The register, made if it is not there; None where it cannot be."""
+        try:
+            register = await self._store.read()
+        except RegisterMissing:
+            # Without it the API server lets others allocate, so first of all nothing more is given out.
+            self._own(frozenset())
+            try:
+                register = await self._store.make()
+            except RegisterMissing as error:
+                self._say(str(error))
+                return None
+        self._say("")
+        if register.uid != self._register_uid:
+            self._own(frozenset())
+            self._handovers.begin_again()
+            self._is_entered = False
+            self._register_uid = register.uid
+        return register
+
+    async def _write(self, seen: Register, places: frozenset[GpuPlace]) -> Register:
+        """Have the register say this, and that this operator leads. What it says already is not written again."""
+        entry = await self._leadership.entry()
+        says_so = (seen.leader, seen.places) == (entry, places)
+        written = seen if says_so else await self._store.write(seen, places, entry)
+        if written.leader != seen.leader:
+            leader = written.leader or RegisteredLeader()
+            log.info("handover.entered", leader=leader.identity, pod_uid=leader.pod_uid)
+        if places != seen.places:
+            log.info("handover.registered", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(places)])
+        self._is_entered, self._entered = True, written.leader
+        if written.leader is None:
+            self._unfenced = NOT_TOLD if entry is None else _NOT_KEPT
+        else:
+            self._unfenced = ""
+        return written
+
+    def _take_up(self, owned: frozenset[GpuPlace], to_taint: frozenset[GpuPlace]) -> None:
+        before, self._to_taint = self._to_taint, to_taint
+        self._own(owned)
+        every = {key.name for key in self._view.gpu_nodes.store}
+        nodes = every if before is None else {each.pool for each in before ^ to_taint}
+        for node in nodes:
+            self.when_to_taint.tell(node)
+
+    def _own(self, owned: frozenset[GpuPlace]) -> None:
+        before = self.owned, self.withheld
+        self.owned, self.withheld = owned, self._tainted - owned
+        if owned != before[0]:
+            log.info("handover.owned", gpus=[f"{each.pool}/{each.gpu}" for each in sorted(owned)])
+        if before != (owned, self.withheld):
+            self.when_owned.tell()
+
+    async def _wanted(self, cooperative: CooperativeWork) -> frozenset[GpuPlace]:
+        found, preemptible = set(), set()
+        decisions = await self._decisions.all()
+        permitting = preempting_policies(self._view.mig_policies.store.values())
+        drivers = {each.metadata.name: each.status.driver for each in self._view.gpu_nodes.store.values()}
+        spread = spread_pools(decisions, self._view.mig_policies.store.values(), drivers)
+        for decision in decisions:
+            uuids = {each.uuid for each in decision.gpus if each.allocator is Allocator.OPERATOR and each.policy}
+            gpu_node = self._gpu_node(decision.node) if uuids else None
+            if gpu_node is not None:
+                names = self._names(gpu_node, uuids)
+                driver = gpu_node.status.driver
+                found |= {GpuPlace(driver, decision.node, names[uuid]) for uuid in uuids & names.keys()}
+                preemptible |= {
+                    GpuPlace(driver, decision.node, names[each.uuid])
+                    for each in decision.gpus
+                    if each.uuid in uuids & names.keys() and each.policy in permitting
+                }
+            await cooperative.pause()
+        self._permit(frozenset(preemptible), spread)
+        return frozenset(found)
+
+    def _unsaid(self, places: Iterable[GpuPlace], told: Mapping[str, object]) -> frozenset[GpuPlace]:
+        """Those of these GPUs whose agents have not said that they have them: nobody knows whether a policy wants them.
+
+        A GpuNode that was deleted, or the one that the agent makes then, takes no GPU back. Nor does one that says something else
+        now than before it was found out what policies want, as `told`: that may rest on either, and the change has woken this.
+        """
+        nodes = {node: self._gpu_node(node) for node in told}
+        changed = {node for node, gpu_node in nodes.items() if _told(gpu_node) != told[node]}
+        return frozenset(
+            place
+            for place in places
+            if (place.pool in changed or not _says(nodes[place.pool], place))
+            and ObjectKey("", place.pool) in self._view.nodes.store
+        )
+
+    def _gpu_node(self, node: str) -> GpuNode | None:
+        return self._view.gpu_nodes.store.get(ObjectKey("", node))
+
+    def _permit(self, preemptible: frozenset[GpuPlace], spread: frozenset[PoolKey]) -> None:
+        if (preemptible, spread) != (self.preemptible, self.spread):
+            self.preemptible, self.spread = preemptible, spread
+            self.when_owned.tell()
+
+    def _names(self, gpu_node: GpuNode, uuids: Collection[str]) -> dict[str, str]:
+        """The names of at least these GPUs of the node, as far as they are known: as reported, or else as published."""
+        reported = {each.uuid: each.device for each in gpu_node.status.gpus if each.device}
+        if reported.keys() >= set(uuids):
+            return reported
+        hardware = self._view.hardware(gpu_node.pool)
+        published = {board: gpu_name(name) for name in hardware.published if (board := hardware.board(name))}
+        return published | reported
+
+    async def _published(self, places: Collection[GpuPlace], cooperative: CooperativeWork) -> dict[GpuPlace, set[bool]]:
+        """All GPUs that are published in the pools of these, and where any has the taint; whether devices of each have it."""
+        by_gpu: dict[GpuPlace, set[bool]] = {}
+        pools = {each.pool_key for each in places}
+        pools |= {each.pool for each in self._view.slices.store.by_index(_WITH_THE_TAINT, True)}
+        for pool in pools:
+            for key, device in self._devices(pool):
+                by_gpu.setdefault(GpuPlace.of(key), set()).add(_is_tainted(device))
+            await cooperative.pause()
+        return by_gpu
+
+    def _left(
+        self, places: Collection[GpuPlace], registered: Collection[GpuPlace], published: Collection[GpuPlace]
+    ) -> frozenset[GpuPlace]:
+        """GPUs in the pools of these places that are not published, though a claim of Draco's has devices of them.
+
+        Of a pool of which slices are still to come only those that the register has: another GPU that came to Draco because its
+        agent publishes it again would go back as soon as it is published, and be published again for that.
+        """
+        pools = {each.pool_key for each in places if each not in published}
+        classes = self._view.classes_by_name if pools else {}
+        own = [claim for pool in pools for claim in self._view.claims_in(pool) if is_for_operator(claim, classes)]
+        held = {GpuPlace.of(key) for claim in own for key in claim.devices_held}
+        gone = [each for each in held if each not in published and each.pool_key in pools]
+        return frozenset(each for each in gone if each in registered or self._view.hardware(each.pool_key).complete)
+
+    def _devices(self, pool: PoolKey) -> Iterable[tuple[DeviceKey, Device]]:
+        for device in self._view.devices_of(pool):
+            yield DeviceKey(pool.driver, pool.pool, device.name), device
+
+    async def _has_seen_all(self, places: Collection[GpuPlace]) -> bool:
+        """Whether the watch has brought all that was allocated of these GPUs while others still might."""
+        if not places:
+            return True
+        for claim in await self._client.list(CLAIMS):
+            if any(GpuPlace.of(each) in places for each in claim.devices_held):
+                known = self._view.claims.store.get(claim.metadata.key)
+                if known is None or known.devices_held != claim.devices_held:
+                    return False
+        return True
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            log.warning("handover.impossible", error=trouble)
+        self._trouble = trouble
+
+
+def _told(gpu_node: GpuNode | None) -> object:
+    """What an agent has said of its GPUs, and in which GpuNode."""
+    if gpu_node is None:
+        return None
+    return gpu_node.metadata.uid, gpu_node.status.driver, gpu_node.status.gpus, _can_read(gpu_node)
+
+
+def _says(gpu_node: GpuNode | None, place: GpuPlace) -> bool:
+    """Whether an agent that reads its GPUs reports the GPU, or that it has no such GPU."""
+    if gpu_node is None or not gpu_node.status.driver:
+        return False
+    return _can_read(gpu_node) or place.gpu in {one.device for one in gpu_node.status.gpus}
+
+
+def _can_read(gpu_node: GpuNode) -> bool:
+    readable = find_condition(gpu_node.status.conditions, "Readable")
+    return readable is None or readable.status == "True"
+
+
+def _is_tainted(device: Device) -> bool:
+    return any(each.key == TAINT_OPERATOR_ALLOCATED for each in device.taints)
+
+
+def _with_the_taint(item: ResourceSlice) -> object:
+    return item.pool, item.spec.pool.generation, [(each.name, _is_tainted(each)) for each in item.spec.devices]

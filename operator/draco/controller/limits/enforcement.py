@@ -1,0 +1,207 @@
+"""Keeps what Draco allocates within the DeviceLimits.
+
+Owns what was refused, and what is said of it: an Event on the claim, once for each limit that is in its way, and the text that
+stands for all other causes for as long as the claim waits because of it. A round is one decision: it begins with what is held and
+on its way, without a pause until all of its placements were judged, and counts what it lets through. Whether a claim fits at all
+is not asked here, nor is anything written but Events.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import structlog
+
+from draco.controller.limits.holdings import HeldDevices
+from draco.controller.view import ClusterView
+from draco.kube.events.events import EventRecorder
+from draco.kube.listeners import Listeners
+from draco.kube.watch.store import Change
+from draco.limits.amounts import Holdings, added, least_of
+from draco.limits.rules import LimitCheck, LimitRefusal, NamespaceLabels, rule_of
+from draco.limits.wording import refusal_text
+from draco.placing.groups.group import ClaimGroup, GroupMember, GroupPlacement, allocated
+from draco.resources.api.claims import AllocationResult, ResourceClaim
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS
+
+log = structlog.get_logger(__name__)
+
+LIMIT_REASON = "DeviceLimitReached"
+EVENT_ACTION = "Allocating"
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    """Of a claim: what is in its way, and how that was said."""
+
+    uid: str
+    limits: frozenset[str]
+    text: str
+
+
+class LimitGuard:
+    """What is refused now, by claim."""
+
+    def __init__(self, view: ClusterView, held: HeldDevices, events: EventRecorder) -> None:
+        self._view = view
+        self._held = held
+        self._events = events
+        self._refused: dict[ObjectKey, _Refused] = {}
+        self.listeners = Listeners[[ObjectKey]]()
+        """Called with each claim of which something else is to be said."""
+        self.when_changed = Listeners[[]]()
+        """Called when something else is permitted, or to others."""
+        self.version = 0
+        """Grows with every change of what is permitted to whom."""
+        view.limits.subscribe(
+            lambda _: self._changed(), reads=lambda limit: (limit.spec, limit.metadata.deletion_timestamp is None)
+        )
+        view.namespaces.subscribe(lambda _: self._changed(), reads=lambda item: item.metadata.labels)
+        view.claims.subscribe(self._follow)
+
+    def why_not(self, claim: ObjectKey) -> str:
+        """What of the limits keeps the claim from being allocated; "" if nothing does, as far as was asked."""
+        refused = self._refused.get(claim)
+        return refused.text if refused else ""
+
+    def waiting(self) -> Mapping[str, int]:
+        """Claims that wait, by the limit that is in their way."""
+        return Counter(limit for each in self._refused.values() for limit in each.limits)
+
+    def begin(self, on_the_way: Sequence[ResourceClaim]) -> "LimitRound":
+        """A decision by what is known now. `on_the_way` are claims as they are once all that was decided is written."""
+        limits = sorted(self._view.limits.store.values(), key=lambda limit: limit.metadata.name)
+        rules = [rule_of(limit) for limit in limits if limit.metadata.deletion_timestamp is None]
+        namespaces = {each.metadata.name: each.metadata.labels for each in self._view.namespaces.store.values()}
+        known_better = {each.metadata.key for each in on_the_way}
+        check = LimitCheck(rules, namespaces, lambda name: self._held.of_namespace(name, known_better))
+        for claim in on_the_way:
+            if rules and claim.metadata.namespace in namespaces:
+                check.take(claim.metadata.namespace, self._held.of_claim(claim).holdings)
+        return LimitRound(self, self._held, check if rules else None, namespaces)
+
+    def note(self, claims: Sequence[ResourceClaim], refusals: Sequence[LimitRefusal], text: str) -> None:
+        """Say of claims why they wait; without refusals, that no limit is in their way."""
+        limits = frozenset(each.limit for each in refusals)
+        for claim in claims:
+            key, before = claim.metadata.key, self._refused.get(claim.metadata.key)
+            known = self._view.claims.store.get(key)
+            if known is None or known.metadata.uid != claim.metadata.uid:
+                continue  # deleted while it was decided about
+            after = _Refused(claim.metadata.uid, limits, text) if refusals else None
+            if after is not None and (before is None or (before.uid, before.limits) != (after.uid, after.limits)):
+                log.info("allocation.limited", claim=str(key), limits=sorted(limits), why=text)
+                self._events.record(
+                    CLAIMS.reference(claim.metadata),
+                    type="Warning",
+                    reason=LIMIT_REASON,
+                    action=EVENT_ACTION,
+                    note=text,
+                )
+            self._put(key, after)
+
+    def _put(self, key: ObjectKey, refused: _Refused | None) -> None:
+        if self._refused.get(key) == refused:
+            return
+        if refused is None:
+            del self._refused[key]
+        else:
+            self._refused[key] = refused
+        self.listeners.tell(key)
+
+    def _follow(self, change: Change[ResourceClaim]) -> None:
+        refused = self._refused.get(change.key)
+        if refused and (change.after is None or change.after.metadata.uid != refused.uid or not change.after.waits):
+            self._put(change.key, None)
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.when_changed.tell()
+
+
+class LimitRound:
+    """One decision. `check` is None where there are no limits."""
+
+    def __init__(
+        self, guard: LimitGuard, held: HeldDevices, check: LimitCheck | None, namespaces: NamespaceLabels
+    ) -> None:
+        self._guard = guard
+        self._held = held
+        self._check = check
+        self._namespaces = namespaces
+        self._notes: list[tuple[Sequence[ResourceClaim], Sequence[LimitRefusal], str]] = []
+
+    def tell(self) -> None:
+        """Say what was found out of the claims that were judged: nothing is said before."""
+        for claims, refusals, text in self._notes:
+            self._guard.note(claims, refusals, text)
+        self._notes = []
+
+    def foreseen(self, group: ClaimGroup) -> str:
+        """Why a group cannot be allocated, whatever devices it gets; "" if that is not so."""
+        if self._check is None:
+            return ""
+        least = [added(map(least_of, member.claims)) for member in group.members]
+        if group.needed < len(least) and any(each != least[0] for each in least):
+            return ""  # which of them it would be is not known
+        fewest = [claim for member in group.members[: group.needed] for claim in member.claims]
+        return self._refusal(group.claims, added(least[: group.needed]), len(fewest))
+
+    def within(self, group: ClaimGroup, placement: GroupPlacement) -> GroupPlacement:
+        """The placement as far as limits permit it, which counts from now on; or none, and why.
+
+        Members go without if there are enough others.
+        """
+        if self._check is None or not placement.results:
+            self._notes.append((group.claims, [], ""))
+            return placement
+        namespace = group.claims[0].metadata.namespace
+        if namespace not in self._namespaces:
+            return self._none(_unknown(namespace))
+        permitted: list[Holdings] = []
+        results = []
+        left_out: list[ResourceClaim] = []
+        refusals: list[LimitRefusal] = []
+        for member, found in zip(group.members, placement.results, strict=True):
+            taking = self._holdings(member, found)
+            forbidden = self._check.refusals(namespace, added([*permitted, taking])) if found else []
+            if forbidden:
+                left_out += member.claims
+                refusals = refusals or forbidden
+            elif found:
+                permitted.append(taking)
+            results.append([] if forbidden else found)
+        if refusals and len(permitted) < group.needed:
+            pairs = list(zip(group.members, placement.results, strict=True))
+            together = added(self._holdings(member, found) for member, found in pairs)
+            return self._none(self._refusal(group.claims, together, sum(len(found) for _, found in pairs)))
+        self._notes.append((group.claims, [], ""))
+        if refusals:
+            self._notes.append((left_out, refusals, refusal_text(refusals, namespace, claims=len(left_out))))
+        self._check.take(namespace, added(permitted))
+        return msgspec.structs.replace(placement, results=results)
+
+    def _none(self, why: str) -> GroupPlacement:
+        return GroupPlacement([], why, is_hopeless=True)
+
+    def _holdings(self, member: GroupMember, results: Sequence[AllocationResult]) -> Holdings:
+        """What a member takes with these results, or none."""
+        planned = (allocated(claim, result) for claim, result in zip(member.claims, results, strict=False))
+        return added(self._held.of_claim(each).holdings for each in planned)
+
+    def _refusal(self, claims: Sequence[ResourceClaim], taking: Holdings, number: int) -> str:
+        """Why claims may not take this, of which `number` would; "" if they may."""
+        namespace = claims[0].metadata.namespace
+        if namespace not in self._namespaces:
+            return _unknown(namespace)
+        refusals = self._check.refusals(namespace, taking) if self._check is not None else []
+        if not refusals:
+            return ""
+        text = refusal_text(refusals, namespace, claims=number)
+        self._notes.append((claims, refusals, text))
+        return text
+
+
+def _unknown(namespace: str) -> str:
+    # Its labels say which limits are its own, so nothing is allocated before they are known.
+    return f"Namespace {namespace} is not known yet, nor are its limits."

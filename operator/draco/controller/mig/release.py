@@ -1,0 +1,231 @@
+"""Takes back the allocations of idle claims, where their MigPolicy permits it.
+
+Owns what has to be known for it: since when a claim has been idle, which were released lately, and which own writes have not come
+back on the watch yet. A release clears `status.allocation`, as kube-controller-manager does when a claim's last consumer is gone,
+and the API server drops the device status with it; how it is written is `takebacks`'. Nothing is ever allocated here. Which
+claims stand in the way is the caller's; which of them may go is `mig_policy.release_policy`.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import partial
+
+import msgspec
+import structlog
+from prometheus_client import Counter
+
+from draco.controller.deallocations import Deallocations
+from draco.controller.mig.movable_claims import Movable
+from draco.controller.view import ClusterView
+from draco.kube.clock import Clock
+from draco.kube.connect.client import Client
+from draco.kube.errors import ServerError, Unreachable
+from draco.kube.events.events import EventRecorder
+from draco.kube.watch.store import Change
+from draco.mig_policy.release_policy import IdleClaim, ReleaseDelays, ReleaseObstacle, obstacle, prepared_on, users
+from draco.mig_policy.releases import ClaimRelease
+from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.core import Event
+from draco.resources.api.meta import ObjectKey
+from draco.resources.kinds import CLAIMS, EVENTS
+from draco.resources.names import FIELD_MANAGER_OPERATOR
+
+log = structlog.get_logger(__name__)
+
+RELEASED_REASON = "ClaimReleased"
+ROOM_REASON = "PlaceReleased"
+EVENT_ACTION = "Repairing"
+
+_UNANSWERED_S = 10.0
+"""How long a write whose answer was lost may take to be seen, before it counts as not made."""
+_LOOK_AGAIN_S = 2.0
+"""How soon to look whether a write has been seen, should nothing wake us."""
+_SETTLE_S = 30.0
+"""How long a scheduler has to give the pod what was released for it, before anything is released for others."""
+
+
+class _Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A write that the watch has not delivered yet: which version it replaces, and what to say once it is certain to be made."""
+
+    uid: str
+    replaced: str
+    until_s: float
+    announce: Callable[[], None] | None
+    pod: ObjectKey
+
+
+class ClaimReleases:
+    """One plan at a time, claim by claim, each write on top of just what was seen."""
+
+    def __init__(
+        self,
+        client: Client,
+        view: ClusterView,
+        events: EventRecorder,
+        *,
+        clock: Clock,
+        count: Counter,
+        patience: ReleaseDelays,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._events = events
+        self._clock = clock
+        self._count = count
+        self._patience = patience
+        self._deallocations = Deallocations(client, view, clock=clock)
+        self._idle_since: dict[ObjectKey, float] = {}
+        self._released: dict[str, float] = {}  # when, by UID
+        self._latest: dict[str, tuple[float, str]] = {}  # by policy
+        self._written: dict[ObjectKey, _Written] = {}
+        self._awaited: tuple[float, ObjectKey] | None = None  # the pod for which something was released, and until when
+        view.claims.subscribe(self._follow)
+
+    async def adopt(self) -> None:
+        """Learn from the Events of the previous leader what was released lately. Raises ApiError."""
+        selector = f"reason={RELEASED_REASON},reportingComponent={FIELD_MANAGER_OPERATOR}"
+        for event in await self._client.list(EVENTS, field_selector=selector):
+            if event.involved_object is not None and (last := _last(event)) is not None:
+                age_s = max(0.0, (self._clock.now() - last).total_seconds())
+                self._released.setdefault(event.involved_object.uid, self._clock.monotonic() - age_s)
+
+    def refusal(self, key: ObjectKey) -> str:
+        """What the API server said when it refused to let the claim be released last, as a sentence; "" if it did not."""
+        claim = self._view.claims.store.get(key)
+        return self._deallocations.refusal(claim) if claim is not None else ""
+
+    def latest(self) -> Mapping[str, str]:
+        """What was last released, as a sentence for each policy, until it is long ago."""
+        now_s, rest_s = self._clock.monotonic(), self._patience.rest_s
+        self._latest = {name: told for name, told in self._latest.items() if now_s - told[0] < rest_s}
+        return {name: text for name, (_, text) in self._latest.items()}
+
+    def obstacle(self, claim: ResourceClaim, movable: Movable) -> ReleaseObstacle | None:
+        """Why the claim may not be released now; None if it may."""
+        key, now_s = claim.metadata.key, self._clock.monotonic()
+        if (left_s := self._deallocations.left_s(claim)) > 0:
+            return ReleaseObstacle(text="the API server refused it", again_s=left_s)
+        released_s = self._released.get(claim.metadata.uid)
+        idle = IdleClaim(
+            claim=claim,
+            policy=movable.policy,
+            permit=movable.permit,
+            idle_s=now_s - self._idle_since.get(key, now_s),
+            released_s=None if released_s is None else now_s - released_s,
+            users=users(self._view.pods_of(key)),
+            prepared_on=prepared_on(claim, movable.nodes),
+        )
+        return obstacle(idle, self._patience)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an own write has not been seen on the watch yet: until then it looks as if it had not been made."""
+        self._written = {key: written for key, written in self._written.items() if not self._seen(key, written)}
+        return bool(self._written)
+
+    def pause_s(self) -> float:
+        """In how many seconds something may be released; 0 if now. A change on the watch may end the pause."""
+        now_s = self._clock.monotonic()
+        self._released = {uid: at_s for uid, at_s in self._released.items() if now_s - at_s < self._patience.rest_s}
+        waits = [_LOOK_AGAIN_S if self.in_flight else 0.0]
+        if self._awaited is not None:
+            until_s, pod = self._awaited
+            waiting = self._view.pods.store.get(pod)
+            if waiting is not None and waiting.waits:
+                waits.append(until_s - now_s)
+            else:
+                self._awaited = None
+        return max(0.0, *waits)
+
+    async def carry_out(
+        self, release: ClaimRelease, policies: Mapping[ObjectKey, str], may_go: Callable[[ObjectKey], bool]
+    ) -> bool:
+        """Release a plan's claims, as their policies permit, while `may_go` says so of each in turn. Returns whether all are.
+
+        What is left undone is found by the next look, as is what another process left so. Raises ApiError where trying again
+        may help.
+        """
+        for key in release.claims:
+            claim = self._view.claims.store.get(key)
+            if claim is None or not may_go(key) or not await self._release(claim, release, policies[key]):
+                return False
+        self._give_time(release.pod)
+        return True
+
+    async def _release(self, claim: ResourceClaim, release: ClaimRelease, policy: str) -> bool:
+        meta, key, now_s = claim.metadata, claim.metadata.key, self._clock.monotonic()
+        written = _Written(
+            uid=meta.uid,
+            replaced=meta.resource_version,
+            until_s=now_s + _UNANSWERED_S,
+            announce=partial(self._announce, claim, release, policy),
+            pod=release.pod,
+        )
+        try:
+            if not await self._deallocations.take_back(claim):
+                return False
+        except (ServerError, Unreachable):
+            self._written[key] = written  # the write may have arrived nevertheless
+            raise
+        self._written[key] = msgspec.structs.replace(written, until_s=float("inf"), announce=None)
+        self._announce(claim, release, policy)
+        return True
+
+    def _seen(self, key: ObjectKey, written: _Written) -> bool:
+        """Whether the watch has delivered the write, or something newer. One of unknown fate is announced if it was made."""
+        claim = self._view.claims.store.get(key)
+        if claim is None or claim.metadata.uid != written.uid:
+            return True
+        if claim.metadata.resource_version == written.replaced:
+            return self._clock.monotonic() >= written.until_s
+        if written.announce is not None and claim.status.allocation is None:
+            written.announce()
+            self._give_time(written.pod)
+        return True
+
+    def _give_time(self, pod: ObjectKey) -> None:
+        self._awaited = (self._clock.monotonic() + _SETTLE_S, pod)
+
+    def _announce(self, claim: ResourceClaim, release: ClaimRelease, policy: str) -> None:
+        key, now_s = claim.metadata.key, self._clock.monotonic()
+        self._released[claim.metadata.uid] = now_s
+        self._latest[policy] = (now_s, f"Idle claim {key} was released for pod {release.pod}.")
+        self._count.labels(policy).inc()
+        held = ", ".join(release.devices.get(key, ()))
+        log.info("repair.released", claim=str(key), devices=held, pod=str(release.pod), policy=policy)
+        self._record(
+            claim,
+            RELEASED_REASON,
+            f"Released for pod {release.pod}, as MigPolicy {policy} permits: it held {held}, and no pod used it. It is "
+            "allocated again when a pod uses it.",
+        )
+        for each in release.waiting:
+            if (waiting := self._view.claims.store.get(each)) is not None:
+                self._record(
+                    waiting,
+                    ROOM_REASON,
+                    f"Idle claim {key} was released, as MigPolicy {policy} permits: pod {release.pod} fits on node "
+                    f"{release.node} now.",
+                )
+
+    def _record(self, claim: ResourceClaim, reason: str, note: str) -> None:
+        self._events.record(
+            CLAIMS.reference(claim.metadata), type="Normal", reason=reason, action=EVENT_ACTION, note=note
+        )
+
+    def _follow(self, change: Change[ResourceClaim]) -> None:
+        after, before = change.after, change.before
+        if after is None or after.status.allocation is None or after.status.reserved_for:
+            self._idle_since.pop(change.key, None)
+        elif before is None or before.status.allocation != after.status.allocation:
+            self._idle_since[change.key] = self._clock.monotonic()
+        else:
+            self._idle_since.setdefault(change.key, self._clock.monotonic())
+
+
+def _last(event: Event) -> datetime | None:
+    text = event.series.last_observed_time if event.series else event.event_time
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,127 @@
+"""Answers the admission webhook for what people write of Draco's own kinds: what is wrong with it is said at once.
+
+Owns which problems can be seen from the object and the DeviceClasses alone. They are those that the object's own status would
+have a moment later, in the same words. Never denies: what cannot be meant is stored, and does nothing until it is put right.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from draco.controller.webhook.admission_review import MOST_WARNINGS, ReviewOutcome, answer_to, changes_spec, read_review
+from draco.health.policy import ready
+from draco.kube.clock import Clock
+from draco.limits.status import class_remarks
+from draco.maintenance.budgets.status import no_class
+from draco.maintenance.schedule import schedule_problem
+from draco.maintenance.selecting.selectors import test_of
+from draco.mig_policy.matching import rules_of
+from draco.reservations.asking import problem_of
+from draco.reservations.ending import is_expired
+from draco.resources.api.claims import DeviceClass
+from draco.resources.api.draco import MigPolicy
+from draco.resources.api.foreign import read
+from draco.resources.api.health import HealthPolicy
+from draco.resources.api.limits import DeviceLimit
+from draco.resources.api.maintenance import DeviceMaintenance, MaintenanceBudget
+from draco.resources.api.reservations import DeviceReservation
+from draco.resources.errors import DracoError
+from draco.resources.kinds import (
+    DEVICE_LIMITS,
+    DEVICE_MAINTENANCES,
+    DEVICE_RESERVATIONS,
+    HEALTH_POLICIES,
+    MAINTENANCE_BUDGETS,
+    MIG_POLICIES,
+)
+
+log = structlog.get_logger(__name__)
+
+Classes = Callable[[], Mapping[str, DeviceClass]]
+
+
+class OwnKindAdvice:
+    """Reviews of Draco's own kinds. `classes` are the DeviceClasses that are known now."""
+
+    def __init__(self, classes: Classes, *, clock: Clock) -> None:
+        self._classes = classes
+        self._clock = clock
+
+    async def review(self, body: bytes) -> tuple[bytes, ReviewOutcome]:
+        """The answer to an AdmissionReview. Raises NotAReview."""
+        request = read_review(body)
+        advise = _ADVICE.get(request.kind.kind)
+        if advise is None or not changes_spec(request):
+            return answer_to(request, []), ReviewOutcome.UNSEEN
+        try:
+            said = list(advise(bytes(request.object), self._classes(), self._clock.now()))
+        except (msgspec.DecodeError, DracoError) as error:
+            log.warning("admission.unreadable", kind=request.kind.kind, name=request.name, error=str(error))
+            return answer_to(request, []), ReviewOutcome.UNSEEN
+        warnings = said[:MOST_WARNINGS]
+        return answer_to(request, warnings), ReviewOutcome.WARNED if said else ReviewOutcome.CLEAN
+
+
+def _of_maintenance(raw: bytes, classes: Mapping[str, DeviceClass], now: datetime) -> Iterator[str]:
+    request = read(_maintenance, raw)
+    if problem := test_of(request.spec.device_selector, classes).problem:
+        yield problem.message
+    if said := schedule_problem(request):
+        yield said
+    start = request.spec.schedule.start
+    if start is not None and start < now and not request.status.phase:
+        start = start.astimezone(UTC)
+        yield f"spec.schedule.start is in the past ({start:%Y-%m-%dT%H:%M:%SZ}): it begins as soon as nothing else holds it up."
+
+
+def _of_budget(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
+    spec = read(_budget, raw).spec
+    if 0 in {spec.max_devices, spec.max_percent}:
+        yield "Nothing can be taken out of service under this budget; to stop for a while, set spec.paused instead."
+    limits = (spec.max_devices, spec.max_percent, spec.max_failed)
+    if not spec.paused and all(each is None for each in limits):
+        yield "This budget limits nothing: give spec.maxDevices, spec.maxPercent or spec.maxFailed."
+    if (name := spec.device_class_name) and name not in classes:
+        yield no_class(name)
+
+
+def _of_health_policy(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
+    policy = read(_health_policy, raw)
+    if problem := ready(policy, classes.get(policy.spec.device_class_name or "")).problem:
+        yield problem
+
+
+def _of_mig_policy(raw: bytes, _: Mapping[str, DeviceClass], __: datetime) -> Iterator[str]:
+    if problem := rules_of(read(_mig_policy, raw)).problem:
+        yield problem
+
+
+def _of_limit(raw: bytes, classes: Mapping[str, DeviceClass], _: datetime) -> Iterator[str]:
+    yield from class_remarks(read(_limit, raw).spec.device_class_names, classes)
+
+
+def _of_reservation(raw: bytes, classes: Mapping[str, DeviceClass], now: datetime) -> Iterator[str]:
+    reservation = read(_reservation, raw)
+    if reservation.spec.template and (problem := problem_of(reservation.spec.template.spec, classes)):
+        yield problem.message
+    if is_expired(reservation, now):
+        yield "spec.expiresAt is in the past, so nothing is reserved: set a later time."
+
+
+_maintenance: Final = msgspec.json.Decoder(DeviceMaintenance)
+_budget: Final = msgspec.json.Decoder(MaintenanceBudget)
+_health_policy: Final = msgspec.json.Decoder(HealthPolicy)
+_mig_policy: Final = msgspec.json.Decoder(MigPolicy)
+_limit: Final = msgspec.json.Decoder(DeviceLimit)
+_reservation: Final = msgspec.json.Decoder(DeviceReservation)
+_ADVICE: Final[Mapping[str, Callable[[bytes, Mapping[str, DeviceClass], datetime], Iterator[Any]]]] = {
+    DEVICE_MAINTENANCES.kind: _of_maintenance,
+    MAINTENANCE_BUDGETS.kind: _of_budget,
+    HEALTH_POLICIES.kind: _of_health_policy,
+    MIG_POLICIES.kind: _of_mig_policy,
+    DEVICE_LIMITS.kind: _of_limit,
+    DEVICE_RESERVATIONS.kind: _of_reservation,
+}

@@ -1,0 +1,88 @@
+"""Where questions are answered: in a few places, in each a row of them, one after the other.
+
+Owns what is being answered, in which row, and when an answer is late. On a busy machine an answer takes a hundredth of its way
+through the pipes and back: the questions of a row share that way.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from draco.controller.workers.contract import Answered, ReadQuestion
+from draco.controller.workers.fair_queue import QueuePriority
+
+_LATE_S: Final = 5.0
+"""How much later than a child's deadline the fleet process itself counts as hung."""
+
+
+class PendingQuestion:
+    """A question that somebody waits for. What it is about is read when its turn comes."""
+
+    def __init__(
+        self, read: ReadQuestion, namespace: str, urgency: QueuePriority, key: bytes, *, is_long: bool
+    ) -> None:
+        self.read = read
+        self.namespace = namespace
+        self.urgency = urgency
+        self.key = key
+        self.is_long = is_long
+        self.cpu_s = 0.0
+        self.scale = 1.0
+        self.future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
+
+
+class _Row:
+    """What the questions of one place have in common."""
+
+    def __init__(self, wall_s: float, now_s: float, *, is_long: bool) -> None:
+        self.wall_s = wall_s
+        self.is_long = is_long
+        self.began_s = now_s
+        """When the first of those that are left was begun."""
+
+
+class Places:
+    """So many places for short rows, and one for a long question."""
+
+    def __init__(self, short: int) -> None:
+        self._short = short
+        self._asked: dict[int, tuple[PendingQuestion, _Row]] = {}
+        self._number = 0
+
+    @property
+    def _rows(self) -> set[_Row]:
+        return {row for _, row in self._asked.values()}
+
+    @property
+    def late_at_s(self) -> float | None:
+        """When the first answer is late; None if none is waited for."""
+        return min((row.began_s + row.wall_s + _LATE_S for row in self._rows), default=None)
+
+    def left(self, *, is_long: bool) -> int:
+        """How many are free; -1 if there is one row more than there are places."""
+        return (1 if is_long else self._short) - sum(row.is_long is is_long for row in self._rows)
+
+    def give(self, questions: Sequence[PendingQuestion], wall_s: float, now_s: float) -> list[int]:
+        """A place, for a row of questions that may take so long each. Their numbers."""
+        row = _Row(wall_s, now_s, is_long=questions[0].is_long)
+        numbers = list(range(self._number + 1, self._number + 1 + len(questions)))
+        self._number += len(questions)
+        self._asked |= {number: (each, row) for number, each in zip(numbers, questions, strict=True)}
+        return numbers
+
+    def end(self, number: int, now_s: float) -> PendingQuestion | None:
+        """It has been answered, and the next of its row has begun; None if it was not waited for."""
+        question, row = self._asked.pop(number, (None, None))
+        if row is not None:
+            row.began_s = now_s
+        return question
+
+    def end_all(self) -> tuple[list[PendingQuestion], list[PendingQuestion]]:
+        """None will be answered any more. Those that had been begun, the first of each row, and those that had not."""
+        begun: dict[_Row, PendingQuestion] = {}
+        others = []
+        for question, row in self._asked.values():  # in the order of their numbers
+            if begun.setdefault(row, question) is not question:
+                others.append(question)
+        self._asked.clear()
+        return list(begun.values()), others
