@@ -7,12 +7,12 @@ settings, can run in one process and one event loop.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 
+from draco.agent import wakes
 from draco.agent.errors import AnotherPlugin, ClusterUnsuited, SettingsError
 from draco.agent.files import Files, LocalFiles
 from draco.agent.hardware.nvml import Nvml
@@ -22,7 +22,7 @@ from draco.agent.plugin.guard import ProcessLock, refuse_beside_others
 from draco.agent.plugin.handover import POLL_S, NextAgent, hand_over
 from draco.agent.plugin.unix_sockets import SocketTaken
 from draco.agent.settings import AgentSettings
-from draco.agent.threads import DaemonExecutor
+from draco.agent.state.changes import FeaturesSeen, RecordRead
 from draco.endpoints import http_app, serving
 from draco.kube.clock import Clock, SystemClock
 from draco.kube.connect.client import Client
@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 REFUSAL_S = 5.0
 """How long an agent that does not start tries to say so."""
-UNSERVED_S = 30.0
-"""So long the cluster may not serve ResourceSlices before the agent is not ready."""
 CLOSING_S = 3.0
 """How long work that was begun is waited for when the agent ends. If it takes longer it is undone by the next one."""
 SILENT_S = 5.0
@@ -85,6 +83,7 @@ class Agent:
         self._standing_by = False
         self._asked = asyncio.Event()  # what the cluster can do is known
         self.parts: Final = AgentParts(settings, client, nvml, clock=clock, files=files)
+        wakes.connect(self.parts)
 
     async def run(self) -> None:
         """Start, serve until cancelled, and stop: sockets removed, threads ended, slices left in place."""
@@ -97,7 +96,7 @@ class Agent:
                 await self._serve_until_followed()
         except AnotherPlugin as refusal:
             self._log.error("agent.refused", error=str(refusal))
-            self.parts.tell("AnotherPlugin", "Start", str(refusal))
+            self.parts.node_events.tell("AnotherPlugin", "Start", str(refusal))
             if not self._standing_by:  # else the one that serves is as it should be
                 with suppress(ApiError, TimeoutError):
                     async with asyncio.timeout(REFUSAL_S):
@@ -157,48 +156,27 @@ class Agent:
                 await serving
 
     async def _serve(self) -> None:
-        self.parts.loop = asyncio.get_running_loop()
-        self.parts.hardware.subscribe(self.parts.hardware_read)
+        self.parts.state.begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.parts.hardware.run(), name="hardware")
             tasks.create_task(self.parts.events.run(), name="events")
             tasks.create_task(self._report(), name="gpunode")
-            tasks.create_task(self._keep_edits(), name="edits")
+            tasks.create_task(self.parts.edits_refresh.run(), name="edits")
             tasks.create_task(self.parts.device_plugins.run(), name="device plugins")
             tasks.create_task(self._publish(), name="slices")
             tasks.create_task(self.parts.startup.name(), name="names")
             if self.parts.lease is not None:
                 tasks.create_task(self.parts.lease.run(), name="lease")
             await self.parts.hardware.ready.wait()
-            recovering = tasks.create_task(self._recover(), name="recovery")
+            recovering = tasks.create_task(self.parts.startup.recover(), name="recovery")
             await self.parts.hardware.unless_hanging(recovering)
             await self.parts.startup.trusted.wait()
             tasks.create_task(self.parts.startup.keep(), name="minors")
-            tasks.create_task(self.parts.dividing.keeper.run(), name="partitions")
+            tasks.create_task(self.parts.keeper.run(), name="partitions")
             tasks.create_task(self.parts.claim_reporter.run(), name="claim status")
             tasks.create_task(self.parts.plugin.run(), name="plugin")
             tasks.create_task(self.parts.leftovers.run(), name="leftovers")
-            self.parts.claims_known()
-
-    async def _keep_edits(self) -> None:
-        """Find out what containers get of the driver, whenever another was read.
-
-        In a thread, for it may take seconds, and in one that keeps no process from ending.
-        """
-        edits, executor = self.parts.common_edits, DaemonExecutor("edits", monotonic=self._clock.monotonic)
-        try:
-            while True:
-                await self.parts.gpus_read.wait()
-                self.parts.gpus_read.clear()
-                driver = self.parts.hardware.view.driver
-                with suppress(
-                    OSError
-                ):  # files go as they are read while another driver is installed: the next reading tells
-                    if driver is not None and await executor.run(partial(edits.outdated, driver.driver_version)):
-                        await executor.run(partial(edits.refresh, driver.driver_version))
-                        self.parts.report_changed()
-        finally:
-            executor.close()
+            self.parts.state.tell(RecordRead())
 
     @asynccontextmanager
     async def _endpoints(self) -> AsyncIterator[None]:
@@ -219,10 +197,6 @@ class Agent:
                 await stack.enter_async_context(metrics)
             yield
 
-    async def _recover(self) -> None:
-        await self.parts.startup.recover()
-        self.parts.divisions_changed()
-
     async def _report(self) -> None:
         """Report, once it is known whose the instances are and what the cluster can do.
 
@@ -241,9 +215,8 @@ class Agent:
             "features.unknown",
             lambda: discover(self._client, node_name=self._settings.node_name, driver=self._settings.driver),
         )
-        self.parts.features = features
+        self.parts.state.tell(FeaturesSeen(features))
         self._asked.set()
-        self.parts.node_reporter.touch()
         for missing in features.missing:
             if not features.dra:
                 raise ClusterUnsuited(f"{missing.consequence} {missing.remedy}")
@@ -252,11 +225,7 @@ class Agent:
         follows = await self._persistently("features.unknown", lambda: serves(self._client, GPU_NODES))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.parts.publisher.run(), name="publisher")
-            offering = self.parts.offers.run(
-                recovered=self.parts.startup.recovered,
-                follows=follows,
-                partitionable=features.partitionable_devices is not False,
-            )
+            offering = self.parts.offers.run(recovered=self.parts.startup.recovered, follows=follows)
             tasks.create_task(offering, name="offers")
             tasks.create_task(self._follow_features(features), name="features")
 
@@ -273,40 +242,23 @@ class Agent:
                 hint=lambda: self.parts.publisher.unserved_s > 0,
             )
             self._log.warning("cluster.changed", changes=differences(before, features))
-            self.parts.features = features
-            self.parts.offers.keep_counters(features.partitionable_devices is not False)
-            self.parts.publisher.republish()
-            self.parts.node_reporter.touch()
-            self.parts.claim_reporter.touch_all()
+            self.parts.state.tell(FeaturesSeen(features))
 
     async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
         return await persistently(event, attempt, clock=self._clock)
 
     def _lacking(self) -> list[str]:
-        """What keeps the agent from being ready. That kubelet has not registered us is its own business.
-
-        One that stands by is: the next thing to happen is that the other one is ended.
-        """
-        if self._standing_by:
-            return []
-        sentences = [] if self.parts.plugin.serving.is_set() else ["Kubelet's sockets are not served yet."]
-        if problem := self.parts.folders_problem():
-            sentences.append(problem)
-        if self.parts.hardware.view.hang is not None:
-            sentences.append(self.parts.hardware.view.fault)
-        if self.parts.giving_way():
-            return [*sentences, self.parts.giving_way()]
-        if (for_s := self.parts.publisher.unserved_s) > UNSERVED_S:
-            sentences.append(f"The cluster has not served ResourceSlices for {for_s:.0f} s.")
-        return sentences if self.parts.publisher.published else [*sentences, self.parts.publisher.problem]
+        """What keeps the agent from being ready. One that stands by is ready: what happens next is that the other one ends."""
+        return [] if self._standing_by else self.parts.readiness.lacking()
 
     def _measured(self) -> CollectorRegistry:
-        node_report = self.parts.node_report()
+        node_report = self.parts.readiness.node_report()
+        facts = node_report.facts
         self.parts.metrics.state(
             claims=node_report.claims,
-            generation=node_report.published.generation if node_report.published else 0,
+            generation=facts.published.generation if facts.published else 0,
             registered=node_report.registration.accepted,
             reading_age_s=self.parts.hardware.reading_age_s,
         )
-        self.parts.metrics.divisions(node_report.divisions.values())
+        self.parts.metrics.divisions(facts.divisions.values() if facts.recovered else ())
         return self.parts.metrics.registry

@@ -6,21 +6,26 @@ specs are made to agree, and that it is tried until it works. What agreeing mean
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from draco.agent.claims import rebuilding, recovery
 from draco.agent.claims.cdi import CdiFolder
+from draco.agent.claims.kubelet_record import KUBELET_RECORD, denies
 from draco.agent.files import Files
 from draco.agent.hardware.gpus import GpuLocation, KnownGpu
-from draco.agent.hardware.monitor import HardwareView
+from draco.agent.hardware.monitor import HardwareMonitor, HardwareView
 from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.publish import device_names as known_gpus
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import OwnedInstance, PreparedClaim
+from draco.agent.report.node_events import NodeEvents
+from draco.agent.settings import AgentSettings
+from draco.agent.state.changes import ClaimRewritten, GpusRead, GpuWorkedOn, Recovered
+from draco.agent.state.node import NodeState
+from draco.agent.threads import AgentThreads
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.connect.retry import persistently
@@ -34,9 +39,8 @@ from draco.resources.names import ClaimUid, GpuUuid
 log = structlog.get_logger()
 
 T = TypeVar("T")
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-TellOfNode = Callable[[str, str, str], None]
 
+CHECKPOINT = "checkpoint.json"
 NAMES_S = 5.0
 """So long kubelet is served later for the names of the GPUs. Then it may give claims up; none is prepared without names."""
 
@@ -45,54 +49,45 @@ class Startup:
     """One node's record, made true at start and whenever the ground moved.
 
     `trusted` is set when the record is what it should be, `record_read` when nothing of the last run's report is needed any
-    more, `recovered` when all agrees with the record. `on_record` runs what needs the disk, `with_driver` what needs NVML too.
-    `known` learns its names as soon as they are available, and `show_again` is awaited then. `kubelet_denies` says whether
-    kubelet's own record can be read and lacks a claim. `rewritten` is called with each claim whose containers get other devices
-    than they would have got before.
+    more, `recovered` when all agrees with the record. `known` learns its names as soon as they are available, and `hardware`
+    shows them. What the containers of a claim get anew is told to the state.
     """
 
     def __init__(
         self,
         client: Client,
+        state: NodeState,
         record: Checkpoint,
         cdi: CdiFolder,
         instances: ClaimInstances,
         *,
-        path: Path,
-        files: Files,
-        driver: str,
-        node: str,
-        boot_id: str,
         known: KnownGpus,
-        view: Callable[[], HardwareView],
-        show_again: Callable[[], Awaitable[None]],
-        kubelet_denies: Callable[[ClaimUid], bool],
-        on_record: InThread,
-        with_driver: InThread,
-        tell: TellOfNode,
-        rewritten: Callable[[PreparedClaim], None],
+        hardware: HardwareMonitor,
+        threads: AgentThreads,
+        events: NodeEvents,
+        settings: AgentSettings,
+        files: Files,
+        boot_id: str,
         clock: Clock,
     ) -> None:
         self.trusted = asyncio.Event()
         self.record_read = asyncio.Event()
         self.recovered = asyncio.Event()
         self._client = client
+        self._state = state
         self._record = record
         self._cdi = cdi
         self._instances = instances
-        self._path = path
-        self._files = files
-        self._driver = driver
-        self._node = node
-        self._boot_id = boot_id
         self._known = known
-        self._view = view
-        self._show_again = show_again
-        self._kubelet_denies = kubelet_denies
-        self._on_record = on_record
-        self._with_driver = with_driver
-        self._tell = tell
-        self._rewritten = rewritten
+        self._hardware = hardware
+        self._threads = threads
+        self._events = events
+        self._path = settings.state_folder / CHECKPOINT
+        self._kubelet_dir = settings.kubelet_dir
+        self._files = files
+        self._driver = settings.driver
+        self._node = settings.node_name
+        self._boot_id = boot_id
         self._clock = clock
         self._where: dict[GpuUuid, GpuLocation] | None = None
         self._looked = asyncio.Event()
@@ -114,13 +109,13 @@ class Startup:
             before = [*known_gpus.published(published), *known_gpus.reported(self._reported)]
         self._known.tell(before)
         self.record_read.set()
-        await self._show_again()
+        await self._hardware.show_again()
         self._named.set()
 
     async def recover(self) -> None:
         """Read the record, or rebuild it; then make record, instances and specs agree. Not before that is kubelet served."""
         found = await self._persistently(
-            "recovery.disk", lambda: self._on_record(lambda: recovery.read_record(self._path, self._files))
+            "recovery.disk", lambda: self._threads.on_record(lambda: recovery.read_record(self._path, self._files))
         )
         if isinstance(found, recovery.Damaged):
             self._loaded.set()
@@ -134,6 +129,7 @@ class Startup:
         self.trusted.set()
         await self._persistently("recovery.disk", self._converge)
         self.recovered.set()
+        self._state.tell(Recovered())
 
     async def keep(self) -> None:
         """See after every look at the GPUs that what is prepared is what is there.
@@ -143,27 +139,28 @@ class Startup:
         while True:
             await self._looked.wait()
             self._looked.clear()
-            moved = self._where != _where(self._view())
+            moved = self._where != _where(self._hardware.view)
             await self._persistently("recovery.disk", self._converge if moved else self._respec)
 
-    def seen(self, view: HardwareView) -> None:
+    def seen(self, change: GpusRead) -> None:
         """The GPUs were read."""
+        view = change.view
         if view.driver is not None and not view.fault and (self._record.claims or self._where != _where(view)):
             self._looked.set()
 
-    async def instances_changed(self, uuid: GpuUuid) -> None:
+    def worked_on(self, change: GpuWorkedOn) -> None:
         """Instances of a GPU may have been made again, with other UUIDs and other device nodes."""
         devices = (device for claim in self._record.claims.values() for device in claim.devices)
-        if any(device.gpu == uuid and device.partition is not None for device in devices):
-            await self._persistently("recovery.disk", self._respec)
+        if any(device.gpu == change.gpu and device.partition is not None for device in devices):
+            self._looked.set()
 
     async def _rebuild(self, damage: recovery.Damaged) -> None:
         log.error("checkpoint.damaged", node=self._node, error=damage.sentence, moved_to=str(damage.moved_to))
         note = f"{damage.sentence} It is kept as {damage.moved_to}, and rebuilt from the CDI specs, the API server and the GPUs."
-        self._tell("CheckpointDamaged", "Rebuild", note)
+        self._events.tell("CheckpointDamaged", "Rebuild", note)
         await self._named.wait()
         claims = await self._persistently("recovery.api", lambda: self._client.list(CLAIMS))
-        while (view := self._view()).driver is None:
+        while (view := self._hardware.view).driver is None:
             await self._clock.sleep(1.0)
         by_spec = self._cdi.claims()
         prepared = rebuilding.rebuilt(
@@ -175,7 +172,7 @@ class Startup:
             by_spec=by_spec,
             by_old_spec=self._cdi.claims_before_boot(),
             before=damage.before.claims,
-            kubelet_denies=self._kubelet_denies,
+            kubelet_denies=lambda uid: denies(self._kubelet_dir / KUBELET_RECORD, uid),
         )
         uuids = rebuilding.instance_uuids(
             claims, self._reported, self._cdi.texts(), driver=self._driver, pool=self._node
@@ -188,7 +185,7 @@ class Startup:
         )
         await self._persistently("recovery.disk", lambda: self._replace(prepared, instances))
         self._known.record()
-        await self._show_again()
+        await self._hardware.show_again()
         log.info("checkpoint.rebuilt", node=self._node, claims=len(prepared), instances=len(instances))
 
     async def _find_again(self) -> None:
@@ -198,11 +195,11 @@ class Startup:
             return
         instances = rebuilding.instances_of(found, boot_id=self._boot_id)
         fresh = [one for one in instances if one.key not in self._record.instances]
-        await self._on_record(lambda: self._record.change(put=found, own=fresh))
+        await self._threads.on_record(lambda: self._record.change(put=found, own=fresh))
         names = ", ".join(map(str, found))
         log.error("checkpoint.incomplete", node=self._node, claims=names)
         note = f"The record of prepared claims {self._path} lacked {names}, whose CDI specs exist; the agent recorded them again."
-        self._tell("CheckpointDamaged", "Rebuild", note)
+        self._events.tell("CheckpointDamaged", "Rebuild", note)
 
     async def _own_slices(self) -> list[ResourceSlice]:
         """What the last run published."""
@@ -217,12 +214,12 @@ class Startup:
             return None
 
     async def _replace(self, claims: list[PreparedClaim], instances: list[OwnedInstance]) -> None:
-        await self._on_record(lambda: self._record.replace(claims, boot_id=self._boot_id, instances=instances))
+        await self._threads.on_record(lambda: self._record.replace(claims, boot_id=self._boot_id, instances=instances))
 
     async def _converge(self) -> None:
-        view = self._view()
+        view = self._hardware.view
         gpus = None if view.driver is None else [located.gpu for located in view.gpus]
-        run = self._on_record if gpus is None else self._with_driver
+        run = self._threads.on_record if gpus is None else self._threads.with_driver
         done = await run(
             lambda: recovery.converge(
                 self._record, self._cdi, gpus=gpus, boot_id=self._boot_id, instances=self._instances
@@ -232,7 +229,7 @@ class Startup:
         self._say(done)
 
     async def _respec(self) -> None:
-        view = self._view()
+        view = self._hardware.view
         if view.driver is None:
             return  # nothing is known of what is there
         gpus = [located.gpu for located in view.gpus]
@@ -241,7 +238,7 @@ class Startup:
             with self._record.lock:
                 return recovery.respec(self._record, self._cdi, self._instances, gpus=gpus)
 
-        self._say(await self._with_driver(respec))
+        self._say(await self._threads.with_driver(respec))
 
     def _say(self, done: recovery.RecoveryResult) -> None:
         names = ("undone", "rewritten", "without_gpu", "without_instance", "without_node", "swept")
@@ -252,7 +249,7 @@ class Startup:
         self._lacking = lacking
         for uid in done.rewritten:
             if uid in self._record.claims:
-                self._rewritten(self._record.claims[uid])
+                self._state.tell(ClaimRewritten(self._record.claims[uid]))
 
     async def _persistently(self, event: str, attempt: Callable[[], Awaitable[T]]) -> T:
         return await persistently(event, attempt, clock=self._clock)

@@ -141,7 +141,7 @@ class Driven:
         self.agent._asked.set()
         self._task = self.loop.create_task(self.agent.run(), context=self.process.context)
         parts = self.agent.parts
-        offering = parts.offers.run(recovered=parts.startup.recovered, follows=True, partitionable=True)
+        offering = parts.offers.run(recovered=parts.startup.recovered, follows=True)
         self.loop.create_task(offering, context=self.process.context)
         self._run(self._settle())
         self.listen()
@@ -164,12 +164,12 @@ class Driven:
         if not (self.source.gone or self.source.mute):
             there = self.source.gpu_node
             listed = {there.metadata.key: there} if there is not None else {}
-            self.agent.parts.dividing.keeper._informer.take(ListedCollection(listed, "", []))
+            self.agent.parts.keeper._informer.take(ListedCollection(listed, "", []))
 
     @property
     def forgets(self) -> bool:
         """Whether something that is wanted could not be written, so that only this process knows it."""
-        return self.agent.parts.dividing.keeper._memory.unwritten
+        return self.agent.parts.keeper._memory.unwritten
 
     def turn(self, seconds: float) -> None:
         """Let so much time pass for the agent."""

@@ -159,7 +159,7 @@ async def test_fields_that_the_server_drops_are_not_written_over_and_over(node: 
         node=node.name,
         driver="gpu.nvidia.com",
         clock=SystemClock(),
-        on_change=changed.set,
+        on_change=lambda _published, _problem: changed.set(),
     )
     taint = DeviceTaint(key="example.com/x", effect="NoSchedule")
     publisher.want([a_device("gpu-0", taints=[taint])])

@@ -5,7 +5,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import ANY
 
 import aiohttp
@@ -13,11 +14,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.claims.leftovers import CONFIRM_S, Leftovers
+from draco.agent.claims.work import ClaimWork
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.holders import HoldingProcess
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.node_status import NodeReport, NodeReporter
+from draco.agent.state.facts import NodeFacts
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
@@ -107,9 +110,7 @@ def gpu_node_requests(proxy: FaultProxy) -> list[str]:
 async def test_looking_again_at_a_right_status_writes_nothing(node: SimulatedNode, proxy: FaultProxy) -> None:
     said = NodeReport(
         driver="gpu.nvidia.com",
-        view=HardwareView(),
-        published=None,
-        problem="No Node.",
+        facts=NodeFacts(view=HardwareView(), problem="No Node."),
         registration=RegistrationState(),
         claims=0,
     )
@@ -306,11 +307,11 @@ class Looking:
         self.claims = {claim.uid: claim}
         self.leftovers = Leftovers(
             client or node.client,
+            cast("ClaimWork", SimpleNamespace(running=self._running, unprepare=self._unprepare)),
             driver=NVIDIA_DRIVER,
             claims=lambda: self.claims,
-            running=self._running,
-            give_up=self._give_up,
-            changed=lambda: None,
+            changed=lambda _found: None,
+            settled=lambda claim: self.given_up.append(claim.name),
             tell=lambda reason, _action, note: self.told.append(f"{reason}: {note}"),
             clock=self.clock,
         )
@@ -318,8 +319,8 @@ class Looking:
     async def _running(self, _claim: PreparedClaim) -> list[HoldingProcess] | None:
         return self.running
 
-    async def _give_up(self, claim: PreparedClaim) -> None:
-        self.given_up.append(claim.name)
+    async def _unprepare(self, _uid: ClaimUid) -> None:
+        return
 
     async def look_after(self, seconds: float) -> list[str]:
         await self.leftovers.look(self.claims)

@@ -12,14 +12,16 @@ reserved for a pod.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-import msgspec
 import structlog
 
-from draco.agent.mig.holders import HoldingProcess, sentence
+from draco.agent.claims.work import ClaimWork
+from draco.agent.errors import PrepareError
+from draco.agent.mig.holders import sentence
 from draco.agent.record.contents import PreparationState, PreparedClaim
+from draco.agent.state.facts import Leftover
 from draco.kube.clock import Clock, wait_for
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, NotFound
@@ -32,39 +34,23 @@ log = structlog.get_logger()
 
 INTERVAL_S: Final = 30.0
 CONFIRM_S: Final = 10.0
-RunningOf = Callable[[PreparedClaim], Awaitable[Sequence[HoldingProcess] | None]]
-"""The processes of a claim that run on this node; None where nobody can say."""
-
-
-class Leftover(msgspec.Struct, frozen=True):
-    """A claim that nothing can use any more: what became of it, and what keeps it from being given up ("" for nothing)."""
-
-    claim: PreparedClaim
-    why: str
-    hindrance: str = ""
-
-    def __str__(self) -> str:
-        return f"C{self.clause[1:]}"
-
-    @property
-    def clause(self) -> str:
-        """The same, to go on with after a semicolon."""
-        then = f"it stays prepared while {self.hindrance}" if self.hindrance else "the agent gives it up in a moment"
-        return f"claim {self.claim} is {self.why}; {then}."
 
 
 class Leftovers:
-    """Looks for such claims. `give_up` is called with each, and `changed` when others are `found`; `tell` makes an Event."""
+    """Looks for such claims, and gives them up by `work`.
+
+    `changed` is told what was found when it differs, `settled` which claim was given up; `tell` makes an Event.
+    """
 
     def __init__(
         self,
         client: Client,
+        work: ClaimWork,
         *,
         driver: str,
         claims: Callable[[], Mapping[ClaimUid, PreparedClaim]],
-        running: RunningOf,
-        give_up: Callable[[PreparedClaim], Awaitable[None]],
-        changed: Callable[[], None],
+        changed: Callable[[Mapping[ClaimUid, Leftover]], None],
+        settled: Callable[[PreparedClaim], None],
         tell: Callable[[str, str, str], None],
         clock: Clock,
         interval_s: float = INTERVAL_S,
@@ -72,11 +58,11 @@ class Leftovers:
     ) -> None:
         self.found: Mapping[ClaimUid, Leftover] = {}
         self._client = client
+        self._work = work
         self._driver = driver
         self._claims = claims
-        self._running = running
-        self._give_up = give_up
         self._changed = changed
+        self._settled = settled
         self._tell = tell
         self._clock = clock
         self._interval_s = interval_s
@@ -91,10 +77,11 @@ class Leftovers:
         self._wanted.add(uid)
         self._woken.set()
 
-    def given_up(self, claim: PreparedClaim) -> None:
-        """Kubelet gave a claim up."""
-        self._given_up.append(claim)
-        self._woken.set()
+    def claim_settled(self, claim: PreparedClaim) -> None:
+        """A claim was prepared or given up: of one that was given up its processes count."""
+        if claim.uid not in self._claims():
+            self._given_up.append(claim)
+            self._woken.set()
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -136,11 +123,11 @@ class Leftovers:
         gone = {uid: one for uid, one in found.items() if uid in self._claims()}
         if gone != self.found:
             self.found = gone
-            self._changed()
+            self._changed(gone)
 
     async def _try(self, claim: PreparedClaim, why: str) -> Leftover:
         """Give a claim up, if no process of it runs; say once what is the matter."""
-        processes = await self._running(claim)
+        processes = await self._work.running(claim)
         if processes is None:
             hindrance = "NVML does not answer and nobody can say who uses its devices"
         else:
@@ -153,13 +140,21 @@ class Leftovers:
             await self._give_up(claim)
         return leftover
 
+    async def _give_up(self, claim: PreparedClaim) -> None:
+        try:
+            await self._work.unprepare(claim.uid)
+        except PrepareError as error:
+            log.warning("claim.not_unprepared", claim=str(claim), uid=claim.uid, error=str(error))
+        else:
+            self._settled(claim)
+
     async def _look_at_given_up(self) -> None:
         while self._given_up:
             claim = self._given_up.pop(0)
             known = self._claims().get(claim.uid)
             if known is not None and known.state is PreparationState.PREPARED:
                 continue  # it was prepared again
-            processes = await self._running(claim)
+            processes = await self._work.running(claim)
             if not processes:
                 continue
             try:

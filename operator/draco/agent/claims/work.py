@@ -8,7 +8,7 @@ Owns which work goes where, and what excludes what: a claim is worked on by one 
 What the work is, is `preparer`'s.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from draco.agent.claims.preparer import ClaimPreparer
@@ -16,6 +16,8 @@ from draco.agent.errors import PrepareError, StillPrepared
 from draco.agent.hardware.gpus import Gpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
+from draco.agent.mig.claim_instances import ClaimInstances
+from draco.agent.mig.holders import HoldingProcess
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.agent.threads import AgentThreads
@@ -37,6 +39,7 @@ class ClaimWork:
         self,
         preparer: ClaimPreparer,
         record: Checkpoint,
+        instances: ClaimInstances,
         threads: AgentThreads,
         *,
         driver: str,
@@ -45,6 +48,7 @@ class ClaimWork:
     ) -> None:
         self._preparer = preparer
         self._record = record
+        self._instances = instances
         self._threads = threads
         self._driver = driver
         self._view = view
@@ -108,6 +112,12 @@ class ClaimWork:
             self._threads.give_back({uid})
             return await self.unprepare(uid)
         return await self._threads.on_record(lambda: self._preparer.unprepare(uid), {uid})
+
+    async def running(self, claim: PreparedClaim) -> Sequence[HoldingProcess] | None:
+        """The processes that run on a claim's devices; None while NVML does not answer."""
+        found: list[HoldingProcess] = []
+        asked = await self._threads.ask(lambda: found.extend(self._instances.processes_of(claim)))
+        return found if asked else None
 
     async def _take(self, names: Collection[str], claim: str, what: str) -> None:
         """Exclude others. PrepareError when somebody does so who waits for a call that hangs."""

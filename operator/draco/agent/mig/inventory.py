@@ -51,7 +51,7 @@ DOUBT_S = 30.0
 class MigInventory:
     """The GPU instances of one node, as they were at the last look.
 
-    `divisions` is what everybody else may know of them, as of the last finished change; `shown` is called, in the thread of that
+    `divisions` is what everybody else may know of them, as of the last finished change; `shown` is told, in the thread of that
     change, when it differs. `refused` are the instances whose destroy was refused as in use, with who holds each ("" if
     nobody is listed).
     """
@@ -63,7 +63,7 @@ class MigInventory:
         *,
         boot_id: str,
         monotonic: Callable[[], float],
-        shown: Callable[[], None] = lambda: None,
+        shown: Callable[[Mapping[GpuUuid, GpuMigView]], None] = lambda _: None,
     ) -> None:
         self.boot_id = boot_id
         self.divisions: Mapping[GpuUuid, GpuMigView] = MappingProxyType({})
@@ -258,7 +258,7 @@ class MigInventory:
         fresh = {uuid: self._division(uuid, needed) for uuid in self._seen}
         if fresh != self.divisions:
             self.divisions = MappingProxyType(fresh)
-            self._shown()
+            self._shown(self.divisions)
 
     def _division(self, uuid: GpuUuid, needed: Mapping[PlacementKey, tuple[PreparedClaim, ...]]) -> GpuMigView:
         seen = self._seen[uuid]

@@ -23,13 +23,13 @@ import msgspec
 import structlog
 
 from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
+from draco.agent.state.facts import OtherAllocator
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.watch.informer import Informer
 from draco.resources.api.core import NodeResources
 from draco.resources.api.meta import ObjectKey
 from draco.resources.kinds import NODE_RESOURCES
-from draco.resources.texts import listed
 
 log = structlog.get_logger()
 
@@ -41,37 +41,18 @@ PROBE_S: Final = 10.0
 """How often a socket is asked whether somebody listens there still: a plugin may log each time."""
 
 
-class OtherAllocator(msgspec.Struct, frozen=True):
-    """What device plugins give out on this node, and the sockets of those of which no more is known yet."""
-
-    resources: tuple[str, ...] = ()
-    sockets: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.resources or self.sockets)
-
-    def gives(self, *, divided: bool) -> bool:
-        """Whether it may give out a GPU, `divided` or not.
-
-        MIG devices are counted by profile, or as GPUs where no others are. A GPU that is not divided is not counted by profile.
-        """
-        return bool(self) and (divided or not self.resources or any("/mig-" not in each for each in self.resources))
-
-    def __str__(self) -> str:
-        if not self:
-            return ""
-        what = f"gives out {listed(self.resources)}" if self.resources else f"listens on {listed(self.sockets)}"
-        return (
-            f"A device plugin {what} on this node: it and Draco would give the same GPU to two pods, so claims get none of what "
-            "both give out. Remove the device plugin from the node, or Draco's agent."
-        )
-
-
 class DevicePlugins:
-    """Follows one node. `found` is what was found last, None as long as nothing is known; `changed` is called when it differs."""
+    """Follows one node. `found` is what was found last, None as long as nothing is known; `changed` is told when it differs."""
 
     def __init__(
-        self, client: Client, *, node: str, folder: Path, changed: Callable[[], None], clock: Clock, check_s: float
+        self,
+        client: Client,
+        *,
+        node: str,
+        folder: Path,
+        changed: Callable[[OtherAllocator], None],
+        clock: Clock,
+        check_s: float,
     ) -> None:
         self.found: OtherAllocator | None = None
         self._folder = folder
@@ -118,7 +99,7 @@ class DevicePlugins:
                 log.warning("device_plugin.found", resources=fresh.resources, sockets=fresh.sockets)
             elif before:
                 log.info("device_plugin.gone")
-            self._changed()
+            self._changed(fresh)
 
     async def _live_sockets(self) -> list[str]:
         """The sockets of GPUs' plugins on which somebody listens."""

@@ -124,14 +124,16 @@ class HealthService:
         view: HardwareView,
         claims: Iterable[PreparedClaim] = (),
         divisions: Mapping[GpuUuid, GpuMigView] = NO_DIVISIONS,
-    ) -> None:
-        """Take a new view, and what claims have of it; streams learn at once when a state or message differs."""
+    ) -> bool:
+        """Take a new view, and what claims have of it; whether a state or message differs. Streams learn that at once."""
         self._told.set()
         whole = reports(view)
         before, self._reports = self.reports, [*whole, *claimed_reports(whole, view, claims, divisions)]
-        if self.reports != before:
-            self._changed.set()
-            self._changed = asyncio.Event()
+        if self.reports == before:
+            return False
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return True
 
     async def watch(self, _request: Any, _context: Any) -> AsyncIterator[NodeWatchResourcesResponse]:
         """The behaviour of NodeWatchResources."""

@@ -31,6 +31,7 @@ from draco.agent.plugin.api import registration_pb2
 from draco.agent.plugin.guard import SERVING_SINCE, OtherPlugin, OtherPlugins
 from draco.agent.plugin.unix_sockets import SocketFile, SocketTaken, hidden_beside, identity, show, withdraw
 from draco.agent.plugin.wire import REGISTRATION, SUPPORTED_VERSIONS, handlers
+from draco.agent.state.facts import PluginConflict
 from draco.kube.clock import Clock
 from draco.resources.texts import shown
 
@@ -69,13 +70,6 @@ def other_sockets(usual: Sockets) -> Sockets:
     """The sockets to use where somebody else has taken the usual ones. Their paths are as long."""
     name = usual.registration.name.removesuffix("-reg.sock")
     return Sockets(usual.registration.with_name(f"{name}-alt.sock"), usual.service.with_name("alt.sock"))
-
-
-class PluginConflict(msgspec.Struct, frozen=True):
-    """Another plugin serves the driver, too; or somebody has our sockets. `gives_way`: it is for us to give way."""
-
-    sentence: str
-    gives_way: bool = False
 
 
 class RegistrationState(msgspec.Struct, frozen=True):

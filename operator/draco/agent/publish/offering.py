@@ -18,14 +18,16 @@ import msgspec
 import structlog
 
 from draco.agent.hardware.gpus import DriverInfo, GpuMigView, LocatedGpu, Use, device_name, position
-from draco.agent.hardware.monitor import HardwareView
-from draco.agent.mig.parts import NodeDivisions
+from draco.agent.mig.keeper import MigKeeper
 from draco.agent.publish import partitions, slices
+from draco.agent.publish.known_divisions import KnownDivisions
 from draco.agent.publish.nvlink import NvLinks, nvlinks
 from draco.agent.publish.partitions import Divisible, Place
 from draco.agent.publish.publisher import SlicePublisher
 from draco.agent.publish.taints import as_many_as_fit, isolation_taints, joining_taints
 from draco.agent.publish.withdrawals import Withdrawals
+from draco.agent.state.changes import FeaturesSeen
+from draco.agent.state.node import NodeState
 from draco.health import judgement
 from draco.kube.clock import Clock, wait_for
 from draco.kube.queue import WorkQueue, run_workers
@@ -240,45 +242,41 @@ class Offers:
 
     def __init__(
         self,
+        state: NodeState,
         publisher: SlicePublisher,
-        dividing: NodeDivisions,
+        keeper: MigKeeper,
+        divisions: KnownDivisions,
         *,
-        view: Callable[[], HardwareView],
-        given_out: Callable[[bool], bool] = lambda _: False,
         clock: Clock,
         patience_s: float = PATIENCE_S,
     ) -> None:
+        self._state = state
         self._publisher = publisher
-        self._dividing = dividing
-        self._view = view
-        self._given_out = given_out
+        self._keeper = keeper
+        self._divisions = divisions
         self._clock = clock
         self._patience_s = patience_s
         self._queue: WorkQueue[str] = WorkQueue(clock=clock, base_s=0.5, cap_s=30.0)
         self._offering = Offering()
 
-    def touch(self) -> None:
+    def touch(self, _change: object = None) -> None:
         """Offer what there is now."""
         self._queue.add("")
 
-    def keep_counters(self, kept: bool) -> None:
+    def features_seen(self, change: FeaturesSeen) -> None:
         """From now on the cluster keeps the counters of partitions, or keeps them no more."""
+        kept = change.features.partitionable_devices is not False
         if kept is not self._offering.partitionable:
             self._offering = Offering(partitionable=kept)  # what was offered before says nothing any more
         self.touch()
 
-    async def run(self, *, recovered: asyncio.Event, follows: bool, partitionable: bool) -> None:
-        """Offer until cancelled, from `recovered` on. `follows`: there are GpuNodes, so what is wanted will be known.
-
-        `partitionable`: the cluster keeps the counters of partitions.
-        """
-        self._offering = Offering(partitionable=partitionable)
+    async def run(self, *, recovered: asyncio.Event, follows: bool) -> None:
+        """Offer until cancelled, from `recovered` on. `follows`: there are GpuNodes, so what is wanted will be known."""
         await recovered.wait()
-        await self._dividing.keeper.recalled.wait()
+        await self._keeper.recalled.wait()
         if follows:
-            known = self._dividing.keeper.known
-            await wait_for(known, self._clock, self._patience_s)
-            if not known.is_set():
+            await wait_for(self._keeper.known, self._clock, self._patience_s)
+            if not self._keeper.known.is_set():
                 log.warning(
                     "offers.wishes_unknown", remedy="give the agent the right to list and watch gpunodes.draco.dev"
                 )
@@ -286,18 +284,19 @@ class Offers:
         await run_workers(self._queue, self._reconcile, workers=1, log=log)
 
     async def _reconcile(self, _: str) -> float | None:
-        view = self._view()
+        facts = self._state.facts
+        view, wanted, others = facts.view, facts.wanted, facts.device_plugins
         if view.driver is None:
             return None
         offer = self._offering.offer(
             view.gpus,
             view.driver,
-            migs=self._dividing.offered(located.gpu for located in view.gpus),
-            wanted=self._dividing.keeper.wanted or {},
-            promised=self._dividing.keeper.promised,
-            isolated=self._dividing.keeper.isolated,
-            operator_allocated=self._dividing.keeper.operator_allocated,
-            given_out=self._given_out,
+            migs=self._divisions.of((located.gpu for located in view.gpus), facts.divisions),
+            wanted=wanted.gpus or {},
+            promised=wanted.promised,
+            isolated=wanted.isolated,
+            operator_allocated=wanted.operator_allocated,
+            given_out=lambda divided: others is not None and others.gives(divided=divided),
             written=self._publisher.is_written,
             now_s=self._clock.monotonic(),
         )

@@ -12,6 +12,7 @@ import structlog
 
 from draco.agent.publish import slices
 from draco.agent.publish.slices import Content
+from draco.agent.state.facts import UNWRITTEN, PublishedPool
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.errors import ApiError, Invalid, NotFound
@@ -34,15 +35,8 @@ UNSEEN_S = 5.0
 """How long a write of ours may take to come back through the watch before it is no longer waited for."""
 
 
-class PublishedPool(msgspec.Struct, frozen=True):
-    """What the API server has from us: the pool's generation and its number of devices. None: nothing yet, or not now."""
-
-    generation: int
-    devices: int
-
-
 class SlicePublisher:
-    """Keeps one node's slices. `published` is the state of the last look; `on_change` is called when it changes."""
+    """Keeps one node's slices. `on_change` is told what the API server has from us, and why it has nothing, when that changes."""
 
     def __init__(
         self,
@@ -51,10 +45,10 @@ class SlicePublisher:
         node: str,
         driver: str,
         clock: Clock,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[PublishedPool | None, str], None] = lambda _published, _problem: None,
     ) -> None:
         self.published: PublishedPool | None = None
-        self.problem = "The slices have not been written yet."
+        self.problem = UNWRITTEN
         self._client = client
         self._node = node
         self._driver = driver
@@ -159,7 +153,7 @@ class SlicePublisher:
                 return GONE_S
             except ApiError as error:  # which is logged where it is tried again
                 if self.published is None:
-                    self.problem = f"The slices cannot be written: {error}."
+                    self._say(None, f"The slices cannot be written: {error}.")
                 raise
             log.info("slices.published", plan=str(plan), devices=len(devices))
         self._generation, self._written = plan.generation, wanted
@@ -197,12 +191,14 @@ class SlicePublisher:
         return asked == wanted and slices.same_content(observed, kept)
 
     def _tell(self, published: PublishedPool | None, problem: str) -> None:
-        if (published, problem) == (self.published, self.problem):
-            return
         if problem and problem != self.problem:
             log.warning("slices.not_published", problem=problem)
-        self.published, self.problem = published, problem
-        self._on_change()
+        self._say(published, problem)
+
+    def _say(self, published: PublishedPool | None, problem: str) -> None:
+        if (published, problem) != (self.published, self.problem):
+            self.published, self.problem = published, problem
+            self._on_change(published, problem)
 
 
 def _without_notes(device: Device) -> Device:

@@ -166,7 +166,7 @@ class ClaimReporter:
         """Something about the claim changed: it was prepared, given up, or a device's health differs."""
         self._queue.add(ClaimRef(claim.namespace, claim.name, claim.uid))
 
-    def touch_all(self) -> None:
+    def touch_all(self, _change: object = None) -> None:
         """Look at every claim on record."""
         for claim in self._claims().values():
             self.touch(claim)

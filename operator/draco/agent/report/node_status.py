@@ -3,21 +3,21 @@
 Owns the object's existence and its status. Where the kind is not installed the agent works without it and says so once.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
 
 from draco import __version__
 from draco.agent.hardware.faults import DRIVER_HANGS, DRIVER_MISMATCH
-from draco.agent.hardware.gpus import GpuMigView, device_name, position
+from draco.agent.hardware.gpus import device_name, position
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.plugin.health_service import reports
-from draco.agent.plugin.registration import PluginConflict, RegistrationState
-from draco.agent.publish.publisher import PublishedPool
+from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.slices import memory, unpublishable
 from draco.agent.report import mig_report
 from draco.agent.report.gpu_notes import notes
+from draco.agent.state.facts import NodeFacts
 from draco.kube.clock import Clock
 from draco.kube.connect.client import Client
 from draco.kube.discovery import PARTITIONABLE, Features
@@ -34,7 +34,6 @@ from draco.resources.names import (
     CONDITION_PARTITIONABLE,
     CONDITION_SOLE_ALLOCATOR,
     FIELD_MANAGER_AGENT,
-    GpuUuid,
 )
 from draco.resources.texts import listed
 
@@ -48,37 +47,22 @@ ABSENT_S = 60.0
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the status is made of."""
+    """Everything the status is made of. `claims` counts those that are prepared."""
 
     driver: str
-    view: HardwareView
-    published: PublishedPool | None
-    problem: str
+    facts: NodeFacts
     registration: RegistrationState
     claims: int
-    conflict: PluginConflict | None = None
-    divisions: Mapping[GpuUuid, GpuMigView] = {}
-    generation: int = 0
-    """Of the spec that was seen last: that it was is worth a report, though nothing else may have changed by it."""
-    features: Features | None = None
-    """What the cluster can do, once that is known."""
     folders_problem: str = ""
     """Why what claims need cannot be written."""
-    edits_problem: str | None = None
-    """Why NVIDIA's toolkit does not say what containers get; "" when it does, None where that is not known or not asked."""
-    wanted: Container[GpuUuid] = ()
-    """The GPUs that a MigPolicy has."""
-    other_allocator: str | None = None
-    """Which device plugin gives out the same GPUs, "" for none; None where that is not known."""
-    leftovers: str = ""
-    """Which claims are prepared that nothing can use any more, and what keeps them from being given up, as sentences."""
     certificate_problem: str | None = None
     """What is the matter with the certificate of the metrics, "" for nothing; None where there is none."""
 
 
 def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
     """The status to report, conditions without times."""
-    view = node_report.view
+    facts = node_report.facts
+    view, divisions = facts.view, facts.divisions if facts.recovered else {}
     health = {report.device: report for report in reports(view)}
     in_order = sorted((one.gpu for one in view.gpus), key=position)
     boards = mig_report.boards(in_order)
@@ -94,20 +78,20 @@ def status(node_report: NodeReport, *, generation: int) -> GpuNodeStatus:
             numa_node=one.numa_node,
             health=health[device_name(one.gpu)].state.value,
             message=health[device_name(one.gpu)].message,
-            notes=notes(one.gpu, node_report.divisions.get(one.gpu.uuid), wanted=one.gpu.uuid in node_report.wanted),
+            notes=notes(one.gpu, divisions.get(one.gpu.uuid), wanted=one.gpu.uuid in (facts.wanted.gpus or ())),
             faults=[fault.status for fault in one.gpu.faults[:FAULTS_PER_GPU]],
-            mig=mig_report.mig(one.gpu, node_report.divisions, boards),
+            mig=mig_report.mig(one.gpu, divisions, boards),
         )
         for one in sorted(view.gpus, key=lambda one: position(one.gpu))
     ]
     return GpuNodeStatus(
         observed_generation=generation,
-        isolates=node_report.features is None or node_report.features.device_taints is not False,
+        isolates=facts.features is None or facts.features.device_taints is not False,
         driver=node_report.driver,
         agent_version=__version__,
         driver_version=view.driver_version,
         cuda_driver_version=view.driver.cuda_driver_version if view.driver else "",
-        pool_generation=node_report.published.generation if node_report.published else 0,
+        pool_generation=facts.published.generation if facts.published else 0,
         prepared_claims=node_report.claims,
         gpu_count=len(gpus),
         mig_gpu_count=sum(one.mig is not None and one.mig.enabled for one in gpus),
@@ -134,28 +118,33 @@ def _without_figures(fault: GpuFaultStatus) -> GpuFaultStatus:
 
 
 def _conditions(node_report: NodeReport, gpus: Sequence[GpuStatus]) -> list[Condition]:
-    view, published, registration = node_report.view, node_report.published, node_report.registration
+    facts = node_report.facts
+    view, registration, conflict = facts.view, node_report.registration, facts.conflict
     unreadable, why_unreadable = _unreadable(view)
     parts = [
         _condition("Readable", not unreadable, "DriverAnswers", unreadable, why_unreadable),
-        _condition("Published", published is not None, "SlicesWritten", "NotWritten", node_report.problem),
+        _condition("Published", facts.published is not None, "SlicesWritten", "NotWritten", facts.problem),
         _condition("Registered", registration.accepted, "KubeletAccepted", "NotAccepted", registration.error),
         _condition(
             "Writable", not node_report.folders_problem, "FoldersWritable", "FolderRefused", node_report.folders_problem
         ),
     ]
-    conflict = node_report.conflict
     exclusive = _exclusive("" if conflict is None else conflict.sentence)
     needed = [exclusive, *parts] if conflict is not None and conflict.gives_way else parts
     lacking = [part for part in needed if part.status != "True"]
     sentences = " ".join(dict.fromkeys(part.message for part in lacking))
     ready = _condition("Ready", not lacking, "Serving", lacking[0].reason if lacking else "", sentences)
     further = [
-        *_claims_there(node_report.leftovers),
-        *_partitionable(node_report.features),
+        *_claims_there(" ".join(map(str, facts.leftovers.values()))),
+        *_partitionable(facts.features),
         *_complete(view, gpus),
-        *_if_known(CONDITION_SOLE_ALLOCATOR, node_report.other_allocator, "NoDevicePlugin", "DevicePlugin"),
-        *_if_known("ToolkitUsed", node_report.edits_problem, "EditsTaken", "OwnEdits"),
+        *_if_known(
+            CONDITION_SOLE_ALLOCATOR,
+            None if facts.device_plugins is None else str(facts.device_plugins),
+            "NoDevicePlugin",
+            "DevicePlugin",
+        ),
+        *_if_known("ToolkitUsed", facts.edits_problem, "EditsTaken", "OwnEdits"),
         *_if_known(CONDITION_CERTIFICATE, node_report.certificate_problem, "Trusted", "Unfit"),
     ]
     return [ready, *parts, exclusive, *further]
@@ -229,10 +218,10 @@ class NodeReporter:
         self._said: GpuNodeStatus | None = None
         self._figures_wait = False
 
-    def touch(self) -> None:
+    def touch(self, _change: object = None) -> None:
         """Look again soon if there is something new to say. Several reasons at once make one write."""
         node_report = self._node_report()
-        fresh = status(node_report, generation=node_report.generation)
+        fresh = status(node_report, generation=node_report.facts.wanted.generation)
         if fresh == self._said:
             return
         figures = self._said is not None and without_figures(fresh) == without_figures(self._said)
@@ -243,7 +232,7 @@ class NodeReporter:
             self._figures_wait = True
             self._queue.add_after(self._node, FIGURES_S)
 
-    def report_now(self) -> None:
+    def report_now(self, _change: object = None) -> None:
         """Report at once: the object was deleted, or its spec changed."""
         self._queue.add(self._node)
 

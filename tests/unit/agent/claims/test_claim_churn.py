@@ -4,12 +4,14 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from draco.agent.claims.leftovers import Leftovers
+from draco.agent.claims.work import ClaimWork
 from draco.agent.record.contents import PreparationState, PreparedClaim, PreparedDevice
 from draco.agent.report.claim_status import ClaimReporter
 from draco.kube.connect.client import Client
@@ -125,7 +127,7 @@ async def test_of_reports_that_were_refused_nothing_is_left_with_the_claims(
 async def test_of_claims_that_are_gone_and_cannot_be_given_up_nothing_is_left_with_them() -> None:
     on_record: dict[ClaimUid, PreparedClaim] = {}
 
-    async def never(_: PreparedClaim) -> None:
+    async def never(_: ClaimUid) -> None:
         raise AssertionError("nobody knows who uses its devices")
 
     async def unknown(_: PreparedClaim) -> None:
@@ -133,11 +135,11 @@ async def test_of_claims_that_are_gone_and_cannot_be_given_up_nothing_is_left_wi
 
     leftovers = Leftovers(
         cast("Client", Server("")),
+        cast("ClaimWork", SimpleNamespace(running=unknown, unprepare=never)),
         driver=NVIDIA_DRIVER,
         claims=lambda: on_record,
-        running=unknown,
-        give_up=never,
-        changed=lambda: None,
+        changed=lambda _found: None,
+        settled=lambda _claim: None,
         tell=lambda *_: None,
         clock=ManualClock(),
         confirm_s=0.0,

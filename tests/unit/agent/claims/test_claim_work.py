@@ -14,6 +14,7 @@ from draco.agent.errors import PrepareError
 from draco.agent.hardware.gpus import DriverInfo, Gpu, LocatedGpu
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import NvmlCall
+from draco.agent.mig.claim_instances import ClaimInstances
 from draco.agent.record.checkpoint import Checkpoint
 from draco.agent.record.contents import PreparationState, PreparedClaim
 from draco.agent.threads import AgentThreads
@@ -52,6 +53,7 @@ class Node:
         self.work = ClaimWork(
             cast("ClaimPreparer", SimpleNamespace(**{name: self._desk(name) for name in DESK})),
             cast("Checkpoint", SimpleNamespace(claims=self.record)),
+            cast("ClaimInstances", None),
             cast("AgentThreads", self),
             driver=NVIDIA_DRIVER,
             view=lambda: self.view,

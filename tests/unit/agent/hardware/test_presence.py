@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from draco.agent.hardware.driver_root import DriverRoot
 from draco.agent.hardware.gpus import Gpu, GpuFault, Instance
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.record.contents import Partition, PreparationState, PreparedClaim, PreparedDevice
+from draco.agent.settings import AgentSettings
 from draco.agent.startup import Startup
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER, ClaimUid
@@ -406,7 +408,9 @@ def test_without_the_gpus_nothing_is_written_in_the_same_boot(node: MigNode, tmp
 async def test_while_nothing_is_known_of_the_gpus_no_spec_goes(divided: MigNode) -> None:
     divided.prepare(PART)
     parts: dict[str, Any] = dict.fromkeys(inspect.signature(Startup).parameters)
-    parts |= {"record": divided.record, "view": lambda: HardwareView(fault="It is not known yet what they are called.")}
+    view = HardwareView(fault="It is not known yet what they are called.")
+    parts |= {"record": divided.record, "hardware": SimpleNamespace(view=view)}
+    parts["settings"] = AgentSettings(node_name="node-0")
     startup = Startup(**parts)
-    await startup.instances_changed(divided.uuid)
+    await startup._respec()
     assert opened(divided, PART)

@@ -14,6 +14,8 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.mig.keeper import MigKeeper
 from draco.agent.mig.last_spec import NOTHING, LastSpec, SpecMemory
 from draco.agent.mig.layout import LayoutApplier
+from draco.agent.state.changes import GpusRead, PoliciesChanged
+from draco.agent.state.node import NodeState
 from draco.kube.connect.client import Client
 from draco.kube.queue import run_workers
 from draco.resources.api.draco import IsolatedGpu, MigMode, MigState, PromisedDevice, WantedGpu
@@ -34,18 +36,22 @@ class Node:
         self.isolations: list[list[str]] = []
         self.divisions = {uuid: GpuMigView(gpu=uuid) for uuid in (ONE, TWO)}
         self.clock = ManualClock()
+        self.state = NodeState()
+        self.state.on(PoliciesChanged, self._policies_changed)
         self.memory = cast("SpecMemory", SimpleNamespace(last=LastSpec(node_uid="", spec=NOTHING)))
         self.keeper = MigKeeper(
             cast("Client", None),
+            self.state,
             node="node-0",
             memory=self.memory,
             layouts=cast("LayoutApplier", self),
             divisions=lambda: self.divisions,
             on_gpu=self._on_gpu,
-            changed=self._changed,
-            isolation=lambda: self.isolations.append([each.request for each in self.keeper.isolated]),
             clock=self.clock,
         )
+
+    def _policies_changed(self, _change: PoliciesChanged) -> None:
+        self.isolations.append([each.request for each in self.state.facts.wanted.isolated])
 
     def keep(self, uuid: GpuUuid) -> str:
         self.done.append((uuid, "keep"))
@@ -58,9 +64,6 @@ class Node:
     async def _on_gpu(self, _uuid: GpuUuid, work: Callable[[], str]) -> str:
         return work()
 
-    async def _changed(self, _uuid: GpuUuid) -> None:
-        return
-
     def want(self, *uuids: GpuUuid, promised: GpuUuid | None = None, isolated: Iterable[str] = ()) -> None:
         """As if the watch had told what is wanted, that a claim has been allocated one of the GPUs, and what is maintained."""
         node = a_mig_node(wanted=[WantedGpu(uuid=uuid, policy="p", mode=MigMode.DYNAMIC) for uuid in uuids])
@@ -69,7 +72,8 @@ class Node:
             node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, promised=[whole]))
         under = [IsolatedGpu(request=each, key="draco.dev/maintenance", effect="NoSchedule") for each in isolated]
         node = msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, isolated=under))
-        self.keeper._want(node.spec)
+        self.memory.last = LastSpec(node_uid="", spec=node.spec)
+        self.keeper._want()
 
     async def work(self, seconds: float = 0.0) -> list[tuple[GpuUuid, str]]:
         """What is done in so much time."""
@@ -160,7 +164,7 @@ async def test_a_gpu_that_comes_when_it_is_known_what_is_wanted_of_it_is_worked_
     assert await node.work() == []
     node.divisions = there
     for expected in ([(ONE, "Dynamic"), (TWO, "")], []):
-        node.keeper.seen(VIEW)
+        node.keeper.seen(GpusRead(VIEW))
         assert await node.work() == expected
 
 
@@ -171,5 +175,5 @@ async def test_a_gpu_that_was_away_is_worked_on_as_if_it_were_new(node: Node) ->
     there, node.divisions = node.divisions, {}
     await node.work(600.0)
     node.note, node.divisions = "", there
-    node.keeper.seen(VIEW)
+    node.keeper.seen(GpusRead(VIEW))
     assert await node.work() == [(ONE, "Dynamic"), (TWO, "")]

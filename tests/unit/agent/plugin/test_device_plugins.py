@@ -13,8 +13,9 @@ import pytest
 
 from draco.agent.hardware.gpus import DriverInfo, Gpu, GpuMigView, LocatedGpu
 from draco.agent.plugin import device_plugins
-from draco.agent.plugin.device_plugins import PROBE_S, DevicePlugins, OtherAllocator, counted
+from draco.agent.plugin.device_plugins import PROBE_S, DevicePlugins, counted
 from draco.agent.publish.offering import Offering
+from draco.agent.state.facts import OtherAllocator
 from draco.kube.connect.client import Client
 from draco.resources.api.core import NodeResources
 from draco.resources.names import TAINT_DEVICE_PLUGIN
@@ -93,7 +94,7 @@ class Folder:
             nobody, node="node-0", folder=path, changed=self._changed, clock=self.clock, check_s=1.0
         )
 
-    def _changed(self) -> None:
+    def _changed(self, _found: OtherAllocator) -> None:
         self.changes += 1
 
     def look(self, node: NodeResources | None = None) -> OtherAllocator | None:

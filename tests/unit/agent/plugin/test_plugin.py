@@ -13,9 +13,10 @@ import pytest
 
 from draco.agent.plugin import registration as plugin
 from draco.agent.plugin.api import registration_pb2
-from draco.agent.plugin.registration import Plugin, PluginConflict, sockets
+from draco.agent.plugin.registration import Plugin, sockets
 from draco.agent.plugin.unix_sockets import SocketFile, identity, listener
 from draco.agent.plugin.wire import REGISTRATION, unary
+from draco.agent.state.facts import PluginConflict
 from draco.kube.clock import SystemClock
 from tests.agents import channel, eventually
 from tests.doubles.draplugin import RecordingPlugin

@@ -28,10 +28,10 @@ from draco.agent.mig.inventory import MigInventory
 from draco.agent.plugin.registration import RegistrationState
 from draco.agent.publish.device_names import KnownGpus
 from draco.agent.publish.offering import Offering
-from draco.agent.publish.publisher import PublishedPool
 from draco.agent.record.checkpoint import Checkpoint, LoadedRecord
 from draco.agent.record.contents import PreparedClaim
 from draco.agent.report.node_status import NodeReport, status
+from draco.agent.state.facts import NodeFacts, PublishedPool
 from draco.kube.clock import SystemClock
 from draco.mig.keeping import KeptInstances
 from draco.resources.api.draco import GpuNodeStatus
@@ -161,12 +161,15 @@ async def an_agent(folder: Path, *, refuses: tuple[str, int] = ("", 0)) -> Async
         )
         said = NodeReport(
             driver=NVIDIA_DRIVER,
-            view=view,
-            published=PublishedPool(1, 2),
-            problem="",
+            facts=NodeFacts(
+                view=view,
+                published=PublishedPool(1, 2),
+                problem="",
+                divisions=inventory.divisions,
+                recovered=True,
+            ),
             registration=RegistrationState(accepted=True, error=""),
             claims=0,
-            divisions=inventory.divisions,
         )
         yield Seen(
             view,

@@ -15,6 +15,8 @@ from draco.agent.hardware.gpus import DriverInfo, GpuFault, GpuMigView, HeldInst
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.publish.offering import PATIENCE_S, DeviceOffer, Offering, Offers
 from draco.agent.publish.partitions import partition_name
+from draco.agent.state.changes import GpusRead
+from draco.agent.state.node import NodeState
 from draco.allocation.fleet.hardware import PoolHardware
 from draco.mig.board import Placement
 from draco.mig.known_boards import BOARDS
@@ -329,18 +331,15 @@ class Lab:
         publisher: Any = SimpleNamespace(
             want=lambda devices, _counters: self.told.append([one.name for one in devices]), is_written=True
         )
-        dividing: Any = SimpleNamespace(
-            keeper=SimpleNamespace(
-                recalled=self.recalled, known=self.known, wanted={}, promised={}, isolated=(), operator_allocated=()
-            ),
-            offered=lambda _gpus: {},
-        )
-        self.view = HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))
-        self.offers = Offers(publisher, dividing, view=lambda: self.view, clock=self.clock)
+        keeper: Any = SimpleNamespace(recalled=self.recalled, known=self.known)
+        divisions: Any = SimpleNamespace(of=lambda _gpus, _divisions: {})
+        state = NodeState()
+        state.tell(GpusRead(HardwareView(driver=DRIVER, gpus=(LocatedGpu(a_gpu(0)),))))
+        self.offers = Offers(state, publisher, keeper, divisions, clock=self.clock)
 
     @asynccontextmanager
     async def running(self, *, follows: bool = True) -> AsyncIterator[None]:
-        run = self.offers.run(recovered=self.recovered, follows=follows, partitionable=True)
+        run = self.offers.run(recovered=self.recovered, follows=follows)
         task = asyncio.create_task(run)
         try:
             yield

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from draco.agent.app import UNSERVED_S, Agent
+from draco.agent.app import Agent
 from draco.agent.containers.common_edits import CommonEdits
 from draco.agent.files import LocalFiles
 from draco.agent.hardware.gpus import DriverInfo
 from draco.agent.hardware.monitor import HardwareView
 from draco.agent.hardware.nvml import Nvml
 from draco.agent.publish.publisher import SlicePublisher
+from draco.agent.report.readiness import UNSERVED_S
 from draco.agent.settings import AgentSettings
+from draco.agent.state.changes import GpusRead
 from draco.kube.connect.client import Client
 from draco.kube.connect.connection import Connection
 from draco_local.simulator.gpus import state
@@ -61,9 +63,9 @@ def test_an_agent_whose_toolkit_hangs_ends_all_the_same(tmp_path: Path, monkeypa
                 clock=ManualClock(),
                 files=LocalFiles(),
             )
-            agent.parts.hardware.view = HardwareView(driver=DriverInfo("580.95.05", "13.0", "13.580.95.05"))
-            agent.parts.gpus_read.set()
-            keeping = asyncio.create_task(agent._keep_edits())
+            view = HardwareView(driver=DriverInfo("580.95.05", "13.0", "13.580.95.05"))
+            agent.parts.state.tell(GpusRead(view))
+            keeping = asyncio.create_task(agent.parts.edits_refresh.run())
             await eventually(asked.is_set)
             keeping.cancel()
 

@@ -20,11 +20,11 @@ from draco.agent.hardware.monitor import HardwareView
 from draco.agent.metrics import AgentMetrics
 from draco.agent.plugin.health_service import reports
 from draco.agent.plugin.registration import RegistrationState
-from draco.agent.publish.publisher import PublishedPool
 from draco.agent.report.gpu_notes import JOINING
 from draco.agent.report.node_status import NodeReport, status
+from draco.agent.state.facts import NodeFacts, PublishedPool, WantedNode
 from draco.kube.discovery import Features
-from draco.resources.api.draco import InstanceUse, MigState
+from draco.resources.api.draco import InstanceUse, MigMode, MigState, WantedGpu
 from tests.builders import MOMENT, a_gpu
 
 DRIVER = DriverInfo("580.95.05", "13.0", "13.580.95.05")
@@ -33,15 +33,13 @@ LOST = GpuHealth(HealthState.UNHEALTHY, "The GPU is lost.")
 
 
 def node_report(view: HardwareView = FINE, **changes: object) -> NodeReport:
-    plain: dict[str, object] = {
-        "driver": "gpu.nvidia.com",
-        "published": PublishedPool(3, 2),
-        "problem": "",
-        "registration": RegistrationState(accepted=True, error=""),
-        "claims": 1,
-        **changes,
+    plain: dict[str, object] = {"published": PublishedPool(3, 2), "problem": "", "recovered": True, **changes}
+    of_node = {
+        name: plain.pop(name) for name in ("registration", "folders_problem", "certificate_problem") if name in plain
     }
-    return NodeReport(view=view, **plain)  # type: ignore[arg-type]
+    of_node = {"registration": RegistrationState(accepted=True, error=""), **of_node}
+    facts = NodeFacts(view=view, **plain)  # type: ignore[arg-type]
+    return NodeReport(driver="gpu.nvidia.com", facts=facts, claims=1, **of_node)  # type: ignore[arg-type]
 
 
 def conditions(of: NodeReport) -> dict[str, tuple[str, str, str]]:
@@ -129,7 +127,7 @@ def test_a_driver_that_was_upgraded_and_not_loaded_again_is_told_and_the_gpus_ar
     assert told["Ready"] == ("False", "DriverMismatch", "Reload the driver.")
     assert {gpu.health for gpu in status(said, generation=1).gpus} == {"Healthy"}
     metrics = AgentMetrics()
-    for view, expected in ((said.view, 1), (FINE, 0)):
+    for view, expected in ((said.facts.view, 1), (FINE, 0)):
         metrics.hardware(view)
         assert metrics.registry.get_sample_value("draco_agent_driver_mismatch") == expected
 
@@ -213,7 +211,8 @@ def test_a_gpu_that_somebody_left_in_mig_mode_says_how_to_get_it_back() -> None:
     [note] = complete(old, divisions={old.uuid: left})[1]
     assert f"`nvidia-smi -i {old.uuid} -mig 0`" in note
     assert f"`nvidia-smi --gpu-reset -i {old.uuid}`" in note
-    assert complete(old, divisions={old.uuid: left}, wanted={old.uuid}) == ("True", []), "its policy sees to it"
+    wanted = WantedNode(gpus={old.uuid: WantedGpu(uuid=old.uuid, policy="p", mode=MigMode.DYNAMIC)})
+    assert complete(old, divisions={old.uuid: left}, wanted=wanted) == ("True", []), "its policy sees to it"
     pending = msgspec.structs.replace(left, pending=True, state=MigState.NEEDS_RESET)
     assert complete(old, divisions={old.uuid: pending}) == ("True", []), "it says itself what it waits for"
     assert complete(a_gpu(0), divisions={old.uuid: left}) == ("True", []), "a claim of all of it turns the mode off"

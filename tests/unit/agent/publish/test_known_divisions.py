@@ -3,7 +3,7 @@
 import msgspec
 
 from draco.agent.hardware.gpus import ABSENT, Gpu, GpuFault, GpuMigView, HeldInstance, Instance, Use
-from draco.agent.mig.parts import known_of
+from draco.agent.publish.known_divisions import known_of
 from draco.mig.known_boards import BOARDS
 from draco.resources.names import GpuUuid
 from tests.builders import a_gpu

@@ -1,0 +1,80 @@
+"""Who is woken by which change of the node: the whole list.
+
+What is named first is woken first: the faults and the health of a GPU are known before it is offered. Owns the list and nothing
+of what follows. `state` has the kinds of change.
+"""
+
+from draco.agent.parts import AgentParts
+from draco.agent.state.changes import (
+    ClaimInTheWay,
+    ClaimRewritten,
+    ClaimSettled,
+    ConflictSeen,
+    DevicePluginsSeen,
+    EditsFound,
+    FeaturesSeen,
+    GpusRead,
+    GpuWorkedOn,
+    HealthChanged,
+    InstancesSeen,
+    LeaseRenewed,
+    LeftoversSeen,
+    PoliciesChanged,
+    RecordRead,
+    Recovered,
+    RegistrationHeard,
+    ReportDue,
+    SlicesWritten,
+    WantedSeen,
+)
+
+
+def connect(parts: AgentParts) -> None:
+    """Have the parts of one agent hear of each other."""
+    on, state = parts.state.on, parts.state
+    claims, keeper, offers, startup = parts.claim_reporter, parts.keeper, parts.offers, parts.startup
+    events, faults, report, due = (
+        parts.node_events,
+        parts.faults,
+        parts.node_reporter.touch,
+        parts.node_reporter.report_now,
+    )
+
+    def health(_change: object) -> None:
+        facts = state.facts
+        if parts.health.update(facts.view, parts.checkpoint.claims.values(), facts.divisions):
+            state.tell(HealthChanged())
+
+    def judge(_change: object) -> None:
+        wanted = state.facts.wanted
+        faults.overrides = tuple(wanted.health)
+        faults.repaired.extend(wanted.repaired)
+        parts.hardware.judge_again()
+
+    # Hardware
+    on(GpusRead, health, events.gpus_read, lambda change: parts.metrics.hardware(change.view), offers.touch)
+    on(GpusRead, keeper.seen, startup.seen, parts.edits_refresh.gpus_read, report)
+    on(InstancesSeen, events.instances_seen, health, offers.touch, report)
+    on(GpuWorkedOn, offers.touch, startup.worked_on, report)
+    on(DevicePluginsSeen, events.device_plugins_seen, offers.touch, report)
+    on(EditsFound, report)
+    # Claims
+    on(RecordRead, health, claims.touch_all)
+    on(Recovered, events.instances_seen, health, offers.touch, report)
+    on(ClaimSettled, keeper.claim_settled, health, lambda change: claims.touch(change.claim))
+    on(ClaimSettled, lambda change: parts.leftovers.claim_settled(change.claim), report)
+    on(ClaimRewritten, lambda change: claims.touch(change.claim))
+    on(ClaimInTheWay, lambda change: parts.leftovers.in_the_way(change.uid))
+    on(LeftoversSeen, report)
+    on(HealthChanged, claims.touch_all)
+    # What is wanted, and who else there is
+    on(WantedSeen, lambda change: setattr(faults, "forgotten", change.wanted.forgotten))
+    on(
+        PoliciesChanged, judge, offers.touch, due
+    )  # the spec was seen, though nothing else that is reported may change by it
+    on(ReportDue, due)
+    on(LeaseRenewed, keeper.lease_renewed)
+    on(RegistrationHeard, events.registration_heard, report)
+    on(ConflictSeen, events.conflict_seen, lambda _: parts.publisher.hold(state.facts.gives_way_to), report)
+    on(SlicesWritten, report)
+    on(FeaturesSeen, offers.features_seen, lambda _: parts.publisher.republish(), report, claims.touch_all)

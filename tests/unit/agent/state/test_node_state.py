@@ -1,0 +1,52 @@
+"""Facts are taken over before anybody is woken, and every kind of change wakes somebody."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+from draco.agent.app import Agent
+from draco.agent.files import LocalFiles
+from draco.agent.hardware.monitor import HardwareView
+from draco.agent.hardware.nvml import Nvml
+from draco.agent.settings import AgentSettings
+from draco.agent.state import changes
+from draco.agent.state.changes import Fact, GpusRead, InstancesSeen, LeaseRenewed, NodeChange
+from draco.agent.state.node import NodeState
+from draco.kube.connect.client import Client
+from draco.kube.connect.connection import Connection
+from tests.doubles.clock import ManualClock
+
+VIEW = HardwareView(fault="The driver is gone.")
+
+
+def test_whoever_is_woken_sees_the_new_facts_in_the_order_of_the_list() -> None:
+    state, seen = NodeState(), list[tuple[str, str]]()
+    state.on(GpusRead, lambda change: seen.append(("first", change.view.fault)))
+    state.on(GpusRead, lambda _: seen.append(("second", state.facts.view.fault)), lambda _: seen.append(("third", "")))
+    state.on(LeaseRenewed, lambda _: seen.append(("lease", "")))
+    state.tell(GpusRead(VIEW))
+    assert seen == [("first", VIEW.fault), ("second", VIEW.fault), ("third", "")]
+
+
+async def test_what_a_thread_learns_is_told_in_the_event_loop() -> None:
+    state, told = NodeState(), asyncio.Event()
+    state.begin()
+    state.on(InstancesSeen, lambda _: told.set())
+    thread = threading.Thread(target=lambda: state.tell_from_thread(InstancesSeen({})))
+    thread.start()
+    thread.join()
+    assert not told.is_set(), "nothing happens in the thread"
+    await asyncio.wait_for(told.wait(), 10)
+
+
+async def test_every_kind_of_change_wakes_somebody(tmp_path: Path) -> None:
+    async with Client(Connection("http://127.0.0.1:1")) as client:
+        settings = AgentSettings(node_name="node-0", state_dir=tmp_path)
+        agent = Agent(settings, client, Nvml(object()), clock=ManualClock(), files=LocalFiles())
+    kinds = {
+        each
+        for each in vars(changes).values()
+        if isinstance(each, type) and issubclass(each, NodeChange) and each not in {NodeChange, Fact}
+    }
+    assert len(kinds) > 10
+    assert kinds - agent.parts.state._wakes.keys() == set()
