@@ -27,7 +27,7 @@ from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reas
 from draco.explanation.findings.placement import nodes_for
 from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, ProblemKind, RequestExplanation
-from draco.explanation.note import cause_and_fix, note
+from draco.explanation.note import cause_and_fix, with_summary
 from draco.explanation.problems.claims import problems_of
 from draco.explanation.remedies.counted_free import counted_on
 from draco.explanation.remedies.nearest import nearest_misses
@@ -86,7 +86,7 @@ def explain(
         nodes_total=len(fleet.nodes),
         devices_total=len(fleet.inventory),
     )
-    return replace(explanation, summary=note(explanation))
+    return with_summary(explanation)
 
 
 def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation:
@@ -136,19 +136,19 @@ def _room_for(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) ->
 
 def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation | None:
     """What keeps the scheduler from looking for devices at all; None if nothing does."""
-    gone = missing(fleet, claims, pod)
+    gone, names_subject = missing(fleet, claims, pod)
     if gone:
-        return Explanation(reason=PendingReason.CLAIM_MISSING, error="; ".join(gone))
+        return Explanation(reason=PendingReason.CLAIM_MISSING, error=gone, names_subject=names_subject)
     deleted = [str(claim.metadata.key) for claim in claims if claim.metadata.deletion_timestamp is not None]
     if deleted:
         error = f"claim {' and '.join(deleted)} is being deleted"
-        return Explanation(reason=PendingReason.CLAIM_DELETING, error=error)
+        return Explanation(reason=PendingReason.CLAIM_DELETING, error=error, names_subject=True)
     waiting = [claim for claim in claims if claim.status.allocation is None]
     if pod is not None and pod.spec.node_name and waiting:
         error = bypassing(fleet, waiting, pod.spec.node_name)
         return Explanation(reason=PendingReason.BYPASSES_SCHEDULER, error=error)
     if pod is not None and pod.waits and pod.spec.scheduling_gates and (error := _gated(fleet, claims, pod)):
-        return Explanation(reason=PendingReason.GATED, error=error)
+        return Explanation(reason=PendingReason.GATED, error=error, names_subject=True)
     return None
 
 
@@ -216,7 +216,8 @@ def _with_what_stays(
     if left.fits or left.error:
         return explanation
     left = replace(left, nearest=nearest_misses(alone, claims))
-    return replace(explanation, reason=left.reason, stays=cause_and_fix(left), nearest=left.nearest)
+    stays, names_subject = cause_and_fix(left)
+    return replace(explanation, reason=left.reason, stays=stays, nearest=left.nearest, names_subject=names_subject)
 
 
 def _with_fits_alone(

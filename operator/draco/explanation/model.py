@@ -262,6 +262,8 @@ class NodeCause(OutputStruct, frozen=True, kw_only=True):
     request: str = ""
     free: int = 0
     wanted: int = 0
+    names_subject: bool = False
+    """As in Explanation."""
 
 
 class ProblemKind(StrEnum):
@@ -296,6 +298,8 @@ class Problem(OutputStruct, frozen=True, kw_only=True):
     """What to write instead."""
     fatal: bool = False
     """Whether the claim cannot be allocated on any node while it is so."""
+    names_subject: bool = False
+    """As in Explanation."""
 
 
 class ChangeKind(StrEnum):
@@ -329,6 +333,8 @@ class NearestMiss(OutputStruct, frozen=True, kw_only=True):
     devices: list[str] = []
     claim: str = ""
     """The claim that would have to go or to change."""
+    names_subject: bool = False
+    """As in Explanation."""
 
 
 class UnmetRequest(OutputStruct, frozen=True, kw_only=True):
@@ -425,6 +431,10 @@ class Explanation(OutputStruct, frozen=True, kw_only=True):
     reason: PendingReason
     summary: str = ""
     """One paragraph: the decisive cause, the fix, counts. At most 1000 characters, and 300 in ordinary cases."""
+    names_subject: bool = False
+    """Whether the summary names the pod or one of its claims, so that it is true of no other pod that asks for the same."""
+    names_group: bool = False
+    """Whether it names the pod's group, so that it is true of pods of that group only."""
     fits: bool = False
     """Whether the scheduler could allocate all claims now: some node does, and no device makes a selector fail."""
     fits_on: list[str] = []

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from draco.explanation.model import (
     Cause,
     CauseCount,
@@ -48,15 +50,20 @@ _COUNTED: Final[Mapping[Cause, str]] = MappingProxyType(
 
 
 class _NoteParts(NamedTuple):
-    """What is said of an explanation; `counts` is left out where the cause has counted already."""
+    """What is said of an explanation; `counts` is left out where the cause has counted already.
+
+    `names_subject`: one of the texts names the pod or a claim of its own.
+    """
 
     cause: str
     fix: str = ""
     counts: str = ""
+    names_subject: bool = False
 
 
-def note(explanation: Explanation) -> str:
-    """The explanation in one paragraph."""
+def with_summary(explanation: Explanation) -> Explanation:
+    """The explanation with its paragraph, and of whom that is true."""
+    names_subject = explanation.names_subject
     if explanation.stays:
         text = f"Waiting does not help: {explanation.stays[:1].lower()}{explanation.stays[1:]}"
         asked = _decisive_request(explanation)
@@ -64,14 +71,21 @@ def note(explanation: Explanation) -> str:
     else:
         said = _said(explanation)
         text, counts = _sentences(explanation, said), said.counts
+        names_subject = names_subject or said.names_subject
     if counts and len(text) + len(counts) < _ROOM:
         text = f"{text} ({counts})"
-    return shortened(text, MAX_NOTE)
+    return replace(
+        explanation,
+        summary=shortened(text, MAX_NOTE),
+        names_subject=names_subject,
+        names_group=explanation.fits and bool(explanation.group),
+    )
 
 
-def cause_and_fix(explanation: Explanation) -> str:
-    """The same without counts."""
-    return _sentences(explanation, _said(explanation))
+def cause_and_fix(explanation: Explanation) -> tuple[str, bool]:
+    """The same without counts, and whether it names the pod or one of its claims."""
+    said = _said(explanation)
+    return _sentences(explanation, said), said.names_subject
 
 
 def _sentences(explanation: Explanation, said: _NoteParts) -> str:
@@ -106,11 +120,13 @@ def _said(explanation: Explanation) -> _NoteParts:
             problem.text,
             _or_added(explanation, fix) if problem.kind is ProblemKind.TOO_MANY_DEVICES else fix,
             asked,
+            names_subject=problem.names_subject or (not problem.remedy and _fix_names_subject(explanation)),
         )
     if explanation.error and explanation.reason is not PendingReason.POOL_BROKEN:
-        return _NoteParts(
-            f"the scheduler gives up on every node: {core_of_error(explanation.error)}", _fix(explanation)
-        )
+        cause = f"the scheduler gives up on every node: {core_of_error(explanation.error)}"
+        # The allocator says whose request it is about, unless it has tried too long.
+        is_named = explanation.reason is not PendingReason.SEARCH_TOO_LONG
+        return _NoteParts(cause, _fix(explanation), names_subject=is_named)
     return _unfit(explanation)
 
 
@@ -128,6 +144,10 @@ def _fix(explanation: Explanation) -> str:
     if explanation.nearest:
         return explanation.nearest[0].text
     return _UNTRIED.get(explanation.reason, "")
+
+
+def _fix_names_subject(explanation: Explanation) -> bool:
+    return any(each.names_subject for each in explanation.nearest[:1])
 
 
 def _or_added(explanation: Explanation, fix: str) -> str:
@@ -170,26 +190,45 @@ def _decisive_problem(explanation: Explanation) -> Problem | None:
 
 def _unfit(explanation: Explanation) -> _NoteParts:
     request = _decisive_request(explanation)
+    names_subject = _fix_names_subject(explanation) or _nodes_name_subject(explanation)
     if request is None:
-        return _NoteParts(_nodes(explanation), _fix(explanation))
+        return _NoteParts(_nodes(explanation), _fix(explanation), names_subject=names_subject)
     if not request.devices:
         return _NoteParts(
             "no DRA driver publishes any device", _or_added(explanation, "check that a driver runs on the nodes")
         )
     name = _named(request, explanation.requests)
+    is_of_claim = _are_several_claims(explanation.requests)
     counts = ""
     if explanation.reason is PendingReason.NODE_RULES and explanation.nodes:
         cause = f"the pod cannot use the nodes that have devices for {name}: {_nodes(explanation)}"
     elif not request.free:
         cause = _none_free(request, name)
+        names_subject = names_subject or _is_held_by_own(request, explanation)
     elif request.most_free_on_one_node < request.wanted:
         wanted = counted(request.wanted, "device")
         cause = f"{name} wants {wanted} on one node, and no node has more than {request.most_free_on_one_node} free"
         counts = _counts(request)
     else:
-        cause = _nodes(explanation) or _apart(explanation)
+        nodes = _nodes(explanation)
+        cause, is_of_claim = nodes or _apart(explanation), is_of_claim and not nodes
         counts = _counts(request)
-    return _NoteParts(cause, _fix(explanation) or _split(explanation), counts)
+    return _NoteParts(cause, _fix(explanation) or _split(explanation), counts, names_subject or is_of_claim)
+
+
+def _nodes_name_subject(explanation: Explanation) -> bool:
+    # What of a node is not free may be what another claim of the pod has.
+    has_devices = bool(explanation.allocated)
+    return any(each.names_subject or (has_devices and each.reason is NodeReason.ALL_MODE) for each in explanation.nodes)
+
+
+def _is_held_by_own(request: RequestExplanation, explanation: Explanation) -> bool:
+    """Whether a claim of the pod itself may be named that has devices of the request, or a share of them."""
+    return any(
+        (count.shortage is not None and bool(explanation.allocated))
+        or any(holder.claim in explanation.claims for holder in count.holders)
+        for count in request.causes
+    )
 
 
 def _split(explanation: Explanation) -> str:
@@ -265,8 +304,12 @@ def _nodes(explanation: Explanation) -> str:
 
 def _named(request: RequestExplanation, among: Sequence[RequestExplanation]) -> str:
     """How a request is called among these: with its claim, if there are several."""
-    of_claim = f" of claim {request.claim.partition('/')[2]}" if len({each.claim for each in among}) > 1 else ""
+    of_claim = f" of claim {request.claim.partition('/')[2]}" if _are_several_claims(among) else ""
     return f"request {request.request}{of_claim}"
+
+
+def _are_several_claims(requests: Sequence[RequestExplanation]) -> bool:
+    return len({each.claim for each in requests}) > 1
 
 
 # What has its devices, or could have them now
@@ -277,7 +320,8 @@ def _fits(explanation: Explanation) -> _NoteParts:
     cause = f"all claims can be allocated on {where}"
     if explanation.problems:
         problem = explanation.problems[0]
-        return _NoteParts(f"{cause}, and the pod will not start there: {problem.text}", problem.remedy)
+        cause = f"{cause}, and the pod will not start there: {problem.text}"
+        return _NoteParts(cause, problem.remedy, names_subject=problem.names_subject)
     if explanation.group:
         together = f"Draco allocates {explanation.group} all at once or not at all"
         return _NoteParts(
@@ -309,7 +353,8 @@ def _unusable(explanation: Explanation) -> _NoteParts:
     cause = f"claim {first.claim} is allocated{device}, but {first.text}"
     more = len(explanation.obstacles) - 1
     room = f" (there is room on {listed(explanation.room_on)})" if first.device and explanation.room_on else ""
-    return _NoteParts(cause, f"{first.remedy}{room}", f"{counted(more, 'more obstacle')}" if more else "")
+    counts = f"{counted(more, 'more obstacle')}" if more else ""
+    return _NoteParts(cause, f"{first.remedy}{room}", counts, names_subject=True)
 
 
 def _allocated(explanation: Explanation) -> _NoteParts:
@@ -327,25 +372,26 @@ def _allocated(explanation: Explanation) -> _NoteParts:
 def _binding(explanation: Explanation) -> _NoteParts:
     failed = [f"{claim.claim} ({', '.join(claim.failed)})" for claim in explanation.allocated if claim.failed]
     if failed:
-        return _NoteParts(f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another")
+        said = f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another"
+        return _NoteParts(said, names_subject=True)
     waiting = [
         f"{claim.claim} ({', '.join(claim.waiting_for)})" for claim in explanation.allocated if claim.waiting_for
     ]
-    return _NoteParts(f"the driver is making the allocated devices ready: {listed(waiting)}")
+    said = f"the driver is making the allocated devices ready: {listed(waiting)}"
+    return _NoteParts(said, names_subject=True)
 
 
 def _elsewhere(explanation: Explanation) -> _NoteParts:
     bound = [f"{claim.claim} ({claim.nodes})" for claim in explanation.allocated if claim.nodes]
     cause = f"the claim's devices are on nodes that the pod cannot use: {listed(bound)}"
     nodes = "; ".join(node_text(each) for each in explanation.nodes[:NAMED])
-    return _NoteParts(cause, nodes)
+    return _NoteParts(cause, nodes, names_subject=True)
 
 
 def _full(explanation: Explanation) -> _NoteParts:
     claims = [f"{claim.claim} has {counted(len(claim.consumers), 'user')}" for claim in explanation.allocated]
-    return _NoteParts(
-        f"the claim already has its maximum number of users: {listed(claims)}", "give the pod a claim of its own"
-    )
+    cause = f"the claim already has its maximum number of users: {listed(claims)}"
+    return _NoteParts(cause, "give the pod a claim of its own", names_subject=True)
 
 
 _ALLOCATED: Final[Mapping[PendingReason, Callable[[Explanation], _NoteParts]]] = MappingProxyType(

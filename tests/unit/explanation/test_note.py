@@ -1,11 +1,13 @@
 """The note of an Event: the decisive cause first, then the fix, then counts; and nothing twice."""
 
+import msgspec
 import pytest
 
 from draco.explanation.explain import explain
 from draco.explanation.model import Explanation
 from draco.resources.api.claims import DeviceConstraint
-from tests.builders import a_claim
+from draco.resources.api.meta import ObjectMeta
+from tests.builders import a_claim, a_pod
 from tests.unit.explanation.clusters import ATTRIBUTES, GPU, a_fleet, asking
 
 REFUSED = (
@@ -59,3 +61,21 @@ def test_bugs_of_the_scheduler_are_told_only_where_it_may_be_wrong() -> None:
     assert "a bug of this Kubernetes version may matter" in str(fits)
     assert short.upstream_bugs
     assert "bug" not in str(short)
+
+
+def test_an_explanation_says_whether_it_is_true_of_that_pod_only() -> None:
+    """Of pods that ask for the same, those that are called as something in the text get it as well."""
+    gpu = msgspec.structs.replace(asking(count=2), metadata=ObjectMeta(name="gpu", namespace="default"))
+    job = a_claim("job", on=held("n1/gpu-0", "n1/gpu-1", "n2/gpu-0"))
+    shared = explain(a_fleet(job), [gpu], pod=a_pod("gpu", claims=["gpu"]))
+    assert "gpu" in str(shared)
+    assert not shared.names_subject
+
+    own = a_claim("gpu", on=held("n1/gpu-0", "n1/gpu-1", "n2/gpu-0", "n2/gpu-1"))
+    second = explain(a_fleet(own), [own, asking()], pod=a_pod("gpu", claims=["gpu", "c"]))
+    assert "in use by default/gpu" in str(second)
+    assert second.names_subject
+
+    gated = explain(a_fleet(), [gpu], pod=a_pod("gpu", claims=["gpu"], gates=["example.com/quota"]))
+    assert "Pod gpu has the scheduling gate" in str(gated)
+    assert gated.names_subject

@@ -82,6 +82,7 @@ def check(fleet: Fleet, claims: Sequence[ResourceClaim]) -> Explanation:
     if told.requests:
         assert [causes(request.causes) for request in told.requests] == judged(fleet, claims)
     assert 0 < len(str(told)) <= 1000
+    assert told.names_subject or not any(claim.metadata.name in str(told) for claim in claims)
     assert msgspec.json.decode(msgspec.json.encode(told), type=Explanation) == told
     return told
 

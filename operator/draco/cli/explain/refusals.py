@@ -12,7 +12,7 @@ from draco.allocation.fleet.hardware import PoolHardware
 from draco.allocation.ownership.claims import is_for_operator
 from draco.cli.explain.subjects import ExplainSubject
 from draco.explanation.model import Explanation, PendingReason
-from draco.explanation.note import note
+from draco.explanation.note import with_summary
 from draco.explanation.refused_creation import creation_refusal
 from draco.limits.amounts import Holdings, added, holdings_of
 from draco.limits.rules import LimitCheck, rule_of
@@ -41,8 +41,7 @@ def with_refusals(world: World, subject: ExplainSubject, explanation: Explanatio
 
 
 def _saying(explanation: Explanation, why: str) -> Explanation:
-    said = msgspec.structs.replace(explanation, error=why)
-    return msgspec.structs.replace(said, summary=note(said))
+    return with_summary(msgspec.structs.replace(explanation, error=why))
 
 
 def _limited(world: World, subject: ExplainSubject) -> str:

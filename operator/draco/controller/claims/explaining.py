@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from draco.allocation.ownership.gangs import gang_of
-from draco.controller.claims.pod_questions import asked_by, names_itself, question_of, scheduler_says
+from draco.controller.claims.pod_questions import asked_by, question_of, scheduler_says
 from draco.controller.workers import messages
 from draco.controller.workers.contract import IN_A_ROW, Answered, ReadQuestion, WorkerPool
 from draco.controller.workers.fair_queue import QueuePriority
@@ -42,11 +42,16 @@ _ASKED_AT_ONCE = 64
 
 
 class PodExplanation(msgspec.Struct, frozen=True):
-    """What is said of one pod, its main cause in one word, and what a new node would have to have."""
+    """What is said of one pod, its main cause in one word, and what a new node would have to have.
+
+    Of whom the text is true is said as in Explanation.
+    """
 
     text: str
     reason: str
     unmet: tuple[messages.UnmetDevices, ...] = ()
+    names_subject: bool = False
+    names_group: bool = False
 
 
 class _Topic(msgspec.Struct, eq=False):
@@ -278,11 +283,8 @@ class Explanations:
         self._put(topic, known)
         if topic.key != question_of(pod, claims):
             return
-        text, gang = topic.explanation.text, gang_of(pod)
-        if names_itself(text, pod, claims):
-            self._divide(topic, pod, is_by_pod=True)
-        elif gang is not None and str(gang) in text:
-            self._divide(topic, pod, is_by_pod=False)
+        if topic.explanation.names_subject or topic.explanation.names_group:
+            self._divide(topic, pod, is_by_pod=topic.explanation.names_subject)
 
     def _put(self, topic: _Topic, answered: _Namespace) -> None:
         """It is the latest explained, though something may have changed since it was asked about."""
@@ -333,11 +335,14 @@ class Explanations:
 
     def _explanation_of(self, answered: Answered, claims: Sequence[ResourceClaim]) -> PodExplanation:
         match answered.answer:
-            case messages.PendingAnswer(text, reason, unmet):
-                return PodExplanation(text, reason, tuple(unmet))
+            case messages.PendingAnswer(text, reason, unmet, names_subject, names_group):
+                return PodExplanation(text, reason, tuple(unmet), names_subject, names_group)
             case messages.OverBudget() | messages.OutOfMemory() as costly:
                 why = messages.refusal(costly, claims, self._workers.long_cpu_s)
-                return PodExplanation(f"Too costly to explain: {why}.", messages.TOO_COSTLY)
+                selector = costly.selector if isinstance(costly, messages.OverBudget) else None
+                names_subject = selector is not None and not selector.device_class
+                text = f"Too costly to explain: {why}."
+                return PodExplanation(text, messages.TOO_COSTLY, names_subject=names_subject)
             case messages.Failed() as failed:
                 why = messages.refusal(failed, claims, self._workers.long_cpu_s)
                 return PodExplanation(f"Cannot be explained: {why}.", messages.UNKNOWN)

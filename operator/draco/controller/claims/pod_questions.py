@@ -1,6 +1,6 @@
 """Which pods ask the same, so that one explanation does for all of them.
 
-Owns what of a pod and its claims an explanation depends on, as a digest, and whether what it says is true of one pod only. Pure.
+Owns what of a pod and its claims an explanation depends on, as a digest. Pure.
 """
 
 import hashlib
@@ -47,8 +47,3 @@ def asked_by(question: bytes, whose: ObjectKey | GangKey | None) -> bytes:
 
 def _digest(whole: bytes) -> bytes:
     return hashlib.blake2b(whole, digest_size=16).digest()
-
-
-def names_itself(text: str, pod: Pod, claims: Sequence[ResourceClaim]) -> bool:
-    """Whether an explanation names the very pod or its claims, and so would be wrong of another that asks for the same."""
-    return any(name in text for name in (pod.metadata.name, *(claim.metadata.name for claim in claims)))

@@ -94,7 +94,13 @@ def _why_waiting(fleet: Fleet, question: messages.ExplainPending) -> messages.Pe
     except DracoError as error:
         # Something published cannot be read. The pods that wait for it get that as an answer; all others are still explained.
         return messages.PendingAnswer(f"Cannot be explained: {error}", "Unknown")
-    return messages.PendingAnswer(str(explanation), str(explanation.reason), _unmet(explanation, question.claims))
+    return messages.PendingAnswer(
+        str(explanation),
+        str(explanation.reason),
+        _unmet(explanation, question.claims),
+        explanation.names_subject,
+        explanation.names_group,
+    )
 
 
 def _unmet(explanation: Explanation, claims: Sequence[ResourceClaim]) -> list[messages.UnmetDevices]:

@@ -124,11 +124,16 @@ class UnmetDevices(Message, frozen=True):
 
 
 class PendingAnswer(Message, frozen=True):
-    """The answer to ExplainPending: the text, the main cause in one word, and what a new node would have to have."""
+    """The answer to ExplainPending: the text, the main cause in one word, and what a new node would have to have.
+
+    Of whom the text is true is said as in Explanation.
+    """
 
     text: str
     reason: str
     unmet: list[UnmetDevices] = []
+    names_subject: bool = False
+    names_group: bool = False
 
 
 class ClaimProblems(Message, frozen=True):

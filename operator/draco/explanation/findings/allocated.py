@@ -3,13 +3,14 @@
 Owns what can still be in the way of a pod whose claims have their devices. Reads status only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.node_selection import selects
 from draco.allocation.ownership.claims import is_for_operator
+from draco.explanation.findings.details import consumers_of
 from draco.explanation.findings.placement import selector_text
 from draco.explanation.model import AllocatedClaim, PendingReason
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
@@ -19,20 +20,22 @@ MAX_CONSUMERS: Final = 256
 """Who may use one claim at a time; the API's limit."""
 
 
-def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[str]:
-    """The claims of the pod that are not there, in words."""
+def missing(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> tuple[str, bool]:
+    """The claims of the pod that are not there, in words, and whether one of them is named that no other pod can have."""
     if pod is None:
-        return []
+        return "", False
     known = {claim.metadata.key for claim in claims} | fleet.claims.keys()
-    gone = [f"ResourceClaim {key} does not exist" for key in pod.claims if key not in known]
+    gone = [key for key in pod.claims if key not in known]
+    said = [f"ResourceClaim {key} does not exist" for key in gone]
     made = {status.name for status in pod.status.resource_claim_statuses}
-    gone += [
+    said += [
         f"the ResourceClaim for {entry.name} has not been created yet from ResourceClaimTemplate "
         f"{pod.metadata.namespace}/{entry.resource_claim_template_name}"
         for entry in pod.spec.resource_claims
         if entry.resource_claim_template_name and entry.name not in made
     ]
-    return gone
+    named = {entry.resource_claim_name for entry in pod.spec.resource_claims}
+    return "; ".join(said), any(key.name not in named for key in gone)
 
 
 def bypassing(fleet: Fleet, waiting: Sequence[ResourceClaim], node: str) -> str:
@@ -59,7 +62,7 @@ def allocated_claim(claim: ResourceClaim) -> AllocatedClaim:
     return AllocatedClaim(
         claim=str(claim.metadata.key),
         devices=[f"{result.driver}/{result.pool}/{result.device}" for result in results],
-        consumers=[f"{each.resource.removesuffix('s')} {each.name}" for each in claim.status.reserved_for],
+        consumers=consumers_of(claim),
         waiting_for=waiting,
         failed=failed,
         nodes=selector_text(allocation.node_selector) if allocation.node_selector is not None else "",
@@ -108,22 +111,10 @@ def reason_of(
     reach: bool,
 ) -> PendingReason:
     """Why a pod waits though all its claims are allocated."""
-    return next(_reasons(claims, allocated, pod, unusable=unusable, reach=reach), PendingReason.ALLOCATED)
-
-
-def _reasons(
-    claims: Sequence[ResourceClaim],
-    allocated: Sequence[AllocatedClaim],
-    pod: Pod | None,
-    *,
-    unusable: bool,
-    reach: bool,
-) -> Iterator[PendingReason]:
     if any(is_full(claim, pod) for claim in claims):
-        yield PendingReason.RESERVED_BY_OTHERS
+        return PendingReason.RESERVED_BY_OTHERS
     if any(each.failed or each.waiting_for for each in allocated):
-        yield PendingReason.WAITING_FOR_BINDING
+        return PendingReason.WAITING_FOR_BINDING
     if unusable:
-        yield PendingReason.DEVICE_UNUSABLE
-    if not reach:
-        yield PendingReason.BOUND_ELSEWHERE
+        return PendingReason.DEVICE_UNUSABLE
+    return PendingReason.ALLOCATED if reach else PendingReason.BOUND_ELSEWHERE

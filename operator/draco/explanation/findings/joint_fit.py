@@ -5,7 +5,7 @@ a request were the only one, what if a constraint were not there. Asks about one
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -19,11 +19,20 @@ from draco.resources.texts import agreeing, listed
 MAX_STEPS: Final = 50_000
 
 
-def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> tuple[NodeReason, str]:
+class Misfit(NamedTuple):
     """What keeps claims from fitting on a node that has devices enough for each request; and that in words."""
+
+    reason: NodeReason
+    text: str
+    names_subject: bool = False
+    """Whether the text names claims."""
+
+
+def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
+    """Find out what it is."""
     free = [_with(claim, constraints=[]) for claim in claims]
     if any(claim.spec.devices.constraints for claim in claims) and _fits(fleet, free, node):
-        return (
+        return Misfit(
             NodeReason.CONSTRAINT,
             f"unable to meet the claim's constraints: of its free devices, {_constraints(fleet, claims, node)}",
         )
@@ -31,17 +40,17 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> tuple[N
     for claim, request in alone:
         if not _fits(fleet, [_with(claim, requests=[request])], node):
             if _mode(request) == "All":
-                return (
+                return Misfit(
                     NodeReason.ALL_MODE,
                     f"unable to give request {request.name} every matching device: not all are free",
                 )
             said = "short of shared counters: each free device would do, but not all that are wanted together"
-            return NodeReason.COUNTERS_SHORT, said
+            return Misfit(NodeReason.COUNTERS_SHORT, said)
     if len(claims) > 1 and all(_fits(fleet, [claim], node) for claim in claims):
         steps = [(claims[: number + 1], claim.metadata.name) for number, claim in enumerate(claims)]
-        return NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "claim")
+        return Misfit(NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "claim"), names_subject=True)
     steps = [(_first(free, number), request.name) for number, (_, request) in enumerate(alone)]
-    return NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "request")
+    return Misfit(NodeReason.NOT_TOGETHER, _left_out(fleet, steps, node, "request"))
 
 
 def _first(claims: Sequence[ResourceClaim], last: int) -> list[ResourceClaim]:

@@ -52,7 +52,7 @@ def device_causes(
     asked = 0
     for group in groups:
         few = lacking(group, requests)
-        request, free, wanted = "", 0, 0
+        request, free, wanted, names_subject = "", 0, 0, False
         if group.verdict in _GAVE_UP:
             reason, text = NodeReason.ERROR, "rejected by kube-scheduler with an error"
         elif group.verdict is AllocatorVerdict.BROKEN and few is None:
@@ -62,7 +62,7 @@ def device_causes(
             reason, text = _too_few(free, wanted)
         elif asked < _ASKED_ABOUT:
             asked += 1
-            reason, text = why_not(fleet, claims, group.names[0])
+            reason, text, names_subject = why_not(fleet, claims, group.names[0])
             if reason is NodeReason.ALL_MODE:
                 text = f"{text}{_not_free(group, requests)}"
         else:
@@ -71,7 +71,14 @@ def device_causes(
         names = sorted([*group.names, *(causes[key].names if key in causes else ())])[:MAX_NODES]
         count = len(group.names) + (causes[key].nodes if key in causes else 0)
         causes[key] = NodeCause(
-            reason=reason, text=text, nodes=count, names=names, request=request, free=free, wanted=wanted
+            reason=reason,
+            text=text,
+            nodes=count,
+            names=names,
+            request=request,
+            free=free,
+            wanted=wanted,
+            names_subject=names_subject,
         )
     return sorted(causes.values(), key=lambda cause: cause.reason is NodeReason.NO_DEVICES)
 

@@ -7,7 +7,8 @@ was tried.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
@@ -30,7 +31,7 @@ from draco.explanation.selection import (
     first_rows,
     selection,
 )
-from draco.resources.api.claims import MAX_RESULTS, DeviceClass, ResourceClaim
+from draco.resources.api.claims import MAX_RESULTS, ResourceClaim
 from draco.resources.texts import counted, listed, slip_of
 from draco.selectors import corrections
 
@@ -57,16 +58,16 @@ def problems_of(fleet: Fleet, claims: Sequence[ResourceClaim], *, kind: str = "c
 
 
 def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, called: str) -> Iterator[Problem]:
+    problem = partial(Problem, claim=str(claim.metadata.key))
     selected: dict[str, bytes] = {}
     fewest = 0
     for request in claim.spec.devices.requests:
         asked = alternatives(request)
         if not asked:
-            yield _problem(
-                ProblemKind.INVALID,
-                f"request {request.name} has neither exactly nor firstAvailable",
-                claim,
-                request.name,
+            yield problem(
+                kind=ProblemKind.INVALID,
+                text=f"request {request.name} has neither exactly nor firstAvailable",
+                request=request.name,
                 remedy="set one of them",
                 fatal=True,
             )
@@ -75,42 +76,43 @@ def _of_claim(fleet: Fleet, published: PublishedNames, claim: ResourceClaim, cal
         for full_name, each in asked:
             device_class = fleet.classes.get(each.device_class_name)
             if each.allocation_mode not in _MODES:
-                yield _problem(
-                    ProblemKind.INVALID,
-                    f"request {full_name} has the unknown allocationMode {each.allocation_mode}",
-                    claim,
-                    full_name,
+                yield problem(
+                    kind=ProblemKind.INVALID,
+                    text=f"request {full_name} has the unknown allocationMode {each.allocation_mode}",
+                    request=full_name,
                     remedy="use ExactCount or All",
                     fatal=True,
                 )
             if device_class is None:
-                yield _class_missing(fleet, claim, full_name, each)
+                text, remedy = _class_missing(fleet, each)
+                kind = ProblemKind.CLASS_MISSING
+                yield problem(kind=kind, text=text, request=full_name, remedy=remedy, fatal=True)
                 continue
             found = _Request(
-                fleet,
-                published,
-                claim,
-                called,
+                fleet=fleet,
+                published=published,
+                selection=selection(fleet, claim, device_class, each, called=called),
+                claim=str(claim.metadata.key),
                 name=full_name,
                 asked=each,
-                device_class=device_class,
                 only=len(asked) == 1,
             )
             yield from found.problems()
             selected[full_name] = found.selection.end
     if fewest > MAX_RESULTS:
-        yield _problem(
-            ProblemKind.TOO_MANY_DEVICES,
-            f"{called} asks for {fewest} devices, and the maximum is {MAX_RESULTS}",
-            claim,
+        yield problem(
+            kind=ProblemKind.TOO_MANY_DEVICES,
+            text=f"{called} asks for {fewest} devices, and the maximum is {MAX_RESULTS}",
             remedy="split it into several claims",
             fatal=True,
+            names_subject=True,
         )
     yield from _of_constraints(published, claim, called, selected)
     yield from configuration_problems(fleet, claim, selected)
 
 
-def _class_missing(fleet: Fleet, claim: ResourceClaim, request: str, asked: Asked) -> Problem:
+def _class_missing(fleet: Fleet, asked: Asked) -> tuple[str, str]:
+    """What is said of a class that does not exist, and the remedy."""
     slip = slip_of(asked.device_class_name, fleet.classes)
     if slip:
         remedy = f"write deviceClassName: {slip}"
@@ -118,45 +120,27 @@ def _class_missing(fleet: Fleet, claim: ResourceClaim, request: str, asked: Aske
         remedy = f"create it; the cluster has {listed(sorted(fleet.classes))}"
     else:
         remedy = "create it; the cluster has no DeviceClass yet"
-    text = f"DeviceClass {asked.device_class_name} does not exist"
-    return _problem(ProblemKind.CLASS_MISSING, text, claim, request, remedy=remedy, fatal=True)
+    return f"DeviceClass {asked.device_class_name} does not exist", remedy
 
 
-class _Request:
-    """The problems of one request, or one alternative of it."""
+class _Request(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The problems of one request, or one alternative of it. `only`: it has no other alternative."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        published: PublishedNames,
-        claim: ResourceClaim,
-        called: str,
-        *,
-        name: str,
-        asked: Asked,
-        device_class: DeviceClass,
-        only: bool,
-    ) -> None:
-        self.selection: Final[Selection] = selection(fleet, claim, device_class, asked, called=called)
-        self._fleet = fleet
-        self._published = published
-        self._claim = claim
-        self._name = name
-        self._asked = asked
-        self._class = device_class.metadata.name
-        self._only = only
-        """Whether the request has no other alternative."""
+    fleet: Fleet
+    published: PublishedNames
+    selection: Selection
+    claim: str
+    name: str
+    asked: Asked
+    only: bool
 
     def problems(self) -> Iterator[Problem]:
         chain = self.selection
         for step in chain.steps:
             if not step.ref.expression:
-                yield self._problem(
-                    ProblemKind.INVALID,
-                    f"{_whose(step.ref)} has no CEL expression",
-                    step.ref,
-                    remedy="write a CEL expression",
-                    fatal=True,
+                text = " has no CEL expression"
+                yield self._of_selector(
+                    step.ref, ProblemKind.INVALID, text, remedy="write a CEL expression", fatal=True
                 )
             elif step.error is not None:
                 yield self._uncompilable(step, step.error)
@@ -174,116 +158,109 @@ class _Request:
             yield from self._too_many()
         yield from self._capacities()
 
-    def _problem(
-        self,
-        kind: ProblemKind,
-        text: str,
-        selector: SelectorRef | None = None,
-        *,
-        remedy: str = "",
-        fatal: bool,
-    ) -> Problem:
-        return _problem(kind, text, self._claim, self._name, selector=selector, remedy=remedy, fatal=fatal)
+    def _problem(self, **fields: Any) -> Problem:
+        return Problem(claim=self.claim, request=self.name, **fields)
+
+    def _of_selector(self, ref: SelectorRef, kind: ProblemKind, text: str, *, remedy: str = "", fatal: bool) -> Problem:
+        """A problem of a selector, which `text` follows."""
+        return self._problem(
+            kind=kind,
+            text=f"selector #{ref.index} of {ref.source}{text}",
+            selector=ref,
+            remedy=remedy,
+            fatal=fatal,
+            names_subject=not ref.class_name,
+        )
 
     def _uncompilable(self, step: SelectorStep, error: CompileError) -> Problem:
         """In the words of who knows what other languages write; in the compiler's where nobody does."""
-        expression, drivers = step.ref.expression, drivers_of(self._fleet.inventory.columns, step.before)
+        expression, drivers = step.ref.expression, drivers_of(self.fleet.inventory.columns, step.before)
         complaints, meant = corrections.corrected(expression, drivers[0] if len(drivers) == 1 else None)
-        tried = (corrected(self._published, expression), corrected(self._published, meant), meant)
+        tried = (corrected(self.published, expression), corrected(self.published, meant), meant)
         better = next((each for each in tried if each and self._compiles(each)), "")
         said = next((each.message for each in complaints if each.corrected is not None), "") if better else ""
         if not said:
             said = "; ".join(_ERROR_LINE.findall(str(error))[:3]) or str(error).splitlines()[0]
-        text = f"{_whose(step.ref)} does not compile: {said}"
-        remedy = f"write {better}" if better else ""
-        return self._problem(ProblemKind.SELECTOR_INVALID, text, step.ref, remedy=remedy, fatal=True)
+        text, remedy = f" does not compile: {said}", f"write {better}" if better else ""
+        return self._of_selector(step.ref, ProblemKind.SELECTOR_INVALID, text, remedy=remedy, fatal=True)
 
     def _compiles(self, expression: str) -> bool:
         try:
-            self._fleet.inventory.selectors.scan(expression)
+            self.fleet.inventory.selectors.scan(expression)
         except CompileError:
             return False
         return True
 
     def _unknown_names(self, step: SelectorStep, *, fatal: bool) -> Iterator[Problem]:
         ref = step.ref
-        for unknown in unknown_names(self._fleet, self._published, ref, ref.expression, step.before):
-            yield self._problem(unknown.kind, f"{_whose(ref)}: {unknown.text}", ref, remedy=unknown.remedy, fatal=fatal)
+        for unknown in unknown_names(self.fleet, self.published, ref, ref.expression, step.before):
+            yield self._of_selector(ref, unknown.kind, f": {unknown.text}", remedy=unknown.remedy, fatal=fatal)
 
     def _failing(self, step: SelectorStep) -> Problem:
         """A selector that fails on devices. It is fatal if one of them is free: those in use are not asked."""
-        fleet = self._fleet
+        fleet = self.fleet
         said = main_error(fleet, step)
         failed = count(step.failed)
         free = select([step.failed, fleet.held.translate(_NOT_HELD)])
         fatal = count(free) > 0
         example = min(map(fleet.inventory.key, first_rows(free if fatal else step.failed, _LOOKED_AT)))
-        text = f"{_whose(step.ref)} fails on {counted(failed, 'device')}, for example {example}: {said}"
+        text = f" fails on {counted(failed, 'device')}, for example {example}: {said}"
         if fatal:
             text += "; this fails the pod on every node"
         else:
             text += "; all of them are in use, so it matters only when one is free"
-        remedy = guard(fleet, self._published, step)
-        return self._problem(
-            ProblemKind.SELECTOR_ERRORS,
-            text,
-            step.ref,
-            remedy=f"write {remedy}" if remedy else "",
-            fatal=fatal,
-        )
+        better = guard(fleet, self.published, step)
+        remedy = f"write {better}" if better else ""
+        return self._of_selector(step.ref, ProblemKind.SELECTOR_ERRORS, text, remedy=remedy, fatal=fatal)
 
     def _nothing(self, steps: Sequence[SelectorStep], among: bytes) -> Iterator[Problem]:
         """Nothing is selected: by which selector, and why."""
         if any(step.error is not None or count(step.failed) for step in self.selection.steps):
             return  # that is the problem, and is in the list
-        of_class = among is self.selection.start
-        who = "no device" if of_class else f"no device of class {self._class}"
-        ends = list(dead_ends(self._fleet, self._published, steps, among, who=who))
+        of_class, class_name = among is self.selection.start, self.asked.device_class_name
+        who = "no device" if of_class else f"no device of class {class_name}"
+        ends = list(dead_ends(self.fleet, self.published, steps, among, who=who))
         for end in ends:
-            yield self._problem(
-                end.kind, f"{_whose(end.ref)}: {end.text}", end.ref, remedy=end.remedy, fatal=self._only
-            )
+            yield self._of_selector(end.ref, end.kind, f": {end.text}", remedy=end.remedy, fatal=self.only)
         if ends:
             return  # that it selects nothing follows
         if of_class:
-            text = f"DeviceClass {self._class} selects none of the {count(among)} published devices"
-            yield self._problem(ProblemKind.CLASS_SELECTS_NOTHING, text, fatal=self._only)
+            text = f"DeviceClass {class_name} selects none of the {count(among)} published devices"
+            yield self._problem(kind=ProblemKind.CLASS_SELECTS_NOTHING, text=text, fatal=self.only)
         else:
-            text = f"no device of class {self._class} meets all selectors of request {self._name} at once"
-            yield self._problem(
-                ProblemKind.SELECTOR_NEVER_TRUE, text, steps[-1].ref if steps else None, fatal=self._only
-            )
+            text = f"no device of class {class_name} meets all selectors of request {self.name} at once"
+            ref = steps[-1].ref if steps else None
+            yield self._problem(kind=ProblemKind.SELECTOR_NEVER_TRUE, text=text, selector=ref, fatal=self.only)
 
     def _too_many(self) -> Iterator[Problem]:
-        wanted = self._asked.count
-        if self._asked.allocation_mode == "All":
-            most = most_on_one_node(self._fleet, self.selection.end, _ANY_NUMBER)
+        wanted = self.asked.count
+        if self.asked.allocation_mode == "All":
+            most = most_on_one_node(self.fleet, self.selection.end, _ANY_NUMBER)
             if most > MAX_RESULTS:
                 yield self._problem(
-                    ProblemKind.TOO_MANY_DEVICES,
-                    f"request {self._name} takes every device of a node, one node has {most}, and a claim gets no more than "
+                    kind=ProblemKind.TOO_MANY_DEVICES,
+                    text=f"request {self.name} takes every device of a node, one node has {most}, and a claim gets no more than "
                     f"{MAX_RESULTS}",
-                    remedy="ask for a count, or select fewer",
-                    fatal=False,  # the pod may go to another node
+                    remedy="ask for a count, or select fewer",  # not fatal: the pod may go to another node
                 )
             return
         if wanted <= 1:
             return
-        most = most_on_one_node(self._fleet, self.selection.end, wanted)
+        most = most_on_one_node(self.fleet, self.selection.end, wanted)
         if wanted > most:
             yield self._problem(
-                ProblemKind.TOO_MANY_DEVICES,
-                f"request {self._name} wants {wanted} devices on one node, and no node has more than {most} that it selects",
+                kind=ProblemKind.TOO_MANY_DEVICES,
+                text=f"request {self.name} wants {wanted} devices on one node, and no node has more than {most} that it selects",
                 remedy=f"ask for {most}, or use several pods with a claim each" if most else "",
-                fatal=self._only,
+                fatal=self.only,
             )
 
     def _capacities(self) -> Iterator[Problem]:
         """Amounts asked of capacities that no selected device has."""
-        wanted = self._asked.capacity.requests if self._asked.capacity is not None else {}
+        wanted = self.asked.capacity.requests if self.asked.capacity is not None else {}
         if not wanted or not count(self.selection.end):
             return
-        columns = self._fleet.inventory.columns
+        columns = self.fleet.inventory.columns
         names = {
             name
             for row, device in enumerate(columns.devices)
@@ -293,10 +270,10 @@ class _Request:
         for name in sorted(wanted.keys() - names):
             near = closest(name.rpartition("/")[2], names)
             yield self._problem(
-                ProblemKind.UNKNOWN_CAPACITY,
-                f"request {self._name} asks for the capacity {name}, and no device that it selects has it",
+                kind=ProblemKind.UNKNOWN_CAPACITY,
+                text=f"request {self.name} asks for the capacity {name}, and no device that it selects has it",
                 remedy=f"ask for {near}" if near else "",
-                fatal=self._only,
+                fatal=self.only,
             )
 
 
@@ -316,27 +293,21 @@ def most_on_one_node(fleet: Fleet, marks: bytes, wanted: int) -> int:
 def _of_constraints(
     published: PublishedNames, claim: ResourceClaim, called: str, selected: Mapping[str, bytes]
 ) -> Iterator[Problem]:
+    problem = partial(Problem, claim=str(claim.metadata.key), names_subject=True)
     names = {request.name for request in claim.spec.devices.requests}
     full_names = names | selected.keys() | {n for r in claim.spec.devices.requests for n, _ in alternatives(r)}
     for index, constraint in enumerate(claim.spec.devices.constraints):
         which = f"constraint #{index} of {called}"
         attribute = constraint.match_attribute or constraint.distinct_attribute
         if attribute is None:
-            text = f"{which} has no attribute"
-            yield _problem(
-                ProblemKind.INVALID, text, claim, remedy="set matchAttribute or distinctAttribute", fatal=True
-            )
+            text, remedy = f"{which} has no attribute", "set matchAttribute or distinctAttribute"
+            yield problem(kind=ProblemKind.INVALID, text=text, remedy=remedy, fatal=True)
             continue
         for wrong in [each for each in constraint.requests if each not in full_names]:
             near = closest(wrong, full_names)
             remedy = f"write {near}" if near else f"the claim has {', '.join(sorted(names))}"
-            yield _problem(
-                ProblemKind.UNKNOWN_REQUEST,
-                f"{which} names the request {wrong}, which the claim does not have",
-                claim,
-                remedy=remedy,
-                fatal=False,
-            )
+            text = f"{which} names the request {wrong}, which the claim does not have"
+            yield problem(kind=ProblemKind.UNKNOWN_REQUEST, text=text, remedy=remedy)
         domain, slash, name = attribute.partition("/")
         path = AttributePath("attributes", domain if slash else None, name if slash else attribute)
         about = {
@@ -346,11 +317,10 @@ def _of_constraints(
         }
         for full_name, marks in about.items():
             if count(marks) and (not slash or not published.is_on(path, marks)):
-                yield _problem(
-                    ProblemKind.UNKNOWN_ATTRIBUTE,
-                    f"{which} compares the attribute {attribute}, and no device that request {full_name} selects has it",
-                    claim,
-                    full_name,
+                yield problem(
+                    kind=ProblemKind.UNKNOWN_ATTRIBUTE,
+                    text=f"{which} compares the attribute {attribute}, and no device that request {full_name} selects has it",
+                    request=full_name,
                     remedy=_comparable(published, path),
                     fatal="/" not in full_name,
                 )
@@ -375,28 +345,3 @@ def _to_whom(problem: Problem) -> Problem:
     if not name or not problem.remedy:
         return problem
     return msgspec.structs.replace(problem, remedy=f"change the DeviceClass {name}, not the claim: {problem.remedy}")
-
-
-def _whose(ref: SelectorRef) -> str:
-    return f"selector #{ref.index} of {ref.source}"
-
-
-def _problem(
-    kind: ProblemKind,
-    text: str,
-    claim: ResourceClaim,
-    request: str = "",
-    *,
-    selector: SelectorRef | None = None,
-    remedy: str = "",
-    fatal: bool,
-) -> Problem:
-    return Problem(
-        kind=kind,
-        text=text,
-        claim=str(claim.metadata.key),
-        request=request,
-        selector=selector,
-        remedy=remedy,
-        fatal=fatal,
-    )

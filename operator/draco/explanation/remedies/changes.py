@@ -65,11 +65,18 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def near_miss_of(
-    kind: ChangeKind, text: str, node: Node, results: Sequence[AllocationResult], *, claim: str = ""
+    kind: ChangeKind,
+    text: str,
+    node: Node,
+    results: Sequence[AllocationResult],
+    *,
+    claim: str = "",
+    names_subject: bool = False,
 ) -> NearestMiss:
     """The near miss to report for a change with which the claims get these results."""
     devices = [f"{each.driver}/{each.pool}/{each.device}" for result in results for each in result.devices.results]
-    return NearestMiss(kind=kind, text=text, node=node.metadata.name, devices=devices, claim=claim)
+    name = node.metadata.name
+    return NearestMiss(kind=kind, text=text, node=name, devices=devices, claim=claim, names_subject=names_subject)
 
 
 def with_asked(claims: Sequence[ResourceClaim], claim: ResourceClaim, name: str, asked: Asked) -> list[ResourceClaim]:

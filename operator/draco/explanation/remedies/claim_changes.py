@@ -81,14 +81,15 @@ def _changes_on(
     *,
     text: str,
     claim: ResourceClaim,
+    names_subject: bool = False,
 ) -> Iterator[SuggestedChange]:
     """The change to these claims, if they fit on one of the nodes."""
     for node in nodes:
         results = trials.fits(node, claims)
         if results is not None:
-            yield SuggestedChange(
-                miss=near_miss_of(kind, text, node, results, claim=str(claim.metadata.key)), claims=claims
-            )
+            key = str(claim.metadata.key)
+            miss = near_miss_of(kind, text, node, results, claim=key, names_subject=names_subject)
+            yield SuggestedChange(miss=miss, claims=claims)
             return
 
 
@@ -265,7 +266,9 @@ def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
             kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
             attribute = constraint.match_attribute or constraint.distinct_attribute
             text = f"remove the constraint {kind}: {attribute} from claim {claim.metadata.key}"
-            yield from _changes_on(trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim)
+            yield from _changes_on(
+                trials, nodes, ChangeKind.DROP_CONSTRAINT, claims, text=text, claim=claim, names_subject=True
+            )
 
 
 def other_classes(trials: Trials) -> Iterator[SuggestedChange]:

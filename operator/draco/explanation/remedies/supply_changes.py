@@ -165,9 +165,9 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
             results = trials.fits(node, without=key)
             if results is not None:
                 text = _unused(fleet.claims[key])
-                yield SuggestedChange(
-                    miss=near_miss_of(ChangeKind.FREE_IDLE_CLAIM, text, node, results, claim=str(key)), gone=key
-                )
+                kind = ChangeKind.FREE_IDLE_CLAIM
+                miss = near_miss_of(kind, text, node, results, claim=str(key), names_subject=key in trials.own)
+                yield SuggestedChange(miss=miss, gone=key)
 
 
 def _unused(claim: ResourceClaim) -> str:
@@ -214,7 +214,8 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
                 kind = ChangeKind.LOWER_OTHERS
             else:
                 kind, text = ChangeKind.FREE_CLAIM, _released(fleet.claims[key])
-            yield SuggestedChange(miss=near_miss_of(kind, text, node, results, claim=str(key)), gone=key)
+            miss = near_miss_of(kind, text, node, results, claim=str(key), names_subject=key in trials.own)
+            yield SuggestedChange(miss=miss, gone=key)
 
 
 def _unasked(trials: Trials, claim: ResourceClaim) -> str:

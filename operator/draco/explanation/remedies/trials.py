@@ -77,6 +77,7 @@ class Trials:
 
     def __init__(self, fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> None:
         self.fleet = fleet
+        self.own: Final = {claim.metadata.key for claim in claims}
         self.claims: Final = [claim for claim in claims if claim.status.allocation is None]
         self.rules: Final = PodRules(pod)
         self._nodes = nodes_for(fleet, pod)
@@ -114,11 +115,6 @@ class Trials:
             )
 
         return self._taints.paint([fine(row) for row in self._taints.rows])
-
-    @property
-    def taints(self) -> Combined:
-        """The rows by their taints."""
-        return self._taints
 
     def free(self, request: RequestCandidates, *marks: bytes) -> bytes:
         """1 for each row of a sound pool that has all these marks and that the request may take, as far as claims go."""

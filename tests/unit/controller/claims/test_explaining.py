@@ -43,7 +43,11 @@ class Lab(UnaskedWorkers):
         self.changed: list[str] = []
         self.backlog = 0
         self.text: Callable[[Pod], str] = lambda _: f"changed {self.followed.version} times"
-        self.answer: Callable[[Pod], Answer] = lambda pod: PendingAnswer(self.text(pod), "InUse")
+        self.names_subject = self.names_group = False
+        """Of whom the texts are true."""
+        self.answer: Callable[[Pod], Answer] = lambda pod: PendingAnswer(
+            self.text(pod), "InUse", names_subject=self.names_subject, names_group=self.names_group
+        )
 
     async def ask(self, read: ReadQuestion, namespace: str, urgency: QueuePriority) -> Answered | None:
         if (question := read()) is None:
@@ -224,9 +228,21 @@ async def test_pods_that_ask_the_same_share_one_explanation() -> None:
         assert len(lab.changed) == 100
 
 
+async def test_a_pod_whose_name_is_a_word_of_the_explanation_shares_it() -> None:
+    lab = Lab()
+    lab.text = lambda _: "Request gpu wants 2 devices on one node, and no node has more than 1 free."
+    lab.add("gpu", "wants", "node", alike=True)
+    async with lab.kept_young():
+        lab.known()
+        await lab.clock.advance(1)
+        assert len(lab.known()) == 3
+        assert sum(lab.made.values()) == 1
+
+
 async def test_an_explanation_that_names_its_pod_is_not_given_to_another() -> None:
     lab = Lab()
     lab.text = lambda pod: f"{pod.metadata.name} cannot be placed, {lab.followed.version}"
+    lab.names_subject = True
     lab.add("one", "two", alike=True)
     async with lab.kept_young():
         await lab.explained()
@@ -241,6 +257,7 @@ async def test_all_pods_of_a_question_are_woken_when_its_answer_names_one_of_the
     """A pod that is not woken never asks for itself, and its Event never comes."""
     lab = Lab()
     lab.text = lambda pod: f"{pod.metadata.name} cannot be placed"
+    lab.names_subject = True
     lab.add("one", "two", "three", alike=True)
     said: dict[str, str] = {}
 
@@ -267,6 +284,7 @@ async def test_pods_of_several_groups_share_an_explanation_unless_it_names_one(i
     lab.text = lambda pod: (
         f"Draco allocates {gang_of(pod) if is_named else 'groups'} all at once, {lab.followed.version}"
     )
+    lab.names_group = is_named
     groups = {"one": "first", "two": "first", "three": "second", "four": "second", "alone": ""}
     lab.add(*groups, alike=True)
     for key, (pod, claims) in lab.pods.items():
@@ -324,6 +342,7 @@ NOTHING: tuple[object, ...] = ({}, {}, {}, {}, {}, Counter[str]())
 async def test_of_a_pod_that_is_forgotten_nothing_is_left_whether_or_not_it_was_explained() -> None:
     lab = Lab()
     lab.text = lambda pod: f"{pod.metadata.name} cannot be placed"
+    lab.names_subject = True
     lab.add("one", "two", alike=True)
     lab.add("other")
     async with lab.kept_young():
@@ -354,6 +373,7 @@ async def test_a_question_that_others_ask_too_is_kept_for_them() -> None:
 async def test_an_answer_about_a_pod_that_has_gone_is_not_given_to_another_that_asks_the_same() -> None:
     lab = Lab()
     lab.text = lambda pod: f"{pod.metadata.name} cannot be placed"
+    lab.names_subject = True
     lab.add("one", "two", alike=True)
     lab.takes_s = 5.0
     async with lab.kept_young():
@@ -448,7 +468,8 @@ async def test_who_waits_is_told_why_there_is_no_explanation(answer: Answer, tex
     async with lab.kept_young():
         await lab.explained()
         ((pod, claims),) = lab.pods.values()
-        assert lab.explanations.of(pod, claims) == PodExplanation(text, reason)
+        names_subject = "claim-of-pod" in text
+        assert lab.explanations.of(pod, claims) == PodExplanation(text, reason, names_subject=names_subject)
 
 
 async def test_a_pod_of_which_something_else_is_known_is_explained_at_once() -> None:
