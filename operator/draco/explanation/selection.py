@@ -63,6 +63,12 @@ def alternatives(request: DeviceRequest) -> list[tuple[str, Asked]]:
     return [] if request.exactly is None else [(request.name, request.exactly)]
 
 
+def with_devices(claim: ResourceClaim, **fields: object) -> ResourceClaim:
+    """The claim with other requests or constraints."""
+    devices = msgspec.structs.replace(claim.spec.devices, **fields)
+    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
+
+
 def selection(
     fleet: Fleet, claim: ResourceClaim, device_class: DeviceClass, asked: Asked, *, called: str = ""
 ) -> Selection:

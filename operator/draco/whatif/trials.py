@@ -14,13 +14,13 @@ import msgspec
 
 from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.fleet.node_selection import selects
 from draco.allocation.ownership.claims import as_allocated, as_searched, is_for_operator
 from draco.allocation.pod_claims import MissingClaimError, claims_of, made_from, uses_devices, using
 from draco.allocation.search.allocate import first_fitting
 from draco.explanation.explain import explain
+from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.held_allocations import refused_configuration
-from draco.explanation.findings.placement import PodRules
+from draco.explanation.findings.placement import nodes_for
 from draco.explanation.model import Explanation, UseObstacle
 from draco.resources.api.claims import (
     AllocationResult,
@@ -204,7 +204,6 @@ class _Placing:
         self._fleet = fleet
         self._ids = share_ids()
         self._anyone = anyone(fleet)
-        self._open: dict[bytes, list[Node]] = {}
         self._errors: dict[bytes, str] = {}
 
     def place(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> _Placed:
@@ -251,20 +250,8 @@ class _Placing:
 
     def _nodes(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> list[Node]:
         """The nodes, by name, to which a pod with these claims may go."""
-        like = _rules(pod)
-        if like not in self._open:
-            rules = PodRules(pod or self._anyone)
-            nodes = [self._fleet.nodes[name] for name in self._fleet.node_names]
-            self._open[like] = [node for node in nodes if not rules.obstacles(node)]
-        bound = [
-            claim.status.allocation.node_selector
-            for claim in claims
-            if claim.status.allocation is not None and claim.status.allocation.node_selector is not None
-        ]
-        nodes = self._open[like]
-        if not bound:
-            return nodes
-        return [node for node in nodes if all(selects(selector, node) for selector in bound)]
+        open_nodes = reaching(claims, nodes_for(self._fleet, pod or self._anyone).open)
+        return [open_nodes[name] for name in self._fleet.node_names if name in open_nodes]
 
 
 def _rules(pod: Pod | None) -> bytes:

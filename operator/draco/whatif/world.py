@@ -37,52 +37,32 @@ class WorldError(DracoError):
     """What is asked of the world is not in it; says what is."""
 
 
-class LiveCluster(msgspec.Struct, kw_only=True):
-    """A cluster as it was at one time."""
-
-    server: str
-    kubernetes_minor: int | None
-    """21 of 1.21; None if the server does not say."""
-    fleet: Fleet
-    pods: dict[ObjectKey, Pod]
-    templates: dict[ObjectKey, ResourceClaimTemplate]
-    limits: list[DeviceLimit]
-    namespaces: dict[str, dict[str, str]]
-    """Labels by name; none where there are no limits."""
-    creation_failures: dict[str, str]
-    """By the pod's UID: why a claim could not be made for it, as kube-controller-manager says."""
-    policies: list[MigPolicy]
-    budgets: list[PodDisruptionBudget]
-    """Those of pods that could be evicted for others."""
-    reservations: list[DeviceReservation]
-    """Those whose devices pods use that could be."""
-    spread: frozenset[PoolKey]
-    """The pools whose nodes are filled evenly where Draco allocates."""
-    unread: list[str]
-    """What could not be read and what that means, a sentence each."""
-
-
 class World(msgspec.Struct, kw_only=True):
     """A cluster that is only imagined. `wanted` has the objects of files that ask for devices, in their order."""
 
-    fleet: Fleet
-    pods: dict[ObjectKey, Pod]
-    """Those of the live cluster."""
-    templates: dict[ObjectKey, ResourceClaimTemplate]
-    wanted: list[Pod | ResourceClaim | ResourceClaimTemplate]
-    notes: list[str]
-    """What it is made of, and what may surprise, a sentence each."""
-    limits: list[DeviceLimit] = []
-    namespaces: dict[str, dict[str, str]] = {}
-    creation_failures: dict[str, str] = {}
-    policies: list[MigPolicy] = []
-    budgets: list[PodDisruptionBudget] = []
-    reservations: list[DeviceReservation] = []
-    spread: frozenset[PoolKey] = frozenset()
-    """The same as those of the live cluster."""
     server: str = ""
     """The live cluster it is made from; "" for files alone."""
     kubernetes_minor: int | None = None
+    """21 of 1.21; None if the server does not say."""
+    fleet: Fleet
+    pods: dict[ObjectKey, Pod] = {}
+    """Those of the live cluster."""
+    templates: dict[ObjectKey, ResourceClaimTemplate] = {}
+    wanted: list[Pod | ResourceClaim | ResourceClaimTemplate] = []
+    notes: list[str] = []
+    """What it is made of, what could not be read, and what may surprise, a sentence each."""
+    limits: list[DeviceLimit] = []
+    namespaces: dict[str, dict[str, str]] = {}
+    """Labels by name; none where there are no limits."""
+    creation_failures: dict[str, str] = {}
+    """By the pod's UID: why a claim could not be made for it, as kube-controller-manager says."""
+    policies: list[MigPolicy] = []
+    budgets: list[PodDisruptionBudget] = []
+    """Those of pods that could be evicted for others."""
+    reservations: list[DeviceReservation] = []
+    """Those whose devices pods use that could be."""
+    spread: frozenset[PoolKey] = frozenset()
+    """The pools whose nodes are filled evenly where Draco allocates."""
 
     def note_extended_resources(self, pod: Pod) -> None:
         """Say whose claim it is that a pod has which names none."""
@@ -102,8 +82,8 @@ class World(msgspec.Struct, kw_only=True):
 
 def of_files(objects: Sequence[tuple[Object, str]]) -> World:
     """A world of files alone. Nodes that only slices name are there too. Raises ManifestError."""
-    world = World(fleet=Fleet(), pods={}, templates={}, wanted=[], notes=[])
-    _add(world, objects)
+    world = World(fleet=Fleet())
+    _put_all(world, objects)
     named = {name for item, _ in objects if isinstance(item, ResourceSlice) for name in _nodes_of(item.spec) or ()}
     for name in sorted(named - world.fleet.nodes.keys()):
         world.fleet.put_node(Node(metadata=ObjectMeta(name=name)))
@@ -114,27 +94,10 @@ def of_files(objects: Sequence[tuple[Object, str]]) -> World:
     return world
 
 
-def of_cluster(live: LiveCluster, objects: Sequence[tuple[Object, str]]) -> World:
-    """A live cluster with what files say added to it, or put in place of what it has. Raises ManifestError."""
-    world = World(
-        fleet=live.fleet,
-        pods=live.pods,
-        templates=dict(live.templates),
-        wanted=[],
-        notes=list(live.unread),
-        limits=live.limits,
-        namespaces=live.namespaces,
-        creation_failures=live.creation_failures,
-        policies=live.policies,
-        budgets=live.budgets,
-        reservations=live.reservations,
-        spread=live.spread,
-        server=live.server,
-        kubernetes_minor=live.kubernetes_minor,
-    )
-    _add(world, objects)
+def put_objects(world: World, objects: Sequence[tuple[Object, str]]) -> None:
+    """Add what files say to a live cluster, or put it in place of what it has. Raises ManifestError."""
+    _put_all(world, objects)
     _note_twice(world)
-    return world
 
 
 def _note_twice(world: World) -> None:
@@ -144,7 +107,7 @@ def _note_twice(world: World) -> None:
         world.notes.append(sentence(twice_text(who, path.domain, path.id)))
 
 
-def _add(world: World, objects: Iterable[tuple[Object, str]]) -> None:
+def _put_all(world: World, objects: Iterable[tuple[Object, str]]) -> None:
     seen: dict[str, str] = {}
     slices = {entry.name for pool in world.fleet.inventory.pools for entry in pool.entries}
     for item, source in objects:

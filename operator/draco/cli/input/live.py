@@ -35,10 +35,10 @@ from draco.resources.kinds import (
     TAINT_RULES,
 )
 from draco.resources.names import PoolKey
-from draco.whatif.world import LiveCluster
+from draco.whatif.world import World
 
 
-async def read_cluster(client: Client) -> LiveCluster:
+async def read_cluster(client: Client) -> World:
     """Read the cluster behind a client. Raises KubeError or ClusterError."""
     reader = Reader(client)
     slices = await reader.slices()
@@ -58,7 +58,7 @@ async def read_cluster(client: Client) -> LiveCluster:
         slices=slices, rules=rules.result(), nodes=nodes.result(), classes=classes.result(), claims=claims.result()
     )
     found_limits, namespaces = limits.result()
-    return LiveCluster(
+    return World(
         server=str(client.connection.server),
         kubernetes_minor=minor.result(),
         fleet=fleet,
@@ -71,7 +71,7 @@ async def read_cluster(client: Client) -> LiveCluster:
         reservations=await _reservations(reader, policies.result()),
         spread=await _spread(reader, policies.result(), nodes.result(), slices),
         creation_failures=await _creation_failures(reader, pods.result()),
-        unread=sorted(reader.unread),
+        notes=sorted(reader.unread),
     )
 
 

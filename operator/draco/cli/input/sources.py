@@ -73,7 +73,8 @@ async def _on_cluster(sources: Sources, manifests: Sequence[tuple[Manifest, str]
     async with Client(connection) as client:
         namespace = sources.namespace or connection.namespace
         objects = decode_all(manifests, namespace)
-        made = world.of_cluster(await read_cluster(client), objects)
+        made = await read_cluster(client)
+        world.put_objects(made, objects)
     files = f", with {counted(len(objects), 'object')} of files" if objects else ""
     made.notes.insert(0, f"The cluster is {made.server} as it is now{files}.")
     return made, namespace

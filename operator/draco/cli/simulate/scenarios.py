@@ -4,6 +4,7 @@ Owns the form of a scenario and of its answer. A scenario is decided by `allocat
 API server would refuse to store is answered as Kubernetes' allocator answers it. Knows nothing of files or of the command line.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
@@ -11,8 +12,8 @@ import msgspec
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import allocate
-from draco.resources.api.claims import AllocationResult, DeviceClass, ResourceClaim, ResourceClaimTemplate
-from draco.resources.api.core import Node, Pod
+from draco.resources.api.claims import AllocationResult, DeviceClass, ResourceClaim
+from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectMeta
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
@@ -112,19 +113,22 @@ def _node(node: str | dict[str, Any], known: Mapping[str, Node]) -> Node:
 
 
 def _fleet(objects: list[dict[str, Any]]) -> Fleet:
-    fleet = Fleet()
-    seen: set[tuple[type, object]] = set()
+    """Of objects, each of another name. Pods and templates are nothing to it: the allocator knows only claims."""
+    found: dict[type, dict[object, Any]] = defaultdict(dict)
     for number, manifest in enumerate(objects, 1):
         source = f"object {number}"
         item = _decoded(manifest, source)
-        identity = (type(item), item.metadata.key)
-        if identity in seen:
-            raise ScenarioError(
-                f"{source}: there are two objects {type(item).__name__} {item.metadata.key}; name each once"
-            )
-        seen.add(identity)
-        _put(fleet, item)
-    return fleet
+        key, of_kind = item.metadata.key, found[type(item)]
+        if key in of_kind:
+            raise ScenarioError(f"{source}: there are two objects {type(item).__name__} {key}; name each once")
+        of_kind[key] = item
+    return Fleet.of(
+        slices=found[ResourceSlice].values(),
+        rules=found[DeviceTaintRule].values(),
+        nodes=found[Node].values(),
+        classes=found[DeviceClass].values(),
+        claims=found[ResourceClaim].values(),
+    )
 
 
 def _decoded(manifest: dict[str, Any], source: str) -> Object:
@@ -132,19 +136,3 @@ def _decoded(manifest: dict[str, Any], source: str) -> Object:
     kind = manifest.get("kind")
     version = _VERSIONS.get(kind, "resource.k8s.io/v1") if isinstance(kind, str) else "v1"
     return decode({"apiVersion": version, **manifest}, source=source)
-
-
-def _put(fleet: Fleet, item: Object) -> None:
-    match item:
-        case Node():
-            fleet.put_node(item)
-        case ResourceSlice():
-            fleet.put_slice(item)
-        case DeviceClass():
-            fleet.put_class(item)
-        case DeviceTaintRule():
-            fleet.put_rule(item)
-        case ResourceClaim():
-            fleet.put_claim(item)
-        case Pod() | ResourceClaimTemplate():
-            pass  # the allocator knows only claims

@@ -6,12 +6,10 @@ Owns what can still be in the way of a pod whose claims have their devices. Read
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
-from draco.allocation.fleet.node_selection import selects
 from draco.allocation.ownership.claims import is_for_operator
 from draco.explanation.findings.details import consumers_of
-from draco.explanation.findings.placement import selector_text
+from draco.explanation.findings.placement import holds, selector_text
 from draco.explanation.model import AllocatedClaim, PendingReason
 from draco.resources.api.claims import DeviceRequestAllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
@@ -86,14 +84,7 @@ def reaching(claims: Sequence[ResourceClaim], nodes: Mapping[str, Node]) -> Mapp
     bound = [selector for selector in selectors if selector is not None]
     if not bound:
         return nodes
-    return {name: node for name, node in nodes.items() if all(_selects(selector, node) for selector in bound)}
-
-
-def _selects(selector: object, node: Node) -> bool:
-    try:
-        return selects(selector, node)  # type: ignore[arg-type]
-    except AllocationError:
-        return False
+    return {name: node for name, node in nodes.items() if all(holds(selector, node) for selector in bound)}
 
 
 def is_full(claim: ResourceClaim, pod: Pod | None) -> bool:

@@ -4,7 +4,7 @@ Owns the questions to the allocator that tell a constraint from counters and fro
 a request were the only one, what if a constraint were not there. Asks about one node at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -13,7 +13,8 @@ from draco.allocation.errors import AllocationError
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.search.allocate import would_get
 from draco.explanation.model import NodeReason
-from draco.resources.api.claims import DeviceConstraint, DeviceRequest, ResourceClaim
+from draco.explanation.selection import with_devices
+from draco.resources.api.claims import DeviceConstraint, ResourceClaim
 from draco.resources.texts import agreeing, listed
 
 MAX_STEPS: Final = 50_000
@@ -30,7 +31,7 @@ class Misfit(NamedTuple):
 
 def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
     """Find out what it is."""
-    free = [_with(claim, constraints=[]) for claim in claims]
+    free = [with_devices(claim, constraints=[]) for claim in claims]
     if any(claim.spec.devices.constraints for claim in claims) and _fits(fleet, free, node):
         return Misfit(
             NodeReason.CONSTRAINT,
@@ -38,8 +39,8 @@ def why_not(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> Misfit:
         )
     alone = [(claim, request) for claim in free for request in claim.spec.devices.requests]
     for claim, request in alone:
-        if not _fits(fleet, [_with(claim, requests=[request])], node):
-            if _mode(request) == "All":
+        if not _fits(fleet, [with_devices(claim, requests=[request])], node):
+            if request.exactly is not None and request.exactly.allocation_mode == "All":
                 return Misfit(
                     NodeReason.ALL_MODE,
                     f"unable to give request {request.name} every matching device: not all are free",
@@ -58,7 +59,7 @@ def _first(claims: Sequence[ResourceClaim], last: int) -> list[ResourceClaim]:
     found: list[ResourceClaim] = []
     for claim in claims:
         requests = claim.spec.devices.requests[: last + 1]
-        found += [_with(claim, requests=requests)] if requests else []
+        found += [with_devices(claim, requests=requests)] if requests else []
         last -= len(requests)
         if last < 0:
             break
@@ -81,7 +82,7 @@ def fits_alone(fleet: Fleet, claim: ResourceClaim, request: str, nodes: Sequence
         only = [each for each in asked.first_available if each.name == alternative]
         asked = msgspec.structs.replace(asked, first_available=only)
     of_it = [each for each in claim.spec.devices.constraints if set(each.requests) <= {name, request}]
-    alone = _with(claim, requests=[asked], constraints=of_it)
+    alone = with_devices(claim, requests=[asked], constraints=of_it)
     return any(_fits(fleet, [alone], node) for node in nodes)
 
 
@@ -90,7 +91,7 @@ def _constraints(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> st
     constraints = [
         (place, constraint) for place, claim in enumerate(claims) for constraint in claim.spec.devices.constraints
     ]
-    guilty = [each for each in constraints if _fits(fleet, list(_without(claims, *each)), node)]
+    guilty = [each for each in constraints if _fits(fleet, _without(claims, *each), node)]
     return " and ".join(
         dict.fromkeys(_demand(claims[place], constraint) for place, constraint in guilty or constraints)
     )
@@ -107,21 +108,9 @@ def _demand(claim: ResourceClaim, constraint: DeviceConstraint) -> str:
     return f"no {sum(counts)} have different {constraint.distinct_attribute}"
 
 
-def _without(claims: Sequence[ResourceClaim], place: int, constraint: DeviceConstraint) -> Iterator[ResourceClaim]:
-    for number, claim in enumerate(claims):
-        if number == place:
-            yield _with(claim, constraints=[each for each in claim.spec.devices.constraints if each is not constraint])
-        else:
-            yield claim
-
-
-def _with(claim: ResourceClaim, **devices: object) -> ResourceClaim:
-    changed = msgspec.structs.replace(claim.spec.devices, **devices)
-    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=changed))
-
-
-def _mode(request: DeviceRequest) -> str:
-    return request.exactly.allocation_mode if request.exactly is not None else ""
+def _without(claims: Sequence[ResourceClaim], place: int, constraint: DeviceConstraint) -> list[ResourceClaim]:
+    less = [each for each in claims[place].spec.devices.constraints if each is not constraint]
+    return [*claims[:place], with_devices(claims[place], constraints=less), *claims[place + 1 :]]
 
 
 def _fits(fleet: Fleet, claims: Sequence[ResourceClaim], node: str) -> bool:

@@ -203,11 +203,12 @@ def _requirement_text(wanted: NodeSelectorRequirement) -> str:
 
 def _allows(required: NodeSelector, node: Node) -> bool:
     """Whether one term holds. One that is not valid holds nowhere, but unlike in a slice it does not spoil the others."""
-    return any(_holds(term, node) for term in required.node_selector_terms)
+    return any(holds(NodeSelector(node_selector_terms=[term]), node) for term in required.node_selector_terms)
 
 
-def _holds(term: NodeSelectorTerm, node: Node) -> bool:
+def holds(selector: NodeSelector, node: Node) -> bool:
+    """Whether the node is selected; none is by a selector that is not valid."""
     try:
-        return selects(NodeSelector(node_selector_terms=[term]), node)
+        return selects(selector, node)
     except AllocationError:
         return False

@@ -10,15 +10,8 @@ import msgspec
 
 from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NearestMiss
-from draco.explanation.selection import Asked
-from draco.resources.api.claims import (
-    AllocationResult,
-    CelSelector,
-    DeviceConstraint,
-    DeviceSelector,
-    DeviceSubRequest,
-    ResourceClaim,
-)
+from draco.explanation.selection import Asked, with_devices
+from draco.resources.api.claims import AllocationResult, CelSelector, DeviceSelector, DeviceSubRequest, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint
@@ -93,7 +86,7 @@ def with_asked(claims: Sequence[ResourceClaim], claim: ResourceClaim, name: str,
             requests.append(msgspec.structs.replace(request, exactly=asked))
         else:
             requests.append(request)
-    return _with_devices(claims, claim, requests=requests)
+    return with_changed(claims, claim, requests=requests)
 
 
 def with_selector(asked: Asked, index: int, expression: str) -> Asked:
@@ -106,14 +99,6 @@ def with_selector(asked: Asked, index: int, expression: str) -> Asked:
     return msgspec.structs.replace(asked, selectors=selectors)
 
 
-def with_constraints(
-    claims: Sequence[ResourceClaim], claim: ResourceClaim, constraints: Sequence[DeviceConstraint]
-) -> list[ResourceClaim]:
-    """The claims, one of which has other constraints."""
-    return _with_devices(claims, claim, constraints=list(constraints))
-
-
-def _with_devices(claims: Sequence[ResourceClaim], claim: ResourceClaim, **fields: object) -> list[ResourceClaim]:
-    devices = msgspec.structs.replace(claim.spec.devices, **fields)
-    changed = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=devices))
-    return [changed if each is claim else each for each in claims]
+def with_changed(claims: Sequence[ResourceClaim], claim: ResourceClaim, **fields: object) -> list[ResourceClaim]:
+    """The claims, one of which has other requests or constraints."""
+    return [with_devices(each, **fields) if each is claim else each for each in claims]

@@ -13,13 +13,7 @@ from draco.cel.errors import CompileError
 from draco.explanation.model import ChangeKind
 from draco.explanation.problems.published import closest, closest_value
 from draco.explanation.problems.suggestions import guard
-from draco.explanation.remedies.changes import (
-    SuggestedChange,
-    near_miss_of,
-    with_asked,
-    with_constraints,
-    with_selector,
-)
+from draco.explanation.remedies.changes import SuggestedChange, near_miss_of, with_asked, with_changed, with_selector
 from draco.explanation.remedies.trials import RequestCandidates, Trials
 from draco.explanation.selection import alternatives, count, failing, met
 from draco.resources.api.claims import ResourceClaim
@@ -151,7 +145,7 @@ def _values(trials: Trials, compared: Comparison, there: bytes) -> Sequence[Plai
     if compared.operator == "==":
         near = closest_value(compared.value, unmet)
         return [] if near is None else [near]
-    unmet.sort(key=_order, reverse=compared.operator in {">", ">="})
+    unmet.sort(reverse=compared.operator in {">", ">="})
     return unmet[:_VALUES]
 
 
@@ -162,10 +156,6 @@ def _said(compared: Comparison, value: Plain) -> str:
     sign = compared.operator if compared.operator in {"==", ">=", "<="} else f"{compared.operator}="
     old, new = (str(each) if isinstance(each, Quantity | SemVer) else literal(each) for each in (compared.value, value))
     return f"{name} {sign} {new} instead of {compared.operator} {old}"
-
-
-def _order(value: Plain) -> Plain:
-    return value
 
 
 def _with_value(expression: str, part: Demand, compared: Comparison, value: Plain) -> tuple[str, str]:
@@ -262,7 +252,8 @@ def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
             continue
         nodes = trials.nodes(marks)
         for index, constraint in enumerate(constraints):
-            claims = with_constraints(trials.claims, claim, [*constraints[:index], *constraints[index + 1 :]])
+            others = [*constraints[:index], *constraints[index + 1 :]]
+            claims = with_changed(trials.claims, claim, constraints=others)
             kind = "matchAttribute" if constraint.match_attribute is not None else "distinctAttribute"
             attribute = constraint.match_attribute or constraint.distinct_attribute
             text = f"remove the constraint {kind}: {attribute} from claim {claim.metadata.key}"

@@ -15,12 +15,11 @@ import msgspec
 from draco.allocation.errors import AllocationError, SearchTooLong
 from draco.allocation.fleet.fleet import HELD, Fleet
 from draco.allocation.fleet.node_rows import SHARED, NodeProfile
-from draco.allocation.fleet.node_selection import selects
 from draco.allocation.fleet.pools import PoolView, SliceState
 from draco.allocation.fleet.rowwise import Combined, combine, number, select
 from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import would_get
-from draco.explanation.findings.placement import PodRules, nodes_for
+from draco.explanation.findings.placement import PodRules, holds, nodes_for
 from draco.explanation.problems.published import PublishedNames
 from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
 from draco.resources.api.claims import AllocationResult, ResourceClaim
@@ -144,12 +143,7 @@ class Trials:
 
     def reaches(self, node: Node) -> bool:
         """Whether the devices that the pod has already can be reached from the node."""
-        if not self._bound:
-            return True
-        try:
-            return all(selects(selector, node) for selector in self._bound)
-        except AllocationError:
-            return False
+        return all(holds(selector, node) for selector in self._bound)
 
     def nodes(
         self,
