@@ -10,8 +10,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
-import msgspec
-
 from draco.health.table import LADDER, KnownHealth
 from draco.overview.hardware_use import HardwareByPool
 from draco.overview.maintenances import phase_of, pods_using
@@ -115,37 +113,33 @@ class HealthDocument(OutputStruct, frozen=True, kw_only=True):
     unread: list[str] = []
 
 
-class HealthObjects(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read of the cluster."""
-
-    gpu_nodes: Sequence[GpuNode] = ()
-    slices: Sequence[ResourceSlice] = ()
-    claims: Sequence[ResourceClaim] = ()
-    members: Mapping[ObjectKey, Pod] = {}
-    """Pods that may have a claim by way of a PodGroup."""
-    maintenances: Sequence[DeviceMaintenance] = ()
-
-
-def gpu_views(objects: HealthObjects) -> list[GpuHealthView]:
-    """Every GPU that an agent reports, by node and name."""
-    hardware = HardwareByPool(objects.slices)
-    by_name = {str(claim.metadata.key): claim for claim in objects.claims}
+def gpu_views(
+    gpu_nodes: Iterable[GpuNode],
+    *,
+    slices: Iterable[ResourceSlice] = (),
+    claims: Iterable[ResourceClaim] = (),
+    members: Mapping[ObjectKey, Pod] = MappingProxyType({}),
+    maintenances: Iterable[DeviceMaintenance] = (),
+) -> list[GpuHealthView]:
+    """Every GPU that an agent reports, by node and name. `members` may have a claim by way of a PodGroup."""
+    hardware = HardwareByPool(slices)
+    by_name = {str(claim.metadata.key): claim for claim in claims}
     holders: dict[DeviceKey, list[str]] = {}
     for name, claim in by_name.items():
         for device in claim.devices_held:
             holders.setdefault(device, []).append(name)
-    requests = [each for each in objects.maintenances if phase_of(each) not in OVER]
+    requests = [each for each in maintenances if phase_of(each) not in OVER]
     about = _by_device(requests)
     views = []
-    for node in sorted(objects.gpu_nodes, key=lambda each: natural(each.metadata.name)):
+    for node in sorted(gpu_nodes, key=lambda each: natural(each.metadata.name)):
         for gpu in sorted(node.status.gpus, key=lambda each: natural(each.device)):
             whole = DeviceKey(node.status.driver, node.metadata.name, gpu.device)
             here = {whole, *(whole._replace(device=name) for name in hardware.of(whole).overlapping(gpu.device))}
-            claims = sorted({name for device in here for name in holders.get(device, ())})
+            held_by = sorted({name for device in here for name in holders.get(device, ())})
             keys: list[DeviceKey | str] = [*here, gpu.uuid]
             numbers = sorted({number for key in keys for number in about.get(key, ())})
             open_ones = [f"{requests[each].metadata.name} ({phase_of(requests[each])})" for each in numbers]
-            views.append(_view(node, gpu, claims, pods_using(claims, by_name, objects.members), open_ones))
+            views.append(_view(node, gpu, held_by, pods_using(held_by, by_name, members), open_ones))
     return views
 
 

@@ -132,18 +132,10 @@ def check(found: Installation, *, now: datetime) -> CheckReport:
         *_runtimes(found),
         *_classes(found),
         *_maintenance(found, now),
-        *(
-            CheckFinding(about=about, verdict=Verdict.WARNING, message=sentence)
-            for about, sentence in troubles(leading(found.leases, now), found.gpu_nodes)
-        ),
+        *(_warning(about, sentence) for about, sentence in troubles(leading(found.leases, now), found.gpu_nodes)),
         *_incomplete(found.gpu_nodes),
-        *(
-            CheckFinding(
-                about="features", verdict=Verdict.WARNING, message=f"{one.name}: {one.consequence}", remedy=one.remedy
-            )
-            for one in found.missing
-        ),
-        *(CheckFinding(about="rights", verdict=Verdict.WARNING, message=sentence) for sentence in found.unread),
+        *(_warning("features", f"{one.name}: {one.consequence}", one.remedy) for one in found.missing),
+        *(_warning("rights", sentence) for sentence in found.unread),
     ]
     return CheckReport(healthy=all(each.verdict is not Verdict.FAILED for each in findings), findings=findings)
 
@@ -166,12 +158,10 @@ def _kinds(found: Installation) -> CheckFinding:
 def _operators(found: Installation, now: datetime) -> list[CheckFinding]:
     leaders = leading(found.leases, now)
     if not found.operators and not leaders:  # one that leads may be a process, as on a local cluster
+        message = "No operator is installed: nothing carries out maintenance or says why claims are pending."
         return [
-            CheckFinding(
-                about="operator",
-                verdict=Verdict.WARNING if found.agents else Verdict.FAILED,
-                message="No operator is installed: nothing carries out maintenance or says why claims are pending.",
-                remedy="Install the chart with operator.enabled=true.",
+            (_warning if found.agents else _failed)(
+                "operator", message, "Install the chart with operator.enabled=true."
             )
         ]
     findings = [_replicas(each) for each in found.operators]
@@ -283,14 +273,8 @@ def _devices(found: Installation) -> list[CheckFinding]:
     elif found.agents:
         findings = [_failed("devices", "No node publishes devices.", "Look at the agents' log.")]
     else:
-        findings = [
-            CheckFinding(
-                about="devices",
-                verdict=Verdict.WARNING,
-                message="No node publishes devices yet: Draco has nothing to operate.",
-                remedy="Install a DRA driver on the GPU nodes.",
-            )
-        ]
+        message = "No node publishes devices yet: Draco has nothing to operate."
+        findings = [_warning("devices", message, "Install a DRA driver on the GPU nodes.")]
     for node in found.gpu_nodes:
         ready = find_condition(node.status.conditions, "Ready")
         if ready is None or ready.status != "True":
@@ -312,10 +296,7 @@ def _incomplete(gpu_nodes: Sequence[GpuNode]) -> list[CheckFinding]:
         one = find_condition(node.status.conditions, CONDITION_COMPLETE)
         for line in one.message.splitlines() if one is not None and one.status == "False" else ():
             nodes.setdefault(line, []).append(node.metadata.name)
-    return [
-        CheckFinding(about="gpu", verdict=Verdict.WARNING, message=f"{listed(names)}: {line}")
-        for line, names in nodes.items()
-    ]
+    return [_warning("gpu", f"{listed(names)}: {line}") for line, names in nodes.items()]
 
 
 def _runtimes(found: Installation) -> list[CheckFinding]:
@@ -329,11 +310,10 @@ def _runtimes(found: Installation) -> list[CheckFinding]:
     if not old:
         return []
     return [
-        CheckFinding(
-            about="runtime",
-            verdict=Verdict.WARNING,
-            message=f"containerd 1 on {listed(old)} gives containers their GPUs only where CDI is switched on.",
-            remedy='Set enable_cdi = true in section plugins."io.containerd.grpc.v1.cri" of config.toml, or use containerd 2.',
+        _warning(
+            "runtime",
+            f"containerd 1 on {listed(old)} gives containers their GPUs only where CDI is switched on.",
+            'Set enable_cdi = true in section plugins."io.containerd.grpc.v1.cri" of config.toml, or use containerd 2.',
         )
     ]
 
@@ -345,11 +325,8 @@ def _classes(found: Installation) -> list[CheckFinding]:
         if fault := class_fault(each, published):
             by_fault.setdefault(fault, []).append(each.metadata.name)
     return [
-        CheckFinding(
-            about="class",
-            verdict=Verdict.WARNING,
-            message=f"DeviceClass {listed(sorted(names))}: {fault.cause}.",
-            remedy=f"{fault.fix[0].upper()}{fault.fix[1:]}.",
+        _warning(
+            "class", f"DeviceClass {listed(sorted(names))}: {fault.cause}.", f"{fault.fix[0].upper()}{fault.fix[1:]}."
         )
         for fault, names in by_fault.items()
     ]
@@ -361,14 +338,8 @@ def _maintenance(found: Installation, now: datetime) -> list[CheckFinding]:
     for each in sorted(found.maintenances, key=lambda request: request.metadata.name):
         name, said = each.metadata.name, find_condition(each.status.conditions, CONDITION_BLOCKED)
         if each.status.phase is MaintenancePhase.FAILED:
-            findings.append(
-                CheckFinding(
-                    about="request",
-                    verdict=Verdict.WARNING,
-                    message=f"DeviceMaintenance {name} has failed: {each.status.message}",
-                    remedy=f"See what to do: draco maintain status {name}",
-                )
-            )
+            message = f"DeviceMaintenance {name} has failed: {each.status.message}"
+            findings.append(_warning("request", message, f"See what to do: draco maintain status {name}"))
         elif said is not None and said.status == "True" and _lasts(said, now):
             message = f"DeviceMaintenance {name} cannot go on: {said.message}"
             findings.append(_failed("request", message, f"See all of it: draco maintain status {name}"))
@@ -385,3 +356,7 @@ def _ok(about: str, message: str) -> CheckFinding:
 
 def _failed(about: str, message: str, remedy: str) -> CheckFinding:
     return CheckFinding(about=about, verdict=Verdict.FAILED, message=message, remedy=remedy)
+
+
+def _warning(about: str, message: str, remedy: str = "") -> CheckFinding:
+    return CheckFinding(about=about, verdict=Verdict.WARNING, message=message, remedy=remedy)

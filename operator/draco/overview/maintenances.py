@@ -11,6 +11,8 @@ from draco.maintenance.taint_impact import named_and_members
 from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
+from draco.resources.api.draco import MigPolicy
+from draco.resources.api.limits import DeviceLimit
 from draco.resources.api.maintenance import (
     OVER,
     Approval,
@@ -21,6 +23,7 @@ from draco.resources.api.maintenance import (
     VerificationMode,
 )
 from draco.resources.api.meta import ObjectKey
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.texts import agreeing, counted, listed, them
 
 OUT_OF_SERVICE = frozenset(
@@ -35,7 +38,7 @@ OUT_OF_SERVICE = frozenset(
 """Phases in which the devices carry the request's taint."""
 BEFORE_ISOLATION = frozenset({MaintenancePhase.PENDING, MaintenancePhase.REHEARSED})
 UNSEEN = "The operator has not processed it yet; is it running?"
-OUTDATED = "The operator has not processed its last change yet; is it running?"
+_OUTDATED = "The operator has not processed its last change yet; is it running?"
 
 
 def phase_of(request: DeviceMaintenance) -> MaintenancePhase:
@@ -177,7 +180,7 @@ def budget_view(budget: MaintenanceBudget) -> BudgetView:
         devices=status.devices or 0,
         out_of_service=status.out_of_service or 0,
         waiting=status.waiting or 0,
-        message=_budget_message(budget),
+        message=message_of(budget),
     )
 
 
@@ -198,10 +201,11 @@ PAUSE = "pause"
 """The MaintenanceBudget by which `draco maintain pause` stops everything."""
 
 
-def _budget_message(budget: MaintenanceBudget) -> str:
-    if budget.status.observed_generation < budget.metadata.generation:
-        return OUTDATED if budget.status.observed_generation else UNSEEN
-    return budget.status.message
+def message_of(seen: MaintenanceBudget | MigPolicy | DeviceLimit | DeviceReservation) -> str:
+    """What the operator last said of it, or that it has not processed it as it is now."""
+    if seen.status.observed_generation < seen.metadata.generation:
+        return _OUTDATED if seen.status.observed_generation else UNSEEN
+    return seen.status.message
 
 
 def _message(request: DeviceMaintenance) -> str:

@@ -3,7 +3,9 @@
 Owns the snapshot's fields. Reads nothing itself, and works nothing out.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -18,6 +20,8 @@ from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.names import Autoscaler
+
+_NUMBERS: Final = re.compile("([0-9]+)")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,21 +56,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Sorts gpu-2 before gpu-10."""
-    parts: list[tuple[int, str]] = []
-    digits = text = ""
-    for char in name:
-        if char.isascii() and char.isdigit():
-            digits += char
-            if text:
-                parts.append((0, text))
-                text = ""
-        else:
-            text += char
-            if digits:
-                parts.append((int(digits), ""))
-                digits = ""
-    if digits:
-        parts.append((int(digits), ""))
-    if text:
-        parts.append((0, text))
-    return parts
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in _NUMBERS.split(name) if part]

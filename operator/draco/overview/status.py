@@ -11,7 +11,7 @@ from draco.allocation.fleet.supply import Supply, SupplyState
 from draco.maintenance.selecting.free import sick_devices
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
-from draco.overview.maintenances import OUT_OF_SERVICE, OUTDATED, UNSEEN, budget_view, maintenance_view, phase_of
+from draco.overview.maintenances import OUT_OF_SERVICE, budget_view, maintenance_view, message_of, phase_of
 from draco.overview.snapshot import Snapshot, natural
 from draco.overview.status_warnings import counted_as_free, warnings_of
 from draco.overview.taint_rules import TaintedCluster, rule_views
@@ -22,7 +22,6 @@ from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
 from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.slices import Device, DeviceAttribute, Publication, publications
-from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import CONDITION_READY, DeviceKey, PoolKey
 
 
@@ -80,10 +79,6 @@ def claim_state(claim: ResourceClaim) -> schema.ClaimState:
     if claim.status.reserved_for:
         return schema.ClaimState.RESERVED
     return schema.ClaimState.PENDING if claim.status.allocation is None else schema.ClaimState.ALLOCATED
-
-
-def _taint(taint: DeviceTaint) -> str:
-    return str(taint.identity)
 
 
 def _product(attributes: Mapping[str, DeviceAttribute]) -> str:
@@ -180,7 +175,7 @@ def _device(
         state=state,
         claims=claims,
         claims_on_parts=claims_on_parts,
-        taints=sorted({_taint(taint) for taint in taints}),
+        taints=sorted({str(taint.identity) for taint in taints}),
         maintenance=request.metadata.name if request else "",
         maintenance_phase=phase_of(request).value if request else "",
         health=report.health if report else "",
@@ -190,28 +185,15 @@ def _device(
 
 def _device_counts(devices: Iterable[schema.DeviceView]) -> schema.DeviceCounts:
     by_state = Counter(view.state for view in devices)
-    return schema.DeviceCounts(
-        total=by_state.total(),
-        free=by_state[schema.DeviceState.FREE],
-        in_use=by_state[schema.DeviceState.IN_USE],
-        blocked=by_state[schema.DeviceState.BLOCKED],
-        tainted=by_state[schema.DeviceState.TAINTED],
-        unhealthy=by_state[schema.DeviceState.UNHEALTHY],
-        offline=by_state[schema.DeviceState.OFFLINE],
-        maintenance=by_state[schema.DeviceState.MAINTENANCE],
-    )
+    counts = {state.name.lower(): by_state[state] for state in schema.DeviceState}
+    return schema.DeviceCounts(total=by_state.total(), **counts)
 
 
 def _claim_counts(claims: Sequence[schema.ClaimView]) -> schema.ClaimCounts:
     by_state = Counter(view.state for view in claims)
-    return schema.ClaimCounts(
-        total=len(claims),
-        pending=by_state[schema.ClaimState.PENDING],
-        unused=sum(1 for view in claims if view.state is schema.ClaimState.PENDING and not view.waiting),
-        allocated=by_state[schema.ClaimState.ALLOCATED],
-        reserved=by_state[schema.ClaimState.RESERVED],
-        deleting=by_state[schema.ClaimState.DELETING],
-    )
+    counts = {state.name.lower(): by_state[state] for state in schema.ClaimState}
+    unused = sum(1 for view in claims if view.state is schema.ClaimState.PENDING and not view.waiting)
+    return schema.ClaimCounts(total=len(claims), unused=unused, **counts)
 
 
 def _nodes(
@@ -271,11 +253,7 @@ def _claim(claim: ResourceClaim, waiting: Mapping[ObjectKey, list[str]]) -> sche
 
 def _policy(policy: MigPolicy) -> schema.PolicyView:
     status = policy.status
-    message = status.message
-    if policy.metadata.deletion_timestamp is not None:
-        message = "It is being deleted."
-    elif status.observed_generation < policy.metadata.generation:
-        message = OUTDATED if status.observed_generation else UNSEEN
+    is_going = policy.metadata.deletion_timestamp is not None
     return schema.PolicyView(
         name=policy.metadata.name,
         mode=policy.spec.mode.value,
@@ -284,5 +262,5 @@ def _policy(policy: MigPolicy) -> schema.PolicyView:
         applied=status.applied or 0,
         changing=status.changing or 0,
         failed=status.failed or 0,
-        message=message,
+        message="It is being deleted." if is_going else message_of(policy),
     )

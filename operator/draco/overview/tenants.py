@@ -5,7 +5,7 @@ Owns the views of DeviceLimits and DeviceReservations, as the operator says them
 
 from draco.limits.rules import read_amounts
 from draco.limits.wording import use_text
-from draco.overview.maintenances import OUTDATED, UNSEEN
+from draco.overview.maintenances import message_of
 from draco.overview.status_schema import LimitView, ReservationView
 from draco.resources.api.limits import DeviceLimit, LimitScope
 from draco.resources.api.reservations import DeviceReservation
@@ -23,7 +23,7 @@ def limit_view(limit: DeviceLimit) -> LimitView:
         nearest=nearest.namespace if nearest else "",
         used=use_text(read_amounts(used), permitted) if used else "",
         waiting=status.waiting or 0,
-        message=_message(limit, status.message),
+        message=message_of(limit),
     )
 
 
@@ -38,11 +38,5 @@ def reservation_view(reservation: DeviceReservation) -> ReservationView:
         reserved=status.reserved or 0,
         in_use=status.in_use or 0,
         expires_at=expires_at.isoformat() if expires_at else "",
-        message=_message(reservation, status.message),
+        message=message_of(reservation),
     )
-
-
-def _message(seen: DeviceLimit | DeviceReservation, message: str) -> str:
-    if seen.status.observed_generation < seen.metadata.generation:
-        return OUTDATED if seen.status.observed_generation else UNSEEN
-    return message

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from draco.overview.health import WHAT_TO_DO, HealthObjects, UnidentifiedView, chosen, gpu_views, names_of, unidentified
+from draco.overview.health import WHAT_TO_DO, UnidentifiedView, chosen, gpu_views, names_of, unidentified
 from draco.resources.api.draco import GpuNode, UnidentifiedGpuStatus
 from draco.resources.api.health import FaultFamily, FaultScope, GpuFaultStatus, HealthEffect
 from draco.resources.api.maintenance import MaintainedDevice, MaintenancePhase
@@ -38,7 +38,7 @@ def a_sick_node(name: str = "node-0", *faults: GpuFaultStatus, **health: str) ->
 
 
 def views(*nodes: GpuNode, **objects: Any) -> list[Any]:
-    return gpu_views(HealthObjects(gpu_nodes=nodes, **objects))
+    return gpu_views(nodes, **objects)
 
 
 def test_the_fault_that_does_most_comes_first() -> None:

@@ -16,16 +16,7 @@ from draco.cli.input.reading import ClusterReadError, Reader, cluster_with_dra, 
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
-from draco.overview.health import (
-    FaultView,
-    GpuHealthView,
-    HealthDocument,
-    HealthObjects,
-    chosen,
-    gpu_views,
-    names_of,
-    unidentified,
-)
+from draco.overview.health import FaultView, GpuHealthView, HealthDocument, chosen, gpu_views, names_of, unidentified
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, GPU_NODES, SLICES
 from draco.resources.texts import counted, listed, nearest
 
@@ -84,13 +75,11 @@ async def _read(kubeconfig: Path | None, context: str | None) -> HealthDocument:
         if nodes is None:
             raise without_kinds(client, GPU_NODES)
         views = gpu_views(
-            HealthObjects(
-                gpu_nodes=nodes,
-                slices=slices.result(),
-                claims=claims.result(),
-                members=await group_members(reader, claims.result()),
-                maintenances=maintenances.result() or [],
-            )
+            nodes,
+            slices=slices.result(),
+            claims=claims.result(),
+            members=await group_members(reader, claims.result()),
+            maintenances=maintenances.result() or [],
         )
         return HealthDocument(gpus=views, unidentified=unidentified(nodes), unread=sorted(reader.unread))
 

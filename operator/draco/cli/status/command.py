@@ -4,8 +4,11 @@ Owns the options, the reading and the choice of output. What is shown is decided
 """
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
 import click
 
@@ -36,7 +39,20 @@ from draco.resources.kinds import (
     NODES,
     PODS,
     SLICES,
+    Kind,
 )
+
+_OWN: Final[Mapping[Kind[Any], str]] = MappingProxyType(
+    {
+        GPU_NODES: "no GPU health is shown",
+        DEVICE_MAINTENANCES: "no maintenance requests are shown",
+        MAINTENANCE_BUDGETS: "whether maintenance is paused is not shown",
+        MIG_POLICIES: "no MIG policies are shown",
+        DEVICE_LIMITS: "limits of namespaces are not shown",
+        DEVICE_RESERVATIONS: "reservations are not shown",
+    }
+)
+"""Draco's kinds, with what is not shown without the right to list them."""
 
 
 @click.command()
@@ -76,26 +92,11 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             )
             rules = tasks.create_task(reader.all(features.taint_rules)) if features.taint_rules else None
             scaling = tasks.create_task(autoscalers(client))
-            gpu_nodes = tasks.create_task(reader.all_if_served(GPU_NODES, "no GPU health is shown"))
-            maintenances = tasks.create_task(
-                reader.all_if_served(DEVICE_MAINTENANCES, "no maintenance requests are shown")
-            )
-            own_budgets = tasks.create_task(
-                reader.all_if_served(MAINTENANCE_BUDGETS, "whether maintenance is paused is not shown")
-            )
-            policies = tasks.create_task(reader.all_if_served(MIG_POLICIES, "no MIG policies are shown"))
-            limits = tasks.create_task(reader.all_if_served(DEVICE_LIMITS, "limits of namespaces are not shown"))
-            reservations = tasks.create_task(reader.all_if_served(DEVICE_RESERVATIONS, "reservations are not shown"))
-        own = (
-            (GPU_NODES, gpu_nodes),
-            (DEVICE_MAINTENANCES, maintenances),
-            (MAINTENANCE_BUDGETS, own_budgets),
-            (MIG_POLICIES, policies),
-            (DEVICE_LIMITS, limits),
-            (DEVICE_RESERVATIONS, reservations),
-        )
-        absent = [kind.kind for kind, task in own if task.result() is None]
-        if absent:
+            own_tasks = {
+                kind: tasks.create_task(reader.all_if_served(kind, consequence)) for kind, consequence in _OWN.items()
+            }
+        own: dict[Kind[Any], list[Any]] = {kind: task.result() or [] for kind, task in own_tasks.items()}
+        if absent := [kind.kind for kind, task in own_tasks.items() if task.result() is None]:
             missing.append(
                 MissingView(
                     name=", ".join(absent),
@@ -107,7 +108,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
         tainted = TaintedCluster(devices=(), hardware=HardwareByPool(slices.result()), claims=claims.result())
         users, budgets = await pods_and_budgets(reader, tainted.claims_hit(written))
         by_name = {str(claim.metadata.key): claim for claim in claims.result()}
-        members = await group_members(reader, claims_held(maintenances.result() or [], by_name))
+        members = await group_members(reader, claims_held(own[DEVICE_MAINTENANCES], by_name))
         snapshot = Snapshot(
             nodes=nodes.result(),
             slices=slices.result(),
@@ -118,12 +119,12 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
             members=members,
             rules=rules.result() if rules else [],
             spares_extended=spares_extended_resources(features.taint_rules),
-            maintenance_budgets=own_budgets.result() or [],
-            gpu_nodes=gpu_nodes.result() or [],
-            maintenances=maintenances.result() or [],
-            mig_policies=policies.result() or [],
-            limits=limits.result() or [],
-            reservations=reservations.result() or [],
+            maintenance_budgets=own[MAINTENANCE_BUDGETS],
+            gpu_nodes=own[GPU_NODES],
+            maintenances=own[DEVICE_MAINTENANCES],
+            mig_policies=own[MIG_POLICIES],
+            limits=own[DEVICE_LIMITS],
+            reservations=own[DEVICE_RESERVATIONS],
             leaders=leading(leases.result(), datetime.now(UTC)),
             missing=missing,
             autoscalers=scaling.result(),
