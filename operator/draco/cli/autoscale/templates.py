@@ -15,7 +15,7 @@ from draco.agent.publish.slices import split
 from draco.mig.known_boards import BOARDS, MODELS
 from draco.mig_policy.decide import wanted_of
 from draco.resources.api.draco import Allocator, GpuMig, MigMode, MigPolicy, WantedGpu
-from draco.resources.api.slices import CounterSet, Device, DeviceAttribute, ResourceSlice
+from draco.resources.api.slices import CounterSet, Device, DeviceAttribute, ResourceSlice, by_pool
 from draco.resources.errors import DracoError
 from draco.resources.names import (
     ATTRIBUTE_CLIQUE_ID,
@@ -50,27 +50,20 @@ class SliceTemplate(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
 
 def of_node(node: str, slices: Iterable[ResourceSlice]) -> list[SliceTemplate]:
     """Templates of what a live node publishes, of all its drivers. Raises NoTemplate."""
-    here = [one for one in slices if one.spec.node_name == node]
+    here = by_pool(one for one in slices if one.spec.node_name == node)
     if not here:
         raise NoTemplate(f"Node {node} publishes no devices; name a node whose drivers are at work, or use --board.")
-    newest = {
-        (one.spec.driver, one.spec.pool.name): max(
-            other.spec.pool.generation for other in here if _pool(other) == _pool(one)
-        )
-        for one in here
-    }
-    kept = [one for one in here if one.spec.pool.generation == newest[_pool(one)]]
-    for driver, pool in sorted(newest):
-        of_pool = [one for one in kept if _pool(one) == (driver, pool)]
-        if len(of_pool) != of_pool[0].spec.pool.resource_slice_count:
-            raise NoTemplate(
-                f"Pool {driver}/{pool} of node {node} is not complete; try again when its driver is at work."
-            )
     templates = []
-    for driver, pool in sorted(newest):
-        of_pool = sorted((one for one in kept if _pool(one) == (driver, pool)), key=lambda one: one.metadata.name)
-        name = POOL if pool == node else pool
-        templates += [SliceTemplate(driver, name, like(one.spec.devices), one.spec.shared_counters) for one in of_pool]
+    for key, of_pool in sorted(here.items()):
+        generation = max(one.spec.pool.generation for one in of_pool)
+        newest = [one for one in of_pool if one.spec.pool.generation == generation]
+        if len(newest) != newest[0].spec.pool.resource_slice_count:
+            raise NoTemplate(f"Pool {key} of node {node} is not complete; try again when its driver is at work.")
+        name = POOL if key.pool == node else key.pool
+        newest.sort(key=lambda one: one.metadata.name)
+        templates += [
+            SliceTemplate(key.driver, name, like(one.spec.devices), one.spec.shared_counters) for one in newest
+        ]
     return templates
 
 
@@ -168,10 +161,6 @@ def annotations(templates: Sequence[SliceTemplate]) -> dict[str, str]:
 def by_type(instance_type: str, templates: Sequence[SliceTemplate]) -> Mapping[str, Any]:
     """The templates by the name of the instance type that they are of."""
     return {instance_type: msgspec.to_builtins(templates)}
-
-
-def _pool(one: ResourceSlice) -> tuple[str, str]:
-    return (one.spec.driver, one.spec.pool.name)
 
 
 def _gpu(device: str) -> str:

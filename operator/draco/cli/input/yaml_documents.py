@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
@@ -87,10 +88,10 @@ class _NotJsonError(ValueError):
 def _json_documents(name: str, text: str) -> Iterator[Document]:
     """JSON objects one after another, as kubectl takes them too."""
     decoder = json.JSONDecoder(object_pairs_hook=_without_twins, parse_constant=_no_constant, parse_int=_integer)
-    position, number = _after_blanks(text, 0), 0
-    while position < len(text):
+    position = number = 0
+    while begins := _FILLED.search(text, position):
+        position, number = begins.start(), number + 1
         line = text.count("\n", 0, position) + 1
-        number += 1
         try:
             value, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
@@ -104,15 +105,9 @@ def _json_documents(name: str, text: str) -> Iterator[Document]:
             raise ManifestError(f"{name}, document {number} (line {line}) cannot be read: {reason}.") from error
         _check(value, f"{name}, document {number} (line {line})")
         yield Document(number, line, value)
-        position = _after_blanks(text, position)
 
 
-_BLANKS: Final = re.compile(r"\s*")
-
-
-def _after_blanks(text: str, position: int) -> int:
-    found = _BLANKS.match(text, position)
-    return found.end() if found else position
+_FILLED: Final = re.compile(r"\S")
 
 
 class _TwinError(ValueError):
@@ -186,25 +181,23 @@ def _line(text: str, number: int) -> str:
     return lines[number] if number < len(lines) else ""
 
 
-class _Frame:
-    """A list or mapping that is being read."""
-
-    __slots__ = ("anchor", "key", "line", "lines", "merged", "size", "value")
-
-    def __init__(self, value: Any, anchor: str | None, line: int) -> None:
-        self.value = value
-        self.anchor = anchor
-        self.line = line
-        self.key: Any = _NO_KEY
-        self.lines: dict[str | int, int] = {}
-        self.merged: list[dict[str, Any]] = []
-        self.size = 1
-
-
 _NO_KEY: Final = object()
 _MERGE: Final = object()
 _OPEN: Final = object()
 """Stands for what an anchor names while that is still being read."""
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A list or mapping that is being read."""
+
+    value: Any
+    anchor: str | None
+    line: int
+    key: Any = _NO_KEY
+    lines: dict[str | int, int] = field(default_factory=dict)
+    merged: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 1
 
 
 class _Builder:

@@ -15,10 +15,10 @@ import click
 import msgspec
 
 from draco.cli.input.manifests import STANDARD_INPUT, read_texts
-from draco.cli.input.yaml_documents import Document
+from draco.cli.input.yaml_documents import Document, DocumentError
 from draco.cli.lint import text as lint_text
 from draco.cli.lint.edits import EditRound, Outcome
-from draco.cli.lint.text import DocumentText, TextError
+from draco.cli.lint.text import DocumentText
 from draco.cli.options import RELEASES, output_option
 from draco.cli.output import echo, print_document
 from draco.linting.model import DropField, Edit, Finding, Manifest, MoveField, SetField, TreePath
@@ -86,14 +86,14 @@ class _Part:
         return outcome
 
     def read_again(self) -> None:
-        """What the corrected text says, as Kubernetes reads it. Raises TextError where it came out broken, and gives it up."""
+        """What the corrected text says, as Kubernetes reads it. Raises DocumentError and gives it up where it is broken."""
         if self._round is None or self._is_read:
             return
         self._round, self._is_read = EditRound(self._round.tree), True
         self.text = lint_text.dump(deepcopy(self._round.tree), self.piece)  # printing moves comments about
         try:
             read = lint_text.read(self.piece._replace(text=self.text))
-        except TextError:
+        except DocumentError:
             self._is_editable = False
             raise
         self.value = read.value if read is not None else None
@@ -121,17 +121,14 @@ def check(texts: dict[str, str], *, kubernetes: int) -> LintResult:
     changed: dict[str, bool] = {}
     for file, text in texts.items():
         sound, remarks = lint_text.repaired(_BREAK.sub("\n", text))
-        changed[file] = any(remark.is_repaired for remark in remarks)
-        findings += [
-            ReportedFinding(file, remark.line, "error", remark.rule, remark.message, remark.is_repaired)
-            for remark in remarks
-        ]
+        changed[file] = bool(remarks)
+        findings += [ReportedFinding(file, line, "error", rule, said, corrected=True) for line, rule, said in remarks]
         for piece in lint_text.pieces(sound):
             read = None
             try:
                 read = lint_text.read(piece)
-            except TextError as error:
-                findings.append(ReportedFinding(file, error.line, "error", error.rule, str(error), corrected=False))
+            except DocumentError as error:
+                findings.append(ReportedFinding(file, error.line, "error", error.rule, error.problem, corrected=False))
             if read is not None and not isinstance(read.value, dict):
                 line = lint_text.line_of(read, (), piece)
                 message = "this is not a manifest: a manifest is a mapping that begins with apiVersion and kind"
@@ -157,7 +154,7 @@ def _corrected(parts: Sequence[_Part], kubernetes: int) -> list[ReportedFinding]
     while True:
         try:
             return list(_rounds(parts, kubernetes))
-        except TextError:
+        except DocumentError:
             for part in parts:
                 part.reset()
 

@@ -72,14 +72,10 @@ def _made(tree: Any, path: TreePath, position: int | None = None) -> Any:
 def _put(tree: Any, path: TreePath, value: Any) -> bool:
     holder = _made(tree, path)
     step: Any = path[-1]
-    if isinstance(holder, list):
-        if step == len(holder):
-            holder.append(as_tree(value))
-            return True
-        old = holder[step]
-        holder[step] = new = _like(old, value)
-        return bool(old != new)
-    if step in holder:
+    if isinstance(holder, list) and step == len(holder):
+        holder.append(as_tree(value))
+        return True
+    if isinstance(holder, list) or step in holder:
         old = holder[step]
         holder[step] = new = _like(old, value)
         return bool(old != new)

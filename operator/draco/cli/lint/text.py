@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ruamel.yaml import YAML
 from ruamel.yaml.error import ReusedAnchorWarning, YAMLError
 
-from draco.cli.input.yaml_documents import Document, DocumentError, placed_documents
+from draco.cli.input.yaml_documents import Document, DocumentError, DocumentRule, placed_documents
 from draco.linting.model import TreePath
 
 MOST_CHARACTERS: Final = 2_000_000
@@ -35,24 +35,6 @@ _MAPPING_INDENT: Final = re.compile(r"^( *)[^\s#-][^#\n]*:[ \t]*\n( +)[^\s#-]", 
 _LIST_INDENT: Final = re.compile(r"^( *)(?:- )?[\w./-]+:[ \t]*(?:#.*)?\n(?: *#.*\n)*( *)- ", re.MULTILINE)
 
 
-class TextFinding(NamedTuple):
-    """Something about the text itself."""
-
-    line: int
-    rule: str
-    message: str
-    is_repaired: bool
-
-
-class TextError(Exception):
-    """A document that is no YAML, or none that may be read."""
-
-    def __init__(self, line: int, rule: str, message: str) -> None:
-        super().__init__(message)
-        self.line = line
-        self.rule = rule
-
-
 class DocumentText(NamedTuple):
     """A part of a file: the separator before it, its text and the number of lines before that text."""
 
@@ -61,8 +43,8 @@ class DocumentText(NamedTuple):
     offset: int
 
 
-def repaired(text: str) -> tuple[str, list[TextFinding]]:
-    """The text without what copying from an article breaks, line by line; and what was repaired."""
+def repaired(text: str) -> tuple[str, list[tuple[int, str, str]]]:
+    """The text without what copying from an article breaks; and what was repaired: line, rule, and in words."""
     lines = text.split("\n")
     remarks = []
     for number, line in enumerate(lines):
@@ -83,7 +65,7 @@ def repaired(text: str) -> tuple[str, list[TextFinding]]:
             )
         if new != line:
             lines[number] = new
-            remarks.append(TextFinding(number + 1, rule, message, is_repaired=True))
+            remarks.append((number + 1, rule, message))
     return "\n".join(lines), remarks
 
 
@@ -102,25 +84,27 @@ def pieces(text: str) -> Iterator[DocumentText]:
 
 
 def read(piece: DocumentText) -> Document | None:
-    """What a piece says, and where; None for an empty one. Raises TextError with the line in the file."""
+    """What a piece says, and where; None for an empty one. Raises DocumentError with the line in the file."""
     if len(piece.text) > MOST_CHARACTERS:
-        raise TextError(piece.offset + 1, "size", f"the document has more than {MOST_CHARACTERS:,} characters")
+        raise _refused(piece, 1, f"the document has more than {MOST_CHARACTERS:,} characters", "size")
     try:
         found = list(placed_documents("", piece.text))
     except DocumentError as error:
         line = min(error.line, piece.text.count("\n") + 1)
         source = piece.text.split("\n")[line - 1]
-        raise TextError(piece.offset + line, error.rule, _error_sentence(source, error.problem)) from None
+        raise _refused(piece, line, _error_sentence(source, error.problem), error.rule) from None
     if _TEMPLATED.search(piece.text):
-        raise TextError(_first_line(piece) + piece.offset + 1, "yaml", _TEMPLATE)
+        raise _refused(piece, _first_line(piece) + 1, _TEMPLATE)
     if len(found) > 1:
-        raise TextError(
-            piece.offset + found[1].line, "yaml", "documents are separated by a line of three hyphens `---`"
-        )
+        raise _refused(piece, found[1].line, "documents are separated by a line of three hyphens `---`")
     if found and found[0].size > MOST_VALUES:
         message = f"the document has more than {MOST_VALUES:,} keys and values with its aliases expanded"
-        raise TextError(piece.offset + 1, "size", message)
+        raise _refused(piece, 1, message, "size")
     return found[0] if found else None
+
+
+def _refused(piece: DocumentText, line: int, problem: str, rule: DocumentRule = "yaml") -> DocumentError:
+    return DocumentError("", piece.offset + line, problem, rule)
 
 
 def editable(piece: DocumentText) -> Any:

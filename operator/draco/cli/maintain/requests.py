@@ -5,8 +5,9 @@ clock: the time is an argument. What the request would do is `maintenance.select
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
+from itertools import chain, count
 from typing import Final
 
 import msgspec
@@ -139,15 +140,7 @@ def _free_name(selector: MaintenanceSelector, taken: Collection[str]) -> str:
     words = (selector.node_name, selector.pool, selector.device, selector.device_class_name)
     text = "-".join(word for word in words if word) or selector.driver or "maintenance"
     stem = re.sub(r"[^-a-z0-9.]", "-", text.lower())[: LONGEST_NAME - _ROOM_FOR_NUMBER].strip(".-") or "maintenance"
-    return next(name for name in _numbered(stem) if name not in taken)
-
-
-def _numbered(stem: str) -> Iterable[str]:
-    yield stem
-    number = 2
-    while True:
-        yield f"{stem}-{number}"
-        number += 1
+    return next(name for name in chain([stem], (f"{stem}-{number}" for number in count(2))) if name not in taken)
 
 
 def _schedule(options: StartOptions, now: datetime) -> MaintenanceSchedule:

@@ -3,16 +3,16 @@
 Owns the reading of one device, for examples of many and for each individually. Judges nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.pools import Candidate, PoolView
 from draco.allocation.fleet.state import amount
 from draco.cel import AttributePath, CompileError, compile_selector
-from draco.explanation.findings.verdicts import ConstrainedRequest, Judge, counter_names
-from draco.explanation.model import Holder, SeenValue, SelectorRef, Shortage, TaintSeen
+from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge, counter_names
+from draco.explanation.model import Cause, Holder, SeenValue, SelectorRef, Shortage, TaintSeen
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.slices import Device
 from draco.resources.api.taints import DeviceTaintRule, TaintIdentity
@@ -22,6 +22,41 @@ from draco.selectors.accesses import path_text
 
 MAX_LISTED: Final = 5
 _BILLION: Final = 10**9
+
+
+class DeviceDetails:
+    """What belongs to the cause of one device, as fields of CauseCount and of DeviceVerdict."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._judge = Judge(fleet.inventory.selectors, fleet.state)
+
+    def of(
+        self, constrained: ConstrainedRequest, view: PoolView, candidate: Candidate, finding: DeviceFinding
+    ) -> dict[str, Any]:
+        """Of a device and a request."""
+        fleet = self._fleet
+        details: dict[str, Any] = {}
+        match finding:
+            case DeviceFinding(Cause.NOT_SELECTED, int(place)):
+                selector = selector_ref(constrained, place)
+                details = {"selector": selector, "values": values_seen([candidate], selector.expression)}
+            case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
+                selector = selector_ref(constrained, place)
+                values = values_seen([candidate], selector.expression)
+                details = {"selector": selector, "error": error, "values": values}
+            case DeviceFinding(Cause.IN_USE):
+                claims = [fleet.claims[key] for key in fleet.holders(candidate.key) if key in fleet.claims]
+                details = {"holders": [holder(claim) for claim in claims[:MAX_LISTED]]}
+            case DeviceFinding(Cause.TAINTED, tuple(taints)):
+                details = {"taints": [taint_seen(fleet, candidate, taint) for taint in taints]}
+            case DeviceFinding(Cause.COUNTERS_SHORT):
+                details = {"shortage": counter_shortage(fleet, self._judge, view, candidate)}
+            case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
+                details = {"error": error}
+            case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
+                details = {"shortage": capacity_shortage(fleet, constrained, candidate, name, how)}
+        return details
 
 
 def selector_ref(constrained: ConstrainedRequest, place: int) -> SelectorRef:
@@ -137,7 +172,7 @@ def counter_shortage(fleet: Fleet, judge: Judge, view: PoolView, candidate: Cand
                 needed=_text(taken, candidate.device, name),
                 left=_text(max(left[place], 0), candidate.device, name),
                 total=_text(view.counters[place], candidate.device, name),
-                takers=[f"{key.device} ({_claims(fleet.holders(key))})" for _, key in takers[:MAX_LISTED]],
+                takers=[f"{key.device} ({', '.join(map(str, fleet.holders(key)))})" for _, key in takers[:MAX_LISTED]],
             )
     return None
 
@@ -161,10 +196,6 @@ def capacity_shortage(
     return Shortage(
         name=name, needed=needed, left=_quantity(max(left, 0), format_), total=total, takers=takers[:MAX_LISTED]
     )
-
-
-def _claims(keys: Sequence[object]) -> str:
-    return ", ".join(str(key) for key in keys)
 
 
 def _text(nanos: int, device: Device, name: str) -> str:

@@ -13,20 +13,18 @@ from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import combine, number
 from draco.explanation.findings.details import (
     MAX_LISTED,
-    capacity_shortage,
-    counter_shortage,
+    DeviceDetails,
     holder,
     most_frequent,
     newer_elsewhere,
     paths_of,
     selector_ref,
-    taint_seen,
     value_of,
     values_seen,
 )
 from draco.explanation.findings.equivalence import outcome
 from draco.explanation.findings.fleet_findings import FindingCounts, FleetFindings
-from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding, Judge
+from draco.explanation.findings.verdicts import ConstrainedRequest, DeviceFinding
 from draco.explanation.model import Cause, CauseCount, Holder, RequestExplanation, SeenValue
 from draco.explanation.wording import cause_text
 from draco.resources.api.meta import ObjectKey
@@ -65,7 +63,7 @@ class _Folding:
         self._found = found
         self._place = place
         self._constrained = constrained
-        self._judge = Judge(fleet.inventory.selectors, fleet.state)
+        self._of_one = DeviceDetails(fleet)
 
     def request(self) -> RequestExplanation:
         """The request with its counts."""
@@ -104,36 +102,26 @@ class _Folding:
         return msgspec.structs.replace(count, text=cause_text(count))
 
     def _details(self, finding: DeviceFinding, totals: FindingCounts) -> dict[str, Any]:
-        fleet, constrained = self._fleet, self._constrained
+        constrained = self._constrained
         view, first = totals.examples[0]
-        details: dict[str, Any] = {}
         match finding:
             case DeviceFinding(Cause.NOT_SELECTED, int(place)):
-                details = {"selector": selector_ref(constrained, place), "values": self._values(place, totals)}
-            case DeviceFinding(Cause.SELECTOR_FAILED, (int(place), str(error))):
                 selector = selector_ref(constrained, place)
-                values = values_seen([first], selector.expression)
-                details = {"selector": selector, "error": error, "values": values}
+                details: dict[str, Any] = {"selector": selector, "values": self._values(place, totals)}
             case DeviceFinding(Cause.IN_USE):
                 capacity = constrained.request.asked.capacity
                 asks_share = capacity is not None and bool(capacity.requests)
                 dedicated = asks_share and not first.device.allow_multiple_allocations
                 details = {**self._holders(totals), "dedicated": dedicated}
-            case DeviceFinding(Cause.TAINTED, tuple(taints)):
-                details = {"taints": [taint_seen(fleet, first, taint) for taint in taints]}
-            case DeviceFinding(Cause.COUNTERS_SHORT):
-                details = {"shortage": counter_shortage(fleet, self._judge, view, first)}
-            case DeviceFinding(Cause.CAPACITY_SHORT, ("", str(error))):
-                details = {"error": error}
-            case DeviceFinding(Cause.CAPACITY_SHORT, (str(name), str(how))):
-                details = {"shortage": capacity_shortage(fleet, constrained, first, name, how)}
             case DeviceFinding(Cause.CONSTRAINT, str(attribute)):
                 details = {"constraint": attribute}
             case DeviceFinding(Cause.POOL_INCOMPLETE | Cause.POOL_INVALID | Cause.POOL_OBSOLETE):
                 pools = {f"{each.key.driver}/{each.key.pool}" for _, each in totals.examples}
                 details = {"pools": sorted(pools)[:MAX_LISTED]}
                 if finding.cause is Cause.POOL_OBSOLETE:
-                    details["newer"] = newer_elsewhere(fleet, first)
+                    details["newer"] = newer_elsewhere(self._fleet, first)
+            case _:
+                details = self._of_one.of(constrained, view, first, finding)
         return details
 
     def _holders(self, totals: FindingCounts) -> dict[str, Any]:
