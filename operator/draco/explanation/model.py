@@ -303,23 +303,23 @@ class Problem(OutputStruct, frozen=True, kw_only=True):
 
 
 class ChangeKind(StrEnum):
-    """What a nearest miss would change."""
+    """What a nearest miss would change, from small to big: what helps without taking anything from anybody comes first."""
 
-    LIFT_TAINT = "LiftTaint"
+    OTHER_CLASS = "OtherClass"
     FREE_IDLE_CLAIM = "FreeIdleClaim"
-    FREE_CLAIM = "FreeClaim"
+    LIFT_TAINT = "LiftTaint"
+    UNCORDON = "Uncordon"
+    REPAIR_POOL = "RepairPool"
+    TOLERATE_NODE = "TolerateNode"
+    NODE_SELECTOR = "NodeSelector"
     RELAX_SELECTOR = "RelaxSelector"
-    DROP_SELECTOR = "DropSelector"
-    DROP_CONSTRAINT = "DropConstraint"
-    LOWER_COUNT = "LowerCount"
     LOWER_CAPACITY = "LowerCapacity"
+    LOWER_COUNT = "LowerCount"
     LOWER_OTHERS = "LowerOthers"
     """Another claim takes of a capacity what it does not ask for."""
-    NODE_SELECTOR = "NodeSelector"
-    TOLERATE_NODE = "TolerateNode"
-    UNCORDON = "Uncordon"
-    OTHER_CLASS = "OtherClass"
-    REPAIR_POOL = "RepairPool"
+    FREE_CLAIM = "FreeClaim"
+    DROP_CONSTRAINT = "DropConstraint"
+    DROP_SELECTOR = "DropSelector"
 
 
 class NearestMiss(OutputStruct, frozen=True, kw_only=True):

@@ -52,12 +52,18 @@ async def read_cluster(client: Client) -> World:
         )
         rules = tasks.create_task(_rules(reader))
         limits = tasks.create_task(_limits(reader))
-        policies = tasks.create_task(_policies(reader))
+        own_policies = tasks.create_task(
+            reader.all_if_served(
+                MIG_POLICIES, "whether pods are evicted for others, and where claims are spread, is not known"
+            )
+        )
         minor = tasks.create_task(kubernetes_minor(client))
     fleet = Fleet.of(
         slices=slices, rules=rules.result(), nodes=nodes.result(), classes=classes.result(), claims=claims.result()
     )
     found_limits, namespaces = limits.result()
+    policies = own_policies.result() or []
+    budgets, reservations = await _of_preemption(reader) if preempting_policies(policies) else ([], [])
     return World(
         server=str(client.connection.server),
         kubernetes_minor=minor.result(),
@@ -66,10 +72,10 @@ async def read_cluster(client: Client) -> World:
         templates={template.metadata.key: template for template in templates.result()},
         limits=found_limits,
         namespaces=namespaces,
-        policies=policies.result(),
-        budgets=await _budgets(reader, policies.result()),
-        reservations=await _reservations(reader, policies.result()),
-        spread=await _spread(reader, policies.result(), nodes.result(), slices),
+        policies=policies,
+        budgets=budgets,
+        reservations=reservations,
+        spread=await _spread(reader, policies, nodes.result(), slices),
         creation_failures=await _creation_failures(reader, pods.result()),
         notes=sorted(reader.unread),
     )
@@ -94,11 +100,6 @@ async def _limits(reader: Reader) -> tuple[list[DeviceLimit], dict[str, dict[str
     return limits, {each.metadata.name: each.metadata.labels for each in namespaces}
 
 
-async def _policies(reader: Reader) -> list[MigPolicy]:
-    consequence = "whether pods are evicted for others, and where claims are spread, is not known"
-    return await reader.all_if_served(MIG_POLICIES, consequence) or []
-
-
 async def _spread(
     reader: Reader, policies: Iterable[MigPolicy], nodes: Iterable[Node], slices: Iterable[ResourceSlice]
 ) -> frozenset[PoolKey]:
@@ -115,19 +116,12 @@ async def _spread(
     return spread_pools_of(map(seen, gpu_nodes), policies)
 
 
-async def _budgets(reader: Reader, policies: Iterable[MigPolicy]) -> list[PodDisruptionBudget]:
-    """What keeps pods from being evicted, where a policy permits that at all."""
-    if not preempting_policies(policies):
-        return []
-    return await reader.all_if_allowed(POD_DISRUPTION_BUDGETS, "which pods may not be evicted for others is not known")
-
-
-async def _reservations(reader: Reader, policies: Iterable[MigPolicy]) -> list[DeviceReservation]:
-    """What keeps its devices from pods of a lower priority than its own, where a policy permits preemption at all."""
-    if not preempting_policies(policies):
-        return []
+async def _of_preemption(reader: Reader) -> tuple[list[PodDisruptionBudget], list[DeviceReservation]]:
+    """What keeps pods from being evicted for others, and devices from pods of a lower priority than a reservation's own."""
+    consequence = "which pods may not be evicted for others is not known"
+    budgets = await reader.all_if_allowed(POD_DISRUPTION_BUDGETS, consequence)
     consequence = "which pods a reservation spares from being evicted is not known"
-    return await reader.all_if_served(DEVICE_RESERVATIONS, consequence) or []
+    return budgets, await reader.all_if_served(DEVICE_RESERVATIONS, consequence) or []
 
 
 async def _creation_failures(reader: Reader, pods: Iterable[Pod]) -> dict[str, str]:

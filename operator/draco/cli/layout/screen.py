@@ -6,6 +6,7 @@ Owns bars, words and colours. Colour only repeats what the words say, so that no
 import string
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rich.console import Console
 from rich.text import Text
@@ -89,13 +90,11 @@ def _is_divided(gpu: GpuView) -> bool:
 
 def _undivided_together(gpus: Sequence[GpuView]) -> list[list[GpuView]]:
     """The GPUs in their order, neighbours that are not divided together where the same is to be said of them."""
-    groups: list[list[GpuView]] = []
-    for gpu in gpus:
-        last = groups[-1][-1] if groups else None
-        if last is None or _is_divided(gpu) or _is_divided(last) or _said(gpu) != _said(last):
-            groups.append([])
-        groups[-1].append(gpu)
-    return groups
+
+    def alike(gpu: GpuView) -> object:
+        return gpu.device if _is_divided(gpu) else _said(gpu)
+
+    return [list(group) for _, group in groupby(gpus, key=alike)]
 
 
 def _said(gpu: GpuView) -> tuple[str, ...]:
@@ -154,13 +153,8 @@ def by_whom(gpu: GpuView) -> str:
 
 def _alike(parts: Sequence[InstanceView]) -> list[list[tuple[str, InstanceView]]]:
     """Neighbours of which the same is to be said, each with its letter."""
-    groups: list[list[tuple[str, InstanceView]]] = []
-    for index, part in enumerate(parts):
-        last = groups[-1][-1][1] if groups else None
-        if last is None or (last.profile, part_use(last)) != (part.profile, part_use(part)):
-            groups.append([])
-        groups[-1].append((_letter(index), part))
-    return groups
+    lettered = ((_letter(index), part) for index, part in enumerate(parts))
+    return [list(group) for _, group in groupby(lettered, key=lambda each: (each[1].profile, part_use(each[1])))]
 
 
 def _row(group: Sequence[tuple[str, InstanceView]]) -> tuple[str, str, str, str]:

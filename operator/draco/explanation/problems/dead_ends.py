@@ -4,7 +4,7 @@ Owns the search for the part of a selector that no device meets, or the two that
 is published in its place.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -21,10 +21,18 @@ from draco.resources.quantity import Quantity
 from draco.resources.semver import SemVer
 from draco.resources.texts import listed
 from draco.selectors.accesses import path_text, paths_of
-from draco.selectors.comparisons import Comparison, Plain, Relation, comparison, holds, literal, text_test, with_value
+from draco.selectors.comparisons import Comparison, Plain, comparison, holds, literal, text_test, with_value
 from draco.selectors.demands import Demand, demands, with_demand
 
 _SHOWN: Final = 4
+_KINDS: Final[Mapping[type, str]] = {
+    bool: "a bool",
+    int: "an int",
+    float: "a double",
+    str: "a string",
+    Quantity: "a quantity",
+    SemVer: "a version",
+}
 _WORDS: Final = {"attributes": "attribute", "capacity": "capacity"}
 
 
@@ -159,10 +167,6 @@ def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Compa
     return DeadEnd(ProblemKind.UNKNOWN_DRIVER, ref, text, remedy)
 
 
-def _sign(operator: Relation) -> str:
-    return "==" if operator == "in" else operator
-
-
 def _uncomparable(
     published: PublishedNames, ref: SelectorRef, compared: Comparison, values: Collection[Plain], who: str
 ) -> DeadEnd | None:
@@ -173,8 +177,8 @@ def _uncomparable(
         return None
     better = corrected(published, ref.expression)
     text = (
-        f"{path_text(compared.path)} is {_kind(next(iter(values)))} ({_listed(values)}) and is compared with "
-        f"{_kind(compared.value)}, {_shown(compared.value)}, so {who} meets it"
+        f"{path_text(compared.path)} is {_KINDS[type(next(iter(values)))]} ({_listed(values)}) and is compared with "
+        f"{_KINDS[type(compared.value)]}, {_shown(compared.value)}, so {who} meets it"
     )
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, f"write {better}" if better else "")
 
@@ -186,7 +190,8 @@ def _with_value(ref: SelectorRef, demand: Demand, path: AttributePath, value: Pl
 
 def _unmet(ref: SelectorRef, demand: Demand, compared: Comparison, values: Collection[Plain], who: str) -> DeadEnd:
     path, alike = path_text(compared.path), [each for each in values if type(each) is type(compared.value)]
-    wanted = " or ".join(f"{path} {_sign(compared.operator)} {_shown(value)}" for value in compared.values)
+    sign = "==" if compared.operator == "in" else compared.operator
+    wanted = " or ".join(f"{path} {sign} {_shown(value)}" for value in compared.values)
     match compared.operator:
         case ">=" | ">":
             best = max(alike, default=None)
@@ -255,18 +260,3 @@ def _shown(value: Plain | None) -> str:
 
 def _listed(values: Collection[Plain]) -> str:
     return listed(sorted(map(_shown, values)), _SHOWN, rest="other values")
-
-
-def _kind(value: Plain) -> str:
-    match value:
-        case bool():
-            return "a bool"
-        case int():
-            return "an int"
-        case float():
-            return "a double"
-        case str():
-            return "a string"
-        case Quantity():
-            return "a quantity"
-    return "a version"

@@ -1,10 +1,10 @@
-"""The kinds of change that are tried, and how small each is.
+"""What a change that is tried comes to.
 
 Owns the record of a change that the allocator found to do, and the rewriting of a claim in one respect.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Self
 
 import msgspec
 
@@ -16,24 +16,6 @@ from draco.resources.api.core import Node
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.taints import DeviceTaint
 from draco.resources.names import PoolKey
-
-_SIZES: Final = (
-    ChangeKind.OTHER_CLASS,
-    ChangeKind.FREE_IDLE_CLAIM,
-    ChangeKind.LIFT_TAINT,
-    ChangeKind.UNCORDON,
-    ChangeKind.REPAIR_POOL,
-    ChangeKind.TOLERATE_NODE,
-    ChangeKind.NODE_SELECTOR,
-    ChangeKind.RELAX_SELECTOR,
-    ChangeKind.LOWER_CAPACITY,
-    ChangeKind.LOWER_COUNT,
-    ChangeKind.LOWER_OTHERS,
-    ChangeKind.FREE_CLAIM,
-    ChangeKind.DROP_CONSTRAINT,
-    ChangeKind.DROP_SELECTOR,
-)
-"""From small to big: what helps without taking anything from anybody comes first."""
 
 
 class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,25 +33,27 @@ class SuggestedChange(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolKey | None = None
     """A pool of which there is nothing more to come."""
 
-    @property
-    def size(self) -> int:
-        """How big it is, compared with others."""
-        return _SIZES.index(self.miss.kind)
-
-
-def near_miss_of(
-    kind: ChangeKind,
-    text: str,
-    node: Node,
-    results: Sequence[AllocationResult],
-    *,
-    claim: str = "",
-    names_subject: bool = False,
-) -> NearestMiss:
-    """The near miss to report for a change with which the claims get these results."""
-    devices = [f"{each.driver}/{each.pool}/{each.device}" for result in results for each in result.devices.results]
-    name = node.metadata.name
-    return NearestMiss(kind=kind, text=text, node=name, devices=devices, claim=claim, names_subject=names_subject)
+    @classmethod
+    def of(
+        cls,
+        kind: ChangeKind,
+        text: str,
+        node: Node,
+        results: Sequence[AllocationResult],
+        *,
+        claim: str = "",
+        names_subject: bool = False,
+        **how: Any,
+    ) -> Self:
+        """A change with which the claims get these results on a node."""
+        devices = [f"{each.driver}/{each.pool}/{each.device}" for result in results for each in result.devices.results]
+        name = node.metadata.name
+        return cls(
+            miss=NearestMiss(
+                kind=kind, text=text, node=name, devices=devices, claim=claim, names_subject=names_subject
+            ),
+            **how,
+        )
 
 
 def with_asked(claims: Sequence[ResourceClaim], claim: ResourceClaim, name: str, asked: Asked) -> list[ResourceClaim]:

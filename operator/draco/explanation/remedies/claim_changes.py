@@ -13,7 +13,7 @@ from draco.cel.errors import CompileError
 from draco.explanation.model import ChangeKind
 from draco.explanation.problems.published import closest, closest_value
 from draco.explanation.problems.suggestions import guard
-from draco.explanation.remedies.changes import SuggestedChange, near_miss_of, with_asked, with_changed, with_selector
+from draco.explanation.remedies.changes import SuggestedChange, with_asked, with_changed, with_selector
 from draco.explanation.remedies.trials import RequestCandidates, Trials
 from draco.explanation.selection import alternatives, count, failing, met
 from draco.resources.api.claims import ResourceClaim
@@ -82,8 +82,7 @@ def _changes_on(
         results = trials.fits(node, claims)
         if results is not None:
             key = str(claim.metadata.key)
-            miss = near_miss_of(kind, text, node, results, claim=key, names_subject=names_subject)
-            yield SuggestedChange(miss=miss, claims=claims)
+            yield SuggestedChange.of(kind, text, node, results, claim=key, names_subject=names_subject, claims=claims)
             return
 
 
@@ -177,13 +176,10 @@ def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
     for request in trials.requests:
         if request.asked.allocation_mode == "All" or request.asked.count <= 1:
             continue
-        marks = [(each, trials.usable(each)) for each in trials.requests]
         best: SuggestedChange | None = None
         least = 0
-        for node in trials.nodes(marks, most=_COUNTS):
-            there = trials.fleet.inventory.nodes.read(
-                node.metadata.name, marks[trials.requests.index(request)][1]
-            ).count(1)
+        for node in trials.likely_nodes(most=_COUNTS):
+            there = trials.fleet.inventory.nodes.read(node.metadata.name, trials.usable(request)).count(1)
             most = min(request.asked.count - 1, there or request.asked.count - 1)
             for number in range(most, max(least, most - _COUNTS), -1):
                 claims = with_asked(
@@ -193,9 +189,7 @@ def lowered_counts(trials: Trials) -> Iterator[SuggestedChange]:
                 if results is not None:
                     text = f"ask for {number} instead of {request.asked.count} devices in request {request.name}"
                     claim = str(request.claim.metadata.key)
-                    best = SuggestedChange(
-                        miss=near_miss_of(ChangeKind.LOWER_COUNT, text, node, results, claim=claim), claims=claims
-                    )
+                    best = SuggestedChange.of(ChangeKind.LOWER_COUNT, text, node, results, claim=claim, claims=claims)
                     least = number
                     break
         if best is not None:
@@ -215,7 +209,7 @@ def _lowered_capacity(trials: Trials, request: RequestCandidates, name: str) -> 
         return
     fleet, asked = trials.fleet, request.asked.capacity.requests[name]
     rows = trials.usable(request)
-    for node in trials.nodes([(each, trials.usable(each)) for each in trials.requests]):
+    for node in trials.likely_nodes():
         amounts = set()
         for view in fleet.inventory.views(node):
             for candidate in view.candidates:
@@ -245,12 +239,9 @@ def _nanos(number: int) -> Quantity:
 
 def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:
     """One constraint less."""
-    marks = [(request, trials.usable(request)) for request in trials.requests]
     for claim in trials.claims:
         constraints = claim.spec.devices.constraints
-        if not constraints:
-            continue
-        nodes = trials.nodes(marks)
+        nodes = trials.likely_nodes() if constraints else []
         for index, constraint in enumerate(constraints):
             others = [*constraints[:index], *constraints[index + 1 :]]
             claims = with_changed(trials.claims, claim, constraints=others)

@@ -25,8 +25,7 @@ def counted_on(
     if not any(map(_is_karpenters, fleet.nodes.values())):
         return ""
     trials = Trials(fleet, [tolerating_everything(claim) for claim in claims], pod)
-    nodes = trials.nodes([(each, trials.usable(each)) for each in trials.requests])
-    return next((node.metadata.name for node in nodes if trials.fits(node)), "")
+    return next((node.metadata.name for node in trials.likely_nodes() if trials.fits(node)), "")
 
 
 def _is_karpenters(node: Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 from draco.allocation.errors import SearchTooLong
 from draco.allocation.fleet.fleet import Fleet
 from draco.allocation.fleet.rowwise import select
-from draco.explanation.model import NearestMiss
+from draco.explanation.model import ChangeKind, NearestMiss
 from draco.explanation.remedies.changes import SuggestedChange
 from draco.explanation.remedies.claim_changes import (
     dropped_constraints,
@@ -33,6 +33,7 @@ _FEW: Final = 16
 """In a cluster of so few nodes each is looked at; in a larger one those that are likely to do."""
 _STEPS: Final = 100_000
 """Devices that a search looks at which finds out whether claims fit as they are."""
+_SIZES: Final = list(ChangeKind)
 _Kind = Callable[[Trials], Iterator[SuggestedChange]]
 _REPAIRS: Final[tuple[_Kind, ...]] = (other_classes, guarded_selectors)
 """What must be put right before anything else can help."""
@@ -64,7 +65,7 @@ def nearest_changes(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | No
         return []
     kinds = _REPAIRS if _is_broken(trials) else _CHANGES
     found = [change for kind in kinds for change in islice(kind(trials), _OF_ONE_KIND)]
-    return sorted(found, key=lambda change: change.size)[:MAX_CHANGES]
+    return sorted(found, key=lambda change: _SIZES.index(change.miss.kind))[:MAX_CHANGES]
 
 
 def _is_broken(trials: Trials) -> bool:
@@ -78,7 +79,7 @@ def _is_broken(trials: Trials) -> bool:
 
 def _may_fit(trials: Trials) -> bool:
     """Whether the claims fit as things are on a node that is likely to do, or it takes too long to find out."""
-    nodes = trials.nodes([(request, trials.usable(request)) for request in trials.requests])
+    nodes = trials.likely_nodes()
     if len(trials.fleet.nodes) <= _FEW:
         nodes = [node for node in trials.fleet.nodes.values() if trials.may_go(node)]
     try:

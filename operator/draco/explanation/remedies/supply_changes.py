@@ -16,10 +16,10 @@ from draco.allocation.ownership.claims import is_operators
 from draco.explanation.findings.details import consumers_of, taint_seen
 from draco.explanation.findings.placement import PlacementObstacle
 from draco.explanation.model import ChangeKind, NodeReason
-from draco.explanation.remedies.changes import SuggestedChange, near_miss_of
+from draco.explanation.remedies.changes import SuggestedChange
 from draco.explanation.remedies.trials import Trials
 from draco.explanation.selection import alternatives, first_rows
-from draco.resources.api.claims import ResourceClaim
+from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node
 from draco.resources.api.health import is_of_fact, is_of_fault
 from draco.resources.api.meta import ObjectKey
@@ -38,7 +38,6 @@ from draco.resources.names import (
 )
 from draco.resources.texts import agreeing, listed, them
 
-"""Key, value and effect: two taints that are alike in these are one."""
 _NOT: Final = bytes(each == 0 for each in range(256))
 _LOOKED_AT: Final = 2000
 _ROWS: Final = 200
@@ -116,7 +115,7 @@ def _lifted(trials: Trials, taints: Sequence[DeviceTaint]) -> Iterator[Suggested
         named = " and ".join(_named(trials, taint, tainted.values()) for taint in taints)
         what = agreeing(len(taints), "the taint", "the taints")
         text = f"lift {what} {named} from {listed(sorted(tainted))}{_otherwise(trials, taints[0])}"
-        yield SuggestedChange(miss=near_miss_of(ChangeKind.LIFT_TAINT, text, node, results), taints=taints)
+        yield SuggestedChange.of(ChangeKind.LIFT_TAINT, text, node, results, taints=taints)
         return
 
 
@@ -145,8 +144,8 @@ def _otherwise(trials: Trials, taint: DeviceTaint) -> str:
 
 def freed_claims(trials: Trials) -> Iterator[SuggestedChange]:
     """Another claim that is gone: one that is allocated for nobody, or one that somebody uses."""
-    yield from _first(_freed_idle(trials))
-    yield from _first(_freed_busy(trials))
+    yield from islice(_freed_idle(trials), 1)
+    yield from islice(_freed_busy(trials), 1)
 
 
 def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
@@ -165,9 +164,7 @@ def _freed_idle(trials: Trials) -> Iterator[SuggestedChange]:
             results = trials.fits(node, without=key)
             if results is not None:
                 text = _unused(fleet.claims[key])
-                kind = ChangeKind.FREE_IDLE_CLAIM
-                miss = near_miss_of(kind, text, node, results, claim=str(key), names_subject=key in trials.own)
-                yield SuggestedChange(miss=miss, gone=key)
+                yield _freed(trials, ChangeKind.FREE_IDLE_CLAIM, text, (node, results), key)
 
 
 def _unused(claim: ResourceClaim) -> str:
@@ -190,7 +187,7 @@ def _matters(trials: Trials, row: int) -> bool:
 def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
     fleet = trials.fleet
     own = {claim.metadata.key for claim in trials.claims}
-    free = trials.nodes([(request, trials.usable(request)) for request in trials.requests], most=_BUSY_NODES)
+    free = trials.likely_nodes(most=_BUSY_NODES)
     held = [
         (request, select([trials.slice_states, request.selection.end, request.tolerated]))
         for request in trials.requests
@@ -214,8 +211,13 @@ def _freed_busy(trials: Trials) -> Iterator[SuggestedChange]:
                 kind = ChangeKind.LOWER_OTHERS
             else:
                 kind, text = ChangeKind.FREE_CLAIM, _released(fleet.claims[key])
-            miss = near_miss_of(kind, text, node, results, claim=str(key), names_subject=key in trials.own)
-            yield SuggestedChange(miss=miss, gone=key)
+            yield _freed(trials, kind, text, (node, results), key)
+
+
+def _freed(
+    trials: Trials, kind: ChangeKind, text: str, found: tuple[Node, Sequence[AllocationResult]], key: ObjectKey
+) -> SuggestedChange:
+    return SuggestedChange.of(kind, text, *found, claim=str(key), names_subject=key in trials.own, gone=key)
 
 
 def _unasked(trials: Trials, claim: ResourceClaim) -> str:
@@ -244,9 +246,8 @@ def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
     def is_closed(node: Node) -> bool:
         return len(trials.rules.obstacles(node)) == 1 and trials.reaches(node)
 
-    marks = [(request, trials.usable(request)) for request in trials.requests]
     named: set[NodeReason] = set()
-    for node in trials.nodes(marks, where=is_closed, most=_CLOSED):
+    for node in trials.likely_nodes(where=is_closed, most=_CLOSED):
         [obstacle] = trials.rules.obstacles(node)
         if obstacle.reason in named:
             continue
@@ -254,7 +255,7 @@ def opened_nodes(trials: Trials) -> Iterator[SuggestedChange]:
         if results is not None:
             named.add(obstacle.reason)
             kind, text = _opened(node, obstacle)
-            yield SuggestedChange(miss=near_miss_of(kind, text, node, results), obstacle=obstacle)
+            yield SuggestedChange.of(kind, text, node, results, obstacle=obstacle)
 
 
 def _opened(node: Node, obstacle: PlacementObstacle) -> tuple[ChangeKind, str]:
@@ -308,7 +309,7 @@ def repaired_pools(trials: Trials) -> Iterator[SuggestedChange]:
                 text = (
                     f"publish pool {key} completely: {len(here)} of the {wanted} slices of its newest generation exist"
                 )
-                yield SuggestedChange(miss=near_miss_of(ChangeKind.REPAIR_POOL, text, node, results), pool=key)
+                yield SuggestedChange.of(ChangeKind.REPAIR_POOL, text, node, results, pool=key)
                 return
 
 
@@ -332,9 +333,3 @@ def _released(claim: ResourceClaim) -> str:
     consumers = consumers_of(claim)
     use = agreeing(len(consumers), "it uses", "they use")
     return f"wait for {listed(consumers)} to end, or delete {them(len(consumers))}: {use} claim {claim.metadata.key}"
-
-
-def _first(changes: Iterator[SuggestedChange]) -> Iterator[SuggestedChange]:
-    for change in changes:
-        yield change
-        return

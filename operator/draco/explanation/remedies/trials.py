@@ -161,6 +161,10 @@ class Trials:
         nodes = (self.fleet.nodes[name] for name in names if name in self.fleet.nodes)
         return list(islice(filter(where, nodes), most))
 
+    def likely_nodes(self, where: Callable[[Node], bool] | None = None, most: int = NODES) -> list[Node]:
+        """The nodes that come nearest to having what would do as things are."""
+        return self.nodes([(request, self.usable(request)) for request in self.requests], where, most)
+
     def _rank(self, asked: _Asked) -> Iterator[str]:
         """The names of nodes by how many of the rows that are wanted they have; last those that only share devices.
 
