@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from draco.allocation.fleet.supply import Supply, SupplyState
+from draco.limits.rules import read_amounts
+from draco.limits.wording import use_text
 from draco.maintenance.selecting.free import sick_devices
 from draco.overview import status_schema as schema
 from draco.overview.hardware_use import HardwareByPool, short_of_counters
@@ -15,12 +17,13 @@ from draco.overview.maintenances import OUT_OF_SERVICE, budget_view, maintenance
 from draco.overview.snapshot import Snapshot, natural
 from draco.overview.status_warnings import counted_as_free, warnings_of
 from draco.overview.taint_rules import TaintedCluster, rule_views
-from draco.overview.tenants import limit_view, reservation_view
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.draco import GpuNode, GpuStatus, MigMode, MigPolicy
+from draco.resources.api.limits import DeviceLimit, LimitScope
 from draco.resources.api.maintenance import OVER, DeviceMaintenance
 from draco.resources.api.meta import ObjectKey, find_condition
+from draco.resources.api.reservations import DeviceReservation
 from draco.resources.api.slices import Device, DeviceAttribute, Publication, publications
 from draco.resources.names import CONDITION_READY, DeviceKey, PoolKey
 
@@ -61,9 +64,9 @@ def status_of(snapshot: Snapshot, *, server: str = "", namespace: str = "") -> s
             budget_view(each) for each in sorted(snapshot.maintenance_budgets, key=lambda each: each.metadata.name)
         ],
         mig_policies=[_policy(each) for each in sorted(snapshot.mig_policies, key=lambda each: each.metadata.name)],
-        limits=[limit_view(each) for each in sorted(snapshot.limits, key=lambda each: each.metadata.name)],
+        limits=[_limit(each) for each in sorted(snapshot.limits, key=lambda each: each.metadata.name)],
         reservations=[
-            reservation_view(each)
+            _reservation(each)
             for each in sorted(snapshot.reservations, key=lambda each: each.metadata.key)
             if not namespace or each.metadata.namespace == namespace
         ],
@@ -263,4 +266,35 @@ def _policy(policy: MigPolicy) -> schema.PolicyView:
         changing=status.changing or 0,
         failed=status.failed or 0,
         message="It is being deleted." if is_going else message_of(policy),
+    )
+
+
+def _limit(limit: DeviceLimit) -> schema.LimitView:
+    """One limit, with the use of the namespace that is nearest to it, or of all together."""
+    status, permitted = limit.status, read_amounts(limit.spec.limits)
+    nearest = next(iter(status.namespaces), None) if limit.spec.per is LimitScope.NAMESPACE else None
+    used = nearest.used if nearest else status.used
+    return schema.LimitView(
+        name=limit.metadata.name,
+        per=limit.spec.per.value,
+        namespaces=status.selected or 0,
+        nearest=nearest.namespace if nearest else "",
+        used=use_text(read_amounts(used), permitted) if used else "",
+        waiting=status.waiting or 0,
+        message=message_of(limit),
+    )
+
+
+def _reservation(reservation: DeviceReservation) -> schema.ReservationView:
+    """One reservation."""
+    spec, status = reservation.spec, reservation.status
+    expires_at = status.expires_at or spec.expires_at
+    return schema.ReservationView(
+        namespace=reservation.metadata.namespace,
+        name=reservation.metadata.name,
+        count=spec.count,
+        reserved=status.reserved or 0,
+        in_use=status.in_use or 0,
+        expires_at=expires_at.isoformat() if expires_at else "",
+        message=message_of(reservation),
     )

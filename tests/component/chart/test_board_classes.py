@@ -10,7 +10,7 @@ import yaml
 
 from draco.allocation.ownership.classes import OfDriver, class_fault
 from draco.cel import compile_selector, device_view
-from draco.linting.samples import sample_devices
+from draco.linting.rules.classes import sample_devices
 from draco.mig.known_boards import BOARDS
 from draco.resources.api.claims import DeviceClass
 from draco.resources.api.slices import Device, DeviceAttribute

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from draco.cli import root, run
-from draco.cli.reserve import cluster
+from draco.cli.reserve import command as reserving
 from draco.cli.writing import WriteError
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -97,14 +97,14 @@ def test_reservations_are_listed(api_server: ControlPlane, namespace: str, path:
 def test_waiting_ends_when_it_is_ready(
     api_server: ControlPlane, namespace: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = cluster.create
+    create = reserving.create_reservation
 
     async def made_and_ready(*given: Any, **more: Any) -> DeviceReservation:
         made = await create(*given, **more)
         say(api_server, path, "train", Ready="True")
         return made
 
-    monkeypatch.setattr(cluster, "create", made_and_ready)
+    monkeypatch.setattr(reserving, "create_reservation", made_and_ready)
     done = reserve(api_server, namespace, "train", "--wait", "--timeout", "0")
     assert done.stdout == f"devicereservation/train created\n{SAID}\n"
     assert "No operator of Draco leads" in done.stderr
@@ -126,10 +126,12 @@ async def test_a_server_that_is_away_for_a_while_is_waited_for(
 ) -> None:
     proxy, kubeconfig = through_proxy
     async with Client(await connect(kubeconfig, None)) as client:
-        made = await cluster.create(client, ObjectKey(namespace, "train"), {"templateName": "one"}, dry_run=False)
+        made = await reserving.create_reservation(
+            client, ObjectKey(namespace, "train"), {"templateName": "one"}, dry_run=False
+        )
         await asyncio.to_thread(say, api_server, path, "train", Ready="True")
         proxy.fault(lambda request: request.path.endswith("/train"), fault)
-        await cluster.wait(client, made, "1m")
+        await reserving.wait_until_ready(client, made, "1m")
 
 
 async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_made(
@@ -137,7 +139,7 @@ async def test_a_field_that_an_older_crd_does_not_know_is_named_and_nothing_is_m
 ) -> None:
     async with Client(await connect(api_server.kubeconfig, None)) as client:
         with pytest.raises(WriteError, match=r"does not know spec\.novelty: its CRD is of an older Draco"):
-            await cluster.create(
+            await reserving.create_reservation(
                 client, ObjectKey(namespace, "novel"), {"templateName": "one", "novelty": True}, dry_run=False
             )
     assert call(api_server, "GET", path)["items"] == []

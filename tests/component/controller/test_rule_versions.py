@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from draco.cli import root
 from draco.kube.connect.client import Client
 from draco.kube.discovery import discover
-from draco.linting.served import VERSIONS
+from draco.linting.rules.versions import VERSIONS
 from draco.maintenance.rules import maintenance_uid
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.api.meta import ObjectKey

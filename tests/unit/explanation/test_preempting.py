@@ -2,8 +2,8 @@
 
 import pytest
 
+from draco.cli.explain.preempting import PreemptionFacts, preemption_text
 from draco.explanation.model import Explanation, PendingReason
-from draco.explanation.preempting import PreemptionFacts, preemption_text
 from draco.explanation.wording import report
 
 LOWER = ["ml/a", "ml/b"]

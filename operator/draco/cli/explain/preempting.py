@@ -1,6 +1,6 @@
 """Whether others are evicted for a pod that waits: what is known of that in a cluster that was read once.
 
-Owns the finding. Who may be evicted at all is `placing.victims`'s, and what is said of it `explanation.preempting`'s.
+Owns the finding, the wording, and which of several reasons against it is said. Who may be evicted at all is `placing.victims`'s.
 """
 
 from collections import defaultdict
@@ -15,7 +15,6 @@ from draco.allocation.ownership.claims import is_for_operator
 from draco.allocation.ownership.gangs import GangKey, gang_of
 from draco.cli.explain.subjects import ExplainSubject
 from draco.explanation.model import Cause, Explanation
-from draco.explanation.preempting import PreemptionFacts, preemption_text
 from draco.maintenance.draining.disruption import covering
 from draco.mig_policy.matching import preempting_policies
 from draco.placing.preempting.reservation_priority import reserved_at
@@ -25,8 +24,10 @@ from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
 from draco.resources.api.reservations import DeviceReservation
+from draco.resources.texts import agreeing, are, counted, listed, them
 from draco.whatif.world import World
 
+_NOBODY: Final = "Draco evicts nobody for the pod"
 _NEVER: Final = "Never"
 _HELD: Final = frozenset({Cause.IN_USE, Cause.COUNTERS_SHORT, Cause.CAPACITY_SHORT})
 """What may be in the way of a device that somebody else's leaving could take away."""
@@ -38,6 +39,27 @@ class ReservedUse(NamedTuple):
     priority: int
     reservation: str
     pods: Sequence[Pod]
+
+
+class PreemptionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a pod that waits, and of those that have devices which Draco allocated.
+
+    `leaving` are pods that are being deleted, `lower` those of a lower priority that may be evicted, and `guarded` those that
+    could be but for the PodDisruptionBudgets `budgets`. `kept` have a lower priority and use what DeviceReservations keep, whose
+    own priority is not lower: `reservations` names them with it.
+    """
+
+    priority: int
+    is_permitted: bool
+    """Whether some MigPolicy permits preemption."""
+    never: bool = False
+    """The pod's own preemptionPolicy."""
+    leaving: Sequence[str] = ()
+    lower: Sequence[str] = ()
+    guarded: Sequence[str] = ()
+    budgets: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    reservations: Sequence[str] = ()
 
 
 class PossibleVictims:
@@ -164,3 +186,50 @@ def _facts(victims: PossibleVictims, pod: Pod) -> PreemptionFacts:
 
 def _texts(keys: Iterable[ObjectKey]) -> list[str]:
     return sorted(set(map(str, keys)))
+
+
+def preemption_text(facts: PreemptionFacts) -> str:
+    """What becomes of it. "" where preemption is off and nobody would leave if it were on."""
+    if not facts.is_permitted:
+        return "" if facts.never else _off(len(facts.lower))
+    if facts.leaving:
+        return _waiting(facts)
+    if facts.never:
+        return f"{_NOBODY}: its preemptionPolicy is Never"
+    spared = "; ".join(filter(None, (_guarded(facts), _kept(facts))))
+    if facts.lower:
+        lower = f"Draco may evict pods of a priority below {facts.priority}: {listed(facts.lower)}"
+        return f"{lower}, where their MigPolicy permits it{f'; {spared}' if spared else ''}"
+    return f"{_NOBODY}: {spared or f'none that could leave has a priority below {facts.priority}'}"
+
+
+def _off(lower: int) -> str:
+    if not lower:
+        return ""
+    has = agreeing(lower, "has", "have")
+    return f"{_NOBODY}: {counted(lower, 'pod')} of lower priority {has} devices, but no MigPolicy permits it"
+
+
+def _waiting(facts: PreemptionFacts) -> str:
+    leaving = len(facts.leaving)
+    pods = f"{agreeing(leaving, 'pod', 'pods')} {listed(facts.leaving)}"
+    said = f"{pods} {are(leaving)} being deleted: Draco waits for {them(leaving)}"
+    suffice = agreeing(leaving, "that does", "these do")
+    return said if facts.never else f"{said}, and evicts others only if {suffice} not suffice"
+
+
+def _guarded(facts: PreemptionFacts) -> str:
+    if not facts.guarded:
+        return ""
+    budgets = len(facts.budgets)
+    budget = f"{agreeing(budgets, 'PodDisruptionBudget', 'PodDisruptionBudgets')} {listed(facts.budgets)}"
+    return f"{budget} {agreeing(budgets, 'allows', 'allow')} no eviction of {listed(facts.guarded)}"
+
+
+def _kept(facts: PreemptionFacts) -> str:
+    if not facts.kept:
+        return ""
+    count = len(facts.reservations)
+    keepers = f"{agreeing(count, 'DeviceReservation', 'DeviceReservations')} {listed(facts.reservations)}"
+    use = agreeing(len(facts.kept), "uses", "use")
+    return f"{keepers} {agreeing(count, 'keeps', 'keep')} what {listed(facts.kept)} {use}"

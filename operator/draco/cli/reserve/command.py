@@ -1,30 +1,35 @@
 """`draco reserve`: make a reservation, or list those that there are.
 
-Owns the options and the order of reading, showing and writing. What was written on the command line means is `requests`'.
+Owns the options, the order of reading, showing and writing, and the waiting for a reservation to be ready. What was written on
+the command line means is `requests`'.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
+from draco.cli.input.reading import NO_OPERATOR, operated, without_kinds
 from draco.cli.input.words import NO_LIMIT, limit_s
 from draco.cli.options import gathered, output_option, with_cluster
 from draco.cli.output import echo, print_yaml
-from draco.cli.reserve import cluster
 from draco.cli.reserve.requests import DEFAULT_CLASS, ReserveError, ReserveOptions, spec_of
 from draco.cli.tables import print_table, table
-from draco.cli.writing import manifest
+from draco.cli.writing import create, manifest
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
+from draco.kube.connect.retry import TRANSIENT
+from draco.kube.errors import Forbidden, NotFound
 from draco.resources.api.claims import MAX_RESULTS
-from draco.resources.api.meta import ObjectKey
+from draco.resources.api.meta import ObjectKey, find_condition
 from draco.resources.api.reservations import DeviceReservation
 from draco.resources.kinds import DEVICE_RESERVATIONS
 from draco.resources.texts import shown
 
+_LOOK_EVERY_S: Final = 0.5
 _RESERVATION = (
     click.option(
         "--class", "device_class", default="", metavar="CLASS", help=f"DeviceClass.  [default: {DEFAULT_CLASS}]"
@@ -99,16 +104,16 @@ def command(
         async with Client(await connect(kubeconfig, context)) as client:
             here = namespace or client.connection.namespace
             if not name:
-                _list(await cluster.read(client, "" if all_namespaces else here), all_namespaces)
+                _list(await _read(client, "" if all_namespaces else here), all_namespaces)
                 return
             key, spec = ObjectKey(here, name), spec_of(name, sources, datetime.now(UTC))
             if output == "yaml":
                 print_yaml(manifest(DEVICE_RESERVATIONS, key, spec))
                 return
-            made = await cluster.create(client, key, spec, dry_run=dry_run)
+            made = await create_reservation(client, key, spec, dry_run=dry_run)
             echo(f"devicereservation/{name} created{' (server dry run)' if dry_run else ''}")
             if wait:
-                await cluster.wait(client, made, timeout)
+                await wait_until_ready(client, made, timeout)
             elif not dry_run:
                 echo(f"See its status: draco reserve --namespace {here}")
 
@@ -127,3 +132,64 @@ def _list(reservations: Sequence[DeviceReservation], with_namespace: bool) -> No
         row += ["-" if each is None else str(each) for each in (status.reserved, status.in_use)]
         rows.add_row(*map(shown, [*row, end, status.message or "No operator has seen it yet."]))
     print_table(rows)
+
+
+async def create_reservation(
+    client: Client, key: ObjectKey, spec: Mapping[str, Any], *, dry_run: bool
+) -> DeviceReservation:
+    """Create it. Raises WriteError."""
+    return await create(
+        client,
+        DEVICE_RESERVATIONS,
+        key,
+        spec,
+        roles="edit or draco-devicereservations-edit in this namespace",
+        taken="take another name, or delete it with "
+        f"`kubectl delete devicereservation {key.name} --namespace {key.namespace}`",
+        dry_run=dry_run,
+    )
+
+
+async def _read(client: Client, namespace: str) -> list[DeviceReservation]:
+    """The reservations of a namespace, of all for "". Raises ReserveError."""
+    try:
+        found = await client.list(DEVICE_RESERVATIONS, namespace=namespace)
+    except NotFound:
+        raise without_kinds(client, DEVICE_RESERVATIONS) from None
+    except Forbidden as error:
+        raise ReserveError(f"these credentials may not list reservations there: {error}") from None
+    return sorted(found, key=lambda each: each.metadata.key)
+
+
+async def wait_until_ready(client: Client, reservation: DeviceReservation, limit: str) -> None:
+    """Say each change of its message until it is ready. Raises ReserveError when it ends, is deleted, or takes too long."""
+    key, said = reservation.metadata.key, ""
+    if await operated(client) is False:
+        echo(NO_OPERATOR, err=True)
+    try:
+        async with asyncio.timeout(limit_s(limit)):
+            while True:
+                try:
+                    now = await client.get(DEVICE_RESERVATIONS, key)
+                except NotFound:
+                    raise ReserveError(f"{key.name} was deleted") from None
+                except TRANSIENT:
+                    await asyncio.sleep(_LOOK_EVERY_S)
+                    continue
+                if now.metadata.uid != reservation.metadata.uid:
+                    raise ReserveError(f"{key.name} was deleted, and is another one now")
+                if now.status.message and said != (said := now.status.message):
+                    echo(shown(said))
+                if _holds(now, "Ready"):
+                    return
+                if _holds(now, "Expired"):
+                    raise ReserveError(f"{key.name} ended before it was ready")
+                await asyncio.sleep(_LOOK_EVERY_S)
+    except TimeoutError:
+        why = shown(said) or "no operator of Draco has said anything about it; `draco check` says why."
+        raise ReserveError(f"{key.name} is not ready after {limit}: {why}") from None
+
+
+def _holds(reservation: DeviceReservation, condition: str) -> bool:
+    found = find_condition(reservation.status.conditions, condition)
+    return found is not None and found.status == "True" and found.observed_generation == reservation.metadata.generation

@@ -1,6 +1,7 @@
 """Rules about DeviceClasses and who allocates their claims.
 
-Owns what is said of them in place. Whether a class breaks the rule is `allocation.ownership.classes`'s, on sample devices.
+Owns what is said of them in place, and sample devices as Draco's agents publish them: a GPU of each board that is known, whole,
+and a partition of each of its profiles. Whether a class breaks the rule is `allocation.ownership.classes`'s.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,13 @@ import msgspec
 from draco.allocation.ownership.classes import ClassFault, OfDriver, class_fault
 from draco.linting.model import Finding, Manifest, SetField, finding
 from draco.linting.objects import drivers_of_classes, name_of, of_kind
-from draco.linting.samples import sample_devices
+from draco.mig.board import Profile
+from draco.mig.known_boards import BOARDS, MODELS
 from draco.resources.api.claims import DeviceClass
+from draco.resources.api.slices import Device, DeviceAttribute, DeviceCapacity
 from draco.resources.names import ALLOCATED_BY_OPERATOR, LABEL_ALLOCATOR, NVIDIA_DRIVER
 
+_UUID = "GPU-00000000-0000-0000-0000-000000000000"
 _LABEL = ("metadata", "labels", LABEL_ALLOCATOR)
 
 
@@ -39,3 +43,32 @@ def check_allocators(manifests: Sequence[Manifest], _kubernetes: int) -> Iterato
 @cache
 def _samples(driver: str) -> list[OfDriver]:
     return [OfDriver(driver, each) for each in sample_devices()]
+
+
+def sample_devices() -> Iterator[Device]:
+    """One device of each form."""
+    for board, model in MODELS.items():
+        of_board = {
+            "productName": DeviceAttribute(string=model.product_name),
+            "brand": DeviceAttribute(string="Tesla" if board == "T4" else "Nvidia"),
+            "architecture": DeviceAttribute(string=model.architecture),
+            "cudaComputeCapability": DeviceAttribute(version=f"{model.compute_capability}.0"),
+            "driverVersion": DeviceAttribute(version="580.95.5"),
+            "cudaDriverVersion": DeviceAttribute(version="13.0.0"),
+        }
+        own = {"type": DeviceAttribute(string="gpu"), "uuid": DeviceAttribute(string=_UUID)}
+        yield Device(
+            name="gpu-0", attributes=of_board | own, capacity={"memory": DeviceCapacity(value=f"{model.memory_mib}Mi")}
+        )
+        for profile in BOARDS[board].profiles if board in BOARDS else ():
+            yield _partition(profile, of_board)
+
+
+def _partition(profile: Profile, of_board: dict[str, DeviceAttribute]) -> Device:
+    strings = {"type": "mig", "profile": profile.name, "parentUUID": _UUID}
+    amounts = {"memory": f"{profile.memory_mib}Mi", "multiprocessors": str(profile.multiprocessors)}
+    return Device(
+        name=f"gpu-0-mig-{profile.id}",
+        attributes=of_board | {name: DeviceAttribute(string=text) for name, text in strings.items()},
+        capacity={name: DeviceCapacity(value=amount) for name, amount in amounts.items()},
+    )

@@ -1,15 +1,15 @@
 """Rules about old forms: versions that are no longer served, and what v1 writes differently.
 
-Owns the way from every older form to v1: classic DRA (v1alpha1, v1alpha2), v1alpha3, v1beta1, v1beta2.
+Owns which release of Kubernetes can serve which version, and the way from every older form to v1: classic DRA (v1alpha1,
+v1alpha2), v1alpha3, v1beta1, v1beta2.
 Source: KEP-4381, KEP-3063, k8s.io/api/resource.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from draco.linting import objects
 from draco.linting.model import DropField, Edit, Finding, Json, Manifest, MoveField, SetField, TreePath, finding
-from draco.linting.served import VERSIONS, newest
 from draco.resources.texts import agreeing
 from draco.selectors.corrections import Severity
 
@@ -28,6 +28,46 @@ _OF_RESOURCE_CLASSES: Final = {
     "suitableNodes": "nothing there says what suitableNodes did: select by an attribute that only devices of these nodes have",
 }
 """Fields that a class had and that nobody but its author can write anew."""
+
+
+class Served(NamedTuple):
+    """From which minor release on a version can be served, and from which not any more; 0 where no end is known.
+
+    Source: the lifecycle that k8s.io/api states for each type (zz_generated.prerelease-lifecycle.go, 0.37.2 and, for what is gone
+    there, 0.33); a test compares it with what API servers of each release list.
+    """
+
+    since: int
+    until: int = 0
+
+    def by(self, minor: int) -> bool:
+        """Whether Kubernetes 1.`minor` can serve it. Beta and alpha versions have to be turned on."""
+        return self.since <= minor and (not self.until or minor < self.until)
+
+
+_OF_CLAIMS: Final = {
+    "v1": Served(34),
+    "v1beta2": Served(33, 39),
+    "v1beta1": Served(32, 38),
+    "v1alpha3": Served(31, 34),
+    "v1alpha2": Served(27, 31),
+    "v1alpha1": Served(26, 27),
+}
+_BEFORE_SLICES: Final = ("v1alpha1",)
+VERSIONS: Final[Mapping[str, Mapping[str, Served]]] = {
+    "ResourceClaim": _OF_CLAIMS,
+    "ResourceClaimTemplate": _OF_CLAIMS,
+    "ResourceSlice": {name: served for name, served in _OF_CLAIMS.items() if name not in _BEFORE_SLICES},
+    "DeviceClass": {name: served for name, served in _OF_CLAIMS.items() if served.since >= 31},
+    "DeviceTaintRule": {"v1": Served(37), "v1beta2": Served(36, 42), "v1alpha3": Served(33, 39)},
+    "ResourcePoolStatusRequest": {"v1alpha3": Served(36, 42)},
+}
+"""By kind, the newest version first."""
+
+
+def newest(kind: str, minor: int) -> str:
+    """The newest version of a kind that Kubernetes 1.`minor` can serve; "" if there is none."""
+    return next((version for version, served in VERSIONS[kind].items() if served.by(minor)), "")
 
 
 def check_versions(manifests: Sequence[Manifest], kubernetes: int) -> Iterator[Finding]:
