@@ -71,10 +71,8 @@ def test_health_shows_texts_as_they_are(capsys: pytest.CaptureFixture[str], monk
     assert TEXT in capsys.readouterr().out
 
 
-def test_taint_shows_texts_as_they_are(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = taint.RuleList(taint_rules=[RuleView(name="bad-fan", taint="key:None", selector=TEXT)])
-    monkeypatch.setattr(taint, "_with_cluster", answering(rules))
-    assert run(["taint", "list"]) == 0
+def test_taint_shows_texts_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    taint._print_table(taint.RuleList(taint_rules=[RuleView(name="bad-fan", taint="key:None", selector=TEXT)]))
     assert TEXT in capsys.readouterr().out
 
 

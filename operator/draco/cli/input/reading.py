@@ -4,12 +4,15 @@ Owns the patience with a server that has just started, and what is said without 
 `draco status` does not load what allocation needs.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from draco.cli.options import Command, with_cluster
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -59,6 +62,23 @@ async def cluster_with_dra(kubeconfig: Path | None, context: str | None) -> Asyn
         if not features.dra:
             raise without_dra(client)
         yield client, features
+
+
+def on_cluster(read: Callable[[Client, Features], Awaitable[T]]) -> Callable[[Command], Command]:
+    """What makes a command of an asynchronous function: it gets what was read of the cluster that is meant, and its options."""
+
+    def decorated(command: Command) -> Command:
+        async def done(kubeconfig: Path | None, context: str | None, options: Mapping[str, Any]) -> None:
+            async with cluster_with_dra(kubeconfig, context) as (client, features):
+                await command(await read(client, features), **options)
+
+        @wraps(command)
+        def on_that(*, kubeconfig: Path | None, context: str | None, **options: Any) -> None:
+            asyncio.run(done(kubeconfig, context, options))
+
+        return with_cluster(on_that)
+
+    return decorated
 
 
 async def operated(client: Client) -> bool | None:

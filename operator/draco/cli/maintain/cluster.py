@@ -4,16 +4,17 @@ Owns that nothing is changed that somebody else has changed meanwhile. What is t
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from draco.cli import writing
-from draco.cli.input.reading import Reader, cluster_with_dra, operated, pods_and_budgets, without_kinds
+from draco.cli.input import reading
+from draco.cli.input.reading import Reader, operated, pods_and_budgets, without_kinds
 from draco.cli.maintain.requests import MaintainError
 from draco.kube.connect.client import Client
+from draco.kube.discovery import Features
 from draco.kube.errors import ApiError, Conflict, NotFound
 from draco.maintenance.selecting.rehearsal import RehearsedObjects
 from draco.resources.api.claims import ResourceClaim
@@ -89,29 +90,24 @@ class MaintainedCluster(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def run(work: Callable[[MaintainedCluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None) -> T:
-    """Read the requests of the cluster and do the work with them."""
-    return asyncio.run(_with_cluster(work, kubeconfig, context))
+async def read_requests(client: Client, features: Features) -> MaintainedCluster:
+    """Read the requests of the cluster."""
+    reader = Reader(client)
+    try:
+        requests = await reader.all(DEVICE_MAINTENANCES)
+    except NotFound:
+        raise without_kinds(client, DEVICE_MAINTENANCES) from None
+    return MaintainedCluster(
+        client=client,
+        reader=reader,
+        requests=requests,
+        operated=await operated(client),
+        taint_rules=features.taint_rules,
+    )
 
 
-async def _with_cluster(
-    work: Callable[[MaintainedCluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None
-) -> T:
-    async with cluster_with_dra(kubeconfig, context) as (client, features):
-        reader = Reader(client)
-        try:
-            requests = await reader.all(DEVICE_MAINTENANCES)
-        except NotFound:
-            raise without_kinds(client, DEVICE_MAINTENANCES) from None
-        return await work(
-            MaintainedCluster(
-                client=client,
-                reader=reader,
-                requests=requests,
-                operated=await operated(client),
-                taint_rules=features.taint_rules,
-            )
-        )
+on_cluster = reading.on_cluster(read_requests)
+"""Makes a command of what is done with the cluster, which it gets before its options."""
 
 
 async def create(client: Client, kind: Kind[T], name: str, spec: Mapping[str, Any], *, dry_run: bool = False) -> T:

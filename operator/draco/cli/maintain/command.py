@@ -6,7 +6,6 @@ command line means is `requests`', what may be done in which phase `changes`', w
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -15,7 +14,7 @@ import msgspec
 from draco.cli.input.reading import NO_OPERATOR, group_members
 from draco.cli.input.words import DURATION_HELP, NO_LIMIT
 from draco.cli.maintain import changes, screen
-from draco.cli.maintain.cluster import MaintainedCluster, change, create, run
+from draco.cli.maintain.cluster import MaintainedCluster, change, create, on_cluster
 from draco.cli.maintain.following import follow
 from draco.cli.maintain.requests import MaintainError, StartOptions, manifest_of, request_of
 from draco.cli.options import gathered, output_option, with_cluster
@@ -144,11 +143,9 @@ def command() -> None:
 @gathered(StartOptions, _START_OPTIONS)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, have the server check it, and do nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before pods are evicted.")
-@with_cluster
+@on_cluster
 @output_option("text", "yaml", "json", text="yaml: print the manifest. json: what it would do. Both write nothing.")
-def start(
-    *, sources: StartOptions, dry_run: bool, yes: bool, kubeconfig: Path | None, context: str | None, output: str
-) -> None:
+async def start(cluster: MaintainedCluster, *, sources: StartOptions, dry_run: bool, yes: bool, output: str) -> None:
     """Start maintenance of devices: say what it would do, then create a DeviceMaintenance.
 
     \b
@@ -156,93 +153,77 @@ def start(
     draco maintain start --node gpu-node-0 --evict --drain-wait 30m
     draco maintain start firmware --class h100 --require-approval --window "Sat,Sun 22:00 6h Europe/Berlin"
     """  # noqa: D301 - click keeps the lines below a backspace as they are
-
-    async def work(cluster: MaintainedCluster) -> None:
-        slices = await cluster.slices()
-        names = {each.metadata.name for each in cluster.requests}
-        request = request_of(sources, published_devices(slices), names, now=datetime.now(UTC))
-        if output == "yaml":
-            print_yaml(manifest_of(request))
-            return
-        found = rehearse(request, await cluster.rehearsed(slices))
-        if output == "json":
-            print_document(_preview(request, found, cluster))
-            return
-        if found.problem:
-            _warn(cluster)
-            raise MaintainError(
-                f"the request would not start, so it was not created: {found.problem} To create it all the same, "
-                "apply what `-o yaml` prints."
-            )
-        for line in screen.preview(request, found, await cluster.budgets()):
-            echo(line)
+    slices = await cluster.slices()
+    names = {each.metadata.name for each in cluster.requests}
+    request = request_of(sources, published_devices(slices), names, now=datetime.now(UTC))
+    if output == "yaml":
+        print_yaml(manifest_of(request))
+        return
+    found = rehearse(request, await cluster.rehearsed(slices))
+    if output == "json":
+        print_document(_preview(request, found, cluster))
+        return
+    if found.problem:
         _warn(cluster)
-        if not (dry_run or sources.require_approval):
-            _ask(request.spec.drain.policy, found.summary.pods, yes=yes)
-        name = request.metadata.name
-        spec = msgspec.to_builtins(request.spec)
-        await create(cluster.client, DEVICE_MAINTENANCES, name, spec, dry_run=dry_run)
-        echo(f"devicemaintenance/{name} created{' (server dry run)' if dry_run else ''}")
-        if not dry_run:
-            echo(f"See its progress: draco maintain status {name} --watch")
-
-    run(work, kubeconfig, context)
+        raise MaintainError(
+            f"the request would not start, so it was not created: {found.problem} To create it all the same, "
+            "apply what `-o yaml` prints."
+        )
+    for line in screen.preview(request, found, await cluster.budgets()):
+        echo(line)
+    _warn(cluster)
+    if not (dry_run or sources.require_approval):
+        _ask(request.spec.drain.policy, found.summary.pods, yes=yes)
+    name = request.metadata.name
+    spec = msgspec.to_builtins(request.spec)
+    await create(cluster.client, DEVICE_MAINTENANCES, name, spec, dry_run=dry_run)
+    echo(f"devicemaintenance/{name} created{' (server dry run)' if dry_run else ''}")
+    if not dry_run:
+        echo(f"See its progress: draco maintain status {name} --watch")
 
 
 @command.command()
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@with_cluster
-def approve(*, name: str, yes: bool, kubeconfig: Path | None, context: str | None) -> None:
+@on_cluster
+async def approve(cluster: MaintainedCluster, *, name: str, yes: bool) -> None:
     """Approve a request that waits for it, after showing what it would do."""
-
-    async def work(cluster: MaintainedCluster) -> None:
-        request = cluster.request(name)
-        wanted = changes.approval(request)
-        rehearsal = request.status.rehearsal
-        if rehearsal is None:
-            found = rehearse(request, await cluster.rehearsed(await cluster.slices()))
-            lines, pods = screen.preview(request, found, ()), found.summary.pods
-        else:
-            lines = [
-                f"{counted(rehearsal.devices, 'device')}, the same hardware included.",
-                *screen.numbers(rehearsal, request.spec.drain.policy),
-            ]
-            pods = rehearsal.pods
-        for line in lines:
-            echo(line)
-        _warn(cluster)
-        if wanted:
-            _ask(request.spec.drain.policy, pods, yes=yes, otherwise=f"Approve {name}?")
-        await _change(cluster, request, wanted, "approved")
-
-    run(work, kubeconfig, context)
+    request = cluster.request(name)
+    wanted = changes.approval(request)
+    rehearsal = request.status.rehearsal
+    if rehearsal is None:
+        found = rehearse(request, await cluster.rehearsed(await cluster.slices()))
+        lines, pods = screen.preview(request, found, ()), found.summary.pods
+    else:
+        lines = [
+            f"{counted(rehearsal.devices, 'device')}, the same hardware included.",
+            *screen.numbers(rehearsal, request.spec.drain.policy),
+        ]
+        pods = rehearsal.pods
+    for line in lines:
+        echo(line)
+    _warn(cluster)
+    if wanted:
+        _ask(request.spec.drain.policy, pods, yes=yes, otherwise=f"Approve {name}?")
+    await _change(cluster, request, wanted, "approved")
 
 
 @command.command()
 @click.argument("name")
-@with_cluster
-def finish(name: str, kubeconfig: Path | None, context: str | None) -> None:
+@on_cluster
+async def finish(cluster: MaintainedCluster, *, name: str) -> None:
     """Say that the work is done: the devices are verified and given back."""
-
-    async def work(cluster: MaintainedCluster) -> None:
-        request = cluster.request(name)
-        await _change(cluster, request, changes.finish(request), "finished")
-
-    run(work, kubeconfig, context)
+    request = cluster.request(name)
+    await _change(cluster, request, changes.finish(request), "finished")
 
 
 @command.command()
 @click.argument("name")
-@with_cluster
-def cancel(name: str, kubeconfig: Path | None, context: str | None) -> None:
+@on_cluster
+async def cancel(cluster: MaintainedCluster, *, name: str) -> None:
     """Call a request off: its devices are given back as they are."""
-
-    async def work(cluster: MaintainedCluster) -> None:
-        request = cluster.request(name)
-        await _change(cluster, request, changes.cancellation(request), "cancelled")
-
-    run(work, kubeconfig, context)
+    request = cluster.request(name)
+    await _change(cluster, request, changes.cancellation(request), "cancelled")
 
 
 @command.command()
@@ -261,77 +242,75 @@ def cancel(name: str, kubeconfig: Path | None, context: str | None) -> None:
 )
 @with_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
-def status(*, name: str, watch: bool, timeout: str, kubeconfig: Path | None, context: str | None, output: str) -> None:
+def status(*, name: str, watch: bool, timeout: str, output: str, **where: Any) -> None:
     """List the requests, or say all about one: its devices, claims, pods, conditions, and what to do next."""
     if watch and (not name or output == "json"):
         raise MaintainError("--watch follows one request as text: give its NAME, and leave -o json out.")
     if not watch and timeout != NO_LIMIT:
         raise MaintainError("--timeout limits --watch: add --watch, or leave it out.")
+    if watch:
+        _follow(name=name, limit=timeout, **where)
+    else:
+        _show(name=name, output=output, **where)
 
-    async def work(cluster: MaintainedCluster) -> None:
-        if watch:
-            _warn(cluster)
-            await follow(cluster.client, cluster.request(name), timeout)
-            return
-        requests = [cluster.request(name)] if name else sorted(cluster.requests, key=lambda each: each.metadata.name)
-        claims = {str(claim.metadata.key): claim for claim in await cluster.claims()}
-        members = await group_members(cluster.reader, claims_held(requests, claims))
-        paused = pause_warning(await cluster.budgets())
-        views = [maintenance_view(each, claims, members) for each in requests]
-        if output == "json":
-            unread = cluster.reader.unread
-            print_document(MaintenanceList(maintenances=views, operated=cluster.operated, paused=paused, unread=unread))
-            return
-        _warn(cluster)
-        if paused:
-            echo(paused, err=True)
-        now = datetime.now(UTC)
-        if name:
-            (request,) = requests
-            screen.show_one(views[0], request.status.rehearsal, request.spec.drain.policy, now)
-        elif views:
-            screen.show_list(views, now)
-        else:
-            echo("No DeviceMaintenance found. `draco maintain start --help` says how to start one.")
 
-    run(work, kubeconfig, context)
+@on_cluster
+async def _follow(cluster: MaintainedCluster, *, name: str, limit: str) -> None:
+    _warn(cluster)
+    await follow(cluster.client, cluster.request(name), limit)
+
+
+@on_cluster
+async def _show(cluster: MaintainedCluster, *, name: str, output: str) -> None:
+    requests = [cluster.request(name)] if name else sorted(cluster.requests, key=lambda each: each.metadata.name)
+    claims = {str(claim.metadata.key): claim for claim in await cluster.claims()}
+    members = await group_members(cluster.reader, claims_held(requests, claims))
+    paused = pause_warning(await cluster.budgets())
+    views = [maintenance_view(each, claims, members) for each in requests]
+    if output == "json":
+        unread = cluster.reader.unread
+        print_document(MaintenanceList(maintenances=views, operated=cluster.operated, paused=paused, unread=unread))
+        return
+    _warn(cluster)
+    if paused:
+        echo(paused, err=True)
+    now = datetime.now(UTC)
+    if name:
+        (request,) = requests
+        screen.show_one(views[0], request.status.rehearsal, request.spec.drain.policy, now)
+    elif views:
+        screen.show_list(views, now)
+    else:
+        echo("No DeviceMaintenance found. `draco maintain start --help` says how to start one.")
 
 
 @command.command()
-@with_cluster
-def pause(kubeconfig: Path | None, context: str | None) -> None:
+@on_cluster
+async def pause(cluster: MaintainedCluster) -> None:
     """Stop the operator from taking devices out of service and from evicting pods. What is out of service is left alone."""
-
-    async def work(cluster: MaintainedCluster) -> None:
-        budget = next((each for each in await cluster.budgets() if each.metadata.name == PAUSE), None)
-        if budget is None:
-            await create(cluster.client, MAINTENANCE_BUDGETS, PAUSE, {"paused": True})
-        elif not budget.spec.paused:
-            generation = budget.metadata.generation
-            await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": True}, generation)
-        echo("Maintenance is paused. Resume with: draco maintain resume")
-        _warn(cluster)
-
-    run(work, kubeconfig, context)
+    budget = next((each for each in await cluster.budgets() if each.metadata.name == PAUSE), None)
+    if budget is None:
+        await create(cluster.client, MAINTENANCE_BUDGETS, PAUSE, {"paused": True})
+    elif not budget.spec.paused:
+        generation = budget.metadata.generation
+        await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": True}, generation)
+    echo("Maintenance is paused. Resume with: draco maintain resume")
+    _warn(cluster)
 
 
 @command.command()
-@with_cluster
-def resume(kubeconfig: Path | None, context: str | None) -> None:
+@on_cluster
+async def resume(cluster: MaintainedCluster) -> None:
     """Let the operator go on after `draco maintain pause`."""
-
-    async def work(cluster: MaintainedCluster) -> None:
-        budgets = await cluster.budgets()
-        budget = next((each for each in budgets if each.metadata.name == PAUSE), None)
-        if budget is not None and budget.spec.paused:
-            generation = budget.metadata.generation
-            await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": False}, generation)
-        if others := pause_warning(each for each in budgets if each.metadata.name != PAUSE):
-            raise MaintainError(f"maintenance is still paused. {others}")
-        echo("Maintenance is resumed.")
-        _warn(cluster)
-
-    run(work, kubeconfig, context)
+    budgets = await cluster.budgets()
+    budget = next((each for each in budgets if each.metadata.name == PAUSE), None)
+    if budget is not None and budget.spec.paused:
+        generation = budget.metadata.generation
+        await change(cluster.client, MAINTENANCE_BUDGETS, budget.metadata.key, {"paused": False}, generation)
+    if others := pause_warning(each for each in budgets if each.metadata.name != PAUSE):
+        raise MaintainError(f"maintenance is still paused. {others}")
+    echo("Maintenance is resumed.")
+    _warn(cluster)
 
 
 async def _change(cluster: MaintainedCluster, request: DeviceMaintenance, wanted: changes.Changes, said: str) -> None:

@@ -5,20 +5,19 @@ means is `targets`', what a taint does is decided in `draco.overview`. Writes no
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import msgspec
 
-from draco.cli.input.reading import ClusterReadError, Reader, cluster_with_dra, pods_and_budgets
-from draco.cli.options import output_option, with_cluster
+from draco.cli.input.reading import ClusterReadError, Reader, on_cluster, pods_and_budgets
+from draco.cli.options import output_option
 from draco.cli.output import ask, echo, print_document, visible, warn
 from draco.cli.tables import print_table, table
 from draco.cli.taint import targets
 from draco.kube.connect.client import Client
+from draco.kube.discovery import Features
 from draco.kube.errors import NotFound
 from draco.maintenance.taint_impact import TaintImpact, sentences, spares_extended_resources
 from draco.overview.hardware_use import HardwareByPool
@@ -29,8 +28,6 @@ from draco.resources.api.slices import published_devices
 from draco.resources.api.taints import DeviceTaintRule
 from draco.resources.kinds import CLAIMS, DEVICE_MAINTENANCES, SLICES, Kind
 from draco.resources.texts import counted, listed
-
-T = TypeVar("T")
 
 SCHEMA = "draco.dev/taint-rules/v1"
 """Name of the JSON document. Fields are only ever added under one name."""
@@ -59,6 +56,30 @@ class _Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.tainted, pods=pods, budgets=budgets)
 
 
+async def _read(client: Client, features: Features) -> _Cluster:
+    """Read what taints can hit."""
+    if features.taint_rules is None:
+        (missing,) = [each for each in features.missing if each.name == "DeviceTaintRule"]
+        raise ClusterReadError(
+            f"{client.connection.server} does not serve DeviceTaintRule. {missing.consequence} {missing.remedy}"
+        )
+    reader = Reader(client)
+    async with asyncio.TaskGroup() as tasks:
+        slices = tasks.create_task(reader.all(SLICES))
+        claims = tasks.create_task(reader.all(CLAIMS))
+        rules = tasks.create_task(reader.all(features.taint_rules))
+    tainted = TaintedCluster(
+        devices=published_devices(slices.result()),
+        hardware=HardwareByPool(slices.result()),
+        claims=claims.result(),
+        spares_extended=spares_extended_resources(features.taint_rules),
+    )
+    return _Cluster(client=client, kind=features.taint_rules, reader=reader, rules=rules.result(), tainted=tainted)
+
+
+_on_cluster = on_cluster(_read)
+
+
 @click.group()
 def command() -> None:
     """See, try, add and remove taints of single devices.
@@ -69,19 +90,13 @@ def command() -> None:
 
 
 @command.command("list")
-@with_cluster
+@_on_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
-def list_(kubeconfig: Path | None, context: str | None, output: str) -> None:
+async def list_(cluster: _Cluster, *, output: str) -> None:
     """List the DeviceTaintRules, and what each of them hits."""
-
-    async def read(cluster: _Cluster) -> RuleList:
-        requests = (
-            await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "which rules are Draco's own is not shown") or []
-        )
-        views = rule_views(cluster.rules, requests, await cluster.with_users(cluster.rules))
-        return RuleList(taint_rules=views, unread=cluster.reader.unread)
-
-    found = _run(read, kubeconfig, context)
+    requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "which rules are Draco's own is not shown") or []
+    views = rule_views(cluster.rules, requests, await cluster.with_users(cluster.rules))
+    found = RuleList(taint_rules=views, unread=cluster.reader.unread)
     if output == "json":
         print_document(found)
         return
@@ -89,14 +104,14 @@ def list_(kubeconfig: Path | None, context: str | None, output: str) -> None:
     if not found.taint_rules:
         echo("No DeviceTaintRule found.")
         return
-    _print_table(visible(found))
+    _print_table(found)
 
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="RULE | DEVICE... KEY[=VALUE]:EFFECT")
-@with_cluster
+@_on_cluster
 @output_option("text", "json", text="json: one document of a stable schema.")
-def preview(what: Sequence[str], kubeconfig: Path | None, context: str | None, output: str) -> None:
+async def preview(cluster: _Cluster, *, what: Sequence[str], output: str) -> None:
     """Say what a taint does, or would do: devices, claims, pods, and the disruption budgets that it breaks.
 
     A DEVICE is POOL/DEVICE, with most drivers NODE/DEVICE. Changes nothing.
@@ -105,12 +120,8 @@ def preview(what: Sequence[str], kubeconfig: Path | None, context: str | None, o
     draco taint preview gpu-node-0/gpu-3 example.com/broken:NoExecute
     draco taint preview my-rule
     """  # noqa: D301 - click keeps the lines below a backspace as they are
-
-    async def read(cluster: _Cluster) -> tuple[list[DeviceTaintRule], TaintImpact, list[str]]:
-        rules = _meant(what, cluster) if len(what) > 1 else targets.rules_named(what, cluster.rules)
-        return rules, (await cluster.with_users(rules)).impact(rules), cluster.reader.unread
-
-    rules, impact, unread = _run(read, kubeconfig, context)
+    rules = _meant(what, cluster) if len(what) > 1 else targets.rules_named(what, cluster.rules)
+    impact, unread = (await cluster.with_users(rules)).impact(rules), cluster.reader.unread
     if output == "json":
         print_document(RuleList(taint_rules=[view_of(rule, impact) for rule in rules[:1]], unread=unread))
         return
@@ -124,16 +135,9 @@ def preview(what: Sequence[str], kubeconfig: Path | None, context: str | None, o
 @click.option("--overwrite", is_flag=True, help="Change the value or effect where the device has a rule with this key.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before pods are deleted.")
-@with_cluster
-def add(
-    *,
-    devices: Sequence[str],
-    taint: str,
-    overwrite: bool,
-    dry_run: bool,
-    yes: bool,
-    kubeconfig: Path | None,
-    context: str | None,
+@_on_cluster
+async def add(
+    cluster: _Cluster, *, devices: Sequence[str], taint: str, overwrite: bool, dry_run: bool, yes: bool
 ) -> None:
     """Put a taint on devices: one DeviceTaintRule for each.
 
@@ -144,90 +148,50 @@ def add(
     draco taint add gpu-node-0/gpu-3 example.com/broken:NoSchedule
     draco taint add gpu-node-0/gpu-3 gpu-node-0/gpu-4 example.com/broken=fan:None
     """  # noqa: D301 - click keeps the lines below a backspace as they are
-
-    async def write(cluster: _Cluster) -> None:
-        rules = _meant((*devices, taint), cluster)
-        there = {rule.metadata.name: rule for rule in cluster.rules}
-        for rule in rules:
-            targets.check_overwriting(there.get(rule.metadata.name), rule, overwrite=overwrite)
-        impact = (await cluster.with_users(rules)).impact(rules)
-        warn(cluster.reader.unread)
-        _print_impact(rules, impact)
-        if rules[0].spec.taint.effect == "NoExecute" and impact.evicted and not (yes or dry_run):
-            pods = counted(len(impact.evicted), "pod")
-            remedy = "add --yes, or use the effect NoSchedule and wait until they end"
-            ask(f"Delete {pods}?", f"this deletes {pods}", remedy)
-        for rule in rules:
-            echo(f"devicetaintrule/{rule.metadata.name} {await _write(cluster, rule, there, dry_run)}")
-
-    _run(write, kubeconfig, context)
+    rules = _meant((*devices, taint), cluster)
+    there = {rule.metadata.name: rule for rule in cluster.rules}
+    for rule in rules:
+        targets.check_overwriting(there.get(rule.metadata.name), rule, overwrite=overwrite)
+    impact = (await cluster.with_users(rules)).impact(rules)
+    warn(cluster.reader.unread)
+    _print_impact(rules, impact)
+    if rules[0].spec.taint.effect == "NoExecute" and impact.evicted and not (yes or dry_run):
+        pods = counted(len(impact.evicted), "pod")
+        remedy = "add --yes, or use the effect NoSchedule and wait until they end"
+        ask(f"Delete {pods}?", f"this deletes {pods}", remedy)
+    for rule in rules:
+        echo(f"devicetaintrule/{rule.metadata.name} {await _write(cluster, rule, there, dry_run)}")
 
 
 @command.command()
 @click.argument("what", nargs=-1, required=True, metavar="RULE... | DEVICE... KEY[:EFFECT]")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@with_cluster
-def remove(*, what: Sequence[str], dry_run: bool, kubeconfig: Path | None, context: str | None) -> None:
+@_on_cluster
+async def remove(cluster: _Cluster, *, what: Sequence[str], dry_run: bool) -> None:
     """Take taints off devices: delete DeviceTaintRules, by name or by device and key.
 
     \b
     draco taint remove gpu-node-0/gpu-3 example.com/broken
     draco taint remove my-rule
     """  # noqa: D301 - click keeps the lines below a backspace as they are
-
-    async def write(cluster: _Cluster) -> None:
-        if any("/" in each for each in what):  # no name of a rule has one
-            if len(what) == 1:
-                raise click.UsageError("Name the taint to remove after its devices, as KEY or KEY:EFFECT.")
-            *named, key = what
-            found = [targets.device_of(text, cluster.tainted.devices) for text in named]
-            rules = [rule for device in found for rule in targets.rules_to_remove(device, key, cluster.rules)]
-        else:
-            rules = targets.rules_named(what, cluster.rules)
-        requests = (
-            await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "which rules are Draco's own is not known") or []
-        )
-        names = [(request.metadata.uid, request.metadata.name) for request in requests]
-        for rule in rules:
-            if said := targets.kept_by(rule, cluster.rules, names):
-                raise targets.TaintTargetError(said)
-        for rule in rules:
-            if not dry_run:
-                with suppress(NotFound):  # somebody else was faster
-                    await cluster.client.delete(cluster.kind, rule.metadata.key, uid=rule.metadata.uid)
-            echo(f"devicetaintrule/{rule.metadata.name} deleted{' (dry run)' if dry_run else ''}")
-
-    _run(write, kubeconfig, context)
-
-
-def _run(work: Callable[[_Cluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None) -> T:
-    return asyncio.run(_with_cluster(work, kubeconfig, context))
-
-
-async def _with_cluster(
-    work: Callable[[_Cluster], Coroutine[Any, Any, T]], kubeconfig: Path | None, context: str | None
-) -> T:
-    """Read what taints can hit, and do the work with it."""
-    async with cluster_with_dra(kubeconfig, context) as (client, features):
-        if features.taint_rules is None:
-            (missing,) = [each for each in features.missing if each.name == "DeviceTaintRule"]
-            raise ClusterReadError(
-                f"{client.connection.server} does not serve DeviceTaintRule. {missing.consequence} {missing.remedy}"
-            )
-        reader = Reader(client)
-        async with asyncio.TaskGroup() as tasks:
-            slices = tasks.create_task(reader.all(SLICES))
-            claims = tasks.create_task(reader.all(CLAIMS))
-            rules = tasks.create_task(reader.all(features.taint_rules))
-        tainted = TaintedCluster(
-            devices=published_devices(slices.result()),
-            hardware=HardwareByPool(slices.result()),
-            claims=claims.result(),
-            spares_extended=spares_extended_resources(features.taint_rules),
-        )
-        return await work(
-            _Cluster(client=client, kind=features.taint_rules, reader=reader, rules=rules.result(), tainted=tainted)
-        )
+    if any("/" in each for each in what):  # no name of a rule has one
+        if len(what) == 1:
+            raise click.UsageError("Name the taint to remove after its devices, as KEY or KEY:EFFECT.")
+        *named, key = what
+        found = [targets.device_of(text, cluster.tainted.devices) for text in named]
+        rules = [rule for device in found for rule in targets.rules_to_remove(device, key, cluster.rules)]
+    else:
+        rules = targets.rules_named(what, cluster.rules)
+    requests = await cluster.reader.all_if_served(DEVICE_MAINTENANCES, "which rules are Draco's own is not known") or []
+    names = [(request.metadata.uid, request.metadata.name) for request in requests]
+    for rule in rules:
+        if said := targets.kept_by(rule, cluster.rules, names):
+            raise targets.TaintTargetError(said)
+    for rule in rules:
+        if not dry_run:
+            with suppress(NotFound):  # somebody else was faster
+                await cluster.client.delete(cluster.kind, rule.metadata.key, uid=rule.metadata.uid)
+        echo(f"devicetaintrule/{rule.metadata.name} deleted{' (dry run)' if dry_run else ''}")
 
 
 def _meant(what: Sequence[str], cluster: _Cluster) -> list[DeviceTaintRule]:
@@ -263,7 +227,7 @@ def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None
 
 def _print_table(found: RuleList) -> None:
     rows = table("NAME", "TAINT", "SELECTS", "DEVICES", "CLAIMS", "PODS", "FOR")
-    for view in found.taint_rules:
+    for view in visible(found).taint_rules:
         numbers = map(str, map(len, (view.devices, view.claims, view.pods)))
         rows.add_row(view.name, view.taint, view.selector, *numbers, view.maintenance or view.extends or "-")
     print_table(rows)
