@@ -244,9 +244,7 @@ def _out_of_reach(may_go: Mapping[str, Node], reach: Mapping[str, Node]) -> list
 
 def _lacks_class(fleet: Fleet, claims: Sequence[ResourceClaim]) -> bool:
     requests = [request for claim in claims for request in claim.spec.devices.requests]
-    asked = [each.device_class_name for request in requests for each in request.first_available]
-    asked += [request.exactly.device_class_name for request in requests if request.exactly is not None]
-    return any(name not in fleet.classes for name in asked)
+    return any(asked.device_class_name not in fleet.classes for each in requests for _, asked in alternatives(each))
 
 
 def _bugs(fleet: Fleet, claims: Sequence[ResourceClaim], minor: int) -> list[str]:

@@ -63,6 +63,11 @@ def alternatives(request: DeviceRequest) -> list[tuple[str, Asked]]:
     return [] if request.exactly is None else [(request.name, request.exactly)]
 
 
+def least(asked: Asked) -> int:
+    """How many devices it takes at least."""
+    return 1 if asked.allocation_mode == "All" else asked.count
+
+
 def with_devices(claim: ResourceClaim, **fields: object) -> ResourceClaim:
     """The claim with other requests or constraints."""
     devices = msgspec.structs.replace(claim.spec.devices, **fields)

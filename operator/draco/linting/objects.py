@@ -192,6 +192,17 @@ def wanted(request: WrittenRequest) -> Iterator[WrittenRequest]:
     yield from _items(request.path, request.fields, "firstAvailable")
 
 
+def asked_of(claim: WrittenClaim) -> Iterator[WrittenRequest]:
+    """Yield what the requests of a claim ask for."""
+    for request in requests(claim):
+        yield from wanted(request)
+
+
+def expression_of(selector: Any) -> str:
+    """The expression of an item of selectors, or nothing."""
+    return text(mapping(mapping(selector).get("cel")).get("expression"))
+
+
 def request_names(claim: WrittenClaim) -> list[str]:
     """Return the names by which constraints and containers can name requests, alternatives included."""
     names = []
@@ -206,10 +217,9 @@ def selectors(manifests: Sequence[Manifest]) -> Iterator[WrittenSelector]:
     """Yield every expression of every claim, template and class."""
     drivers = drivers_of_classes(manifests)
     for claim in claims(manifests):
-        for request in requests(claim):
-            for asked in wanted(request):
-                driver = drivers.get(text(asked.fields.get("deviceClassName")))
-                yield from _expressions(claim.manifest, asked.path, asked.fields, driver, is_of_class=False)
+        for asked in asked_of(claim):
+            driver = drivers.get(text(asked.fields.get("deviceClassName")))
+            yield from _expressions(claim.manifest, asked.path, asked.fields, driver, is_of_class=False)
     for index, manifest in of_kind(manifests, "DeviceClass"):
         spec = mapping(manifest.tree.get("spec"))
         driver = drivers.get(name_of(manifest.tree))
@@ -234,8 +244,7 @@ def drivers_of_classes(manifests: Sequence[Manifest]) -> dict[str, str]:
         if kind_of(manifest) != "DeviceClass":
             continue
         for selector in listed(mapping(manifest.tree.get("spec")).get("selectors")):
-            named = _DRIVER.search(text(mapping(mapping(selector).get("cel")).get("expression")))
-            if named:
+            if named := _DRIVER.search(expression_of(selector)):
                 drivers[name_of(manifest.tree)] = named[2]
     return drivers
 

@@ -171,30 +171,22 @@ def _attempt(trial: Trial, copy: "_Copy", placing: "_Placing") -> TrialResult:
     if trial.missing:
         return TrialResult(name=pod, pod=pod, copy=copy.number, error=trial.missing)
     claims = [copy.taken(claim) for claim in trial.claims]
-    placed = placing.place(None if trial.pod is None else using(trial.pod, claims), claims)
+    user = None if trial.pod is None else using(trial.pod, claims)
+    node, allocations, error = placing.place(user, claims)
     given = [
         msgspec.structs.replace(claim, status=msgspec.structs.replace(claim.status, allocation=allocation))
-        for claim, allocation in zip(claims, placed.allocations, strict=True)
+        for claim, allocation in zip(claims, allocations, strict=True)
     ]
     return TrialResult(
         name=pod or names[0],
         pod=pod,
         copy=copy.number,
-        node=placed.node,
-        claims=list(zip(names, placed.allocations, strict=True)),
-        error=placed.error,
-        explanation=placed.explanation,
+        node=node,
+        claims=list(zip(names, allocations, strict=True)),
+        error=error,
+        explanation=None if node else placing.why_not(user, claims),
         obstacles=[each for claim in given if (each := refused_configuration(claim)) is not None],
     )
-
-
-class _Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """A node and an allocation of each claim; or what ended it, and why it does not fit."""
-
-    node: str = ""
-    allocations: list[AllocationResult | None]
-    error: str = ""
-    explanation: Explanation | None = None
 
 
 class _Placing:
@@ -206,8 +198,12 @@ class _Placing:
         self._anyone = anyone(fleet)
         self._errors: dict[bytes, str] = {}
 
-    def place(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> _Placed:
-        """Allocate those of the claims that are not yet."""
+    def why_not(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> Explanation:
+        """Why they fit on no node."""
+        return explain(self._fleet, claims, pod=pod or self._anyone)
+
+    def place(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> tuple[str, list[AllocationResult | None], str]:
+        """Allocate those of the claims that are not yet: the node, each claim's allocation, and what ended it."""
         waiting = _waiting(claims)
         before = [claim.status.allocation for claim in claims]
         dracos = {claim.metadata.key for claim in waiting if is_for_operator(claim, self._fleet.classes)}
@@ -219,8 +215,7 @@ class _Placing:
             except AllocationError as failed:
                 error = str(failed)
         if found is None:
-            explanation = explain(self._fleet, claims, pod=pod or self._anyone)
-            return _Placed(allocations=before, error=error, explanation=explanation)
+            return "", before, error
         node, results = found
         given = {
             claim.metadata.key: as_allocated(result) if claim.metadata.key in dracos else result
@@ -230,22 +225,16 @@ class _Placing:
             user = _NOBODY
             if pod is not None:
                 user = ResourceClaimConsumerReference(resource="pods", name=pod.metadata.name, uid="")
-            status = msgspec.structs.replace(
-                claim.status,
-                allocation=given[claim.metadata.key],
-                reserved_for=[user],
-            )
+            status = msgspec.structs.replace(claim.status, allocation=given[claim.metadata.key], reserved_for=[user])
             self._fleet.put_claim(msgspec.structs.replace(claim, status=status))
-        return _Placed(
-            node=node.metadata.name,
-            allocations=[given.get(claim.metadata.key, held) for claim, held in zip(claims, before, strict=True)],
-        )
+        allocations = [given.get(claim.metadata.key, held) for claim, held in zip(claims, before, strict=True)]
+        return node.metadata.name, allocations, ""
 
     def _gives_up(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> str:
         """What makes kube-scheduler give the pod up although the claims would fit on some node. Asked once of like ones."""
         like = msgspec.json.encode([claim.spec for claim in claims]) + _rules(pod)
         if like not in self._errors:
-            self._errors[like] = explain(self._fleet, claims, pod=pod or self._anyone).error if claims else ""
+            self._errors[like] = self.why_not(pod, claims).error if claims else ""
         return self._errors[like]
 
     def _nodes(self, pod: Pod | None, claims: Sequence[ResourceClaim]) -> list[Node]:

@@ -12,9 +12,9 @@ import click
 
 from draco.cli.autoscale.groups import GroupsReport
 from draco.cli.autoscale.groups import check as checked
-from draco.cli.autoscale.templates import NoTemplate, annotations, by_type, of_board, of_node
+from draco.cli.autoscale.templates import NoTemplate, annotations, of_board, of_node
 from draco.cli.input.manifests import read_manifests
-from draco.cli.input.reading import Reader
+from draco.cli.input.reading import Reader, published_slices
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_as, print_document, visible, warn
 from draco.kube.connect.client import Client
@@ -86,23 +86,16 @@ def template(
     if node is not None:
         if count is not None or policy is not None:
             raise click.UsageError("--count and --policy belong to --board.")
-        templates = of_node(node, asyncio.run(_slices(kubeconfig, context)))
+        templates = of_node(node, asyncio.run(published_slices(kubeconfig, context)))
     else:
         if count is None:
             raise click.UsageError("Say with --count how many GPUs a node has.")
         templates = of_board(board or "", count, _policy(policy) if policy else None)
-    document = by_type(name or node or board or "", templates)
-    if form == CLUSTER_API:
-        document = {"metadata": {"annotations": annotations(templates)}}
+    by_cluster_api = form == CLUSTER_API
+    document = (
+        {"metadata": {"annotations": annotations(templates)}} if by_cluster_api else {name or node or board: templates}
+    )
     print_as(output, document)
-
-
-async def _slices(kubeconfig: Path | None, context: str | None) -> Sequence[ResourceSlice]:
-    async with Client(await connect(kubeconfig, context)) as client:
-        reader = Reader(client)
-        slices = await reader.slices()
-    warn(reader.unread)
-    return slices
 
 
 @command.command()

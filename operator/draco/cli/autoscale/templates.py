@@ -4,8 +4,8 @@ Owns what of a device is its kind and what is only this one's, and the two forms
 API's annotations, which have room for a driver and a number. What a board would publish is said by the agent's own code. Pure.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -67,9 +67,7 @@ def of_node(node: str, slices: Iterable[ResourceSlice]) -> list[SliceTemplate]:
     return templates
 
 
-def of_board(
-    board: str, count: int, policy: MigPolicy | None = None, driver: str = NVIDIA_DRIVER
-) -> list[SliceTemplate]:
+def of_board(board: str, count: int, policy: MigPolicy | None = None) -> list[SliceTemplate]:
     """Templates of a node with so many GPUs of a board that Draco knows, divided as the policy says. Raises NoTemplate.
 
     What only the machine can say is left out: driver versions, PCI addresses and NUMA nodes.
@@ -110,7 +108,7 @@ def of_board(
         gpus, DriverInfo("", "", ""), migs=migs, wanted=wanted, operator_allocated=dracos, now_s=0.0
     )
     return [
-        SliceTemplate(driver, POOL, like(content.devices), content.shared_counters)
+        SliceTemplate(NVIDIA_DRIVER, POOL, like(content.devices), content.shared_counters)
         for content in split(offer.devices, offer.counters)
     ]
 
@@ -156,11 +154,6 @@ def annotations(templates: Sequence[SliceTemplate]) -> dict[str, str]:
             f"The annotations of Cluster API are for {what} only; keep one node of this group, or use Karpenter."
         )
     return {DRA_DRIVER: drivers.pop(), GPU_COUNT: str(len(whole))}
-
-
-def by_type(instance_type: str, templates: Sequence[SliceTemplate]) -> Mapping[str, Any]:
-    """The templates by the name of the instance type that they are of."""
-    return {instance_type: msgspec.to_builtins(templates)}
 
 
 def _gpu(device: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from draco.cli.explain.preempting import PossibleVictims, with_preemption
 from draco.cli.explain.refusals import with_refusals
 from draco.cli.explain.subjects import ExplainSubject, pending, subject_of
-from draco.cli.input.sources import Sources, read_world, with_sources
+from draco.cli.input.sources import WorldSources, read_world, with_sources
 from draco.cli.options import output_option, verbose_option
 from draco.cli.output import echo, print_as, warn
 from draco.explanation.explain import explain
@@ -36,7 +36,7 @@ _KINDS = {
 @click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
 @verbose_option()
 @output_option("text", "json", "yaml")
-def command(*, what: Sequence[str], sources: Sources, devices: bool, verbose: bool, output: str) -> None:
+def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbose: bool, output: str) -> None:
     """Say why a claim or a pod waits for devices.
 
     Every device is accounted for, and what single change would do is tried out. A claim is looked at together with the other
@@ -102,7 +102,7 @@ def _with_devices(made: World, subject: ExplainSubject, explanation: Explanation
     return msgspec.structs.replace(explanation, devices=device_verdicts(made.fleet, subject.claims, pod=subject.pod))
 
 
-def _surprises(made: World, sources: Sources) -> list[str]:
+def _surprises(made: World, sources: WorldSources) -> list[str]:
     """What is to be said beforehand: not that the cluster is the cluster."""
     return made.notes if sources.filenames else made.notes[1:]
 

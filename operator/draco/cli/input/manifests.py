@@ -33,6 +33,15 @@ MAX_YAML_BYTES: Final = 64 << 20
 """YAML takes about a second for 1.5 MB, JSON a tenth of that."""
 
 
+class Sources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command line says of where objects come from."""
+
+    filenames: Sequence[str]
+    cluster: bool | None
+    kubeconfig: Path | None
+    context: str | None
+
+
 def files_option(command: Command) -> Command:
     """`-f`, as often as wanted: files, folders and `-`."""
     return click.option(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from draco.cli.options import Command, with_cluster
+from draco.cli.output import warn
 from draco.kube.clock import SystemClock
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -150,6 +151,15 @@ class Reader:
     def _note(self, sentence: str) -> None:
         if sentence not in self.unread:
             self.unread.append(sentence)
+
+
+async def published_slices(kubeconfig: Path | None, context: str | None) -> list[ResourceSlice]:
+    """The slices of the cluster; of one that cannot be read only its name and why, on standard error."""
+    async with Client(await connect(kubeconfig, context)) as client:
+        reader = Reader(client)
+        slices = await reader.slices()
+    warn(reader.unread)
+    return slices
 
 
 _FEW_NAMESPACES = 20

@@ -5,13 +5,11 @@ Owns the options that say so, the choice where they do not, and the reading. Wha
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
-import msgspec
 
 from draco.cli.input.live import read_cluster
-from draco.cli.input.manifests import Manifest, decode_all, files_option, read_or_ask
+from draco.cli.input.manifests import Manifest, Sources, decode_all, files_option, read_or_ask
 from draco.cli.options import CLUSTER_OPTIONS, Options, cluster_option, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
@@ -22,14 +20,10 @@ from draco.whatif import world
 from draco.whatif.world import World
 
 
-class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command line says of where objects come from."""
+class WorldSources(Sources, frozen=True, kw_only=True):
+    """The same, and the namespace of what names none."""
 
-    filenames: Sequence[str]
-    cluster: bool | None
     namespace: str
-    kubeconfig: Path | None
-    context: str | None
 
 
 _OPTIONS: Options = (
@@ -44,11 +38,11 @@ _OPTIONS: Options = (
     ),
     *CLUSTER_OPTIONS,
 )
-with_sources = gathered(Sources, _OPTIONS)
+with_sources = gathered(WorldSources, _OPTIONS)
 """Adds the options to a command, which gets them as one argument `sources`."""
 
 
-def read_world(sources: Sources) -> tuple[World, str]:
+def read_world(sources: WorldSources) -> tuple[World, str]:
     """What the command starts from, with a sentence in its notes that says so, and the namespace of what names none.
 
     Raises ManifestError, KubeError, KubeconfigError or ClusterError.
@@ -63,7 +57,7 @@ def read_world(sources: Sources) -> tuple[World, str]:
     return asyncio.run(_on_cluster(sources, manifests))
 
 
-async def _on_cluster(sources: Sources, manifests: Sequence[tuple[Manifest, str]]) -> tuple[World, str]:
+async def _on_cluster(sources: WorldSources, manifests: Sequence[tuple[Manifest, str]]) -> tuple[World, str]:
     """The same, where a live cluster is what the command starts from."""
     try:
         connection = await connect(sources.kubeconfig, sources.context)

@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 import click
 from rich.console import Console
 
+from draco.cli.input.manifests import Sources
 from draco.cli.layout import plan_screen as layout_plan_screen
 from draco.cli.layout import screen as layout_screen
 from draco.cli.layout import svg as layout_svg
-from draco.cli.layout.sources import LayoutSources, observe, with_layout_sources
+from draco.cli.layout.sources import observe, with_layout_sources
 from draco.cli.options import output_option
 from draco.cli.output import print_document, visible, warn
 from draco.cli.tables import print_screen
@@ -33,7 +34,7 @@ def command() -> None:
 @click.argument("nodes", nargs=-1, metavar="[NODE...]")
 @with_layout_sources
 @output_option("text", "json", "svg", text="json: one document of a stable schema. svg: one picture.")
-def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
+def show(*, nodes: Sequence[str], sources: Sources, output: str) -> None:
     """Draw the memory units of each GPU: who has what, what is idle, what still fits.
 
     A bracket is an instance, a dot a free unit. Reads only, and keeps nothing.
@@ -65,7 +66,7 @@ def show(*, nodes: Sequence[str], sources: LayoutSources, output: str) -> None:
     help="A MigPolicy that would be deleted; may be given several times, and beside -f.",
 )
 @output_option("text", "json", text="json: one document of a stable schema, with every GPU.")
-def plan(*, sources: LayoutSources, deleted: Sequence[str], output: str) -> int:
+def plan(*, sources: Sources, deleted: Sequence[str], output: str) -> int:
     """Say what applying or deleting MigPolicies would do, GPU by GPU.
 
     What is made, what idle is destroyed, which claims have to end first, where a reset is needed, and where the policy cannot be

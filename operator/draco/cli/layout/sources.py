@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 
-from draco.cli.input.manifests import Manifest, decode_all, files_option, read_or_ask
+from draco.cli.input.manifests import Manifest, Sources, decode_all, files_option, read_or_ask
 from draco.cli.input.policy_checks import refusal
 from draco.cli.input.reading import Reader, without_kinds
-from draco.cli.options import CLUSTER_OPTIONS, Options, cluster_option, gathered
+from draco.cli.options import CLUSTER_OPTIONS, cluster_option, gathered
 from draco.kube.connect.client import Client
 from draco.kube.connect.kubeconfig import connect
 from draco.kube.errors import NotFound
@@ -35,25 +34,11 @@ class NoSuchPolicyError(DracoError):
     """A policy that is to be deleted is not there; says which are."""
 
 
-class LayoutSources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command line says of where objects come from."""
-
-    filenames: Sequence[str]
-    cluster: bool | None
-    kubeconfig: Path | None
-    context: str | None
-
-
-_OPTIONS: Options = (
-    files_option,
-    cluster_option("GpuNodes"),
-    *CLUSTER_OPTIONS,
-)
-with_layout_sources = gathered(LayoutSources, _OPTIONS)
+with_layout_sources = gathered(Sources, (files_option, cluster_option("GpuNodes"), *CLUSTER_OPTIONS))
 """Adds the options to a command, which gets them as one argument `sources`."""
 
 
-def observe(sources: LayoutSources, deleted: Sequence[str] = ()) -> ObservedNodes:
+def observe(sources: Sources, deleted: Sequence[str] = ()) -> ObservedNodes:
     """Everything a layout is about. Raises ManifestError, KubeError, KubeconfigError, ClusterError or NoSuchPolicyError.
 
     `deleted` are the policies that are to go.

@@ -16,14 +16,12 @@ from draco.cel import CompileError, compile_selector, new_expressions
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.cel.values.bounds import MAX_COST
 from draco.cli.input.manifests import files_option, read_documents
-from draco.cli.input.reading import Reader
+from draco.cli.input.reading import published_slices
 from draco.cli.options import RELEASES, output_option, with_cluster
 from draco.cli.output import answer_lines, echo, print_document, warn
 from draco.cli.selector import cases as selector_cases
 from draco.cli.selector import devices as selector_devices
 from draco.cli.selector.cases import Findings
-from draco.kube.connect.client import Client
-from draco.kube.connect.kubeconfig import connect
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.written.manifests import decode, expand
 from draco.selectors.corrections import Complaint, corrected
@@ -199,7 +197,7 @@ def evaluate(
     if isinstance(selector, str):
         echo(f"{selector}{_hint(text)}", err=True)
         raise click.exceptions.Exit(1)
-    slices = _slices_of(filenames) if filenames else asyncio.run(_slices_there_are(kubeconfig, context))
+    slices = _slices_of(filenames) if filenames else asyncio.run(published_slices(kubeconfig, context))
     found = list(selector_devices.outcomes(selector, slices))
     match output:
         case "json":
@@ -233,13 +231,4 @@ def _slices_of(filenames: Sequence[str]) -> list[ResourceSlice]:
             f"{', '.join(filenames)} holds no ResourceSlice, which is where devices are published: give one, as "
             "`kubectl get resourceslices -o yaml` writes it, or leave -f out to ask the cluster."
         )
-    return slices
-
-
-async def _slices_there_are(kubeconfig: Path | None, context: str | None) -> list[ResourceSlice]:
-    """The slices of the cluster; of one that cannot be read only its name and why, on standard error."""
-    async with Client(await connect(kubeconfig, context)) as client:
-        reader = Reader(client)
-        slices = await reader.slices()
-    warn(reader.unread)
     return slices

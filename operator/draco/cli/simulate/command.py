@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from draco.cli.input.sources import Sources, read_world, with_sources
+from draco.cli.input.sources import WorldSources, read_world, with_sources
 from draco.cli.options import output_option, verbose_option
 from draco.cli.output import answer_lines, echo, print_as
 from draco.cli.simulate import mig as simulate_mig
@@ -100,7 +100,7 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
 def command(
     ctx: click.Context,
     *,
-    sources: Sources,
+    sources: WorldSources,
     nodes: Sequence[str],
     copies: int,
     without: Sequence[str],

@@ -7,6 +7,7 @@ Owns the options, the boards one can choose from, and how the outcome is shown. 
 import asyncio
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -44,13 +45,13 @@ FEWEST_SAMPLES: Final = 256
 """Headroom is looked at so often at least in a long trace, at most twice as often, evenly over its events."""
 
 
+@dataclass
 class _Run:
     """One policy on the trace, and its headroom now and then."""
 
-    def __init__(self, policy: Policy, replay: Replay) -> None:
-        self.policy = policy
-        self.replay = replay
-        self.headroom: list[dict[str, tuple[int, int]]] = []
+    policy: Policy
+    replay: Replay
+    headroom: list[dict[str, tuple[int, int]]] = field(default_factory=list)
 
     def take(self, event: Arrive | Depart) -> None:
         match event:

@@ -59,7 +59,9 @@ def device_causes(
             reason, text = NodeReason.POOL_BROKEN, "without usable devices: a pool there is invalid"
         elif few is not None:
             request, free, wanted = requests[few].request, group.free[few], requests[few].wanted
-            reason, text = _too_few(free, wanted)
+            reason, text = NodeReason.NOT_ENOUGH, f"short of devices: {wanted} wanted, {free} free"
+            if not free:
+                reason, text = NodeReason.NO_DEVICES, "without a free device that the request selects"
         elif asked < _ASKED_ABOUT:
             asked += 1
             reason, text, names_subject = why_not(fleet, claims, group.names[0])
@@ -93,12 +95,6 @@ def _not_free(group: NodeGroup, requests: Sequence[RequestExplanation]) -> str:
         if count.cause not in _IN_NOBODYS_WAY and not set(group.names).isdisjoint(count.node_names)
     ]
     return f" ({listed(found, separator='; ')})" if found else ""
-
-
-def _too_few(free: int, wanted: int) -> tuple[NodeReason, str]:
-    if not free:
-        return NodeReason.NO_DEVICES, "without a free device that the request selects"
-    return NodeReason.NOT_ENOUGH, f"short of devices: {wanted} wanted, {free} free"
 
 
 def lacking(group: NodeGroup, requests: Sequence[RequestExplanation]) -> int | None:

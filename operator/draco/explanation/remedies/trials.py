@@ -21,7 +21,7 @@ from draco.allocation.fleet.state import AllocatedState
 from draco.allocation.search.allocate import would_get
 from draco.explanation.findings.placement import PodRules, holds, nodes_for
 from draco.explanation.problems.published import PublishedNames
-from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
+from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, least, selection
 from draco.resources.api.claims import AllocationResult, ResourceClaim
 from draco.resources.api.core import Node, Pod
 from draco.resources.api.meta import ObjectKey
@@ -63,7 +63,7 @@ class RequestCandidates(msgspec.Struct, frozen=True, eq=False):
     @property
     def wanted(self) -> int:
         """How many devices it takes at least."""
-        return 1 if self.asked.allocation_mode == "All" else self.asked.count
+        return least(self.asked)
 
     @property
     def admin(self) -> bool:

@@ -14,7 +14,7 @@ from draco.cel.paths import AttributePath
 from draco.cel.selector import compile_selector
 from draco.explanation.model import UnmetRequest
 from draco.explanation.problems.claims import most_on_one_node
-from draco.explanation.selection import Asked, Selection, alternatives, count, first_rows, selection
+from draco.explanation.selection import Selection, alternatives, count, first_rows, least, selection
 from draco.resources.api.claims import DeviceRequest, ResourceClaim
 from draco.resources.names import NVIDIA_DRIVER
 
@@ -37,7 +37,7 @@ def _unmet(fleet: Fleet, claim: ResourceClaim, request: DeviceRequest) -> Iterat
         device_class = fleet.classes.get(asked.device_class_name)
         if device_class is None or getattr(asked, "admin_access", False):
             return
-        chain, wanted = selection(fleet, claim, device_class, asked), _wanted(asked)
+        chain, wanted = selection(fleet, claim, device_class, asked), least(asked)
         broken = any(step.error is not None for step in chain.steps)
         if broken or most_on_one_node(fleet, chain.end, wanted) >= wanted:
             return
@@ -55,10 +55,6 @@ def _unmet(fleet: Fleet, claim: ResourceClaim, request: DeviceRequest) -> Iterat
                 )
             )
     yield from unmet[:1]
-
-
-def _wanted(asked: Asked) -> int:
-    return 1 if asked.allocation_mode == "All" else asked.count
 
 
 def _agreed(fleet: Fleet, chain: Selection, attribute: str) -> str:

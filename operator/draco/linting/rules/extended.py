@@ -13,6 +13,7 @@ from draco.linting.objects import (
     WrittenClaim,
     WrittenClaims,
     WrittenRequest,
+    asked_of,
     at,
     container_claims,
     containers,
@@ -22,9 +23,7 @@ from draco.linting.objects import (
     of_kind,
     pod_claims,
     pods,
-    requests,
     text,
-    wanted,
 )
 from draco.resources.names import NVIDIA_DRIVER
 from draco.resources.texts import listed
@@ -86,5 +85,5 @@ def _classes(claim: WrittenClaim | None) -> set[str]:
     """The classes whose devices a claim takes."""
     if claim is None:
         return set()
-    every = (one.fields for request in requests(claim) for one in wanted(request))
+    every = (one.fields for one in asked_of(claim))
     return {text(each.get("deviceClassName")) for each in every if each.get("adminAccess") is not True}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from draco.cel import CompileError, ready_selector
 from draco.health.conditions import check_condition, one_line
 from draco.linting.model import Finding, Manifest, TreePath, finding
-from draco.linting.objects import at, kind_of, listed, mapping, text
+from draco.linting.objects import at, expression_of, kind_of, listed, mapping, text
 from draco.resources.names import DRACO_DOMAIN
 
 
@@ -24,8 +24,7 @@ def check_health_policies(manifests: Sequence[Manifest], _kubernetes: int) -> It
                 yield finding("health-condition", f"the condition is invalid: {wrong}", index, path)
         for number, selector in enumerate(map(mapping, listed(at(manifest.tree, ("spec", "deviceSelectors"))))):
             path = ("spec", "deviceSelectors", number, "cel", "expression")
-            expression = text(mapping(selector.get("cel")).get("expression"))
-            if isinstance(said := ready_selector(expression), str):
+            if isinstance(said := ready_selector(expression_of(selector)), str):
                 yield finding("health-selector", f"the selector is invalid: {said}", index, path)
 
 

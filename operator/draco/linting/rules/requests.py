@@ -98,15 +98,12 @@ def check_admin_access(manifests: Sequence[Manifest], _kubernetes: int) -> Itera
     for claim in objects.claims(manifests):
         if str(labels.get(claim.namespace, _PERMITTED).get(_ADMIN_ACCESS)) == "true":
             continue
-        for request in objects.requests(claim):
-            for asked in objects.wanted(request):
-                if asked.fields.get("adminAccess") is True:
-                    path = (*asked.path, "adminAccess")
-                    message = (
-                        f"namespace {claim.namespace} does not permit adminAccess: "
-                        f"its administrator labels it {_ADMIN_ACCESS}=true"
-                    )
-                    yield finding("admin-access", message, claim.manifest, path)
+        message = (
+            f"namespace {claim.namespace} does not permit adminAccess: its administrator labels it {_ADMIN_ACCESS}=true"
+        )
+        for asked in objects.asked_of(claim):
+            if asked.fields.get("adminAccess") is True:
+                yield finding("admin-access", message, claim.manifest, (*asked.path, "adminAccess"))
 
 
 def check_references_to_requests(manifests: Sequence[Manifest], _kubernetes: int) -> Iterator[Finding]:

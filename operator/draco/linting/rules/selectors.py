@@ -74,10 +74,7 @@ def _guarded(
 ) -> tuple[str, str] | None:
     """The driver to ask for first, and the expression that does; None where some selector of the class asks, or none need."""
     spec = objects.mapping(manifests[selector.manifest].tree.get("spec"))
-    others = " ".join(
-        objects.text(objects.mapping(objects.mapping(one).get("cel")).get("expression"))
-        for one in objects.listed(spec.get("selectors"))
-    )
+    others = " ".join(map(objects.expression_of, objects.listed(spec.get("selectors"))))
     if "device.driver" in others or "orValue" in expression or "has(" in expression or " in device." in expression:
         return None
     try:
@@ -96,7 +93,7 @@ def check_constraints(manifests: Sequence[Manifest], _kubernetes: int) -> Iterat
     """Attributes in constraints need their domain: without it no device has them."""
     drivers = objects.drivers_of_classes(manifests)
     for claim in objects.claims(manifests):
-        asked = [one for request in objects.requests(claim) for one in objects.wanted(request)]
+        asked = objects.asked_of(claim)
         known = {drivers.get(objects.text(one.fields.get("deviceClassName"))) for one in asked} - {None}
         driver = next(iter(known)) if len(known) == 1 else None
         for number, constraint in enumerate(objects.listed(claim.devices.get("constraints"))):

@@ -13,14 +13,13 @@ from draco.linting.objects import (
     WrittenClaim,
     WrittenClaims,
     WrittenPodSpec,
+    asked_of,
     listed,
     mapping,
     pod_claims,
     pods,
     text,
-    wanted,
 )
-from draco.linting.objects import requests as requests_of
 
 _SHARED: Final = re.compile(
     r"\bshar(e|es|ed|ing)\b|\bsame (gpu|device|claim|physical|mig)|\bin common\b", re.IGNORECASE
@@ -97,7 +96,7 @@ def _replicas(
         return
     devices = "devices"
     if claim is not None:
-        asked = [one.fields for request in requests_of(claim) for one in wanted(request)]
+        asked = [one.fields for one in asked_of(claim)]
         if len(asked) == 1 and mapping(asked[0]).get("count", 1) == 1 and asked[0].get("allocationMode") != "All":
             devices = "one device"
     yield Finding(

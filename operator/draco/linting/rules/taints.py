@@ -8,7 +8,7 @@ from typing import Final
 
 from draco.cel.syntax.parse import MAX_LENGTH
 from draco.linting.model import Finding, Json, Manifest, TreePath, finding
-from draco.linting.objects import listed, mapping, of_kind, text
+from draco.linting.objects import expression_of, listed, mapping, of_kind, text
 from draco.selectors.corrections import corrected
 from draco.selectors.known_names import CLASSES
 
@@ -19,7 +19,7 @@ _EXACT: Final = ("driver", "pool", "device")
 def _search(selector: Json) -> str:
     """The command that finds the devices that the selector was meant for."""
     for one in listed(selector.get("selectors")):
-        expression = text(mapping(mapping(one).get("cel")).get("expression"))
+        expression = expression_of(one)
         if expression and len(expression) <= MAX_LENGTH:
             driver = CLASSES.get(text(selector.get("deviceClassName")))
             return f"`draco selector eval '{corrected(expression.strip(), driver)[1]}'`"
