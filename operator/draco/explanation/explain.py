@@ -24,7 +24,7 @@ from draco.explanation.findings.folding import folded
 from draco.explanation.findings.held_allocations import obstacles
 from draco.explanation.findings.joint_fit import fits_alone
 from draco.explanation.findings.nodes import MAX_NODES, device_causes, main_reason
-from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.placement import nodes_for, unbound
 from draco.explanation.findings.verdicts import constrained_requests
 from draco.explanation.model import Explanation, NodeCause, NodeReason, PendingReason, ProblemKind, RequestExplanation
 from draco.explanation.note import cause_and_fix, with_summary
@@ -130,8 +130,7 @@ def _explain(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> 
 def _room_for(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> list[str]:
     """Where the claims fit beside what they have now: there they can go once they are allocated again."""
     anew = [replace(each, status=replace(each.status, allocation=None, reserved_for=[])) for each in claims]
-    unbound = None if pod is None else replace(pod, spec=replace(pod.spec, node_name=""))
-    return _of_waiting(fleet, anew, nodes_for(fleet, unbound).open).fits_on
+    return _of_waiting(fleet, anew, nodes_for(fleet, None if pod is None else unbound(pod)).open).fits_on
 
 
 def _hopeless(fleet: Fleet, claims: Sequence[ResourceClaim], pod: Pod | None) -> Explanation | None:

@@ -47,6 +47,11 @@ class DeviceCounts(OutputStruct, frozen=True, kw_only=True):
     offline: int = 0
     maintenance: int = 0
 
+    def of(self, state: DeviceState) -> int:
+        """Those in one state."""
+        number: int = getattr(self, state.name.lower())
+        return number
+
 
 class ClaimCounts(OutputStruct, frozen=True, kw_only=True):
     """Claims by state. `unused` are those of the pending ones that no pod waits for: nothing will allocate them."""

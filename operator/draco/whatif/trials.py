@@ -20,7 +20,7 @@ from draco.allocation.search.allocate import first_fitting
 from draco.explanation.explain import explain
 from draco.explanation.findings.allocated import reaching
 from draco.explanation.findings.held_allocations import refused_configuration
-from draco.explanation.findings.placement import nodes_for
+from draco.explanation.findings.placement import nodes_for, unbound
 from draco.explanation.model import Explanation, UseObstacle
 from draco.resources.api.claims import (
     AllocationResult,
@@ -120,7 +120,7 @@ def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
         fleet.put_claim(msgspec.structs.replace(claim, status=ResourceClaimStatus()))
     keys = {claim.metadata.key for claim in displaced}
     pods = sorted(world.pods.values(), key=lambda pod: pod.metadata.key)
-    moving = [_without_node(pod) for pod in pods if not pod.is_over and not keys.isdisjoint(pod.claims)]
+    moving = [unbound(pod) for pod in pods if not pod.is_over and not keys.isdisjoint(pod.claims)]
     waiting = [pod for pod in pods if pod.waits and uses_devices(pod, fleet.classes) and keys.isdisjoint(pod.claims)]
     trials = [_trial(world, pod, {}) for pod in (*moving, *waiting)]
     used = {key for pod in (*moving, *waiting) for key in pod.claims}
@@ -129,10 +129,6 @@ def trials_of_cluster(world: World, gone: set[PoolKey]) -> list[Trial]:
     alone = [fleet.claims[key] for key in sorted(fleet.claims) if key not in used and key not in left]
     trials += [Trial(claims=[claim]) for claim in alone if claim.metadata.deletion_timestamp is None]
     return [trial for trial in trials if trial.missing or _waiting(trial.claims)]
-
-
-def _without_node(pod: Pod) -> Pod:
-    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
 
 
 def _trial(world: World, pod: Pod, asked: Mapping[ObjectKey, ResourceClaim]) -> Trial:

@@ -7,7 +7,7 @@ Owns the options, what is asked about, and the choice of output. Who it is about
 from collections.abc import Callable, Iterator, Sequence
 
 import click
-import msgspec
+from msgspec.structs import replace
 
 from draco.cli.explain.preempting import PossibleVictims, with_preemption
 from draco.cli.explain.refusals import with_refusals
@@ -56,11 +56,14 @@ def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbos
         return
     explained = list(_explained(made, [subject_of(made, kind, name, namespace) for kind, name in asked]))
     if devices:
-        explained = [(subject, _with_devices(made, subject, explanation)) for subject, explanation in explained]
+        explained = [
+            (each, replace(explanation, devices=device_verdicts(made.fleet, each.claims, pod=each.pod)))
+            for each, explanation in explained
+        ]
     if output != "text":
         print_as(output, explained[0][1] if len(explained) == 1 else _document(explained))
         return
-    warn(_surprises(made, sources))
+    warn(made.notes if sources.filenames else made.notes[1:])  # not that the cluster is the cluster
     _print(explained, made, report if verbose else _brief)
     if not verbose and any(explanation.requests for _, explanation in explained):
         echo(f"\n{MORE}")
@@ -96,15 +99,6 @@ def _explained(made: World, subjects: Sequence[ExplainSubject]) -> Iterator[tupl
             minor=made.kubernetes_minor,
         )
         yield subject, with_preemption(victims, subject, with_refusals(made, subject, explanation))
-
-
-def _with_devices(made: World, subject: ExplainSubject, explanation: Explanation) -> Explanation:
-    return msgspec.structs.replace(explanation, devices=device_verdicts(made.fleet, subject.claims, pod=subject.pod))
-
-
-def _surprises(made: World, sources: WorldSources) -> list[str]:
-    """What is to be said beforehand: not that the cluster is the cluster."""
-    return made.notes if sources.filenames else made.notes[1:]
 
 
 def _print(

@@ -11,6 +11,7 @@ import msgspec
 from draco.allocation.ownership.leaks import ended_users
 from draco.allocation.pod_claims import MissingClaimError, claims_of, known_claims_of, uses_devices, using
 from draco.explanation.findings.held_allocations import obstacles
+from draco.explanation.findings.placement import unbound
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod
 from draco.resources.api.meta import ObjectKey
@@ -84,8 +85,7 @@ def pending(world: World, namespace: str, kind: str) -> list[ExplainSubject]:
 
 def _may_wait(pod: Pod) -> bool:
     """Whether it waits, or would if it did not name its node itself."""
-    unbound = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
-    return unbound.waits
+    return unbound(pod).waits
 
 
 def _pods(world: World) -> Mapping[ObjectKey, Pod]:

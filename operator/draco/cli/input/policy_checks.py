@@ -82,7 +82,8 @@ def _layouts(spec: MigPolicySpec) -> Iterator[str]:
     if spec.mode is MigMode.STATIC and not spec.layout:
         yield "mode Static needs spec.layout to name one of spec.layouts"
     if spec.layout and spec.layout not in names:
-        yield f"spec.layouts has no layout named {spec.layout}: {f'it has {_listed(names)}' if names else 'it is empty'}"
+        known = f"it has {', '.join(names)}" if names else "it is empty"
+        yield f"spec.layouts has no layout named {spec.layout}: {known}"
     if twice := _twice(names):
         yield f"spec.layouts has two layouts named {twice}; remove one of them"
     for layout in spec.layouts:
@@ -159,10 +160,6 @@ def _repeated(where: str, names: Iterable[str]) -> Iterator[str]:
 
 def _twice(names: Iterable[str]) -> str:
     return next((name for name, count in Counter(names).items() if count > 1), "")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def _counts(value: object) -> Iterator[str]:

@@ -68,31 +68,27 @@ def _those(names: Sequence[str]) -> str:
 
 
 async def _read(kubeconfig: Path | None, context: str | None) -> ObservedNodes:
+    """The cluster that is meant. Raises KubeError or ClusterError."""
     async with Client(await connect(kubeconfig, context)) as client:
-        return await read_layouts(client)
-
-
-async def read_layouts(client: Client) -> ObservedNodes:
-    """The cluster behind a client. Raises KubeError or ClusterError."""
-    reader = Reader(client)
-    try:
-        gpu_nodes = await reader.all(GPU_NODES)
-        policies = await reader.all(MIG_POLICIES)
-    except NotFound:
-        raise without_kinds(client, GPU_NODES, MIG_POLICIES) from None
-    async with asyncio.TaskGroup() as tasks:
-        nodes = tasks.create_task(reader.all_if_allowed(NODES, "node selectors cannot be evaluated"))
-        slices = tasks.create_task(reader.all_if_allowed(SLICES, "device selectors cannot be evaluated"))
-        claims = tasks.create_task(reader.all_if_allowed(CLAIMS, "which claims have whole GPUs is not known"))
-    return ObservedNodes(
-        server=str(client.connection.server),
-        gpu_nodes={each.metadata.name: each for each in gpu_nodes},
-        nodes={each.metadata.name: each for each in nodes.result()},
-        slices=slices.result(),
-        claims=claims.result(),
-        policies={each.metadata.name: each for each in policies},
-        notes=sorted(reader.unread),
-    )
+        reader = Reader(client)
+        try:
+            gpu_nodes = await reader.all(GPU_NODES)
+            policies = await reader.all(MIG_POLICIES)
+        except NotFound:
+            raise without_kinds(client, GPU_NODES, MIG_POLICIES) from None
+        async with asyncio.TaskGroup() as tasks:
+            nodes = tasks.create_task(reader.all_if_allowed(NODES, "node selectors cannot be evaluated"))
+            slices = tasks.create_task(reader.all_if_allowed(SLICES, "device selectors cannot be evaluated"))
+            claims = tasks.create_task(reader.all_if_allowed(CLAIMS, "which claims have whole GPUs is not known"))
+        return ObservedNodes(
+            server=str(client.connection.server),
+            gpu_nodes={each.metadata.name: each for each in gpu_nodes},
+            nodes={each.metadata.name: each for each in nodes.result()},
+            slices=slices.result(),
+            claims=claims.result(),
+            policies={each.metadata.name: each for each in policies},
+            notes=sorted(reader.unread),
+        )
 
 
 def _add(seen: ObservedNodes, manifests: Iterable[tuple[Manifest, str]]) -> None:

@@ -5,7 +5,7 @@ Owns options, files and streams, and how findings are shown. Cases are `cases`, 
 
 import asyncio
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from draco.cli.selector import devices as selector_devices
 from draco.cli.selector.cases import Findings
 from draco.resources.api.slices import ResourceSlice
 from draco.resources.written.manifests import decode, expand
-from draco.selectors.corrections import Complaint, corrected
+from draco.selectors.corrections import corrected
 
 TOO_COMPLEX = "too complex, exceeds cost limit"
 
@@ -76,17 +76,14 @@ def check(expression: str | None, file: Path | None, cases: Path | None, output:
     elif found.compile_error:
         echo(f"{found.compile_error}{_hint(text)}", err=True)
     else:
-        for line in (*_shown(text, found, refusals), *_advice(complaints)):
+        for line in _shown(text, found, refusals):
             echo(line)
+        for each in complaints:  # what is probably not meant, though Kubernetes takes it
+            echo(f"{'but':<10}{each.message}")
         if hint := _hint(text):
             echo(hint.strip())
     if found.compile_error or all(refusals.values()) or any(each.always_fails for each in complaints):
         raise click.exceptions.Exit(1)
-
-
-def _advice(complaints: Iterable[Complaint]) -> Iterator[str]:
-    """What is probably not meant, though Kubernetes takes it."""
-    yield from (f"{'but':<10}{each.message}" for each in complaints)
 
 
 def _hint(expression: str) -> str:

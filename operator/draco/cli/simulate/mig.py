@@ -6,11 +6,11 @@ Owns the options, the boards one can choose from, and how the outcome is shown. 
 
 import asyncio
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
@@ -135,29 +135,29 @@ def command(
     if from_node is None and (kubeconfig or context):
         raise click.UsageError("--kubeconfig and --context belong to --from-node: give a node with it.")
     table = _known(board) if from_node is None else asyncio.run(_reported(from_node, board, kubeconfig, context))
-    chosen = [Policy(each) for each in dict.fromkeys(policies)]
-    runs = [
-        _Run(
-            policy, Replay(SimulatedFleet(geometry(table), gpus, gpus_per_node), rule_of(policy, _chance(seed)), moves)
-        )
-        for policy in chosen
-    ]
+    runs = []
+    for policy in map(Policy, dict.fromkeys(policies)):
+        chance = Random(seed).randrange  # noqa: S311 - stands in for a scheduler that meets devices in no fixed order
+        fleet = SimulatedFleet(geometry(table), gpus, gpus_per_node)
+        runs.append(_Run(policy, Replay(fleet, rule_of(policy, chance), moves)))
     name = "standard input" if str(trace) == "-" else str(trace)
     with click.open_file(str(trace), "rb") as stream:
-        replayed = _replay(events(lines_of(stream, LONGEST_LINE), table, name), runs)
-    if not replayed.events:
+        number, began = _replay(events(lines_of(stream, LONGEST_LINE), table, name), runs)
+    if not number:
         raise TraceError(f"{name} holds no events")
-    fleet = {"board": board} if from_node is None else {"board": board, "fromNode": from_node}
-    document = {"schema": SCHEMA, **fleet, "gpus": gpus, "gpusPerNode": gpus_per_node, **_document(replayed, runs)}
+    boards = {"board": board} if from_node is None else {"board": board, "fromNode": from_node}
+    document = {
+        "schema": SCHEMA,
+        **boards,
+        "gpus": gpus,
+        "gpusPerNode": gpus_per_node,
+        **_document(number, began, runs),
+    }
     if output == "json":
         print_document(document)
     else:
         for line in _lines(document):
             echo(line)
-
-
-def _chance(seed: int) -> Callable[[int], int]:
-    return Random(seed).randrange  # noqa: S311 - stands in for a scheduler that meets devices in no fixed order
 
 
 def _known(name: str | None) -> Board:
@@ -193,13 +193,8 @@ async def _reported(node: str, name: str | None, kubeconfig: Path | None, contex
     )
 
 
-class _Replayed(NamedTuple):
-    events: int
-    began: float
-
-
-def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> _Replayed:
-    """Feed every run with every event."""
+def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> tuple[int, float]:
+    """Feed every run with every event. Returns how many there are, and when they begin."""
     number, began, every = 0, 0.0, 1
     for event in trace:
         if not number:
@@ -216,15 +211,15 @@ def _replay(trace: Iterable[Arrive | Depart], runs: Sequence[_Run]) -> _Replayed
                 every *= 2
                 for run in runs:
                     del run.headroom[::2]  # what stays are multiples of the new distance
-    return _Replayed(number, began)
+    return number, began
 
 
-def _document(replayed: _Replayed, runs: Sequence[_Run]) -> dict[str, Any]:
+def _document(number: int, began: float, runs: Sequence[_Run]) -> dict[str, Any]:
     first = runs[0].replay
     claims = first.results.accepted + first.results.refused
     return {
         "slices": first.slices,
-        "trace": {"events": replayed.events, "claims": claims, "start": replayed.began, "end": first.at},
+        "trace": {"events": number, "claims": claims, "start": began, "end": first.at},
         "policies": [_policy_report(run) for run in runs],
     }
 

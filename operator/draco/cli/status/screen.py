@@ -3,22 +3,14 @@
 Owns layout, words and colours. Colour only repeats what the words say, so that nothing is lost without it. Computes nothing.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from draco.cli.tables import table
-from draco.overview.status_schema import (
-    ClaimState,
-    ClaimView,
-    ClusterStatus,
-    DeviceCounts,
-    DeviceState,
-    DeviceView,
-    NodeView,
-)
+from draco.overview.status_schema import ClaimState, ClaimView, ClusterStatus, DeviceState, DeviceView, NodeView
 from draco.resources.api.health import FaultFamily
 from draco.resources.api.maintenance import MaintenancePhase
 from draco.resources.names import REASON_AGENT_LOST, TAINT_FAMILIES
@@ -57,15 +49,15 @@ _PHASE_WORDS: Mapping[str, str] = {
     MaintenancePhase.FAILED: "failed",
 }
 _FAMILIES = frozenset(FaultFamily)
-COUNTED: list[tuple[DeviceState, Callable[[DeviceCounts], int]]] = [
-    (DeviceState.FREE, lambda counts: counts.free),
-    (DeviceState.IN_USE, lambda counts: counts.in_use),
-    (DeviceState.BLOCKED, lambda counts: counts.blocked),
-    (DeviceState.TAINTED, lambda counts: counts.tainted),
-    (DeviceState.MAINTENANCE, lambda counts: counts.maintenance),
-    (DeviceState.UNHEALTHY, lambda counts: counts.unhealthy),
-    (DeviceState.OFFLINE, lambda counts: counts.offline),
-]
+_COUNTED = (
+    DeviceState.FREE,
+    DeviceState.IN_USE,
+    DeviceState.BLOCKED,
+    DeviceState.TAINTED,
+    DeviceState.MAINTENANCE,
+    DeviceState.UNHEALTHY,
+    DeviceState.OFFLINE,
+)
 
 
 def show(status: ClusterStatus, console: Console) -> None:
@@ -96,7 +88,7 @@ def _rest(status: ClusterStatus, console: Console, *, most: int, fold: bool) -> 
 def _headline(status: ClusterStatus, console: Console) -> None:
     ready = sum(node.ready for node in status.nodes if node.name)
     named = sum(1 for node in status.nodes if node.name)
-    states = [f"{count(status.devices)} {state}" for state, count in COUNTED if count(status.devices)]
+    states = [f"{number} {state}" for state in _COUNTED if (number := status.devices.of(state))]
     claims = status.claims
     claim_states = [
         f"{number} {word}"
@@ -126,19 +118,19 @@ def _nodes(nodes: Iterable[NodeView], console: Console, *, fold: bool) -> None:
         console.print("No node publishes devices. Is a DRA driver (for Draco: its agent) running on the GPU nodes?")
         return
     columns = [
-        (state, count)
-        for state, count in COUNTED
-        if state not in {DeviceState.BLOCKED, DeviceState.OFFLINE} or any(count(node.devices) for node in shown)
+        state
+        for state in _COUNTED
+        if state not in {DeviceState.BLOCKED, DeviceState.OFFLINE} or any(node.devices.of(state) for node in shown)
     ]
     folded = [node for node in shown if fold and _in_order(node)]
-    titles = [state.upper() for state, _ in columns]
+    titles = [state.upper() for state in columns]
     table = _table("NODE", "STATE", "DEVICES", *titles, numbers=range(2, 3 + len(titles)))
     for node in shown:
         if node not in folded:
-            cells = [_number(count(node.devices), state) for state, count in columns]
+            cells = [_number(node.devices.of(state), state) for state in columns]
             table.add_row(node.name or NO_NODE, _node_state(node), str(node.devices.total), *cells)
     if folded:
-        sums = [_number(sum(count(node.devices) for node in folded), state) for state, count in columns]
+        sums = [_number(sum(node.devices.of(state) for node in folded), state) for state in columns]
         total = sum(node.devices.total for node in folded)
         table.add_row(f"({len(folded)} others)", Text("Ready", "green"), str(total), *sums)
     console.print(table)
@@ -186,7 +178,7 @@ def _devices(devices: Sequence[DeviceView], console: Console, *, fold: bool) -> 
         console.print(table)
     if fold:
         console.print("Devices that are free or in use are counted above; list every one with -o wide.", style="dim")
-    if sick := next((view for view in shown if _is_sick(view)), None):
+    if sick := next((view for view in shown if view.health not in {"", "Healthy"}), None):
         console.print(f"Since when, and what to do: draco health {sick.node}/{sick.device}", style="dim")
     if any(view.state is DeviceState.BLOCKED for view in devices):
         console.print(
@@ -207,11 +199,6 @@ def _detail(view: DeviceView) -> str:
     if view.claims_on_parts:
         parts.append(f"in parts: claim {_some(view.claims_on_parts)}")
     return "; ".join(parts)
-
-
-def _is_sick(view: DeviceView) -> bool:
-    """Whether its agent reports it, and reports a fault of it."""
-    return view.health not in {"", "Healthy"}
 
 
 def _taint_words(taint: str) -> str:

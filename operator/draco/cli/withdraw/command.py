@@ -72,20 +72,18 @@ def command(
                 warn=lambda sentence: warn([sentence]),
             )
             try:
-                async with asyncio.timeout(
-                    timeout_s + _ANSWERS_S
-                ):  # it ends on its own, unless the server does not answer
-                    await (_say(withdrawal) if dry_run else _do(withdrawal, force=force))
+                # It ends on its own, unless the server does not answer.
+                async with asyncio.timeout(timeout_s + _ANSWERS_S):
+                    if dry_run:
+                        _show(await withdrawal.read(), await withdrawal.workloads())
+                    else:
+                        await _do(withdrawal, force=force)
             except TimeoutError:
                 raise WithdrawError(
                     f"not everything was taken back within {timeout_s:.0f} s: run this again, with a longer --timeout."
                 ) from None
 
     asyncio.run(work())
-
-
-async def _say(withdrawal: Withdrawal) -> None:
-    _show(await withdrawal.read(), await withdrawal.workloads())
 
 
 async def _do(withdrawal: Withdrawal, *, force: bool) -> None:

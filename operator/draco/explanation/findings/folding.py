@@ -148,7 +148,8 @@ class _Folding:
         expression = selector_ref(self._constrained, place).expression
         paths = paths_of(expression)
         columns = self._fleet.inventory.columns
-        mask = self._found.classes.outcomes[self._place].translate(_only(outcome(place, failed=False)))
+        unmet = outcome(place, failed=False)
+        mask = self._found.classes.outcomes[self._place].translate(bytes(each == unmet for each in range(256)))
         counts: dict[tuple[str, str], int] = {}
         for path in paths:
             column = columns.get(ColumnPath(path.kind, path.domain or "", path.id or ""))
@@ -166,7 +167,3 @@ class _Folding:
                     key = (path_text(path), value_of(columns.drivers[row], device, path))
                     counts[key] = counts.get(key, 0) + count
         return most_frequent(counts)
-
-
-def _only(value: int) -> bytes:
-    return bytes(each == value for each in range(256))

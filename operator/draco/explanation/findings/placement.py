@@ -81,6 +81,11 @@ def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
     return fleet.of_nodes.get(rules.asked, lambda: _divided(fleet, rules))
 
 
+def unbound(pod: Pod) -> Pod:
+    """The pod as if it had no node yet."""
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=""))
+
+
 def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
     nodes_of: dict[PlacementObstacle, list[str]] = {}
     for name, node in fleet.nodes.items():

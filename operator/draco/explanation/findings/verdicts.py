@@ -19,7 +19,6 @@ from draco.allocation.search.requests import ExpandedClaim, Request
 from draco.cel.errors import CompileError, EvaluationError
 from draco.explanation.model import Cause
 from draco.resources.api.claims import DeviceConstraint, ResourceClaim
-from draco.resources.names import DeviceKey
 
 
 class DeviceFinding(NamedTuple):
@@ -101,7 +100,8 @@ class Judge:
             except (CompileError, EvaluationError) as error:
                 failed = DeviceFinding(Cause.SELECTOR_FAILED, (place, str(error)))
                 break
-        if self._is_in_use(constrained, candidate.key) and not (failed and constrained.all_mode):
+        is_in_use = not constrained.request.admin_access and self._state.holds(candidate.key)
+        if is_in_use and not (failed and constrained.all_mode):
             return DeviceFinding(Cause.IN_USE)
         if failed is not None:
             return failed
@@ -126,9 +126,6 @@ class Judge:
                         counters[place] -= taken
             known = self._left[id(view)] = (view, counters)
         return known[1]
-
-    def _is_in_use(self, constrained: ConstrainedRequest, key: DeviceKey) -> bool:
-        return not constrained.request.admin_access and self._state.holds(key)
 
     @staticmethod
     def _taint(constrained: ConstrainedRequest, candidate: Candidate) -> DeviceFinding | None:

@@ -141,7 +141,8 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
         return _uncomparable(published, ref, compared, values, who) or _unmet(ref, demand, compared, values, who)
     paths = paths_of(demand.text)
     reads = {path: published.values(path, among) for path in paths}
-    if not fleet_reads(fleet, demand.text):
+    # Whether the answer depends on the device at all, as far as one can tell.
+    if not paths and "device" not in demand.text and len(fleet.inventory):
         return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, f"{demand.text} is false whatever the device")
     shown = "; ".join(f"{path_text(path)} is {_listed(values)}" for path, values in reads.items() if values)
     text = f"{who} meets {demand.text}{f' ({shown})' if shown else ''}"
@@ -149,11 +150,6 @@ def _dead(fleet: Fleet, published: PublishedNames, part: _Part, among: bytes, wh
     near = closest_value(tested[1], reads.get(tested[0], ())) if tested is not None else None
     remedy = f"write {_with_value(ref, demand, tested[0], near)}" if tested is not None and near is not None else ""
     return DeadEnd(ProblemKind.SELECTOR_NEVER_TRUE, ref, text, remedy)
-
-
-def fleet_reads(fleet: Fleet, expression: str) -> bool:
-    """Whether the answer depends on the device at all, as far as one can tell: its devices differ in what it reads."""
-    return bool(paths_of(expression)) or "device" in expression or len(fleet.inventory) == 0
 
 
 def _unknown_driver(published: PublishedNames, ref: SelectorRef, compared: Comparison, who: str) -> DeadEnd:

@@ -216,7 +216,7 @@ def _lowered_capacity(trials: Trials, request: RequestCandidates, name: str) -> 
                 capacity = candidate.device.capacity.get(name)
                 if capacity is not None and rows[candidate.row]:
                     taken = fleet.state.consumed(candidate.key).get(name, 0)
-                    amounts.add(Quantity.parse(capacity.value) - _nanos(taken))
+                    amounts.add(Quantity.parse(capacity.value) - Quantity.parse(f"{taken}n"))
         enough = Quantity.parse(asked)
         for amount in sorted((each for each in amounts if each.sign() > 0 and each < enough), reverse=True)[:_VALUES]:
             requests = {**request.asked.capacity.requests, name: str(amount)}
@@ -231,10 +231,6 @@ def _lowered_capacity(trials: Trials, request: RequestCandidates, name: str) -> 
             if changes:
                 yield from changes
                 return
-
-
-def _nanos(number: int) -> Quantity:
-    return Quantity.parse(f"{number}n")
 
 
 def dropped_constraints(trials: Trials) -> Iterator[SuggestedChange]:

@@ -12,7 +12,7 @@ from draco.allocation.ownership.claims import tolerating_everything
 from draco.explanation.model import Cause, RequestExplanation
 from draco.explanation.remedies.trials import Trials
 from draco.resources.api.claims import ResourceClaim
-from draco.resources.api.core import Node, Pod
+from draco.resources.api.core import Pod
 from draco.resources.names import LABEL_KARPENTERS
 
 
@@ -22,11 +22,7 @@ def counted_on(
     """The node on which Karpenter counts for these claims, which do not fit; "" if it counts on none or is not there."""
     if not any(cause.cause is Cause.TAINTED for each in requests for cause in each.causes):
         return ""
-    if not any(map(_is_karpenters, fleet.nodes.values())):
+    if not any(LABEL_KARPENTERS in node.metadata.labels for node in fleet.nodes.values()):
         return ""
     trials = Trials(fleet, [tolerating_everything(claim) for claim in claims], pod)
     return next((node.metadata.name for node in trials.likely_nodes() if trials.fits(node)), "")
-
-
-def _is_karpenters(node: Node) -> bool:
-    return LABEL_KARPENTERS in node.metadata.labels
