@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import click
 
-from draco.cli.input.reading import Reader, cluster_with_dra
+from draco.cli.input.reading import Reader, cluster_with_dra, missing_of
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import echo, print_document, visible
 from draco.kube.clock import SystemClock
 from draco.kube.discovery import kubernetes_minor
 from draco.kube.errors import Forbidden
 from draco.overview.installation import OPERATORS, CheckReport, Installation, RuntimeNode, Verdict, Workload, check
-from draco.overview.status_schema import MissingView
 from draco.resources.kinds import DEVICE_CLASSES, DEVICE_MAINTENANCES, GPU_NODES, LEASES, OWN_KINDS, SLICES, Kind
 
 DEPLOYMENTS: Final = Kind("apps", "v1", "deployments", "Deployment", True, Workload)
@@ -102,9 +101,7 @@ async def _read(kubeconfig: Path | None, context: str | None, namespace: str) ->
         found = Installation(
             minor=minor.result(),
             absent_kinds=[kind.kind for kind, task in own.items() if task.result() is None],
-            missing=[
-                MissingView(name=one.name, consequence=one.consequence, remedy=one.remedy) for one in features.missing
-            ],
+            missing=missing_of(features),
             operators=operators.result(),
             agents=agents.result(),
             leases=leases.result(),

@@ -7,6 +7,8 @@ stands is the operator's to say; nothing is decided here, and nothing read.
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from draco.maintenance.taint_impact import named_and_members
 from draco.overview.status_schema import BudgetView, ConditionView, MaintainedView, MaintenanceView
 from draco.resources.api.claims import ResourceClaim
@@ -77,10 +79,7 @@ def maintenance_view(
             )
             for each in status.devices
         ],
-        conditions=[
-            ConditionView(type=each.type, status=each.status, reason=each.reason, message=each.message)
-            for each in status.conditions
-        ],
+        conditions=[msgspec.convert(each, ConditionView, from_attributes=True) for each in status.conditions],
     )
 
 

@@ -12,6 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from draco.cli.options import Command, with_cluster
 from draco.cli.output import warn
 from draco.kube.clock import SystemClock
@@ -22,6 +24,7 @@ from draco.kube.discovery import Features, discover
 from draco.kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from draco.maintenance.taint_impact import is_for_members
 from draco.overview.installation import OPERATORS, leading
+from draco.overview.status_schema import MissingView
 from draco.resources.api.claims import ResourceClaim
 from draco.resources.api.core import Pod, PodDisruptionBudget
 from draco.resources.api.meta import ObjectKey
@@ -63,6 +66,11 @@ async def cluster_with_dra(kubeconfig: Path | None, context: str | None) -> Asyn
         if not features.dra:
             raise without_dra(client)
         yield client, features
+
+
+def missing_of(features: Features) -> list[MissingView]:
+    """What the cluster lacks."""
+    return [msgspec.convert(each, MissingView, from_attributes=True) for each in features.missing]
 
 
 def on_cluster(read: Callable[[Client, Features], Awaitable[T]]) -> Callable[[Command], Command]:

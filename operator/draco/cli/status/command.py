@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from draco.cli.input.reading import Reader, cluster_with_dra, group_members, pods_and_budgets
+from draco.cli.input.reading import Reader, cluster_with_dra, group_members, missing_of, pods_and_budgets
 from draco.cli.options import output_option, with_cluster
 from draco.cli.output import print_document, visible
 from draco.cli.status import screen as status_screen
@@ -74,9 +74,7 @@ def command(kubeconfig: Path | None, context: str | None, namespace: str, output
 
 async def _read(kubeconfig: Path | None, context: str | None, namespace: str) -> ClusterStatus:
     async with cluster_with_dra(kubeconfig, context) as (client, features):
-        missing = [
-            MissingView(name=item.name, consequence=item.consequence, remedy=item.remedy) for item in features.missing
-        ]
+        missing = missing_of(features)
         reader = Reader(client)
         async with asyncio.TaskGroup() as tasks:
             nodes = tasks.create_task(reader.all(NODES))

@@ -51,7 +51,6 @@ class Reachability:
         self._other_keys = set(fleet.inventory.others)
         self.others: list[Pool] = list(fleet.inventory.others.values())
         self.lost: list[SliceEntry] = list(self._of_no_node())
-        self._mixed = {name for pool in self.others for name in _named(pool)}
         self._likeness = _Likeness(self.others)
         self._pools: dict[tuple[str | None, ...], VisiblePools] = {}
 
@@ -67,7 +66,7 @@ class Reachability:
 
     def likenesses(self, nodes: Iterable[str], column: Codes) -> Mapping[Likeness, list[str]]:
         """The nodes by which of these devices have equal values in a column, the nodes of each in the same order."""
-        if not self._mixed:
+        if not self._likeness.names:
             return self._fleet.inventory.nodes.likenesses(column, nodes)
         found: dict[Likeness, list[str]] = {}
         for node in nodes:
@@ -77,13 +76,13 @@ class Reachability:
     def rows(self, node: str) -> Sequence[int]:
         """The rows of the devices in a node's plain pools."""
         rows = self._fleet.inventory.nodes[node]
-        if node not in self._mixed:
+        if node not in self._likeness.names:
             return rows
         return [row for row in rows if pool_key(self._fleet.inventory.entry(row)) not in self._other_keys]
 
     def read(self, node: str, column: Codes) -> NodeProfile:
         """What a column has for these devices, in the same order."""
-        if node not in self._mixed:
+        if node not in self._likeness.names:
             return self._fleet.inventory.nodes.read(node, column)
         cells = [column[row] for row in self.rows(node)]
         return tuple(cells) if isinstance(column, array) else bytes(cells)
@@ -139,14 +138,14 @@ class _Likeness:
     """What tells nodes apart for some pools: the labels their selectors look at, and the names they name."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
-        self._names: set[str] = set()
+        self.names: set[str] = set()
         labels: set[str] = set()
         for pool in pools:
             for entry in pool.entries:
                 selections: list[ResourceSliceSpec | Device] = [entry.spec, *entry.spec.devices]
                 for where in selections:
                     if where.node_name:
-                        self._names.add(where.node_name)
+                        self.names.add(where.node_name)
                     if where.node_selector is not None:
                         self._read(where.node_selector, labels)
         self._labels = sorted(labels)
@@ -155,21 +154,13 @@ class _Likeness:
         for term in selector.node_selector_terms:
             labels.update(each.key for each in term.match_expressions)
             for field in term.match_fields:
-                self._names.update(field.values)
+                self.names.update(field.values)
 
     def of(self, node: Node) -> tuple[str | None, ...]:
         """Equal for nodes that see the same."""
         name = node.metadata.name
         has = node.metadata.labels.get
-        return (name if name in self._names else None, *[has(key) for key in self._labels])
-
-
-def _named(pool: Pool) -> Iterable[str]:
-    for entry in pool.entries:
-        selections: list[ResourceSliceSpec | Device] = [entry.spec, *entry.spec.devices]
-        for where in selections:
-            if where.node_name:
-                yield where.node_name
+        return (name if name in self.names else None, *[has(key) for key in self._labels])
 
 
 def pool_key(entry: SliceEntry) -> PoolKey:
