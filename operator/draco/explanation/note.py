@@ -89,20 +89,16 @@ def cause_and_fix(explanation: Explanation) -> tuple[str, bool]:
 
 
 def _sentences(explanation: Explanation, said: _NoteParts) -> str:
-    return " ".join(sentence(capital(each)) for each in (said.cause, said.fix, _counted(explanation)) if each)
-
-
-def _counted(explanation: Explanation) -> str:
-    """What keeps Karpenter from helping, though it says that it found a place; "" where nothing does."""
-    if not explanation.counted_on:
-        return ""
-    return f"Karpenter ignores device taints and treats {explanation.counted_on} as free; it may not add a node"
+    said_too = ""
+    if explanation.counted_on:  # this keeps Karpenter from helping, though it says that it found a place
+        said_too = f"Karpenter ignores device taints and treats {explanation.counted_on} as free; it may not add a node"
+    return " ".join(sentence(capital(each)) for each in (said.cause, said.fix, said_too) if each)
 
 
 def _said(explanation: Explanation) -> _NoteParts:
     allocated = _ALLOCATED.get(explanation.reason)
-    if allocated is not None:
-        return allocated(explanation)
+    if allocated is not None:  # all but one of these say which claim it is
+        return allocated(explanation)._replace(names_subject=explanation.reason is not PendingReason.ALLOCATED)
     if explanation.reason in {
         PendingReason.CLAIM_MISSING,
         PendingReason.LIMIT_REACHED,
@@ -353,8 +349,7 @@ def _unusable(explanation: Explanation) -> _NoteParts:
     cause = f"claim {first.claim} is allocated{device}, but {first.text}"
     more = len(explanation.obstacles) - 1
     room = f" (there is room on {listed(explanation.room_on)})" if first.device and explanation.room_on else ""
-    counts = f"{counted(more, 'more obstacle')}" if more else ""
-    return _NoteParts(cause, f"{first.remedy}{room}", counts, names_subject=True)
+    return _NoteParts(cause, f"{first.remedy}{room}", f"{counted(more, 'more obstacle')}" if more else "")
 
 
 def _allocated(explanation: Explanation) -> _NoteParts:
@@ -372,26 +367,24 @@ def _allocated(explanation: Explanation) -> _NoteParts:
 def _binding(explanation: Explanation) -> _NoteParts:
     failed = [f"{claim.claim} ({', '.join(claim.failed)})" for claim in explanation.allocated if claim.failed]
     if failed:
-        said = f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another"
-        return _NoteParts(said, names_subject=True)
+        return _NoteParts(f"a device could not be made ready: {listed(failed)}; kube-scheduler allocates another")
     waiting = [
         f"{claim.claim} ({', '.join(claim.waiting_for)})" for claim in explanation.allocated if claim.waiting_for
     ]
-    said = f"the driver is making the allocated devices ready: {listed(waiting)}"
-    return _NoteParts(said, names_subject=True)
+    return _NoteParts(f"the driver is making the allocated devices ready: {listed(waiting)}")
 
 
 def _elsewhere(explanation: Explanation) -> _NoteParts:
     bound = [f"{claim.claim} ({claim.nodes})" for claim in explanation.allocated if claim.nodes]
     cause = f"the claim's devices are on nodes that the pod cannot use: {listed(bound)}"
     nodes = "; ".join(node_text(each) for each in explanation.nodes[:NAMED])
-    return _NoteParts(cause, nodes, names_subject=True)
+    return _NoteParts(cause, nodes)
 
 
 def _full(explanation: Explanation) -> _NoteParts:
     claims = [f"{claim.claim} has {counted(len(claim.consumers), 'user')}" for claim in explanation.allocated]
     cause = f"the claim already has its maximum number of users: {listed(claims)}"
-    return _NoteParts(cause, "give the pod a claim of its own", names_subject=True)
+    return _NoteParts(cause, "give the pod a claim of its own")
 
 
 _ALLOCATED: Final[Mapping[PendingReason, Callable[[Explanation], _NoteParts]]] = MappingProxyType(
