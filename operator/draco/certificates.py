@@ -135,7 +135,16 @@ class Certificate:
     def load(self) -> None:
         """Show what is in the folder. Raises CertificateUnusable."""
         self._seen = self._state()
-        self._load()
+        try:
+            # Into a context of its own first: a certificate without its key must not spoil the one in use.
+            validity = examine(*self._files, name=self._name)
+            self.context.load_cert_chain(*self._files)
+        except OSError as error:  # SSLError is one
+            raise CertificateUnusable(
+                f"cannot use {self._files[0]} with {self._files[1]} ({error.strerror or error}); put a certificate and its "
+                "private key there, both in PEM"
+            ) from error
+        self._validity = validity
 
     def reload(self) -> None:
         """Show what is in the folder now; what was shown before, if that cannot be used."""
@@ -181,18 +190,6 @@ class Certificate:
         elif self._said is None or self._said[0] != found or now - self._said[1] >= _SAID_EVERY:
             self._said = (found, now)
             log.warning("certificate.unfit", use=self.use, problem=found.problem.value, error=found.sentence)
-
-    def _load(self) -> None:
-        try:
-            # Into a context of its own first: a certificate without its key must not spoil the one in use.
-            validity = examine(*self._files, name=self._name)
-            self.context.load_cert_chain(*self._files)
-        except OSError as error:  # SSLError is one
-            raise CertificateUnusable(
-                f"cannot use {self._files[0]} with {self._files[1]} ({error.strerror or error}); put a certificate and its "
-                "private key there, both in PEM"
-            ) from error
-        self._validity = validity
 
     def _require(self, client_ca: Path) -> None:
         try:

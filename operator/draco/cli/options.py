@@ -17,6 +17,10 @@ Options = Sequence[Callable[[Command], Command]]
 RELEASES: Final = (34, 35, 36, 37)
 """Minor versions of Kubernetes that serve resource.k8s.io/v1 and whose rules and language are known."""
 
+verbose_option: Final = click.option(
+    "-v", "--verbose", is_flag=True, help="Say all: each request, each node, all that would help."
+)
+"""Asks for all that is known, where five lines are said of each otherwise."""
 CLUSTER_OPTIONS: Options = (
     click.option(
         "--kubeconfig",
@@ -40,11 +44,6 @@ def cluster_option(enough: str) -> Callable[[Command], Command]:
 def output_option(*formats: str, text: str = "Output format.") -> Callable[[Command], Command]:
     """The option that says how the answer is written: by default in the first of the formats."""
     return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help=text)
-
-
-def verbose_option() -> Callable[[Command], Command]:
-    """The option that asks for all that is known, where five lines are said of each otherwise."""
-    return click.option("-v", "--verbose", is_flag=True, help="Say all: each request, each node, all that would help.")
 
 
 def with_cluster(command: Command) -> Command:

@@ -34,7 +34,7 @@ _KINDS = {
 @click.argument("what", nargs=-1, metavar="[claim|pod NAME]")
 @with_sources
 @click.option("--devices", is_flag=True, help="Show each device with what stands in its way, one by one.")
-@verbose_option()
+@verbose_option
 @output_option("text", "json", "yaml")
 def command(*, what: Sequence[str], sources: WorldSources, devices: bool, verbose: bool, output: str) -> None:
     """Say why a claim or a pod waits for devices.

@@ -7,7 +7,7 @@ manifest means is `resources.manifests`.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 import click
 import msgspec
@@ -21,7 +21,6 @@ from draco.resources.kinds import CLAIM_TEMPLATES, CLAIMS
 from draco.resources.written.limits import refusal
 from draco.resources.written.manifests import ManifestError, Object, UnknownKindError, copies, decode, expand
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Manifest = Mapping[str, Any]
 
 _ASKING: Final = frozenset({CLAIMS.kind, CLAIM_TEMPLATES.kind})
@@ -42,16 +41,14 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None
 
 
-def files_option(command: Command) -> Command:
-    """`-f`, as often as wanted: files, folders and `-`."""
-    return click.option(
-        "-f",
-        "--filename",
-        "filenames",
-        multiple=True,
-        metavar="FILE",
-        help="Manifests, YAML or JSON: a file, a folder, or - for standard input. Repeatable.",
-    )(command)
+files_option: Final = click.option(
+    "-f",
+    "--filename",
+    "filenames",
+    multiple=True,
+    metavar="FILE",
+    help="Manifests, YAML or JSON: a file, a folder, or - for standard input. Repeatable.",
+)
 
 
 def read_manifests(filenames: Sequence[str]) -> list[tuple[Manifest, str]]:

@@ -87,7 +87,7 @@ class TaintOption(click.ParamType[DeviceTaintRule]):
     help="As if these devices were tainted: DRIVER/POOL/DEVICE with * for any, or pool=NAME,device=NAME; all devices if none "
     "are named. Repeatable.",
 )
-@verbose_option()
+@verbose_option
 @output_option("text", "json", "yaml")
 @click.option(
     "--scenarios",

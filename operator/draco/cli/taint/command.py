@@ -220,7 +220,7 @@ async def _write(cluster: _Cluster, rule: DeviceTaintRule, there: Mapping[str, D
 
 
 def _print_impact(rules: Sequence[DeviceTaintRule], impact: TaintImpact) -> None:
-    echo(f"Taint {targets.described(rules[0])} on {listed(map(targets.target_text, rules))}")
+    echo(f"Taint {rules[0].spec.taint.identity} on {listed(map(targets.target_text, rules))}")
     for sentence in sentences(rules[0], impact):
         echo(sentence)
 

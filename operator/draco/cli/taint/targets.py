@@ -17,6 +17,7 @@ from draco.resources.texts import listed, nearest
 from draco.resources.written.limits import refusal
 
 _DIGEST = 8
+_EFFECTS = ", ".join(EFFECTS)
 
 
 class TaintTargetError(DracoError):
@@ -29,10 +30,10 @@ def taint_of(text: str) -> DeviceTaint:
     key, _, value = said.partition("=")
     if not colon or not key:
         raise TaintTargetError(
-            f"'{text}' is not a taint: write KEY[=VALUE]:EFFECT, such as example.com/broken:NoSchedule, with one of {_effects()}."
+            f"'{text}' is not a taint: write KEY[=VALUE]:EFFECT, such as example.com/broken:NoSchedule, with one of {_EFFECTS}."
         )
     if effect not in EFFECTS:
-        raise TaintTargetError(f"'{effect}' is not an effect of a device taint: write one of {_effects()}.")
+        raise TaintTargetError(f"'{effect}' is not an effect of a device taint: write one of {_EFFECTS}.")
     taint = DeviceTaint(key=key, value=value, effect=effect)
     if said := refusal(DeviceTaintRule(metadata=ObjectMeta(), spec=DeviceTaintRuleSpec(taint=taint))):
         raise TaintTargetError(said)
@@ -76,7 +77,9 @@ def check_overwriting(before: DeviceTaintRule | None, wanted: DeviceTaintRule, *
     if before.spec.device_selector != wanted.spec.device_selector:
         raise TaintTargetError(f"rule {name} is there already, for other devices: rename or delete it.")
     if not overwrite and before.spec.taint.identity != wanted.spec.taint.identity:
-        raise TaintTargetError(f"rule {name} taints this device with {described(before)}: change it with --overwrite.")
+        raise TaintTargetError(
+            f"rule {name} taints this device with {before.spec.taint.identity}: change it with --overwrite."
+        )
 
 
 def rules_named(names: Iterable[str], rules: Sequence[DeviceTaintRule]) -> list[DeviceTaintRule]:
@@ -132,12 +135,3 @@ def target_text(rule: DeviceTaintRule) -> str:
     if selector and selector.pool and selector.device:
         return f"{selector.pool}/{selector.device}"
     return selector_text(selector)
-
-
-def described(rule: DeviceTaintRule) -> str:
-    """A rule's taint, as kubectl writes it."""
-    return str(rule.spec.taint.identity)
-
-
-def _effects() -> str:
-    return ", ".join(EFFECTS)
