@@ -66,10 +66,8 @@ class PodNodes(msgspec.Struct, frozen=True):
 
     open: Mapping[str, Node]
     """Those to which it may go."""
-    closed: Mapping[str, NodeCause]
-    """For each of the others its cause: the first that kube-scheduler meets, counted over all nodes."""
     causes: Sequence[NodeCause]
-    """These causes, that of most nodes first."""
+    """Of the others, the first that kube-scheduler meets at each, counted over all nodes; that of most nodes first."""
 
 
 def nodes_for(fleet: Fleet, pod: Pod | None) -> PodNodes:
@@ -87,21 +85,18 @@ def unbound(pod: Pod) -> Pod:
 
 
 def _divided(fleet: Fleet, rules: "PodRules") -> PodNodes:
+    is_open: dict[str, Node] = {}
     nodes_of: dict[PlacementObstacle, list[str]] = {}
     for name, node in fleet.nodes.items():
-        obstacles = rules.obstacles(node)
-        if obstacles:
+        if obstacles := rules.obstacles(node):
             nodes_of.setdefault(obstacles[0], []).append(name)
-    closed = {}
-    causes = []
-    for obstacle, names in nodes_of.items():
-        cause = NodeCause(
-            reason=obstacle.reason, text=str(obstacle), nodes=len(names), names=heapq.nsmallest(MAX_NAMES, names)
-        )
-        closed.update(dict.fromkeys(names, cause))
-        causes.append(cause)
-    is_open = {name: node for name, node in fleet.nodes.items() if name not in closed} if closed else dict(fleet.nodes)
-    return PodNodes(is_open, closed, sorted(causes, key=lambda cause: -cause.nodes))
+        else:
+            is_open[name] = node
+    causes = [
+        NodeCause(reason=obstacle.reason, text=str(obstacle), nodes=len(names), names=heapq.nsmallest(MAX_NAMES, names))
+        for obstacle, names in nodes_of.items()
+    ]
+    return PodNodes(is_open, sorted(causes, key=lambda cause: -cause.nodes))
 
 
 class PodRules:
